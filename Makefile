@@ -1,0 +1,61 @@
+# Two commands for a newcomer: `make demo` and `make test`. Each sets up what it needs; a second run sets up nothing.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH := torch==2.13.0
+export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 20
+
+.PHONY: help setup demo test test-all check docs lock bench clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+setup: $(VENV)/.ready node_modules/.ready  ## install all that development needs, into .venv and node_modules
+
+# Everything is pinned by hash but torch: its builds for CPU and CUDA share one version, so it is pinned by that.
+$(VENV)/.ready: requirements/dev.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m compileall -q artifact_store emulator pipeline stacks
+	touch $@
+
+node_modules/.ready: package.json package-lock.json
+	npm ci --no-audit --no-fund --loglevel=error
+	touch $@
+
+demo: $(VENV)/.ready  ## build, verify and publish two models into a local store, and show them
+	$(BIN)/nxpipe build
+	$(BIN)/nxpipe store ls
+	$(BIN)/nxpipe store show bert-base-uncased
+	$(BIN)/nxpipe build
+
+test: setup  ## run what CI runs
+	$(BIN)/pytest
+
+test-all: setup  ## the same with the slow sweeps
+	$(BIN)/pytest -m "slow or not slow"
+
+check: setup  ## lint, types, import rules, generated pages; under 30 s
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+	$(BIN)/python -m pipeline.reference check
+
+docs: $(VENV)/.ready  ## write the generated pages anew
+	$(BIN)/python -m pipeline.reference write
+
+lock: $(VENV)/.ready  ## resolve every dependency anew
+	./requirements/lock $(BIN)
+
+bench: $(VENV)/.ready  ## measure, beside bare Python
+	$(BIN)/python benchmarks/startup.py
+
+clean:  ## remove what setup and the tools made
+	rm -rf $(VENV) node_modules cdk.out .nxpipe .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

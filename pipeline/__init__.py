@@ -1,0 +1,5 @@
+"""The `nxpipe` command: configuration, model sources, build, verification."""
+
+from typing import Final
+
+VERSION: Final = "0.1.0"
