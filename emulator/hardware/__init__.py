@@ -1,0 +1,18 @@
+"""The hardware as data: what a NeuronCore offers and what an EC2 instance holds.
+
+Standard library only, so that the CDK app, the cost tables and the compiler can all read it at no cost.
+"""
+
+from emulator.hardware.core import CORES, DMA_TRANSFER, CoreSpec, DmaTransfer
+from emulator.hardware.instance import INSTANCES, Instance, UnknownInstance, instance
+
+__all__ = [
+    "CORES",
+    "DMA_TRANSFER",
+    "INSTANCES",
+    "CoreSpec",
+    "DmaTransfer",
+    "Instance",
+    "UnknownInstance",
+    "instance",
+]

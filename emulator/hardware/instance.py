@@ -1,0 +1,259 @@
+"""The instances that carry NeuronCores of generation v2 and later.
+
+Figures are those of the public Neuron documentation (SDK 2.32.0, August 2026, `about-neuron/arch/neuron-hardware`:
+inf2-arch, trn1-arch, trn2-arch, trn3-arch) and count a whole instance unless the name says otherwise. `None` means
+that the documents are silent. Two of their loose ends are kept as printed: the HBM rate of inf2 and trn1 is called GB/s
+on one page and GiB/s on another, and the NeuronLink column of trn1 has no unit at all.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from emulator.hardware.core import CORES
+
+CompilerTarget = Literal["inf2", "trn1", "trn1n", "trn2", "trn3"]
+Topology = Literal["single", "ring", "torus2d_4x4", "switched"]
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """A rate in the unit that the documents print; `None` where they print a bare number."""
+
+    figure: float
+    unit: Literal["GB/s", "GiB/s"] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instance:
+    """One EC2 instance type, or one Trn3 UltraServer, whose servers have no documented EC2 size name."""
+
+    name: str
+    family: str
+    compiler_target: CompilerTarget
+    core: Literal["v2", "v3", "v4"]
+    chip: str
+    chips: int
+    cores_per_chip: int
+    vcpus: int
+    host_memory_gib: int
+    device_memory_gib: int
+    device_memory_gb_s: float
+    tflops_bf16: float
+    tflops_fp32: float
+    topology: Topology
+    servers: int = 1
+    tflops_fp8: float | None = None
+    tflops_mx: float | None = None
+    tflops_sparse: float | None = None
+    neuronlink_per_chip: Bandwidth | None = None
+    neuronlink_between_instances_per_chip: Bandwidth | None = None
+    ultraserver_nodes: int | None = None
+    pcie_intra_server_gb_s: float | None = None
+    pcie_inter_server_gb_s: float | None = None
+    pcie_inter_rack_gb_s: float | None = None
+    efa_interfaces: int | None
+    efa_gbps: float | None
+    network_gbps_at_most: float | None = None
+
+    @property
+    def cores(self) -> int:
+        """Physical cores."""
+        return self.chips * self.cores_per_chip
+
+    @property
+    def logical_cores(self) -> int:
+        """Cores that a program sees when nobody changes the generation's default grouping."""
+        return self.cores // CORES[self.core].lnc_default
+
+
+class UnknownInstance(LookupError):
+    """No such instance in the catalogue, or one of which only the name is public."""
+
+    def __init__(self, name: str, nearest: tuple[str, ...]) -> None:
+        self.name = name
+        self.nearest = nearest
+        if name in _NAMED_ONLY:
+            what = f"the Neuron documentation names the instance {name} but publishes none of its figures"
+        else:
+            what = f"there is no Neuron instance called {name!r} in the catalogue"
+        way_out = f"the nearest names are {', '.join(nearest)}" if nearest else f"it knows {', '.join(INSTANCES)}"
+        super().__init__(f"{what}; {way_out}")
+
+
+def instance(name: str) -> Instance:
+    """The catalogue's entry of that name."""
+    try:
+        return INSTANCES[name]
+    except KeyError:
+        raise UnknownInstance(name, _nearest(name)) from None
+
+
+def _nearest(name: str) -> tuple[str, ...]:
+    from difflib import get_close_matches  # only an error pays for it
+
+    return tuple(get_close_matches(name.strip().lower(), INSTANCES, n=3, cutoff=0.6))
+
+
+# Names in AWS's manifests and headers for which no page gives a single figure, not even the number of chips.
+_NAMED_ONLY = frozenset({"trn2.3xlarge", "trn2.12xlarge", "trn2n.48xlarge"})
+
+
+def _inf2(size: str, *, chips: int, vcpus: int, host_memory_gib: int) -> Instance:
+    """Inf2 sizes are multiples of one Inferentia2 chip: 2 cores, 32 GiB at 820 GB/s, 190 TFLOPS in BF16."""
+    return Instance(
+        name=f"inf2.{size}",
+        family="inf2",
+        compiler_target="inf2",
+        core="v2",
+        chip="Inferentia2",
+        chips=chips,
+        cores_per_chip=2,
+        vcpus=vcpus,
+        host_memory_gib=host_memory_gib,
+        device_memory_gib=32 * chips,
+        device_memory_gb_s=820.0 * chips,
+        tflops_bf16=190.0 * chips,
+        tflops_fp32=47.5 * chips,
+        topology="ring" if chips > 1 else "single",
+        neuronlink_per_chip=Bandwidth(192.0, "GiB/s") if chips > 1 else None,  # a single chip has no neighbour
+        efa_interfaces=None,
+        efa_gbps=None,
+    )
+
+
+def _trn1_32xlarge(family: Literal["trn1", "trn1n"], *, neuronlink: float, efa_interfaces: int) -> Instance:
+    """The two sixteen-chip Trn1 sizes differ in their links only: trn1n has twice of each."""
+    return Instance(
+        name=f"{family}.32xlarge",
+        family=family,
+        compiler_target=family,
+        core="v2",
+        chip="Trainium1",
+        chips=16,
+        cores_per_chip=2,
+        vcpus=128,
+        host_memory_gib=512,
+        device_memory_gib=512,
+        device_memory_gb_s=13_120.0,
+        tflops_bf16=3040.0,
+        tflops_fp32=760.0,
+        topology="torus2d_4x4",
+        neuronlink_per_chip=Bandwidth(neuronlink, None),
+        efa_interfaces=efa_interfaces,
+        efa_gbps=100.0 * efa_interfaces,
+    )
+
+
+def _trn2_48xlarge(family: Literal["trn2", "trn2u"]) -> Instance:
+    """The same server twice: a trn2u is one of the four that make an UltraServer."""
+    joined = family == "trn2u"
+    return Instance(
+        name=f"{family}.48xlarge",
+        family=family,
+        compiler_target="trn2",
+        core="v3",
+        chip="Trainium2",
+        chips=16,
+        cores_per_chip=8,
+        vcpus=192,
+        host_memory_gib=2048,
+        device_memory_gib=1536,
+        device_memory_gb_s=46_400.0,
+        tflops_bf16=10_700.0,
+        tflops_fp32=2900.0,
+        tflops_fp8=20_800.0,
+        tflops_sparse=41_000.0,
+        topology="torus2d_4x4",
+        neuronlink_per_chip=Bandwidth(1024.0, "GB/s"),
+        neuronlink_between_instances_per_chip=Bandwidth(256.0, "GB/s") if joined else None,
+        ultraserver_nodes=4 if joined else None,
+        efa_interfaces=16,
+        efa_gbps=3200.0,
+    )
+
+
+_TRN1_2XLARGE = Instance(
+    name="trn1.2xlarge",
+    family="trn1",
+    compiler_target="trn1",
+    core="v2",
+    chip="Trainium1",
+    chips=1,
+    cores_per_chip=2,
+    vcpus=8,
+    host_memory_gib=32,
+    device_memory_gib=32,
+    device_memory_gb_s=820.0,
+    tflops_bf16=190.0,
+    tflops_fp32=47.5,
+    topology="single",
+    efa_interfaces=None,
+    efa_gbps=None,
+    network_gbps_at_most=25.0,  # printed in the EFA column, as "up to"
+)
+
+# The documents describe Trn3 by UltraServer only; these two names are theirs for the racks, not EC2's for a server.
+_TRN3_GEN1 = Instance(
+    name="trn3_gen1",
+    family="trn3",
+    compiler_target="trn3",
+    core="v4",
+    chip="Trainium3",
+    chips=64,
+    cores_per_chip=8,
+    servers=4,
+    vcpus=768,
+    host_memory_gib=8192,
+    device_memory_gib=9216,
+    device_memory_gb_s=313_600.0,
+    tflops_bf16=42_944.0,
+    tflops_fp32=11_712.0,
+    tflops_mx=161_088.0,
+    topology="switched",
+    neuronlink_per_chip=Bandwidth(2048.0, "GiB/s"),
+    efa_interfaces=None,
+    efa_gbps=12_800.0,
+)
+
+_TRN3_GEN2 = Instance(
+    name="trn3_gen2",
+    family="trn3",
+    compiler_target="trn3",
+    core="v4",
+    chip="Trainium3",
+    chips=144,
+    cores_per_chip=8,
+    servers=36,
+    vcpus=2304,
+    host_memory_gib=27_648,
+    device_memory_gib=20_736,
+    device_memory_gb_s=705_600.0,
+    tflops_bf16=96_624.0,
+    tflops_fp32=26_352.0,
+    tflops_mx=362_448.0,
+    topology="switched",
+    neuronlink_per_chip=Bandwidth(2048.0, "GiB/s"),
+    pcie_intra_server_gb_s=256.0,
+    pcie_inter_server_gb_s=320.0,
+    pcie_inter_rack_gb_s=128.0,
+    efa_interfaces=None,
+    efa_gbps=28_800.0,
+)
+
+_ALL = (
+    _inf2("xlarge", chips=1, vcpus=4, host_memory_gib=16),
+    _inf2("8xlarge", chips=1, vcpus=32, host_memory_gib=128),
+    _inf2("24xlarge", chips=6, vcpus=96, host_memory_gib=384),
+    _inf2("48xlarge", chips=12, vcpus=192, host_memory_gib=768),
+    _TRN1_2XLARGE,
+    _trn1_32xlarge("trn1", neuronlink=384.0, efa_interfaces=8),
+    _trn1_32xlarge("trn1n", neuronlink=768.0, efa_interfaces=16),
+    _trn2_48xlarge("trn2"),
+    _trn2_48xlarge("trn2u"),
+    _TRN3_GEN1,
+    _TRN3_GEN2,
+)
+
+INSTANCES: Mapping[str, Instance] = MappingProxyType({entry.name: entry for entry in _ALL})
