@@ -1,0 +1,29 @@
+"""What can go wrong between a command and the rooms it drives. Light: every command may import this."""
+
+
+class PipelineError(Exception):
+    """Root of the pipeline's own errors; the message is one sentence that ends in the way out."""
+
+
+class MissingSoftware(PipelineError):
+    """A command needs a library or program that is not installed."""
+
+    def __init__(self, what: str, needed_for: str, get_it: str) -> None:
+        super().__init__(f"{needed_for} needs {what}, which is not installed here; {get_it}.")
+        self.what = what
+
+
+class ModelSourceError(PipelineError):
+    """A model id, folder, configuration or weights file that cannot be used."""
+
+
+class BuildRefused(PipelineError):
+    """A request that this version cannot carry out as asked."""
+
+
+class VerificationFailed(PipelineError):
+    """The emulator's answer is further from PyTorch's than the thresholds allow."""
+
+
+class WouldOverwrite(PipelineError):
+    """A file of the user's stands where a command would write."""

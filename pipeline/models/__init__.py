@@ -1,0 +1,1 @@
+"""A model before it is compiled: where its configuration and weights come from."""

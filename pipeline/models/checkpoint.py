@@ -1,0 +1,122 @@
+"""Weights in a folder of Hugging Face layout: one safetensors file, or several with an index."""
+
+import json
+import re
+from collections import defaultdict
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import ModelSourceError
+from pipeline.models.file_digest import sha256_of_file
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from emulator.graph import TensorType
+
+
+class SafetensorsWeights:
+    """A checkpoint, opened when its first tensor is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files = _weight_files(folder)
+
+    def identity(self) -> dict[str, object]:
+        return {"kind": "safetensors", "files": {path.name: sha256_of_file(path) for path in self._files}}
+
+    def load(self, name: str, kind: "TensorType") -> "np.ndarray[Any, Any]":
+        from pipeline.models.weights import numpy_dtype
+
+        stored = self._stored_name(name)
+        with _opened(self._file_of[stored]) as file:
+            tensor: np.ndarray[Any, Any] = file.get_tensor(stored)
+        if tensor.shape != tuple(kind.shape):
+            raise ModelSourceError(
+                f"{self._file_of[stored]}: tensor {stored!r} has shape {list(tensor.shape)}, but the model's "
+                f"configuration asks for {list(kind.shape)}; the weights belong to another configuration"
+            )
+        return tensor.astype(numpy_dtype(str(kind.dtype)), copy=False)
+
+    @cached_property
+    def _file_of(self) -> dict[str, Path]:
+        """Every tensor of the checkpoint, and the file it is in."""
+        found: dict[str, Path] = {}
+        for path in self._files:
+            with _opened(path) as file:
+                found.update(dict.fromkeys(file.keys(), path))
+        return found
+
+    @cached_property
+    def _spellings(self) -> dict[str, list[str]]:
+        """Stored names by their modern spelling, with and without the leading name of a base model."""
+        spelled: dict[str, list[str]] = defaultdict(list)
+        for stored in self._file_of:
+            modern = _modern(stored)
+            spelled[modern].append(stored)
+            spelled[modern.partition(".")[2]].append(stored)
+        return spelled
+
+    def _stored_name(self, name: str) -> str:
+        """A checkpoint of a head model prefixes the base model's names (`bert.encoder...`), and the other way round."""
+        if name in self._file_of:
+            return name
+        tail = name.partition(".")[2]
+        found = self._spellings.get(name) or [
+            other for other in self._spellings.get(tail, ()) if _modern(other) == tail
+        ]
+        if len(found) == 1:
+            return found[0]
+        what = f"{len(found)} that could be it: {', '.join(sorted(found)[:4])}" if found else "no such tensor"
+        raise ModelSourceError(
+            f"{self._folder}: the model needs tensor {name!r}, but the weights hold {what} (of {len(self._file_of)} "
+            "tensors); pass the folder of this model's own weights, the right --task, or --weights random:0"
+        )
+
+
+def _modern(name: str) -> str:
+    """Checkpoints of 2018 call a norm's weight and bias gamma and beta."""
+    return re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
+
+
+def _opened(path: Path) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(path, framework="np")
+    except (SafetensorError, OSError) as error:
+        raise ModelSourceError(
+            f"{path}: not a readable safetensors file of {path.stat().st_size:,} bytes ({error}); "
+            "fetch or save it again"
+        ) from error
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The weight files of a folder, in order; a typed refusal when there are none, or only pickles."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return _indexed(folder, index)
+    single = folder / "model.safetensors"
+    if single.is_file():
+        return [single]
+    pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+    if pickles:
+        raise ModelSourceError(
+            f"{folder}: holds {pickles[0]} but no safetensors; nxpipe never reads pickled weights, "
+            "save them with save_pretrained(..., safe_serialization=True)"
+        )
+    raise ModelSourceError(f"{folder}: holds no model.safetensors; add the weights, or pass --weights random:0")
+
+
+def _indexed(folder: Path, index: Path) -> list[Path]:
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelSourceError(f"{index}: not a safetensors index (it must map tensor names to files)") from error
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise ModelSourceError(f"{index}: names the file {name!r}, which is not a plain file name in that folder")
+        if not (folder / name).is_file():
+            raise ModelSourceError(f"{index}: names {name}, which is missing; fetch the whole snapshot")
+    return [folder / name for name in names]

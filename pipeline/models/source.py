@@ -1,0 +1,128 @@
+"""A model as the user names it, resolved to a configuration: a folder, a well-known public id, or the hub."""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import MissingSoftware, ModelSourceError
+from pipeline.models.known import find, nearest
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_LARGEST_CONFIG = 4 << 20
+# Says nothing about the model: where it was saved, and by which release.
+_IRRELEVANT = frozenset({"transformers_version"})
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """One model: its name, its configuration, and the folder of its files when there is one."""
+
+    id: str
+    revision: str | None
+    config: Mapping[str, object]
+    task: str
+    folder: Path | None
+
+    @property
+    def dtype(self) -> str:
+        """The type that the weights are kept in."""
+        named = self.config.get("dtype", self.config.get("torch_dtype")) or "float32"
+        return str(named).removeprefix("torch.")
+
+    def relevant_config(self) -> dict[str, object]:
+        """What of the configuration can change the graph: all but notes of where the file came from."""
+        return {key: value for key, value in self.config.items() if key[0] != "_" and key not in _IRRELEVANT}
+
+
+def resolve(model_id: str, *, revision: str | None = None, task: str | None = None, files: bool = False) -> ModelSource:
+    """Find a model by folder or hub id. `files` asks for its weights too, not only its configuration."""
+    if _looks_like_folder(model_id):
+        folder = Path(model_id).expanduser()
+        config = _read_config(folder)
+        return ModelSource(folder.resolve().name, None, config, task or task_of(config), folder)
+    if not _HUB_ID.fullmatch(model_id):
+        raise ModelSourceError(
+            f"{model_id!r} is neither a folder here nor a hub id; an id reads NAME or OWNER/NAME, a folder must exist"
+        )
+    known = None if files or revision else find(model_id)
+    if known is not None:
+        return ModelSource(model_id, None, known.config, task or known.task, None)
+    folder = _snapshot(model_id, revision, files=files)
+    config = _read_config(folder)
+    return ModelSource(model_id, folder.name, config, task or task_of(config), folder)
+
+
+def _looks_like_folder(model_id: str) -> bool:
+    return model_id.startswith((".", "/", "~")) or Path(model_id).is_dir()
+
+
+def _read_config(folder: Path) -> dict[str, object]:
+    path = folder / "config.json"
+    if not folder.is_dir():
+        raise ModelSourceError(f"{folder}: no such folder; pass a folder with a config.json, or a hub id")
+    if not path.is_file():
+        raise ModelSourceError(f"{folder}: holds no config.json; pass the folder that save_pretrained() wrote")
+    if path.stat().st_size > _LARGEST_CONFIG:
+        raise ModelSourceError(
+            f"{path}: {path.stat().st_size:,} bytes is no configuration (at most {_LARGEST_CONFIG:,})"
+        )
+    try:
+        config = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ModelSourceError(f"{path}: not valid JSON ({error}); save the configuration again") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise ModelSourceError(f'{path}: no "model_type"; it must be the config.json of a Hugging Face model')
+    return config
+
+
+_TASK_BY_SUFFIX = {
+    "ForMaskedLM": "fill-mask",
+    "ForCausalLM": "text-generation",
+    "LMHeadModel": "text-generation",
+    "ForSequenceClassification": "text-classification",
+}
+
+
+def task_of(config: Mapping[str, object]) -> str:
+    """The task of the class that the configuration names; the bare model's otherwise."""
+    architectures = config.get("architectures")
+    name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    return next((task for suffix, task in _TASK_BY_SUFFIX.items() if name.endswith(suffix)), "feature-extraction")
+
+
+def _snapshot(model_id: str, revision: str | None, *, files: bool) -> Path:
+    """The hub's snapshot of a model: from the machine's cache, else from the network."""
+    wanted = ["config.json", "*.safetensors", "*.safetensors.index.json"] if files else ["config.json"]
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "0" if files else "1")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise MissingSoftware("huggingface_hub", "A model from the hub", "pip install 'nxpipe[compile]'") from error
+    failure: Exception | None = None
+    for offline in (True, False):
+        try:
+            folder = Path(
+                snapshot_download(model_id, revision=revision, allow_patterns=wanted, local_files_only=offline)
+            )
+        except Exception as error:  # the hub's client raises whatever its transport raises
+            failure = error
+            continue
+        if (folder / "config.json").is_file() and (not files or any(folder.glob("*.safetensors"))):
+            return folder
+    raise _unreachable(model_id, failure, files=files)
+
+
+def _unreachable(model_id: str, failure: Exception | None, *, files: bool) -> ModelSourceError:
+    what = "weights" if files else "configuration"
+    why = f" ({type(failure).__name__})" if failure else ""
+    close = nearest(model_id)
+    hint = f"; did you mean {' or '.join(close[:2])}?" if close and not find(model_id) else ""
+    other = (
+        "pass --weights random:0 or a folder with the weights" if files else "pass a folder that holds its config.json"
+    )
+    return ModelSourceError(
+        f"the {what} of {model_id!r} are neither on this machine nor to be had from the hub{why}; {other}{hint}"
+    )

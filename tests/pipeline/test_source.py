@@ -1,0 +1,87 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import ModelSourceError
+from pipeline.models.source import resolve, task_of
+from tests.pipeline.conftest import BERT, write_model
+
+
+def test_a_folder_is_known_by_its_name_and_configuration(bert: Path) -> None:
+    source = resolve(str(bert))
+    assert (source.id, source.task, source.dtype) == ("tiny-bert", "feature-extraction", "float32")
+    assert source.config["hidden_size"] == 32
+
+
+def test_a_well_known_public_model_needs_no_network() -> None:
+    source = resolve("bert-base-uncased")
+    assert source.config["model_type"] == "bert"
+    assert source.folder is None
+
+
+def test_an_alias_of_a_well_known_model_is_that_model() -> None:
+    assert resolve("google-bert/bert-base-uncased").config == resolve("bert-base-uncased").config
+
+
+def test_an_unknown_id_offline_says_what_to_pass_instead() -> None:
+    with pytest.raises(ModelSourceError, match=r"'bert-base-uncasd'.*pass a folder.*did you mean .*bert-base-uncased"):
+        resolve("bert-base-uncasd")
+
+
+def test_hub_weights_offline_say_what_to_pass_instead() -> None:
+    with pytest.raises(ModelSourceError, match=r"weights of 'bert-base-uncased'.*--weights random:0"):
+        resolve("bert-base-uncased", files=True)
+
+
+def test_notes_of_where_a_file_came_from_are_not_relevant(tmp_path: Path) -> None:
+    plain = resolve(str(write_model(tmp_path / "a", dict(BERT))))
+    noted = resolve(
+        str(write_model(tmp_path / "b", {**BERT, "_name_or_path": "/home/me", "transformers_version": "4.1"}))
+    )
+    assert plain.relevant_config() == noted.relevant_config()
+
+
+BROKEN = [
+    (None, "holds no config.json"),
+    (b"", "not valid JSON"),
+    (b"{", "not valid JSON"),
+    (b"\xff\xfe", "not valid JSON"),
+    (b"[" * 100_000, "not valid JSON"),
+    (b"[]", 'no "model_type"'),
+    (b"{}", 'no "model_type"'),
+    (b'{"model_type": 3}', 'no "model_type"'),
+    (b" " * (5 << 20), "is no configuration"),
+]
+
+
+@pytest.mark.parametrize(("content", "sentence"), BROKEN)
+def test_a_broken_folder_is_refused_in_a_sentence(content: bytes | None, sentence: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ModelSourceError, match=sentence):
+        resolve(str(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["", "a b", "a/b/c", "-x", "a/", "ä", "a" * 10 + "\0"])
+def test_what_is_neither_a_folder_nor_an_id_is_refused(text: str) -> None:
+    with pytest.raises(ModelSourceError):
+        resolve(text)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "task"),
+    [
+        ("BertForMaskedLM", "fill-mask"),
+        ("LlamaForCausalLM", "text-generation"),
+        ("GPT2LMHeadModel", "text-generation"),
+        ("BertForSequenceClassification", "text-classification"),
+        ("BertModel", "feature-extraction"),
+    ],
+)
+def test_the_task_follows_the_class_that_the_configuration_names(architecture: str, task: str) -> None:
+    assert task_of({"architectures": [architecture]}) == task
+
+
+def test_a_configuration_that_names_no_class_is_the_bare_model() -> None:
+    assert task_of(json.loads("{}")) == "feature-extraction"
