@@ -1,0 +1,93 @@
+"""The rules between tables: a fleet must name a model, a name must be its own.
+
+They run on every table that is valid by itself, also when others are not, so that one run tells all.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from emulator.hardware import INSTANCES
+from pipeline.config.faults import Finding
+from pipeline.config.fleets import ServingFleet, TrainingFleet
+from pipeline.config.models import Model
+from pipeline.config.root import Config
+from pipeline.config.sections import Signing
+from pipeline.config.wording import shown
+from pipeline.suggest import nearest
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The valid tables by their position in the file, and the names in all of them; a missing name is empty."""
+
+    models: Mapping[int, Model]
+    fleets: Mapping[int, ServingFleet | TrainingFleet]
+    signing: Signing | None
+    model_names: tuple[str, ...]
+    fleet_names: tuple[str, ...]
+    fleet_models: tuple[str, ...]
+    channels: frozenset[str]
+
+    @classmethod
+    def of(cls, config: Config) -> "Tables":
+        return cls(
+            models=dict(enumerate(config.models)),
+            fleets=dict(enumerate(config.fleets)),
+            signing=config.signing,
+            model_names=tuple(model.name for model in config.models),
+            fleet_names=tuple(fleet.name for fleet in config.fleets),
+            fleet_models=tuple(fleet.model for fleet in config.fleets),
+            channels=frozenset(fleet.channel for fleet in config.fleets),
+        )
+
+
+def cross_check(tables: Tables) -> Iterator[Finding]:
+    yield from _repeated_names("models", tables.model_names)
+    yield from _repeated_names("fleets", tables.fleet_names)
+    yield from _missing_models(tables.fleet_models, tables.model_names)
+    by_name = {model.name: model for model in tables.models.values()}
+    for index, fleet in tables.fleets.items():
+        if fleet.model in by_name:
+            yield from _runs_the_model(index, fleet, by_name[fleet.model])
+    yield from _idle_requirements(tables)
+
+
+def _repeated_names(section: str, names: tuple[str, ...]) -> Iterator[Finding]:
+    seen: Counter[str] = Counter()
+    for index, name in enumerate(names):
+        if name and seen[name]:
+            allowed = f"a name of its own: {section}[{names.index(name)}] has this one already"
+            yield Finding((section, index, "name"), shown(name), allowed)
+        seen[name] += 1
+
+
+def _missing_models(references: tuple[str, ...], names: tuple[str, ...]) -> Iterator[Finding]:
+    known = list(filter(None, dict.fromkeys(names)))
+    allowed = f"the name of a model of this file: {', '.join(known) or 'there is none'}"
+    for index, model in enumerate(references):
+        if model and model not in known:
+            yield Finding(("fleets", index, "model"), shown(model), allowed, nearest(model, known))
+
+
+def _runs_the_model(index: int, fleet: ServingFleet | TrainingFleet, model: Model) -> Iterator[Finding]:
+    """Programs for one target do not load on another, nor programs for more cores than there are."""
+    target = INSTANCES[model.target].compiler_target
+    for position, name in enumerate(fleet.instance_types):
+        path = ("fleets", index, "instance_types", position)
+        entry = INSTANCES[name]
+        if entry.compiler_target != target:
+            allowed = f'an instance type that runs programs for {target}, as model "{model.name}" is compiled for'
+            yield Finding(path, f'"{name}", which runs programs for {entry.compiler_target}', allowed)
+        elif entry.logical_cores < model.tp:
+            allowed = f'at least the {model.tp} that model "{model.name}" is spread over (tp)'
+            yield Finding(path, f'"{name}", which has {entry.logical_cores} logical cores', allowed)
+
+
+def _idle_requirements(tables: Tables) -> Iterator[Finding]:
+    """A promise about a channel that nothing uses is most likely a misspelt channel."""
+    for position, channel in enumerate(tables.signing.require if tables.signing else ()):
+        if channel not in tables.channels:
+            used = sorted(tables.channels)
+            allowed = f"a channel that a fleet of this file runs: {', '.join(used) or 'there is none'}"
+            yield Finding(("signing", "require", position), shown(channel), allowed, nearest(channel, used))

@@ -1,0 +1,159 @@
+"""The kinds of values that several sections share: names, durations, sizes, addresses, instance types."""
+
+import re
+from datetime import timedelta
+from itertools import pairwise
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from emulator.hardware import INSTANCES
+from pipeline.config.forms import Form, ListRule, one_of, text
+
+Slug = Annotated[
+    str,
+    text(
+        "[a-z](?:-?[a-z0-9])*",
+        "a name of at most 40 lower-case letters, digits and single hyphens that begins with a letter",
+        longest=40,
+    ),
+]
+Region = Annotated[str, text("[a-z]{2}(?:-[a-z]+)+-[0-9]", 'an AWS region such as "us-east-2"', longest=32)]
+Account = Annotated[str, text("[0-9]{12}", 'an AWS account: 12 digits in quotes, such as "123456789012"')]
+Folder = Annotated[str, text(r"[^\x00-\x1f]*[^\x00-\x20]", "the path of a folder", longest=1024)]
+
+_BUCKET = "[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
+StoreUrl = Annotated[
+    str,
+    text(
+        rf"file://[^\x00-\x20?#]+|s3://{_BUCKET}(?:/[A-Za-z0-9!_.*'()/=-]*)?",
+        'the URL of a store: "file://FOLDER" or "s3://BUCKET/PREFIX"',
+        longest=1024,
+    ),
+]
+
+_NAME = "[A-Za-z0-9][A-Za-z0-9_.-]*"
+HubId = Annotated[
+    str, text(f"{_NAME}(?:/{_NAME})?", 'a hub id such as "bert-base-uncased" or "OWNER/NAME"', longest=193)
+]
+Revision = Annotated[str, text("[A-Za-z0-9][A-Za-z0-9_./-]*", "a branch, tag or commit of the hub repository")]
+Weights = Annotated[
+    str,
+    text(
+        r"hub|random:[0-9]{1,18}|[^\x00-\x1f]*/[^\x00-\x1f]*",
+        '"hub", "random:SEED" with a whole number, or a folder written with a slash, such as "./weights"',
+        longest=1024,
+    ),
+]
+Alarm = Annotated[str, text("[!-~](?:[ -~]*[!-~])?", "the name of a CloudWatch alarm")]
+Vpc = Annotated[str, text("vpc-[0-9a-f]{8,17}", 'the id of a VPC, such as "vpc-0a1b2c3d4e5f60718"')]
+Subnet = Annotated[str, text("subnet-[0-9a-f]{8,17}", 'the id of a subnet, such as "subnet-0a1b2c3d4e5f60718"')]
+ReservationId = Annotated[str, text("cr-[0-9a-f]{8,17}", 'the id of a reservation, such as "cr-0a1b2c3d4e5f60718"')]
+SigningKey = Annotated[
+    str,
+    text(
+        r"file:[^\x00-\x20]+|kms:arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:(?:key|alias)/[A-Za-z0-9/_-]+",
+        'a signing key: "file:PATH" or "kms:ARN"',
+        longest=1024,
+    ),
+]
+
+InstanceType = Annotated[str, one_of(INSTANCES)]
+
+_DEGREES: Final = (1, 2, 4, 8, 16, 24, 32, 64)
+
+
+def _read_degree(value: Any) -> int:
+    if type(value) is not int or value not in _DEGREES:
+        raise ValueError
+    return value
+
+
+Degree = Annotated[
+    int, Form("1, 2, 4, 8, 16, 24, 32 or 64", _read_degree, schema={"type": "integer", "enum": list(_DEGREES)})
+]
+
+
+def _read_parallelism(value: Any) -> int | str:
+    if value == "auto" or (type(value) is int and 1 <= value <= 256):
+        return value  # type: ignore[no-any-return]
+    raise ValueError
+
+
+Parallelism = Annotated[
+    int | str,
+    Form(
+        'a whole number from 1 to 256, or "auto"',
+        _read_parallelism,
+        schema={"anyOf": [{"type": "integer", "minimum": 1, "maximum": 256}, {"const": "auto"}]},
+    ),
+]
+
+_UNITS: Final = {
+    "d": timedelta(days=1),
+    "h": timedelta(hours=1),
+    "m": timedelta(minutes=1),
+    "s": timedelta(seconds=1),
+    "ms": timedelta(milliseconds=1),
+}
+
+
+def _parse_duration(value: Any) -> timedelta:
+    match = re.fullmatch("([0-9]{1,9})(ms|[smhd])", value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def write_duration(value: timedelta) -> str:
+    """In the largest unit that leaves no rest."""
+    unit, length = next((unit, length) for unit, length in _UNITS.items() if not value % length)
+    return f"{value // length}{unit}"
+
+
+def duration(shortest: str, longest: str) -> Form:
+    """A length of time between two others, as in "90s" or "10m"."""
+    least, most = _parse_duration(shortest), _parse_duration(longest)
+
+    def read(value: object) -> timedelta:
+        length = _parse_duration(value)
+        if not least <= length <= most:
+            raise ValueError
+        return length
+
+    allowed = f'a duration from "{shortest}" to "{longest}": a whole number and one of the units ms, s, m, h, d'
+    return Form(allowed, read, write_duration, {"type": "string", "pattern": "^[0-9]{1,9}(?:ms|[smhd])$"})
+
+
+_SIZES: Final = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20}
+
+
+def _read_size(value: Any) -> int:
+    match = re.fullmatch("([1-9][0-9]{0,5})([MGT]iB)", value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError
+    return int(match[1]) * _SIZES[match[2]]
+
+
+def _write_size(value: int) -> str:
+    unit, bytes_ = next((unit, bytes_) for unit, bytes_ in _SIZES.items() if value % bytes_ == 0)
+    return f"{value // bytes_}{unit}"
+
+
+# In bytes.
+Size = Annotated[
+    int,
+    Form(
+        'a size: a whole number and one of the units MiB, GiB, TiB, such as "20GiB"',
+        _read_size,
+        _write_size,
+        {"type": "string", "pattern": "^[1-9][0-9]{0,5}[MGT]iB$"},
+    ),
+]
+
+# TOML gives lists; the configuration keeps tuples, because it never changes.
+LIST: Final = Field(strict=False, min_length=1, max_length=64)
+MAYBE_EMPTY: Final = Field(strict=False, max_length=64)
+JUST_ONE: Final = Field(strict=False, min_length=1, max_length=1)
+ASCENDING: Final = ListRule("in ascending order without repeats", lambda items: all(a < b for a, b in pairwise(items)))
+DISTINCT: Final = ListRule("without repeats", lambda items: len(set(items)) == len(items))

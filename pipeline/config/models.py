@@ -1,0 +1,124 @@
+"""What is compiled: one table for each model."""
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from emulator.hardware import INSTANCES
+from pipeline.config.forms import Absent, Unit, refuse
+from pipeline.config.kinds import (
+    ASCENDING,
+    DISTINCT,
+    LIST,
+    Degree,
+    Folder,
+    HubId,
+    InstanceType,
+    Revision,
+    Slug,
+    Weights,
+)
+from pipeline.config.table import Table
+
+Task: TypeAlias = Literal["feature-extraction", "fill-mask", "text-classification", "text-generation"]
+Phase: TypeAlias = Literal["forward", "prefill", "decode"]
+Autocast: TypeAlias = Literal["none", "matmult", "all"]
+AutocastType: TypeAlias = Literal["bf16", "fp16", "tf32", "fp8_e4m3"]
+
+
+def _usual_phases(earlier: dict[str, Any]) -> tuple[Phase, ...]:
+    return ("prefill",) if earlier["task"] == "text-generation" else ("forward",)
+
+
+class Model(Table):
+    """One model and the programs that are compiled from it: one for each phase, batch and bucket."""
+
+    name: Slug = Field(
+        description="What fleets and commands call the model; no two models share it.", examples=["bert"]
+    )
+    id: Annotated[HubId | None, Absent("none; `path` is set instead")] = Field(
+        default=None, description="The id of the model on the hub.", examples=["bert-base-uncased"]
+    )
+    path: Annotated[Folder | None, Absent("none; `id` is set instead")] = Field(
+        default=None,
+        validate_default=True,
+        description="The folder of the model, as `save_pretrained` writes it. A relative one starts at this file.",
+        examples=["./models/bert"],
+    )
+    revision: Annotated[Revision | None, Absent("the repository's main branch")] = Field(
+        default=None, description="The version of `id` on the hub. A commit makes builds repeatable.", examples=["main"]
+    )
+    task: Task = Field(
+        description="What the model is used for; it decides which head is compiled.", examples=["fill-mask"]
+    )
+    target: InstanceType = Field(description="The instance type to compile for.", examples=["inf2.xlarge"])
+    tp: Annotated[Degree, Unit("logical NeuronCores")] = Field(
+        default=1, description="Tensor parallelism: over how many cores one copy of the model is spread.", examples=[8]
+    )
+    batches: Annotated[tuple[Annotated[int, Field(ge=1, le=1024), Unit("sequences")], ...], LIST, ASCENDING] = Field(
+        default=(1,), description="The batch sizes to compile for.", examples=[[1, 4]]
+    )
+    buckets: Annotated[tuple[Annotated[int, Field(ge=1, le=131072), Unit("tokens")], ...], LIST, ASCENDING] = Field(
+        default=(128,),
+        description="The sequence lengths to compile for; a request is padded to the next one.",
+        examples=[[128, 512]],
+    )
+    phases: Annotated[tuple[Phase, ...], LIST, DISTINCT, Absent("prefill for text-generation, else forward")] = Field(
+        default_factory=_usual_phases,
+        description="The programs of the model: the whole in one (forward), or reading the prompt (prefill) "
+        "and making the next token (decode) apart.",
+        examples=[["prefill", "decode"]],
+    )
+    autocast: Autocast = Field(
+        default="matmult",
+        description="Which fp32 operators the compiler may run in `autocast_type`.",
+        examples=["matmult"],
+    )
+    autocast_type: AutocastType = Field(
+        default="bf16", description="The number format that `autocast` casts to.", examples=["bf16"]
+    )
+    weights: Annotated[Weights | None, Absent("the hub's for an `id`, the folder's own for a `path`")] = Field(
+        default=None,
+        description="Where the weights come from: the hub, a folder of safetensors, or a seed for weights that only "
+        "tests and trials need.",
+        examples=["random:0"],
+    )
+
+    @field_validator("path")
+    @classmethod
+    def _one_source(cls, path: str | None, info: ValidationInfo) -> str | None:
+        if "id" in info.data and (path is None) == (info.data["id"] is None):
+            raise refuse("exactly one of id and path", found="neither" if path is None else "both")
+        return path
+
+    @field_validator("revision")
+    @classmethod
+    def _a_folder_has_no_revisions(cls, revision: str | None, info: ValidationInfo) -> str | None:
+        if revision is not None and info.data.get("path") is not None:
+            raise refuse("no revision beside path: a folder has only the version that it holds")
+        return revision
+
+    @field_validator("tp")
+    @classmethod
+    def _fits_the_target(cls, degree: int, info: ValidationInfo) -> int:
+        target = info.data.get("target")
+        if target is not None and degree > INSTANCES[target].logical_cores:
+            raise refuse(f"at most {INSTANCES[target].logical_cores}, the logical cores of {target}")
+        return degree
+
+    @field_validator("phases")
+    @classmethod
+    def _phases_agree(cls, phases: tuple[Phase, ...], info: ValidationInfo) -> tuple[Phase, ...]:
+        task = info.data.get("task", "text-generation")
+        if "forward" in phases and len(phases) > 1:
+            raise refuse('"forward" alone, or "prefill" and "decode": forward is the whole model in one program')
+        if "forward" not in phases and task != "text-generation":
+            raise refuse(f'"forward": only text-generation has other phases, and the task is {task}')
+        return phases
+
+    @field_validator("weights")
+    @classmethod
+    def _the_hub_needs_an_id(cls, weights: str | None, info: ValidationInfo) -> str | None:
+        if weights == "hub" and info.data.get("path") is not None:
+            raise refuse('a folder or "random:SEED": this model is a path, so the hub does not know it')
+        return weights

@@ -1,0 +1,92 @@
+"""Reads the file's bytes as a TOML document, and says in which of many ways that failed."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from pipeline.config.faults import ConfigInvalid, Fault
+from pipeline.config.wording import shown
+
+_LARGEST: Final = 1 << 20  # far above any real file, far below what takes long to parse
+_LEAST: Final = 'at least the table [project] with a name, such as name = "search"; `nxpipe init` writes a whole file'
+_MARKS: Final = {b"\xef\xbb\xbf": "UTF-8", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+_POSITION: Final = r" \((?:at line ([0-9]+), column ([0-9]+)|at end of document)\)$"
+
+# What `tomllib` says, and the way out that it does not tell.
+_WAYS_OUT: Final = (
+    ("Cannot overwrite a value", "each key only once in a table"),
+    ("Cannot declare", "each [table] only once; one more item of a list is headed [[table]]"),
+    (
+        "Cannot mutate immutable namespace",
+        "no further keys for a table that was written in braces or as a list in brackets",
+    ),
+    ("Cannot redefine namespace", "no second definition of a table that dotted keys made"),
+    ("Duplicate inline table key", "each key only once in a table"),
+    ("Invalid value", "a value: text stands in quotes, numbers, true and false do not"),
+    ("Expected '=' after a key", "a line of the form key = value, and quotes around a key with unusual characters"),
+    ("Expected newline or end of document", "one key = value on each line"),
+    ("Unterminated string", "the quotes that end the text"),
+    ("Unescaped '\\' in a string", "\\\\ for a backslash, or single quotes around text that has backslashes"),
+    ("Unclosed array", "a comma between two items, and ] at the end of the list"),
+    ("Unclosed inline table", "a comma between two keys, and } at the end of the table"),
+    ("Illegal character '\\n'", "the quotes that end the text, on the same line"),
+    ("Illegal character", "printable characters; others are written as \\uXXXX in double quotes"),
+    ("Invalid date or datetime", "a date that the calendar has"),
+)
+
+
+def read_document(path: Path) -> tuple[str, dict[str, Any]]:
+    """The text of the file and the document in it, or `ConfigInvalid`."""
+    text = _decode(path, _bytes(path))
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigInvalid([_syntax_fault(path, text, str(error))]) from error
+    except RecursionError:
+        _refuse(path, None, "lists nested hundreds deep", "no more than a few levels")
+    except ValueError:  # Python reads no whole number of more than 4300 digits
+        line = next((n for n, row in enumerate(text.splitlines(), 1) if re.search("[0-9_]{4300}", row)), None)
+        _refuse(path, line, "a number of thousands of digits", "a number that fits in 64 bits")
+    if not document:
+        _refuse(path, None, "no settings", _LEAST)
+    return text, document
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST + 1)
+    except FileNotFoundError:
+        _refuse(path, None, "no such file", "the configuration; `nxpipe init` writes one, --config names another")
+    except IsADirectoryError:
+        _refuse(path, None, "a folder", f"a file; if it is in there, pass --config {path / 'nxpipe.toml'}")
+    except OSError as error:
+        _refuse(path, None, f"a file that cannot be read ({error.strerror})", "a file that this user may read")
+    if len(data) > _LARGEST:
+        _refuse(path, None, f"more than {_LARGEST:,} bytes", "a configuration of at most that size")
+    return data
+
+
+def _decode(path: Path, data: bytes) -> str:
+    for mark, encoding in _MARKS.items():
+        if data.startswith(mark):
+            _refuse(path, 1, f"a byte order mark of {encoding}", "UTF-8 without a byte order mark")
+    try:
+        return data.decode().replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        _refuse(path, line, f"the byte 0x{data[error.start]:02x}, which is not UTF-8 here", "text in UTF-8")
+
+
+def _syntax_fault(path: Path, text: str, message: str) -> Fault:
+    position = re.search(_POSITION, message)
+    lines = text.split("\n")
+    line = int(position[1]) if position and position[1] else len(text.rstrip().split("\n"))
+    what = message[: position.start()] if position else message
+    way_out = next((way for words, way in _WAYS_OUT if what.startswith(words)), f"valid TOML ({what})")
+    return Fault(str(path), line, "", shown(lines[line - 1].strip()), way_out)
+
+
+def _refuse(path: Path, line: int | None, found: str, allowed: str) -> NoReturn:
+    raise ConfigInvalid([Fault(str(path), line, "", found, allowed)])

@@ -1,0 +1,192 @@
+"""The tables that a file has once: project, store, rollout, build, verify, signing."""
+
+from datetime import timedelta
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from pipeline.config.forms import Absent, ListRule, Unit, refuse
+from pipeline.config.kinds import (
+    ASCENDING,
+    DISTINCT,
+    LIST,
+    MAYBE_EMPTY,
+    Account,
+    Alarm,
+    Folder,
+    Parallelism,
+    Region,
+    SigningKey,
+    Size,
+    Slug,
+    StoreUrl,
+    duration,
+    write_duration,
+)
+from pipeline.config.table import Table
+
+
+class Project(Table):
+    """What the file describes, and the AWS account that it is deployed to."""
+
+    name: Slug = Field(description="Begins the name of every stack and of what the stacks make.", examples=["search"])
+    region: Annotated[Region | None, Absent("the region of the credentials at hand")] = Field(
+        default=None, description="The AWS region that the stacks are deployed to.", examples=["us-east-2"]
+    )
+    account: Annotated[Account | None, Absent("the account of the credentials at hand")] = Field(
+        default=None, description="The AWS account that the stacks are deployed to.", examples=["123456789012"]
+    )
+
+
+class Store(Table):
+    """Where artifacts are published and read."""
+
+    url: StoreUrl = Field(
+        default="file://.nxpipe/store",
+        description="The store. A relative folder starts at the folder of this file.",
+        examples=["s3://search-artifacts/models"],
+    )
+    endpoints: Annotated[tuple[StoreUrl, ...], MAYBE_EMPTY, DISTINCT] = Field(
+        default=(),
+        description="Replicas to read from, in this order, when `url` does not answer.",
+        examples=[["s3://search-artifacts-us-west-2/models"]],
+    )
+    cache: Folder = Field(
+        default="~/.cache/nxpipe",
+        description="The folder that keeps verified copies of what was read from a store in S3.",
+        examples=["/mnt/efs/nxpipe"],
+    )
+    cache_limit: Size = Field(
+        default=20 << 30,
+        description="The size at which `cache` drops what was not read for longest.",
+        examples=["20GiB"],
+    )
+
+
+_Latency = Annotated[timedelta, duration("1ms", "1h")]
+_Bake = Annotated[timedelta, duration("1m", "7d")]
+
+
+class Guards(Table):
+    """Limits that end a rollout at once, whatever the statistical test says."""
+
+    alarms: Annotated[tuple[Alarm, ...], MAYBE_EMPTY, DISTINCT] = Field(
+        default=(),
+        description="CloudWatch alarms; when one of them fires, traffic goes back.",
+        examples=[["search-errors"]],
+    )
+    max_error_rate: float = Field(
+        default=0.01,
+        gt=0,
+        lt=1,
+        description="The share of requests that the new version may fail: the service level objective.",
+        examples=[0.01],
+    )
+    max_p99: Annotated[_Latency | None, Absent("no limit")] = Field(
+        default=None, description="The latency that 99 of 100 requests must stay below.", examples=["800ms"]
+    )
+
+
+_TO_THE_END = ListRule(
+    "in ascending order that end in 100", lambda steps: ASCENDING.holds(steps) and steps[-1:] == (100,)
+)
+
+
+class Rollout(Table):
+    """How traffic moves to a new version: in steps, each judged by a test that may look at any time."""
+
+    steps: Annotated[tuple[Annotated[int, Field(ge=1, le=100), Unit("percent of traffic")], ...], LIST, _TO_THE_END] = (
+        Field(
+            default=(5, 25, 50, 100),
+            description="The shares of traffic that the new version gets, one after another.",
+            examples=[[5, 25, 50, 100]],
+        )
+    )
+    alpha: float = Field(
+        default=0.01,
+        gt=0,
+        le=0.1,
+        description="The greatest chance that a rollout goes back although the new version is as good as the old one.",
+        examples=[0.01],
+    )
+    beta: float = Field(
+        default=0.05,
+        gt=0,
+        le=0.2,
+        description="The greatest chance of advancing a version that is worse than a step tolerates.",
+        examples=[0.05],
+    )
+    bake_min: _Bake = Field(
+        default=timedelta(minutes=5), description="How long every step lasts at least.", examples=["5m"]
+    )
+    bake_max: _Bake = Field(
+        default=timedelta(hours=1),
+        description="When a step that is still undecided stops and asks a person.",
+        examples=["1h"],
+    )
+    guards: Guards = Field(default_factory=Guards, description="Limits that end a rollout at once.")
+
+    @field_validator("bake_max")
+    @classmethod
+    def _not_before_the_minimum(cls, longest: timedelta, info: ValidationInfo) -> timedelta:
+        shortest = info.data.get("bake_min")
+        if shortest is not None and longest < shortest:
+            raise refuse(f'a duration of at least bake_min, which is "{write_duration(shortest)}"')
+        return longest
+
+
+class Build(Table):
+    """How the models are compiled."""
+
+    executor: Literal["local", "ray", "batch"] = Field(
+        default="local",
+        description="What runs the compile jobs: processes on this machine, a Ray cluster, or AWS Batch.",
+        examples=["local"],
+    )
+    parallelism: Parallelism = Field(
+        default="auto",
+        description='How many compile jobs run at once; "auto" goes by the cores and the memory at hand.',
+        examples=[4],
+    )
+    timeout: Annotated[timedelta, duration("1m", "7d")] = Field(
+        default=timedelta(hours=2), description="When one compile job is given up.", examples=["2h"]
+    )
+
+
+class Verify(Table):
+    """How near the emulated result must be to PyTorch in fp32 for an artifact to be published."""
+
+    min_cosine: float = Field(
+        default=0.999,
+        gt=0,
+        le=1,
+        description="The least cosine between the emulated output and PyTorch's.",
+        examples=[0.999],
+    )
+    max_relative_error: float = Field(
+        default=0.05,
+        gt=0,
+        le=1,
+        description="The greatest difference between the two outputs, divided by the greatest value of PyTorch's.",
+        examples=[0.05],
+    )
+
+
+class Signing(Table):
+    """Who vouches for an artifact."""
+
+    key: Annotated[SigningKey | None, Absent("artifacts are not signed")] = Field(
+        default=None,
+        description="The Ed25519 key file or the KMS key that signs manifests.",
+        examples=["file:release.key"],
+    )
+    require: Annotated[tuple[Slug, ...], MAYBE_EMPTY, DISTINCT] = Field(
+        default=(), description="Channels that take signed artifacts only.", examples=[["production"]]
+    )
+
+    @field_validator("require")
+    @classmethod
+    def _somebody_must_sign(cls, channels: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if channels and info.data.get("key", "invalid") is None:
+            raise refuse("signing.key to be set as well, for otherwise nothing could reach these channels")
+        return channels

@@ -1,0 +1,108 @@
+"""Values and types in words: what was found, what is allowed, the name of a key."""
+
+import json
+import re
+from datetime import date, datetime, time
+from typing import Any, Literal, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
+
+from pipeline.config.faults import KeyPath
+from pipeline.config.forms import Form, ListRule, Unit, listed
+from pipeline.config.table import TAG, Kind, is_table
+
+_LONGEST = 60
+_BARE = "[A-Za-z0-9_-]+"
+
+
+def key_text(path: KeyPath) -> str:
+    """A key as people write it: models[1].buckets[2]."""
+    words: list[str] = []
+    for step in path:
+        if isinstance(step, int):
+            words.append(f"[{step}]")
+        else:
+            words.append(f"{'.' if words else ''}{step if re.fullmatch(_BARE, step) else _quoted(step)}")
+    return "".join(words)
+
+
+def shown(value: object) -> str:
+    """A value as the file has it, cut where it is long."""
+    if isinstance(value, str):
+        return _quoted(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value) if value.bit_length() <= 64 else f"a whole number of {value.bit_length()} bits"
+    if isinstance(value, list | tuple):
+        return _list_shown(value)
+    if isinstance(value, dict):
+        return "a table"
+    if isinstance(value, date | datetime | time):
+        return f"the date or time {value.isoformat()}"
+    return str(value)
+
+
+def _list_shown(items: list[Any] | tuple[Any, ...]) -> str:
+    if not items:
+        return "an empty list"
+    words = ["[...]" if isinstance(item, list | tuple) else shown(item) for item in items[:8]]
+    text = ", ".join(words)
+    return f"[{text}]" if len(items) <= 8 and len(text) <= _LONGEST else f"[{text[:_LONGEST]} ...]"
+
+
+def _quoted(text: str) -> str:
+    cut = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return json.dumps(cut, ensure_ascii=not cut.isprintable())
+
+
+def allowed_text(kind: Kind, name: str = "") -> str:
+    """What a value of this type may be, as it follows "expected"."""
+    text = _bare_allowed(kind, name)
+    unit = kind.of(Unit)
+    return f"{text} ({unit.name})" if unit else text
+
+
+def _bare_allowed(kind: Kind, name: str) -> str:
+    form = kind.of(Form)
+    if form is not None:
+        return str(form.allowed)
+    if get_origin(kind.annotation) is Literal:
+        return listed(get_args(kind.annotation))
+    if kind.variants:
+        return f"a table whose {TAG} is {listed(kind.variants)}"
+    if is_table(kind.annotation):
+        required = [key for key, field in kind.annotation.model_fields.items() if field.is_required()]
+        return f"a table that sets {' and '.join(required)}" if required else "a table"
+    if kind.item is not None:
+        return _allowed_list(kind, kind.item, name)
+    if kind.annotation is datetime:
+        return "a date and time with its offset, such as 2026-11-01T09:00:00Z"
+    return f"{'a whole number' if kind.annotation is int else 'a number'}{_bounds(kind)}"
+
+
+def _allowed_list(kind: Kind, item: Kind, name: str) -> str:
+    if item.variants or is_table(item.annotation):
+        return f"an array of tables, each headed [[{name}]]"
+    least, most, rule = kind.of(MinLen), kind.of(MaxLen), kind.of(ListRule)
+    if most and most.max_length == 1:
+        return f"a list of just one item, {allowed_text(item)}"
+    count = f"{least.min_length if least else 0} to {most.max_length}" if most else "any number of"
+    return f"a list of {count} items{f' {rule.allowed}' if rule else ''}, each {allowed_text(item)}"
+
+
+def _bounds(kind: Kind) -> str:
+    least, most = kind.of(Ge), kind.of(Le)
+    if least and most:
+        return f" from {least.ge} to {most.le}"
+    words = {Ge: "at least {0.ge}", Gt: "above {0.gt}", Le: "at most {0.le}", Lt: "below {0.lt}"}
+    bounds = [words[type(bound)].format(bound) for bound in kind.metadata if type(bound) in words]
+    return f" {' and '.join(bounds)}" if bounds else ""
+
+
+def choices_of(kind: Kind) -> tuple[str, ...]:
+    """The spellings to search for the nearest one."""
+    form = kind.of(Form)
+    if form is not None:
+        return tuple(form.choices)
+    return tuple(get_args(kind.annotation)) if get_origin(kind.annotation) is Literal else ()

@@ -1,0 +1,111 @@
+"""What `nxpipe init` changes in a repository: planned as data, shown as a diff, or carried out as a whole."""
+
+import difflib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pipeline.errors import WouldOverwrite
+from pipeline.templates.configuration import configuration
+
+_WORKFLOW: Final = Path(__file__).with_name("nxpipe-release.yml")
+_STATE: Final = ".nxpipe/"  # the local store and its cache
+
+
+@dataclass(frozen=True)
+class Change:
+    """One file as it is (None: it is not there) and as it will be. Bytes that are no UTF-8 survive in both."""
+
+    root: Path
+    name: str
+    before: str | None
+    after: str
+    amends: bool = False  # adds to a file that may be there; any other change makes a file
+
+    @property
+    def path(self) -> Path:
+        return self.root / self.name
+
+
+def plan(root: Path, model_id: str, task: str | None) -> tuple[Change, ...]:
+    """Everything that a repository needs to release one model."""
+    workflow = f".github/workflows/{_WORKFLOW.name}"
+    ignored = _read(root / ".gitignore")
+    changes = (
+        Change(root, "nxpipe.toml", _read(root / "nxpipe.toml"), configuration(root, model_id, task)),
+        Change(root, workflow, _read(root / workflow), _WORKFLOW.read_text(encoding="utf-8")),
+        Change(root, ".gitignore", ignored, _ignoring(ignored or ""), amends=True),
+    )
+    return tuple(change for change in changes if not (change.amends and change.before == change.after))
+
+
+def _read(path: Path) -> str | None:
+    """What is there; a folder or a link that leads nowhere is in the way as well, and has no text."""
+    if path.is_file():
+        return path.read_bytes().decode("utf-8", "surrogateescape")
+    return "" if os.path.lexists(path) else None
+
+
+def _ignoring(text: str) -> str:
+    """The text of a .gitignore with our entry in it, once."""
+    if any(line.strip().strip("/") == _STATE.strip("/") for line in text.splitlines()):
+        return text
+    newline = "\r\n" if "\r\n" in text else "\n"
+    return text + (newline if text and not text.endswith("\n") else "") + _STATE + newline
+
+
+def diff(change: Change) -> str:
+    """The change as `git apply` takes it."""
+    old = "/dev/null" if change.before is None else f"a/{change.name}"
+    before, after = ((text or "").splitlines(keepends=True) for text in (change.before, change.after))
+    lines = difflib.unified_diff(before, after, old, f"b/{change.name}")
+    text = "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def refuse_to_overwrite(changes: Iterable[Change]) -> None:
+    """Raise if a file of the user's stands where a new one would go."""
+    standing = [str(change.path) for change in changes if change.before is not None and not change.amends]
+    if standing:
+        raise WouldOverwrite(
+            f"{' and '.join(standing)} {'exists' if len(standing) == 1 else 'exist'} already, so nothing was written; "
+            "move what is there away, or look at the difference with --dry-run"
+        )
+
+
+def write(changes: Sequence[Change]) -> None:
+    """Carry out all changes, or leave the repository as it was."""
+    with ExitStack() as undo, ExitStack() as staging:
+        staged = [(change, _stage(change, undo, staging)) for change in changes]
+        for change, file in staged:
+            undo.callback(_put_back, change)
+            file.replace(change.path)
+        undo.pop_all()  # all is done: nothing is taken back
+
+
+def _stage(change: Change, undo: ExitStack, staging: ExitStack) -> Path:
+    """The new text in a file beside its place, so that a full disk is met before anything is changed."""
+    for folder in _missing_folders(change.path.parent):
+        folder.mkdir()
+        undo.callback(folder.rmdir)
+    file = change.path.with_name(f".{change.path.name}.{os.getpid()}.new")
+    staging.callback(file.unlink, missing_ok=True)
+    file.write_bytes(change.after.encode("utf-8", "surrogateescape"))
+    return file
+
+
+def _missing_folders(folder: Path) -> Iterator[Path]:
+    """From the outermost to the innermost."""
+    if not folder.exists():
+        yield from _missing_folders(folder.parent)
+        yield folder
+
+
+def _put_back(change: Change) -> None:
+    if change.before is None:
+        change.path.unlink(missing_ok=True)
+    else:
+        change.path.write_bytes(change.before.encode("utf-8", "surrogateescape"))

@@ -1,0 +1,345 @@
+"""Every wrong file gets its own sentence: the line, the key, what was found, what is allowed."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.in_process import InProcess, nxpipe
+
+__all__ = ["nxpipe"]
+
+PROJECT = '[project]\nname = "search"\n'
+MODEL = '[[models]]\nname = "bert"\nid = "bert-base-uncased"\ntask = "fill-mask"\ntarget = "inf2.xlarge"\n'
+FLEET = (
+    '[[fleets]]\nkind = "serving"\nname = "live"\nmodel = "bert"\nchannel = "prod"\n'
+    'instance_types = ["inf2.xlarge"]\ncapacity = { kind = "on-demand" }\nsize = { min = 1, max = 2 }\n'
+)
+TRAINING = (
+    '[[fleets]]\nkind = "training"\nname = "tune"\nmodel = "bert"\nchannel = "prod"\n'
+    'instance_types = ["trn1.32xlarge"]\ncapacity = { kind = "spot" }\nnodes = 2\n'
+)
+ON_TRN1 = MODEL.replace("inf2.xlarge", "trn1.2xlarge")
+
+
+@dataclass(frozen=True)
+class Wrong:
+    content: str | bytes
+    line: int | None
+    key: str
+    found: str
+    allowed: str  # the essence of what the sentence says is allowed
+
+
+def model(extra: str) -> str:
+    """A file whose model has one more key, on line 8."""
+    return f"{PROJECT}{MODEL}{extra}\n"
+
+
+def fleet(old: str, new: str) -> str:
+    """A file whose serving fleet, which begins on line 8, has something else in it."""
+    assert old in FLEET
+    return PROJECT + MODEL + FLEET.replace(old, new)
+
+
+WRONG = {
+    "empty": Wrong("", None, "", "no settings", "[project] with a name"),
+    "only comments": Wrong("# to do\n\n", None, "", "no settings", "at least the table [project]"),
+    "no project": Wrong("[build]\n", None, "project", "nothing", "a table that sets name"),
+    "project without a name": Wrong(
+        '[build]\n[project]\nregion = "us-east-2"\n', 2, "project.name", "nothing", "letter"
+    ),
+    "Latin-1": Wrong(PROJECT.encode() + b"# caf\xe9\n", 3, "", "the byte 0xe9", "UTF-8"),
+    "UTF-8 with a mark": Wrong(b"\xef\xbb\xbf" + PROJECT.encode(), 1, "", "byte order mark of UTF-8", "without"),
+    "UTF-16": Wrong(PROJECT.encode("utf-16"), 1, "", "byte order mark of UTF-16", "without"),
+    "a NUL byte": Wrong(b'[project]\nname = "a\x00b"\n', 2, "", r"a\u0000b", "printable characters"),
+    "two megabytes": Wrong("#" * (2 << 20), None, "", "more than 1,048,576 bytes", "at most that size"),
+    "unclosed string": Wrong('[project]\nname = "search\n', 2, "", r"name = \"search", "the quotes that end"),
+    "no value": Wrong("[project]\nname =\n", 2, "", "name =", "text stands in quotes"),
+    "a bare word": Wrong("[project]\nname = search\n", 2, "", "name = search", "text stands in quotes"),
+    "no equals sign": Wrong("[project]\nname\n", 2, "", "name", "key = value"),
+    "a key twice": Wrong(PROJECT + 'name = "other"\n', 3, "", r"name = \"other\"", "only once"),
+    "a table twice": Wrong(PROJECT + "[project]\n", 3, "", "[project]", "each [table] only once"),
+    "unclosed list": Wrong(PROJECT + "[rollout]\nsteps = [5, 100\n", 4, "", "steps = [5, 100", "]"),
+    "a day that no calendar has": Wrong(PROJECT + "[build]\ntimeout = 2026-02-30\n", 4, "", "2026-02-30", "calendar"),
+    "lists without an end": Wrong("a = " + "[" * 5000 + "]" * 5000, None, "", "hundreds deep", "a few levels"),
+    "a number of 5000 digits": Wrong(f"{PROJECT}[build]\nparallelism = {'9' * 5000}\n", 4, "", "thousands", "64 bits"),
+    "a number of 20000 bits": Wrong(
+        f"{PROJECT}[build]\nparallelism = 0x{'f' * 5000}\n", 4, "build.parallelism", "20000 bits", "from 1 to 256"
+    ),
+    "a section misspelt": Wrong(PROJECT + "[stor]\n", 3, "stor", "does not know", 'did you mean "store"?'),
+    "a key outside sections": Wrong('nane = "x"\n' + PROJECT, 1, "nane", "does not know", "one of project, store"),
+    "a section that is a number": Wrong("rollout = 5\n" + PROJECT, 1, "rollout", "5", "a table"),
+    "one model without an array": Wrong(PROJECT + '[models]\nname = "a"\n', 3, "models", "a table", "[[models]]"),
+    "models as text": Wrong('models = "bert"\n' + PROJECT, 1, "models", '"bert"', "headed [[models]]"),
+    "a model as a number": Wrong("models = [7]\n" + PROJECT, 1, "models[0]", "7", "a table that sets name"),
+    "a key misspelt": Wrong(model("bucket = [128]"), 8, "models[0].bucket", "does not know", 'did you mean "buckets"?'),
+    "a key in capitals": Wrong(model("TP = 2"), 8, "models[0].TP", "does not know", 'did you mean "tp"?'),
+    "a key with spaces": Wrong(model('"the tp" = 2'), 8, 'models[0]."the tp"', "does not know", "one of name, id"),
+    "a name in capitals": Wrong('[project]\nname = "Search"\n', 2, "project.name", '"Search"', "lower-case"),
+    "an account as a number": Wrong(PROJECT + "account = 123456789012\n", 3, "project.account", "12345", "in quotes"),
+    "an account of 11 digits": Wrong(PROJECT + 'account = "12345678901"\n', 3, "project.account", "12345", "12 digits"),
+    "a date for a name": Wrong(
+        "[project]\nname = 2026-01-01\n", 2, "project.name", "date or time 2026-01-01", "a name"
+    ),
+    "a zone for a region": Wrong(PROJECT + 'region = "us-east-2a"\n', 3, "project.region", "us-east-2a", "AWS region"),
+    "a store without a scheme": Wrong(PROJECT + '[store]\nurl = "/srv"\n', 4, "store.url", '"/srv"', "s3://BUCKET"),
+    "a store on the web": Wrong(PROJECT + '[store]\nurl = "https://x/y"\n', 4, "store.url", "https", "file://FOLDER"),
+    "a size without a unit": Wrong(PROJECT + "[store]\ncache_limit = 20\n", 4, "store.cache_limit", "20", "GiB"),
+    "a size in other units": Wrong(
+        PROJECT + '[store]\ncache_limit = "20 GB"\n', 4, "store.cache_limit", "20 GB", "TiB"
+    ),
+    "an endpoint twice": Wrong(
+        PROJECT + '[store]\nendpoints = ["s3://abc", "s3://abc"]\n', 4, "store.endpoints", "s3://abc", "without repeats"
+    ),
+    "neither id nor path": Wrong(
+        PROJECT + '[[models]]\nname = "m"\ntask = "fill-mask"\ntarget = "inf2.xlarge"\n',
+        3,
+        "models[0].path",
+        "neither",
+        "exactly one of id and path",
+    ),
+    "both id and path": Wrong(model('path = "./bert"'), 8, "models[0].path", "both", "exactly one of id and path"),
+    "a revision of a folder": Wrong(
+        model('revision = "main"').replace('id = "bert-base-uncased"', 'path = "./bert"'),
+        8,
+        "models[0].revision",
+        '"main"',
+        "no revision beside path",
+    ),
+    "an id with a space": Wrong(
+        model("").replace("bert-base-", "bert "), 5, "models[0].id", "bert uncased", "a hub id"
+    ),
+    "a task misspelt": Wrong(
+        model("").replace("fill-mask", "fillmask"), 6, "models[0].task", "fillmask", '"fill-mask"?'
+    ),
+    "a target misspelt": Wrong(
+        model("").replace("inf2.x", "inf2,x"), 7, "models[0].target", "inf2,x", '"inf2.xlarge"?'
+    ),
+    "tp as a word": Wrong(model('tp = "eight"'), 8, "models[0].tp", '"eight"', "1, 2, 4, 8, 16, 24, 32 or 64"),
+    "tp as a truth": Wrong(model("tp = true"), 8, "models[0].tp", "true", "1, 2, 4"),
+    "tp as a fraction": Wrong(model("tp = 2.0"), 8, "models[0].tp", "2.0", "1, 2, 4"),
+    "tp of three": Wrong(model("tp = 3"), 8, "models[0].tp", "3", "16, 24, 32"),
+    "tp beyond the target": Wrong(
+        model("tp = 8"), 8, "models[0].tp", "8", "at most 2, the logical cores of inf2.xlarge"
+    ),
+    "a batch of none": Wrong(model("batches = [0, 1]"), 8, "models[0].batches[0]", "0", "from 1 to 1024 (sequences)"),
+    "a bucket as a truth": Wrong(model("buckets = [true]"), 8, "models[0].buckets[0]", "true", "131072 (tokens)"),
+    "a bucket on its own line": Wrong(
+        model("buckets = [\n  128, # short\n  [256],\n]"), 10, "models[0].buckets[1]", "[256]", "a whole number"
+    ),
+    "buckets out of order": Wrong(model("buckets = [512, 128]"), 8, "models[0].buckets", "[512, 128]", "ascending"),
+    "no buckets": Wrong(model("buckets = []"), 8, "models[0].buckets", "an empty list", "1 to 64 items"),
+    "one bucket without a list": Wrong(model("buckets = 128"), 8, "models[0].buckets", "128", "a list"),
+    "a phase misspelt": Wrong(model('phases = ["foward"]'), 8, "models[0].phases[0]", '"foward"', '"forward"?'),
+    "phases of another task": Wrong(
+        model('phases = ["decode"]'), 8, "models[0].phases", '["decode"]', "the task is fill"
+    ),
+    "phases that exclude each other": Wrong(
+        model('phases = ["forward", "decode"]'), 8, "models[0].phases", '"decode"', "forward is the whole model"
+    ),
+    "a seed without a number": Wrong(model('weights = "random:x"'), 8, "models[0].weights", "random:x", "random:SEED"),
+    "an autocast of its own": Wrong(model('autocast = "matmul"'), 8, "models[0].autocast", "matmul", '"matmult"?'),
+    "a model twice": Wrong(PROJECT + MODEL + MODEL, 9, "models[1].name", '"bert"', "models[0] has this one"),
+    "a fleet without a kind": Wrong(fleet('kind = "serving"\n', ""), 8, "fleets[0].kind", "nothing", '"training"'),
+    "a fleet of another kind": Wrong(fleet('"serving"', '"servin"'), 9, "fleets[0].kind", "servin", 'mean "serving"?'),
+    "a fleet of a listed kind": Wrong(
+        fleet('"serving"', '["serving"]'), 9, "fleets[0].kind", '["serving"]', '"training"'
+    ),
+    "a fleet of a numbered kind": Wrong(fleet('"serving"', "1"), 9, "fleets[0].kind", "1", '"training"'),
+    "a project in an array": Wrong('[[project]]\nname = "p"\n', 1, "project", "[a table]", "a table that sets name"),
+    "a fleet without a model": Wrong(PROJECT + FLEET, 6, "fleets[0].model", '"bert"', "there is none"),
+    "a fleet that misspells it": Wrong(fleet('"bert"', '"brt"'), 11, "fleets[0].model", '"brt"', 'mean "bert"?'),
+    "a fleet twice": Wrong(PROJECT + MODEL + FLEET * 2, 18, "fleets[1].name", '"live"', "fleets[0] has this one"),
+    "types of two targets": Wrong(
+        fleet('"inf2.xlarge"]', '"inf2.xlarge", "trn1.2xlarge"]'),
+        13,
+        "fleets[0].instance_types",
+        "trn1",
+        "one compiler",
+    ),
+    "a type of another target": Wrong(
+        fleet('["inf2.xlarge"]', '["trn1.2xlarge"]'), 13, "fleets[0].instance_types[0]", "for trn1", "for inf2"
+    ),
+    "a type too small for tp": Wrong(
+        PROJECT + MODEL.replace("inf2.xlarge", "inf2.48xlarge") + "tp = 8\n" + FLEET,
+        14,
+        "fleets[0].instance_types[0]",
+        "2 logical cores",
+        "at least the 8",
+    ),
+    "a rack as an instance": Wrong(
+        fleet('["inf2.xlarge"]', '["trn3_gen1"]'), 13, "fleets[0].instance_types[0]", "trn3_gen1", "trn2u.48xlarge"
+    ),
+    "a capacity misspelt": Wrong(
+        fleet("on-demand", "ondemand"), 14, "fleets[0].capacity.kind", "ondemand", "on-demand"
+    ),
+    "on demand with an id": Wrong(
+        fleet('"on-demand"', '"on-demand", id = "cr-0a1b2c3d"'),
+        14,
+        "fleets[0].capacity.id",
+        'only kind = one of "reservation", "capacity-block" has',
+        'a key of kind "on-demand"',
+    ),
+    "a block of inf2": Wrong(
+        fleet('"on-demand"', '"capacity-block", id = "cr-0a1b2c3d"'), 14, "fleets[0].capacity", "capacity-block", "trn1"
+    ),
+    "a reservation without an id": Wrong(
+        fleet("on-demand", "reservation"), 14, "fleets[0].capacity.id", "nothing", "the id of a reservation"
+    ),
+    "a size upside down": Wrong(fleet("min = 1", "min = 3"), 15, "fleets[0].size.max", "2", "min <= desired <= max"),
+    "a negative size": Wrong(
+        fleet("min = 1", "min = -1"), 15, "fleets[0].size.min", "-1", "from 0 to 1000 (instances)"
+    ),
+    "a subnet in another form": Wrong(
+        PROJECT + MODEL + FLEET + 'network = { vpc = "vpc-0a1b2c3d", subnets = ["10.0.0.0/24"] }\n',
+        16,
+        "fleets[0].network.subnets[0]",
+        "10.0.0.0/24",
+        "the id of a subnet",
+    ),
+    "nodes of a serving fleet": Wrong(
+        PROJECT + MODEL + FLEET + "nodes = 2\n", 16, "fleets[0].nodes", 'only kind = "training" has', "instance_types"
+    ),
+    "training on inf2": Wrong(
+        PROJECT + ON_TRN1 + TRAINING.replace("trn1.32xlarge", "inf2.48xlarge"),
+        13,
+        "fleets[0].instance_types[0]",
+        "inf2.48xlarge",
+        'one of "trn1.2xlarge"',
+    ),
+    "nodes that cannot talk": Wrong(
+        PROJECT + ON_TRN1 + TRAINING.replace("trn1.32xlarge", "trn1.2xlarge"),
+        15,
+        "fleets[0].nodes",
+        "2",
+        "Elastic Fabric",
+    ),
+    "a block that ends first": Wrong(
+        PROJECT
+        + ON_TRN1
+        + TRAINING.replace(
+            '{ kind = "spot" }',
+            '{ kind = "capacity-block", id = "cr-0a1b2c3d", start = 2026-11-02T00:00:00Z, end = 2026-11-01T00:00:00Z }',
+        ),
+        14,
+        "fleets[0].capacity.end",
+        "2026-11-01",
+        "after the block's start",
+    ),
+    "a block in local time": Wrong(
+        PROJECT
+        + ON_TRN1
+        + TRAINING.replace(
+            '{ kind = "spot" }', '{ kind = "capacity-block", id = "cr-0a1b2c3d", start = 2026-11-02T00:00:00 }'
+        ),
+        14,
+        "fleets[0].capacity.start",
+        "2026-11-02",
+        "an offset",
+    ),
+    "steps that stop early": Wrong(
+        PROJECT + "[rollout]\nsteps = [5, 50]\n", 4, "rollout.steps", "[5, 50]", "end in 100"
+    ),
+    "a step beyond all": Wrong(
+        PROJECT + "[rollout]\nsteps = [5, 101]\n", 4, "rollout.steps[1]", "101", "from 1 to 100"
+    ),
+    "alpha of zero": Wrong(PROJECT + "[rollout]\nalpha = 0\n", 4, "rollout.alpha", "0", "above 0 and at most 0.1"),
+    "alpha that is no number": Wrong(PROJECT + "[rollout]\nalpha = nan\n", 4, "rollout.alpha", "nan", "above 0"),
+    "beta without end": Wrong(PROJECT + "[rollout]\nbeta = inf\n", 4, "rollout.beta", "inf", "at most 0.2"),
+    "a duration in words": Wrong(
+        PROJECT + '[rollout]\nbake_min = "ten minutes"\n', 4, "rollout.bake_min", "ten minutes", "ms, s, m, h, d"
+    ),
+    "a duration as a number": Wrong(
+        PROJECT + "[build]\ntimeout = 3600\n", 4, "build.timeout", "3600", "a duration from"
+    ),
+    "a duration too long": Wrong(PROJECT + '[build]\ntimeout = "8d"\n', 4, "build.timeout", '"8d"', 'to "7d"'),
+    "limits that cross": Wrong(
+        PROJECT + '[rollout]\nbake_min = "2h"\nbake_max = "1h"\n', 5, "rollout.bake_max", '"1h"', "at least bake_min"
+    ),
+    "a guard misspelt": Wrong(
+        PROJECT + '[rollout.guards]\nmax_p98 = "1s"\n', 4, "rollout.guards.max_p98", "does not know", 'mean "max_p99"?'
+    ),
+    "an executor unknown": Wrong(PROJECT + '[build]\nexecutor = "rai"\n', 4, "build.executor", '"rai"', 'mean "ray"?'),
+    "parallelism of none": Wrong(PROJECT + "[build]\nparallelism = 0\n", 4, "build.parallelism", "0", 'or "auto"'),
+    "a cosine above one": Wrong(PROJECT + "[verify]\nmin_cosine = 1.5\n", 4, "verify.min_cosine", "1.5", "at most 1"),
+    "a key without a scheme": Wrong(PROJECT + '[signing]\nkey = "k.pem"\n', 4, "signing.key", "k.pem", "kms:ARN"),
+    "signatures by nobody": Wrong(
+        PROJECT + MODEL + FLEET + '[signing]\nrequire = ["prod"]\n', 17, "signing.require", '["prod"]', "signing.key"
+    ),
+    "a channel that nothing runs": Wrong(
+        PROJECT + MODEL + FLEET + '[signing]\nkey = "file:k"\nrequire = ["prodd"]\n',
+        18,
+        "signing.require[0]",
+        '"prodd"',
+        'mean "prod"?',
+    ),
+}
+
+
+def write(folder: Path, content: str | bytes) -> Path:
+    path = folder / "nxpipe.toml"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_file_is_told_by_line_key_found_and_allowed(nxpipe: InProcess, tmp_path: Path, wrong: Wrong) -> None:
+    path = write(tmp_path, wrong.content)
+    answer = nxpipe("config", "check", "--config", str(path))
+    place = f"{path}:{wrong.line}" if wrong.line else f"{path}"
+    sentence = answer.err.removeprefix("Error: ").rstrip("\n")
+    told = re.fullmatch(
+        "(?P<place>.*?): (?:(?P<key>[^ ].*?): )?found (?P<found>.*?); expected (?P<allowed>.*)", sentence
+    )
+    assert told is not None, f"not one sentence of our form: {answer.err}"
+    assert (told["place"], told["key"] or "") == (place, wrong.key)
+    assert wrong.found in told["found"]
+    assert wrong.allowed in told["allowed"]
+    assert (answer.code, answer.out) == (3, "")
+
+
+def test_no_two_wrong_files_get_the_same_sentence(nxpipe: InProcess, tmp_path: Path) -> None:
+    sentences = {
+        nxpipe("config", "check", "--config", str(write(tmp_path, wrong.content))).err for wrong in WRONG.values()
+    }
+    told_apart_by_content = len(WRONG) - 1  # a file of comments says no more than an empty one
+    assert len(sentences) == told_apart_by_content
+
+
+def test_a_folder_and_a_missing_file_are_faults_too(nxpipe: InProcess, tmp_path: Path) -> None:
+    folder = nxpipe("config", "check", "--config", str(tmp_path))
+    missing = nxpipe("config", "check", "--config", str(tmp_path / "none.toml"))
+    assert (folder.code, missing.code) == (3, 3)
+    assert "found a folder; expected a file" in folder.err
+    assert "found no such file; expected the configuration; `nxpipe init` writes one" in missing.err
+
+
+def test_all_faults_of_a_file_are_told_at_once_in_the_order_of_the_file(nxpipe: InProcess, tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "[rollout]\nalpha = 2\n"
+        + PROJECT
+        + MODEL
+        + "tp = 3\n"
+        + FLEET.replace('"bert"', '"other"')
+        + FLEET.replace("min = 1", "min = 9")
+        + '[signing]\nkey = "file:k"\nrequire = ["nobody"]\n',
+    )
+    lines = nxpipe("config", "check", "--config", str(path)).err.removeprefix("Error: ").splitlines()
+    assert [line.split(": ")[:2] for line in lines] == [
+        [f"{path}:2", "rollout.alpha"],
+        [f"{path}:10", "models[0].tp"],
+        [f"{path}:14", "fleets[0].model"],
+        [f"{path}:21", "fleets[1].name"],
+        [f"{path}:26", "fleets[1].size.max"],
+        [f"{path}:29", "signing.require[0]"],
+    ]
+
+
+def test_a_model_that_is_wrong_itself_is_not_missed_by_its_fleet(nxpipe: InProcess, tmp_path: Path) -> None:
+    path = write(tmp_path, PROJECT + MODEL + "tp = 3\n" + FLEET)
+    answer = nxpipe("config", "check", "--config", str(path))
+    assert "models[0].tp" in answer.err
+    assert "fleets" not in answer.err

@@ -1,0 +1,213 @@
+"""`nxpipe init` gives a repository all that it needs at once, and takes nothing that is there."""
+
+import json
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.cli import cli
+from pipeline.config import load_config
+from pipeline.templates import repository
+from pipeline.templates.configuration import configuration
+from tests.pipeline.in_process import InProcess, nxpipe
+
+__all__ = ["nxpipe"]
+
+WORKFLOW = ".github/workflows/nxpipe-release.yml"
+FILES = ["nxpipe.toml", WORKFLOW, ".gitignore"]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "My Search 2"
+    folder.mkdir()
+    return folder
+
+
+def snapshot(root: Path) -> dict[str, bytes | None]:
+    """Every file and folder below, hidden ones included."""
+    paths = sorted(root.rglob("*"))
+    return {path.relative_to(root).as_posix(): path.read_bytes() if path.is_file() else None for path in paths}
+
+
+def test_what_init_writes_passes_check(nxpipe: InProcess, root: Path) -> None:
+    answer = nxpipe("init", str(root))
+    assert answer.code == 0
+    assert answer.out.splitlines() == [f"wrote {root / name}" for name in FILES]
+    assert nxpipe("config", "check", "--config", str(root / "nxpipe.toml")).code == 0
+    config = load_config(root / "nxpipe.toml", {})
+    assert config.project.name == "my-search-2"
+    assert [(model.name, model.id, model.task) for model in config.models] == [
+        ("bert-base-uncased", "bert-base-uncased", "fill-mask")
+    ]
+
+
+def test_the_task_of_a_well_known_model_is_known(nxpipe: InProcess, root: Path) -> None:
+    nxpipe("init", str(root), "--model-id", "HuggingFaceTB/SmolLM2-135M")
+    model = load_config(root / "nxpipe.toml", {}).models[0]
+    assert (model.name, model.task, model.phases) == ("smollm2-135m", "text-generation", ("prefill",))
+
+
+def test_the_task_of_another_model_can_be_said(nxpipe: InProcess, root: Path) -> None:
+    nxpipe("init", str(root), "--model-id", "somebody/unheard-of", "--task", "text-classification")
+    assert load_config(root / "nxpipe.toml", {}).models[0].task == "text-classification"
+
+
+def test_a_folder_is_written_relative_to_the_configuration(nxpipe: InProcess, root: Path, llama: Path) -> None:
+    nxpipe("init", str(root), "--model-id", str(llama))
+    model = load_config(root / "nxpipe.toml", {}).models[0]
+    assert model.path is not None
+    assert ((root / model.path).resolve(), model.task) == (llama.resolve(), "text-generation")
+
+
+def test_an_id_that_cannot_be_one_is_refused_before_anything_is_written(nxpipe: InProcess, root: Path) -> None:
+    answer = nxpipe("init", str(root), "--model-id", 'a "b"')
+    assert (answer.code, snapshot(root)) == (10, {})
+    assert "expected a hub id" in answer.err
+
+
+@given(folder=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50))
+def test_a_folder_of_any_name_gives_a_valid_project(folder: str) -> None:
+    """The text is made without touching the folder, and checked before it is returned."""
+    if "\0" not in folder and "/" not in folder and folder not in {".", ".."}:
+        assert "[project]" in configuration(Path("/nowhere") / folder, "bert-base-uncased", None)
+
+
+def test_a_folder_that_is_not_there_is_made(nxpipe: InProcess, root: Path) -> None:
+    assert nxpipe("init", str(root / "new" / "deep")).code == 0
+    assert (root / "new" / "deep" / "nxpipe.toml").is_file()
+
+
+def test_nothing_is_overwritten_and_every_file_in_the_way_is_named(nxpipe: InProcess, root: Path) -> None:
+    (root / "nxpipe.toml").write_text("mine")
+    (root / WORKFLOW).parent.mkdir(parents=True)
+    (root / WORKFLOW).symlink_to("nowhere")  # even a link that leads nowhere is the user's
+    before = snapshot(root)
+    answer = nxpipe("init", str(root))
+    assert (answer.code, answer.out, snapshot(root)) == (5, "", before)
+    assert str(root / "nxpipe.toml") in answer.err
+    assert str(root / WORKFLOW) in answer.err
+
+
+def test_a_second_init_changes_nothing(nxpipe: InProcess, root: Path) -> None:
+    nxpipe("init", str(root))
+    before = snapshot(root)
+    assert (nxpipe("init", str(root)).code, snapshot(root)) == (5, before)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"", b".nxpipe/\n"),
+        (b"*.o\n", b"*.o\n.nxpipe/\n"),
+        (b"*.o", b"*.o\n.nxpipe/\n"),
+        (b"*.o\r\n", b"*.o\r\n.nxpipe/\r\n"),
+        (b"/.nxpipe\n*.o", b"/.nxpipe\n*.o"),
+        (b".nxpipe/\n", b".nxpipe/\n"),
+        (b"caf\xe9\n", b"caf\xe9\n.nxpipe/\n"),
+    ],
+)
+def test_the_ignore_entry_is_added_once_and_the_rest_kept(
+    nxpipe: InProcess, root: Path, before: bytes, after: bytes
+) -> None:
+    (root / ".gitignore").write_bytes(before)
+    assert nxpipe("init", str(root), "--dry-run").code == 0
+    assert nxpipe("init", str(root)).code == 0
+    assert (root / ".gitignore").read_bytes() == after
+
+
+@pytest.mark.parametrize("ignored", [None, "*.o\n", "no newline at the end"])
+def test_a_dry_run_writes_nothing_and_its_diff_makes_just_what_init_writes(
+    nxpipe: InProcess, root: Path, tmp_path: Path, ignored: str | None
+) -> None:
+    if ignored is not None:
+        (root / ".gitignore").write_text(ignored)
+    before = snapshot(root)
+    shown = nxpipe("init", str(root), "--dry-run")
+    assert (shown.code, snapshot(root)) == (0, before)
+    assert json.loads(nxpipe("init", str(root), "--dry-run", "--json").out)["diff"] == shown.out.removesuffix("\n")
+    twin = tmp_path / "twin"
+    twin.mkdir()
+    if ignored is not None:
+        (twin / ".gitignore").write_text(ignored)
+    subprocess.run(["git", "apply", "-"], cwd=twin, input=shown.out, text=True, check=True)
+    nxpipe("init", str(root))
+    assert snapshot(twin) == snapshot(root)
+
+
+def test_a_dry_run_shows_the_difference_to_a_file_in_the_way(nxpipe: InProcess, root: Path) -> None:
+    (root / "nxpipe.toml").write_text("mine = true\n")
+    answer = nxpipe("init", str(root), "--dry-run")
+    assert answer.code == 0
+    assert "--- a/nxpipe.toml\n+++ b/nxpipe.toml\n" in answer.out
+    assert "\n-mine = true\n" in answer.out
+
+
+@pytest.mark.parametrize("interruption", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("survivors", range(6))
+def test_an_init_that_fails_anywhere_leaves_the_repository_as_it_was(
+    root: Path, monkeypatch: pytest.MonkeyPatch, interruption: BaseException, survivors: int
+) -> None:
+    """Three files are staged and three are moved into place; each of the six may be the one that fails."""
+    (root / ".gitignore").write_text("*.o\n")
+    before = snapshot(root)
+    done: list[Path] = []
+
+    def failing(real: Any) -> Any:
+        def step(self: Path, *arguments: Any) -> Any:
+            if len(done) == survivors:
+                done.append(self)
+                raise interruption
+            done.append(self)
+            return real(self, *arguments)
+
+        return step
+
+    planned = repository.plan(root, "bert-base-uncased", None)
+    for name in ("write_bytes", "replace"):
+        monkeypatch.setattr(Path, name, failing(getattr(Path, name)))
+    with pytest.raises(type(interruption)):
+        repository.write(planned)
+    assert len(done) > survivors
+    assert snapshot(root) == before
+
+
+def workflow() -> str:
+    return (Path(repository.__file__).parent / "nxpipe-release.yml").read_text()
+
+
+def test_every_command_of_the_workflow_is_one_of_ours() -> None:
+    lines = re.findall(r"^\s+- run: (nxpipe .*)$", workflow(), re.MULTILINE)
+    assert len(lines) == workflow().count("run: nxpipe ") == 3
+    for line in lines:
+        parse(cli, shlex.split(line))
+
+
+def parse(command: click.Command, words: list[str]) -> None:
+    """Let click read a command line down to its last option, and run nothing."""
+    context = command.make_context(words[0], words[1:])
+    if isinstance(command, click.Group):
+        name, below, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        assert name is not None
+        assert below is not None
+        parse(below, [name, *rest])
+
+
+def test_every_action_of_the_workflow_is_pinned_by_its_whole_digest() -> None:
+    actions = re.findall(r"uses: (\S+)", workflow())
+    assert len(actions) == 5
+    assert [action for action in actions if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action)] == []
+
+
+def test_the_workflow_holds_no_permission_that_it_does_not_need() -> None:
+    permissions = re.findall(r"^\s+([a-z-]+): (read|write)\b", workflow(), re.MULTILINE)
+    assert permissions == [("contents", "read"), ("contents", "read"), ("id-token", "write")]
+    assert "\npermissions: {}\n" in workflow(), "what no job asks for is denied"
+    assert "secrets." not in workflow(), "no key is stored"
