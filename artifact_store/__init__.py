@@ -1,0 +1,21 @@
+"""A content-addressed store of compiled models, in a folder or on S3. `docs/store-format.md` says what lies in it."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from artifact_store.record import Published
+    from artifact_store.store import Store
+    from artifact_store.url import open_store
+
+__all__ = ["Published", "Store", "open_store"]
+
+_HOMES = {"Published": "record", "Store": "store", "open_store": "url"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: whoever only handles the errors should not pay for pydantic."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,113 @@
+"""JSON with exactly one spelling, because digests of it are names. Section 3 of docs/store-format.md defines it."""
+
+import json
+import math
+from typing import Final, NoReturn
+
+from artifact_store.errors import InvalidDocument
+
+MAX_DEPTH: Final = 64
+MAX_INTEGER: Final = 2**53 - 1  # the largest that every JSON reader, JavaScript's included, holds exactly
+
+
+def canonical_json(value: object) -> bytes:
+    """The canonical bytes of a value made of dict, list, tuple, str, int, float, bool and None."""
+    _check(value, depth=0)
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidDocument(
+            f"a string holds the lone surrogate U+{ord(text[error.start]):04X}, which UTF-8 cannot spell"
+        ) from None
+
+
+def parse_canonical_json(data: bytes, *, limit: int) -> object:
+    """The value of canonical bytes; anything else, and anything over `limit` bytes, is refused."""
+    if len(data) > limit:
+        raise InvalidDocument(f"it has {len(data)} bytes, and at most {limit} are allowed")
+    value = _parse(data)
+    if canonical_json(value) != data:
+        raise InvalidDocument("it is JSON, but not in the canonical form")
+    return value
+
+
+def _parse(data: bytes) -> object:
+    try:
+        value: object = json.loads(
+            data.decode(),
+            object_pairs_hook=_object_without_duplicates,
+            parse_int=_integer,
+            parse_float=_float,
+            parse_constant=_refuse_constant,
+        )
+    except UnicodeDecodeError as error:
+        raise InvalidDocument(f"it is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}") from None
+    except json.JSONDecodeError as error:
+        raise InvalidDocument(f"it is not JSON: {error.msg} at character {error.pos}") from None
+    except RecursionError:
+        raise _too_deep() from None
+    return value
+
+
+def _check(value: object, depth: int) -> None:
+    """Refuse what json.dumps would write loosely, or spell in a way that depends on the reader."""
+    if depth == MAX_DEPTH and isinstance(value, list | tuple | dict):
+        raise _too_deep()
+    match value:
+        case None | bool() | str():
+            return
+        case int() | float():
+            _check_number(value)
+        case list() | tuple():
+            for item in value:
+                _check(item, depth + 1)
+        case dict():
+            for key, item in value.items():
+                if not isinstance(key, str):
+                    raise InvalidDocument(f"a key of an object is {type(key).__name__}, not text")
+                _check(item, depth + 1)
+        case _:
+            raise InvalidDocument(f"a value of type {type(value).__name__} has no JSON form")
+
+
+def _check_number(value: int | float) -> None:
+    if isinstance(value, int):
+        if abs(value) > MAX_INTEGER:
+            raise _too_wide(f"of {value.bit_length()} bits")
+    elif not math.isfinite(value):
+        raise InvalidDocument(f"{value} is not a number that JSON can spell")
+
+
+def _object_without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise InvalidDocument(f"an object has the key {twice!r} twice")
+    return found
+
+
+def _integer(text: str) -> int:
+    if len(text) > len(str(-MAX_INTEGER)):
+        raise _too_wide(f"of {len(text)} characters")
+    return int(text)
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise InvalidDocument(f"the number {text[:20]} is too large for a double")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise InvalidDocument(f"{name} is not a number that JSON can spell")
+
+
+def _too_deep() -> InvalidDocument:
+    return InvalidDocument(f"it is nested more than {MAX_DEPTH} levels deep")
+
+
+def _too_wide(width: str) -> InvalidDocument:
+    return InvalidDocument(f"an integer {width} is beyond 2^53 - 1; write it as text")

@@ -1,0 +1,58 @@
+"""What can go wrong with a store. Every message is one sentence with what, where and the way out."""
+
+
+class StoreError(Exception):
+    """Root of the store's errors."""
+
+
+class BadUrl(StoreError):
+    """A store URL that names no kind of store."""
+
+    def __init__(self, url: str, fault: str) -> None:
+        super().__init__(
+            f"store URL {url!r} {fault}; allowed are file:///absolute/path, file://relative/path, a plain path, "
+            "and s3://bucket/prefix"
+        )
+
+
+class StoreUnavailable(StoreError):
+    """The folder or bucket cannot be reached, read or written; nothing is known to be wrong with what it holds."""
+
+
+class NotFound(StoreError):
+    """The store holds nothing of that name."""
+
+
+class Corrupt(StoreError):
+    """Stored bytes are not what their name or seal says; they were not used."""
+
+    def __init__(self, where: str, fault: str, way_out: str) -> None:
+        super().__init__(f"{where} is corrupt: {fault}; {way_out}")
+
+
+class Conflict(StoreError):
+    """One request key, two different artifacts: something that decides the bytes is missing from the key."""
+
+    def __init__(self, request_key: str, stored: str, offered: str, url: str) -> None:
+        super().__init__(
+            f"non-reproducible output: request key {request_key} in {url} names manifest {stored}, but this build made "
+            f"{offered}; compare the two manifests, and add what differs to the key's inputs or make it deterministic"
+        )
+        self.stored = stored
+        self.offered = offered
+
+
+class Incomplete(StoreError):
+    """A manifest names blobs that the store does not hold."""
+
+
+class TooLarge(StoreError):
+    """More bytes than this kind of store takes in one object."""
+
+
+class InvalidDocument(StoreError):
+    """A value or bytes that cannot be a document of this store, such as JSON that is not canonical."""
+
+
+class NotUnderstood(InvalidDocument):
+    """Canonical JSON of a shape that this version does not know; perhaps a later one wrote it."""

@@ -1,0 +1,195 @@
+"""Small artifacts, and places to put them: a folder, and a bucket of an S3 server in this process."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import boto3
+from moto.server import ThreadedMotoServer
+
+from artifact_store import Store
+from artifact_store.backend import Backend, Payload, Stat
+from artifact_store.canonical import canonical_json
+from artifact_store.digest import sha256_hex
+from artifact_store.local import LocalFolder
+from artifact_store.manifest import Blob, Executable, File, Manifest, ModelRef, Tensor
+from artifact_store.s3 import connect
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+MODEL = "acme/tiny-bert"
+
+
+def contents(seed: str = "a", *, tensors: int = 2, size: int = 100) -> list[bytes]:
+    """A program, tensors and a file, in this order; equal seeds give equal bytes."""
+    names = ["program", *(f"tensor {number}" for number in range(tensors)), "file"]
+    return [f"{seed} {name} ".encode().ljust(size, b".") for name in names]
+
+
+def manifest(blobs: list[Blob], *, request: object = 1, model: str = MODEL, report: str = "0.99") -> Manifest:
+    """An artifact of these blobs; `request` alone decides its key."""
+    inputs: dict[str, object] = {"request": request}
+    program, *tensors, file = blobs
+    return Manifest(
+        model=ModelRef(id=model, revision=None, task="fill-mask"),
+        target="inf2",
+        backend="emulator",
+        request_key=sha256_hex(canonical_json(inputs)),
+        key_inputs=inputs,
+        executables=(
+            Executable(
+                name="forward-b1-s128",
+                phase="forward",
+                batch=1,
+                sequence=128,
+                tensor_parallel=1,
+                graph_key=sha256_hex(b"graph"),
+                blob=program,
+            ),
+        ),
+        weights=tuple(
+            Tensor(name=f"layer.{number}", dtype="uint8", shape=(blob.size,), blob=blob)
+            for number, blob in enumerate(tensors)
+        ),
+        files=(File(path="tokenizer/config.json", blob=file),),
+        report={"cosine": report},
+    )
+
+
+def put(store: Store, seed: str = "a", *, request: object = 1, model: str = MODEL, report: str = "0.99") -> Manifest:
+    """Store the blobs of a sample, and name them; nothing is published."""
+    return manifest([store.put_blob(data) for data in contents(seed)], request=request, model=model, report=report)
+
+
+class Place(Protocol):
+    """Where a store's objects lie, for tests that damage them behind its back."""
+
+    @property
+    def store(self) -> Store: ...
+
+    @property
+    def backend(self) -> Backend: ...
+
+    def objects(self) -> dict[str, bytes]: ...
+
+    def write(self, path: str, data: bytes) -> None: ...
+
+    def remove(self, path: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Folder:
+    store: Store
+    backend: Backend
+    root: Path
+
+    def objects(self) -> dict[str, bytes]:
+        files = (path for path in self.root.rglob("*") if path.is_file())
+        return {path.relative_to(self.root).as_posix(): path.read_bytes() for path in files}
+
+    def write(self, path: str, data: bytes) -> None:
+        (self.root / path).write_bytes(data)
+
+    def remove(self, path: str) -> None:
+        (self.root / path).unlink()
+
+
+@dataclass(frozen=True)
+class S3:
+    store: Store
+    backend: Backend
+    client: Any
+    bucket: str
+    prefix: str
+
+    def objects(self) -> dict[str, bytes]:
+        found = self.client.list_objects_v2(Bucket=self.bucket, Prefix=self.prefix).get("Contents", ())
+        return {
+            each["Key"].removeprefix(self.prefix): self.client.get_object(Bucket=self.bucket, Key=each["Key"])[
+                "Body"
+            ].read()
+            for each in found
+        }
+
+    def write(self, path: str, data: bytes) -> None:
+        self.client.put_object(Bucket=self.bucket, Key=self.prefix + path, Body=data)
+
+    def remove(self, path: str) -> None:
+        self.client.delete_object(Bucket=self.bucket, Key=self.prefix + path)
+
+
+def folder(root: Path) -> Folder:
+    backend = LocalFolder(root)
+    return Folder(Store(backend), backend, root)
+
+
+def bucket(name: str, prefix: str = "team/nxpipe/") -> S3:
+    """A new bucket on the server that AWS_ENDPOINT_URL names."""
+    client = boto3.client("s3")
+    client.create_bucket(Bucket=name)
+    backend = connect(name, prefix.rstrip("/"))
+    return S3(Store(backend), backend, client, name, prefix)
+
+
+class Watched:
+    """A backend that announces each write before it makes it."""
+
+    def __init__(self, inner: Backend, announce: Callable[[str, str], None]) -> None:
+        self._inner = inner
+        self._announce = announce
+        self.url = inner.url
+        self.scratch_folder = inner.scratch_folder
+
+    def create(self, path: str, payload: Payload, *, durable: bool = False) -> bool:
+        self._announce("create durably" if durable else "create", path)
+        return self._inner.create(path, payload, durable=durable)
+
+    def replace(self, path: str, payload: Payload) -> None:
+        self._announce("replace", path)
+        self._inner.replace(path, payload)
+
+    def make_durable(self, paths: Iterable[str]) -> None:
+        paths = list(paths)
+        for path in paths:
+            self._announce("make durable", path)
+        self._inner.make_durable(paths)
+
+    def read(self, path: str) -> Iterator[bytes] | None:
+        return self._inner.read(path)
+
+    def stat(self, path: str) -> Stat | None:
+        return self._inner.stat(path)
+
+    def paths(self, prefix: str) -> Sequence[str]:
+        return self._inner.paths(prefix)
+
+    def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
+        return self._inner.each(function, items)
+
+
+@contextmanager
+def s3_server() -> Iterator[dict[str, str]]:
+    """An S3 server in this process; gives the environment that leads to it."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    try:
+        yield {
+            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+    finally:
+        server.stop()
+
+
+def tree(root: Path) -> set[str]:
+    """Every file below a folder, by its relative path."""
+    return {path.relative_to(root).as_posix() for path in root.rglob("*") if not path.is_dir()}

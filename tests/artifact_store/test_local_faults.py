@@ -1,0 +1,135 @@
+"""What a folder does when the operating system refuses: one sentence, nothing half-written, and a retry that works."""
+
+import errno
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from artifact_store.backend import Payload
+from artifact_store.errors import StoreUnavailable
+from artifact_store.local import LocalFolder
+from artifact_store.manifest import Blob
+from tests.artifact_store.samples import contents, folder, manifest, put, tree
+
+
+def refusing(code: int) -> Callable[..., NoReturn]:
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
+        raise OSError(code, os.strerror(code))
+
+    return refuse
+
+
+def test_a_store_below_a_plain_file_is_one_sentence_for_every_call(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    store = folder(tmp_path / "file" / "store").store
+    blob = Blob.of(b"abc")
+    calls: list[Callable[[], object]] = [
+        lambda: store.put_blob(b"abc"),
+        lambda: store.put_stream([b"abc"]),
+        lambda: store.read_blob(blob),
+        lambda: store.find("0" * 64),
+        lambda: store.list(),
+        lambda: store.publish(manifest([Blob.of(data) for data in contents()])),
+    ]
+    for call in calls:
+        with pytest.raises(StoreUnavailable, match=r"file/store.*Not a directory; move away.*a retry is safe"):
+            call()
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which even root may not write")
+def test_a_folder_that_nobody_may_write_in_is_one_sentence() -> None:
+    with pytest.raises(StoreUnavailable, match="/proc/nxpipe"):
+        folder(Path("/proc/nxpipe")).store.put_blob(b"abc")
+
+
+def test_a_full_disk_leaves_nothing_behind_and_a_retry_succeeds(tmp_path: Path) -> None:
+    """A limit on the size of a file stands in for the disk: the write itself fails, half-way through a blob."""
+    store = folder(tmp_path / "store").store
+    data = bytes(range(256)) * 4096
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(data) // 2, hard))
+    try:
+        with pytest.raises(StoreUnavailable, match="File too large; make room"):
+            store.put_blob(data)
+        with pytest.raises(StoreUnavailable, match="File too large; make room"):
+            store.put_stream([data[:1000], data[1000:]])
+        assert tree(tmp_path) == set()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert store.read_blob(store.put_blob(data)) == data
+
+
+@pytest.mark.parametrize(
+    ("code", "way_out"),
+    [
+        (errno.ENOSPC, "make room"),
+        (errno.EDQUOT, "make room"),
+        (errno.EACCES, "writable for this user"),
+        (errno.EROFS, "writable for this user"),
+        (errno.EIO, "mend that"),
+    ],
+    ids=lambda value: errno.errorcode[value] if isinstance(value, int) else "",
+)
+def test_a_refusal_is_told_with_its_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, way_out: str
+) -> None:
+    store = folder(tmp_path).store
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "link", refusing(code))
+        with pytest.raises(StoreUnavailable, match=way_out) as caught:
+            store.put_blob(b"abc")
+    assert os.strerror(code) in str(caught.value)
+    assert tree(tmp_path) == set()
+    assert store.read_blob(store.put_blob(b"abc")) == b"abc"
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP])
+def test_a_file_system_without_hard_links_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(os, "link", refusing(code))
+    with pytest.raises(StoreUnavailable, match="makes no hard links"):
+        folder(tmp_path).store.put_blob(b"abc")
+
+
+def test_a_link_whose_answer_was_lost_counts_as_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on NFS: the server makes the link, the answer is lost, and the client's repetition meets its own file."""
+    really_link = os.link
+
+    def link_and_forget(*args: Path) -> NoReturn:
+        really_link(*args)
+        raise FileExistsError(errno.EEXIST, "File exists")
+
+    backend = LocalFolder(tmp_path)
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "link", link_and_forget)
+        assert backend.create("ac/x", Payload.of(b"ours"), durable=True)
+    assert not backend.create("ac/x", Payload.of(b"theirs"), durable=True)
+    assert (tmp_path / "ac" / "x").read_bytes() == b"ours"
+
+
+def test_nothing_is_published_when_the_disk_does_not_confirm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = folder(tmp_path).store
+    ready = put(store)
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", refusing(errno.EIO))
+        with pytest.raises(StoreUnavailable, match="flush"):
+            store.publish(ready)
+    assert store.find(ready.request_key) is None
+    store.publish(ready)
+    assert store.find(ready.request_key) is not None
+
+
+def test_a_copy_to_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = folder(tmp_path / "store").store
+    blob = store.put_blob(b"abc")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "copy").write_bytes(b"older")
+    monkeypatch.setattr(os, "fsync", refusing(errno.ENOSPC))
+    with pytest.raises(StoreUnavailable, match="make room"):
+        store.copy_blob_to(blob, tmp_path / "out" / "copy")
+    assert [path.read_bytes() for path in (tmp_path / "out").iterdir()] == [b"older"]
