@@ -8,8 +8,8 @@ import click
 
 from pipeline.cli import Group
 from pipeline.config import json_schema, load_config, origins
-from pipeline.config.option import config_option
 from pipeline.config.wording import shown
+from pipeline.options import config_option
 from pipeline.output import Console, table
 
 

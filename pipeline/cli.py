@@ -1,0 +1,154 @@
+"""The `nxpipe` command: finds the asked-for subcommand, and turns every error into a sentence and an exit code."""
+
+import importlib
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+
+from pipeline import exit_codes
+from pipeline.output import Console
+from pipeline.suggest import did_you_mean
+
+# name -> (where it lives, one line for `nxpipe --help`). The line is here so that a listing imports no command.
+COMMANDS = {
+    "build": ("pipeline.commands.build:build", "Compile a model on the emulator, verify it, publish the artifact."),
+    "completion": ("pipeline.commands.completion:completion", "Print a shell completion script."),
+    "config": ("pipeline.commands.config:config", "Check, show or describe nxpipe.toml."),
+    "doctor": ("pipeline.commands.doctor:doctor", "Say what is installed, what is missing for which command."),
+    "init": ("pipeline.commands.init:init", "Write nxpipe.toml and a release workflow into a repository."),
+    "store": ("pipeline.commands.store:store", "List and inspect published artifacts."),
+    "version": ("pipeline.commands.version:version", "Print the versions of nxpipe, its backends and libraries."),
+}
+
+
+def _set_flag(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and param.name is not None:
+        setattr(ctx.ensure_object(Console), param.name, True)
+
+
+def _common_options() -> list[click.Option]:
+    """`--json`, `--quiet` and `--verbose` stand after any command as well as before it."""
+    return [
+        click.Option([*names], is_flag=True, expose_value=False, is_eager=True, callback=_set_flag, help=text)
+        for names, text in (
+            (("--json",), "Print the result as one JSON document."),
+            (("--quiet", "-q"), "Say nothing on stderr but errors."),
+            (("--verbose", "-v"), "Say more on stderr, with tracebacks."),
+        )
+    ]
+
+
+class Command(click.Command):
+    """A click command with the options that every command has."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params.extend(_common_options())
+
+
+class Group(click.Group):
+    """A click group whose wrong words are answered with the nearest right one."""
+
+    command_class = Command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            known = self.list_commands(ctx)
+            hint = did_you_mean(args[0], known) or f"; there are {', '.join(known)}"
+            raise click.UsageError(f"there is no command {args[0]!r}{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+class LazyGroup(Group):
+    """Imports a subcommand when it is asked for, so that the others cost nothing."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in sorted(COMMANDS.items())])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def cli() -> None:
+    """Ship models to AWS Inferentia2 and Trainium without renting one to find out.
+
+    \b
+    Example:
+      nxpipe build --model-id bert-base-uncased --weights random:0
+      nxpipe store ls
+    """
+
+
+cli.params.extend(_common_options())
+
+
+def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
+    """SIGTERM unwinds like any exit, so that temporary files are removed."""
+    raise SystemExit(exit_codes.TERMINATED.number)
+
+
+def main() -> NoReturn:
+    """The console script."""
+    signal.signal(signal.SIGTERM, _terminate)
+    console = Console()
+    try:
+        code = cli.main(prog_name="nxpipe", obj=console, standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_stdout()
+        code = exit_codes.PIPE_CLOSED.number
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("\nInterrupted; nothing half-written is left behind.", err=True)
+        code = exit_codes.INTERRUPTED.number
+    except Exception as error:
+        code = _translate(error, console)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _translate(error: Exception, console: Console) -> int:
+    """Say the error in one sentence, and give its exit code."""
+    row = exit_codes.exit_code_of(error)
+    if row is None:
+        from pipeline.crash import report_crash
+
+        console.complain(report_crash(error, verbose=console.verbose))
+        return exit_codes.INTERNAL.number
+    if console.verbose:
+        import traceback
+
+        click.echo("".join(traceback.format_exception(error)), err=True)
+    console.complain(_sentence(error))
+    return row.number
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, click.UsageError):
+        where = error.ctx.command_path if error.ctx else "nxpipe"
+        return f"{error.format_message().rstrip('.')} (see {where} -h)"
+    if isinstance(error, OSError) and error.strerror:
+        about = f"{error.filename}: " if error.filename else ""
+        return f"{about}{error.strerror}."
+    if isinstance(error, MemoryError):
+        return f"out of memory: {error or 'this work is too large for this machine'}."
+    return str(error)
+
+
+def _drop_stdout() -> None:
+    """Python flushes stdout at exit; let that go nowhere when the reader has left."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

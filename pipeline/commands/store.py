@@ -1,0 +1,171 @@
+"""`nxpipe store`."""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pipeline.cli import Group
+from pipeline.options import config_option, store_option
+from pipeline.output import Console, human_bytes, table
+from pipeline.store_url import store_url
+
+if TYPE_CHECKING:
+    from artifact_store import Published
+    from artifact_store.manifest import Blob, Manifest
+
+
+@click.group(cls=Group)
+def store() -> None:
+    """List and inspect published artifacts.
+
+    \b
+    Example:
+      nxpipe store ls
+      nxpipe store show bert-base-uncased
+    """
+
+
+@store.command()
+@store_option
+@config_option
+@click.pass_obj
+def ls(console: Console, store: str | None, config_path: Path) -> None:
+    """List every artifact, the newest first.
+
+    \b
+    Example:
+      nxpipe store ls
+      nxpipe store ls --store s3://my-artifacts/nxpipe --json
+    """
+    from artifact_store import open_store
+
+    opened = open_store(store_url(store, config_path))
+    published = opened.list()
+    if console.json:
+        console.data([_summary(one) for one in published])
+    elif published:
+        console.result(
+            table(("key", "model", "target", "programs", "size", "published"), [_row(one) for one in published])
+        )
+    if not published:
+        console.say(
+            f"{opened.url} holds no artifact yet; to make one: "
+            "nxpipe build --model-id bert-base-uncased --weights random:0"
+        )
+
+
+@store.command()
+@click.argument("name")
+@store_option
+@config_option
+@click.pass_obj
+def show(console: Console, name: str, store: str | None, config_path: Path) -> None:
+    """Show one artifact: its programs, weights, files, verification, and the inputs of its key.
+
+    NAME is a model's id, MODEL@KEY, or a key; six hex digits of the key are enough. The manifest is verified
+    against its digest.
+
+    \b
+    Example:
+      nxpipe store show bert-base-uncased
+      nxpipe store show bert-base-uncased@4e9ce0 --json
+    """
+    from artifact_store import open_store
+
+    published = open_store(store_url(store, config_path)).resolve(name)
+    if console.json:
+        console.data(_summary(published) | {"manifest": published.manifest.model_dump(mode="json")})
+    else:
+        console.result("\n\n".join(_page(published, published.manifest)))
+
+
+def _row(one: "Published") -> tuple[str, ...]:
+    from artifact_store.names import SHOWN
+
+    key = one.request_key[:SHOWN]
+    return key, one.model_id, one.target, str(one.executables), human_bytes(one.size_bytes), _minute(one)
+
+
+def _summary(one: "Published") -> dict[str, object]:
+    return {
+        "request_key": one.request_key,
+        "manifest_digest": one.manifest_digest,
+        "model": one.model_id,
+        "target": one.target,
+        "programs": one.executables,
+        "size_bytes": one.size_bytes,
+        "published_at": one.published_at,
+    }
+
+
+def _minute(one: "Published") -> str:
+    return f"{one.published_at[:16].replace('T', ' ')} UTC"
+
+
+def _page(published: "Published", manifest: "Manifest") -> Iterator[str]:
+    """The page's sections; one without content is left out."""
+    weights = [tensor.blob for tensor in manifest.weights]
+    yield _aligned(
+        [
+            ("model", manifest.model.id),
+            ("revision", manifest.model.revision or "none"),
+            ("task", manifest.model.task),
+            ("target", manifest.target),
+            ("backend", manifest.backend),
+            ("key", published.request_key),
+            ("manifest", published.manifest_digest),
+            ("published", _minute(published)),
+            ("size", f"{human_bytes(published.size_bytes)} in {len(manifest.blobs())} blobs"),
+            ("weights", f"{_bytes_of(weights)} in {len(weights)} tensor{'' if len(weights) == 1 else 's'}"),
+        ]
+    )
+    if manifest.executables:
+        yield _section(
+            "programs",
+            [
+                (
+                    one.name,
+                    f"{one.phase}, batch {one.batch}, sequence {one.sequence}, tensor parallel {one.tensor_parallel}, "
+                    f"{human_bytes(one.blob.size)}, graph {one.graph_key[:12]}",
+                )
+                for one in manifest.executables
+            ],
+        )
+    if manifest.files:
+        yield _section("files", [(file.path, human_bytes(file.blob.size)) for file in manifest.files])
+    for title, content in (("verification", manifest.report), ("key inputs", manifest.key_inputs)):
+        if content:
+            yield _section(title, _leaves(content))
+
+
+def _bytes_of(blobs: "list[Blob]") -> str:
+    """What the tensors take, and what is stored of it when some are equal."""
+    whole, stored = sum(blob.size for blob in blobs), sum(blob.size for blob in set(blobs))
+    return human_bytes(whole) if whole == stored else f"{human_bytes(whole)}, {human_bytes(stored)} stored,"
+
+
+def _leaves(value: object, path: str = "") -> Iterator[tuple[str, str]]:
+    """Nested JSON as dotted names and plain values; a list of plain values stays on one line."""
+    if isinstance(value, dict) and value:
+        children = value.items()
+    elif isinstance(value, list | tuple) and any(isinstance(item, dict) for item in value):
+        children = {str(index): item for index, item in enumerate(value)}.items()
+    else:
+        # Escaped where it is not plain text: a string from a stranger's artifact must not drive the terminal.
+        yield path, value if isinstance(value, str) and value.isprintable() else json.dumps(value)
+        return
+    for name, child in children:
+        yield from _leaves(child, f"{path}.{name}" if path else name)
+
+
+def _section(title: str, rows: Iterable[tuple[str, str]]) -> str:
+    return f"{click.style(title, bold=True)}\n{_aligned(rows, indent='  ')}"
+
+
+def _aligned(rows: Iterable[tuple[str, str]], indent: str = "") -> str:
+    cells = list(rows)
+    width = max(len(name) for name, _ in cells)
+    return "\n".join(f"{indent}{name.ljust(width)}  {text}".rstrip() for name, text in cells)

@@ -1,0 +1,48 @@
+"""`nxpipe version`."""
+
+import platform
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
+
+import click
+
+from pipeline import VERSION
+from pipeline.cli import Command
+from pipeline.doctor import LIBRARIES, neuronx
+from pipeline.output import Console, table
+
+
+@click.command(cls=Command)
+@click.pass_obj
+def version(console: Console) -> None:
+    """Print the versions of nxpipe, its backends and libraries.
+
+    \b
+    Example:
+      nxpipe version --json
+    """
+    found = versions()
+    if console.json:
+        console.data(found)
+    else:
+        console.result(
+            table(("component", "version"), [(name, text or "not installed") for name, text in found.items()])
+        )
+
+
+def versions() -> dict[str, str | None]:
+    """Every component by name; None for what is not installed. Imports none of them."""
+    return {
+        "nxpipe": VERSION,
+        "backend emulator": VERSION,
+        "backend neuronx": neuronx(),
+        "python": platform.python_version(),
+        **{name: _installed(name) for name in LIBRARIES},
+    }
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return installed(name)
+    except PackageNotFoundError:
+        return None

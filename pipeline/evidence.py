@@ -1,0 +1,101 @@
+"""What shows that an artifact is right: every program emulated, and held against PyTorch fp32 on the same weights."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from pipeline.errors import BuildRefused, VerificationFailed
+from pipeline.machine import available_memory
+from pipeline.output import human_bytes
+from pipeline.request import BuildRequest, Shape
+from pipeline.verify import Deviation, compare
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from emulator.graph import Graph
+    from pipeline.models.weights import Tensors
+
+Arrays: TypeAlias = Mapping[str, "np.ndarray[Any, Any]"]
+Step: TypeAlias = Callable[[str], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """How near to PyTorch an artifact must be to be published."""
+
+    min_cosine: float
+    max_relative_error: float
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The figures by program, and the inputs and outputs that a fleet replays at start-up, as safetensors files."""
+
+    report: Mapping[str, object]
+    golden: Mapping[str, bytes]
+
+
+NO_EVIDENCE = Evidence({}, {})
+
+
+def gather(
+    request: BuildRequest, programs: Mapping[Shape, "Graph"], tensors: "Tensors", step: Step, thresholds: Thresholds
+) -> Evidence:
+    """Run every program both ways; an answer beyond the thresholds is an error."""
+    _refuse_what_memory_cannot_hold(request.source.id, tensors)
+    with step("load weights"):
+        weights = dict(tensors)
+    report: dict[str, object] = {}
+    golden: dict[str, bytes] = {}
+    for shape, graph in programs.items():
+        inputs, ours, reference = _both_answers(request, shape, graph, weights, step)
+        deviations = compare(ours, reference)
+        _insist(f"{request.source.id} {shape.name}", deviations, thresholds)
+        report[shape.name] = [deviation.as_json() for deviation in deviations]
+        golden[f"golden/{shape.name}/inputs.safetensors"] = _safetensors(inputs)
+        golden[f"golden/{shape.name}/outputs.safetensors"] = _safetensors(ours)
+    return Evidence(report, golden)
+
+
+def _both_answers(
+    request: BuildRequest, shape: Shape, graph: "Graph", weights: Arrays, step: Step
+) -> tuple[Arrays, Arrays, Arrays]:
+    from emulator.capture import example_inputs, reference_outputs
+    from emulator.fast import execute
+
+    inputs = example_inputs(graph, request.source.config, seed=0)
+    with step(f"emulate {shape.name}"):
+        ours = execute(graph, weights, inputs)
+    with step(f"run {shape.name} in PyTorch fp32"):
+        return inputs, ours, reference_outputs(request.capture(shape), weights, inputs)
+
+
+def _insist(program: str, deviations: list[Deviation], thresholds: Thresholds) -> None:
+    for found in deviations:
+        if not found.within(thresholds.min_cosine, thresholds.max_relative_error):
+            raise VerificationFailed(
+                f"{program}: against PyTorch fp32, output {found.output} has cosine {found.cosine:.6f}, where "
+                f"[verify] asks for {thresholds.min_cosine}, and a largest relative error of {found.max_relative:.3g}, "
+                f"where it allows {thresholds.max_relative_error}; try --autocast none, or change [verify]"
+            )
+
+
+def _refuse_what_memory_cannot_hold(model: str, tensors: "Tensors") -> None:
+    """The reference keeps fp32 weights, and the emulator its rounded copy, beside the weights themselves."""
+    need = 3 * 4 * sum(kind.elements for kind in tensors.kinds.values())
+    room = available_memory()
+    if need > room:
+        raise BuildRefused(
+            f"{model}: comparing with PyTorch needs about {human_bytes(need)} of memory, and {human_bytes(room)} are "
+            "free; pass --no-verify to publish without the comparison"
+        )
+
+
+def _safetensors(values: Arrays) -> bytes:
+    import numpy as np
+    from safetensors.numpy import save
+
+    data: bytes = save({name: np.ascontiguousarray(value) for name, value in values.items()})
+    return data

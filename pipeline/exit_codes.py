@@ -1,0 +1,142 @@
+"""The one table of exit codes: what each number means and which errors end in it.
+
+Errors are named by text, not imported: an error that was raised has its module loaded already, so the
+table costs nothing on the paths where nothing goes wrong.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class ExitCode:
+    number: int
+    name: str
+    meaning: str
+    way_out: str
+    errors: tuple[str, ...] = ()
+
+
+OK: Final = ExitCode(0, "ok", "The command did all that was asked.", "Nothing to do.")
+INTERNAL: Final = ExitCode(
+    1,
+    "internal",
+    "An error that nxpipe did not foresee.",
+    "Run again with `--verbose`, and report the log file that the message names.",
+)
+USAGE: Final = ExitCode(
+    2,
+    "usage",
+    "The command line is wrong: an unknown command or option, or a value out of range.",
+    "Read `nxpipe COMMAND -h`; nothing was done.",
+    ("click.exceptions:UsageError",),
+)
+CONFIGURATION: Final = ExitCode(
+    3,
+    "configuration",
+    "`nxpipe.toml` or an `NXPIPE_*` environment variable is wrong.",
+    "Mend the lines that the message names, then run `nxpipe config check`.",
+    ("pipeline.config.faults:ConfigInvalid",),
+)
+SOFTWARE: Final = ExitCode(
+    4,
+    "missing-software",
+    "A library or program that this command needs is not installed.",
+    "Run `nxpipe doctor`: it says what is missing and how to get it.",
+    ("pipeline.errors:MissingSoftware",),
+)
+OVERWRITE: Final = ExitCode(
+    5,
+    "would-overwrite",
+    "A file of yours stands where the command would write.",
+    "Move the file away, or look at the difference with `--dry-run`.",
+    ("pipeline.errors:WouldOverwrite",),
+)
+MODEL: Final = ExitCode(
+    10,
+    "model-source",
+    "The model cannot be had: an unknown id, a broken folder, weights that do not fit its configuration.",
+    "Pass another `--model-id` or `--weights`, as the message says.",
+    ("pipeline.errors:ModelSourceError",),
+)
+COMPILE: Final = ExitCode(
+    11,
+    "does-not-compile",
+    "The model cannot be captured or lowered for the target, or the request is beyond this version.",
+    "The message names the operators, where they stand in the model's source, and what to change.",
+    ("emulator.errors:CompileError", "pipeline.errors:BuildRefused"),
+)
+VERIFICATION: Final = ExitCode(
+    12,
+    "verification-failed",
+    "The emulated result differs from PyTorch's by more than the thresholds allow; nothing was published.",
+    "Choose a gentler autocast, or change the thresholds in `[verify]` if the difference is acceptable.",
+    ("pipeline.errors:VerificationFailed",),
+)
+STORE: Final = ExitCode(
+    20,
+    "store",
+    "The artifact store cannot be reached, read or written.",
+    "Check the URL, the permissions and the free space that the message names; a retry is always safe.",
+    ("artifact_store.errors:StoreError",),
+)
+NOT_FOUND: Final = ExitCode(
+    21,
+    "not-in-store",
+    "The store holds no artifact of that name or key.",
+    "List what is there with `nxpipe store ls`.",
+    ("artifact_store.errors:NotFound",),
+)
+CORRUPT: Final = ExitCode(
+    22,
+    "corrupt",
+    "Stored bytes do not have the digest that names them; they were not used.",
+    "Fetch or build the artifact again; find out what changed the bytes.",
+    ("artifact_store.errors:Corrupt",),
+)
+SYSTEM: Final = ExitCode(
+    30,
+    "system",
+    "The operating system refused: no space, no permission, no such folder.",
+    "Mend what the message names and run the same command again.",
+    ("builtins:OSError", "builtins:MemoryError"),
+)
+INTERRUPTED: Final = ExitCode(
+    130, "interrupted", "Ctrl-C. Nothing half-written is left behind.", "Run the same command again: it resumes."
+)
+PIPE_CLOSED: Final = ExitCode(
+    141, "pipe-closed", "The program that read our output went away, as `head` does.", "Nothing to do."
+)
+TERMINATED: Final = ExitCode(
+    143, "terminated", "SIGTERM. Nothing half-written is left behind.", "Run the same command again: it resumes."
+)
+
+TABLE: Final = (
+    OK,
+    INTERNAL,
+    USAGE,
+    CONFIGURATION,
+    SOFTWARE,
+    OVERWRITE,
+    MODEL,
+    COMPILE,
+    VERIFICATION,
+    STORE,
+    NOT_FOUND,
+    CORRUPT,
+    SYSTEM,
+    INTERRUPTED,
+    PIPE_CLOSED,
+    TERMINATED,
+)
+
+_BY_ERROR: Final = {error: row for row in TABLE for error in row.errors}
+
+
+def exit_code_of(error: BaseException) -> ExitCode | None:
+    """The row for this error, by its nearest ancestor in the table; None when nobody foresaw it."""
+    for kind in type(error).__mro__:
+        row = _BY_ERROR.get(f"{kind.__module__}:{kind.__qualname__}")
+        if row is not None:
+            return row
+    return None

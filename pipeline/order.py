@@ -1,0 +1,65 @@
+"""A build in the words of a user: the same words in nxpipe.toml and on the command line."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from emulator.hardware import instance
+from pipeline.config import Model
+from pipeline.models.source import resolve
+from pipeline.models.weights import parse_weights
+from pipeline.request import BuildRequest, Shape, default_phases
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is asked for, before a model was looked up."""
+
+    model_id: str
+    revision: str | None
+    task: str | None
+    target: str
+    tp: int
+    phases: tuple[str, ...] | None
+    batches: tuple[int, ...]
+    buckets: tuple[int, ...]
+    autocast: str
+    autocast_type: str
+    weights: str | None
+
+    @classmethod
+    def from_flags(cls, model_id: str, flags: Mapping[str, Any]) -> "Order":
+        return cls(model_id, **{word: flags[word] for word in _words()})
+
+    @classmethod
+    def from_config(cls, model: Model, root: Path) -> "Order":
+        """Folders of the file start where the file is."""
+        said = {word: getattr(model, word) for word in _words()}
+        if model.weights and model.weights != "hub" and not model.weights.startswith("random:"):
+            said["weights"] = str(root / Path(model.weights).expanduser())
+        return cls(model.id or str(root / Path(str(model.path)).expanduser()), **said)
+
+    def request(self) -> BuildRequest:
+        """Look the model up. Without a word on weights a folder brings its own, and an id those of the hub."""
+        source = resolve(self.model_id, revision=self.revision, task=self.task, files=self.weights in (None, "hub"))
+        shapes = (
+            Shape(phase, batch, bucket)
+            for phase in self.phases or default_phases(source.task)
+            for batch in self.batches
+            for bucket in self.buckets
+        )
+        return BuildRequest(
+            source=source,
+            weights=parse_weights(self.weights or "hub", source.folder),
+            shapes=tuple(shapes),
+            target=instance(self.target),
+            autocast=self.autocast,
+            autocast_type=self.autocast_type,
+            tensor_parallel=self.tp,
+        )
+
+
+def _words() -> list[str]:
+    """The fields that nxpipe.toml and the command line spell alike: all but the model's name."""
+    return [field.name for field in fields(Order) if field.name != "model_id"]

@@ -1,0 +1,52 @@
+"""Values on the command line that click has no type for; each says in one sentence what it takes."""
+
+from typing import Any, get_args
+
+import click
+
+from emulator.hardware import INSTANCES, UnknownInstance, instance
+from pipeline.config.models import Phase
+
+
+class Numbers(click.ParamType[tuple[int, ...]]):
+    """Whole numbers, separated by commas: each once, in ascending order."""
+
+    name = "N,N,..."
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        try:
+            numbers = tuple(sorted({int(part) for part in str(value).split(",")}))
+        except ValueError:
+            numbers = ()
+        if not numbers or numbers[0] < 1 or numbers[-1] > self._most:
+            self.fail(f"{value!r} is not a list of whole numbers from 1 to {self._most}, as in 128,512", param, ctx)
+        return numbers
+
+
+class Phases(click.ParamType[tuple[str, ...]]):
+    name = "PHASE,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        phases = tuple(str(value).split(","))
+        for phase in phases:
+            if phase not in get_args(Phase):
+                self.fail(f"{phase!r} is not one of {', '.join(get_args(Phase))}", param, ctx)
+        return phases
+
+
+class Target(click.ParamType[str]):
+    name = "INSTANCE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return instance(str(value)).name
+        except UnknownInstance as error:
+            self.fail(str(error), param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(name) for name in INSTANCES if name.startswith(incomplete)]

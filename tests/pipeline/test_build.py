@@ -1,0 +1,217 @@
+"""The thin slice, end to end: the real command, real PyTorch, a real store."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from safetensors.numpy import load, load_file, save_file
+
+from artifact_store import open_store
+from emulator.fast import execute
+from emulator.graph import Graph
+from pipeline.cli import cli
+from pipeline.models.weights import numpy_dtype
+from pipeline.output import Console
+from tests.pipeline.command import Answer, nxpipe
+from tests.pipeline.conftest import BERT, LLAMA, write_model
+
+
+def words(tmp_path: Path, model: Path, *more: str) -> list[str]:
+    default = [] if "--weights" in more else ["--weights", "random:0"]
+    return [
+        "build",
+        "--model-id",
+        str(model),
+        "--store",
+        f"file://{tmp_path}/store",
+        "--buckets",
+        "32",
+        *default,
+        *more,
+    ]
+
+
+def build(tmp_path: Path, model: Path, *more: str, **environment: str) -> Answer:
+    """In a process of its own, as a user does: for exit codes, streams and what is imported."""
+    return nxpipe(*words(tmp_path, model, *more), cwd=tmp_path, **environment)
+
+
+def built(tmp_path: Path, model: Path, *more: str) -> dict[str, object]:
+    """In this process, which has torch already: for what is built."""
+    answer = CliRunner().invoke(cli, [*words(tmp_path, model, *more), "--json"], obj=Console(), catch_exceptions=False)
+    assert answer.exit_code == 0, answer.stderr
+    (only,) = json.loads(answer.stdout)
+    assert isinstance(only, dict)
+    return only
+
+
+def heavy_imports(answer: Answer) -> set[str]:
+    modules = {line.rpartition("|")[2].strip().partition(".")[0] for line in answer.err.splitlines()}
+    return modules & {"torch", "transformers", "boto3", "numpy"}
+
+
+@pytest.mark.parametrize("model", ["bert", "llama"])
+def test_a_model_is_captured_emulated_verified_and_published(
+    model: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    found = built(tmp_path, request.getfixturevalue(model))
+    assert found["cache"] == "miss"
+    listing = json.loads(nxpipe("store", "ls", "--json", "--store", f"file://{tmp_path}/store", cwd=tmp_path).out)
+    assert [row["request_key"] for row in listing] == [found["request_key"]]
+
+
+def test_a_second_identical_build_is_a_hit_that_imports_nothing_heavy(tmp_path: Path, bert: Path) -> None:
+    first = build(tmp_path, bert, PYTHONPROFILEIMPORTTIME="1")
+    second = build(tmp_path, bert, PYTHONPROFILEIMPORTTIME="1")
+    assert {"torch", "transformers", "numpy"} <= heavy_imports(first)
+    assert heavy_imports(second) == set()
+    assert first.out.split() == [word.replace("cached", "built") for word in second.out.split()]
+
+
+def test_what_was_published_runs_again_from_the_store_alone(tmp_path: Path, llama: Path) -> None:
+    """Graph, weights and golden inputs, all read back by digest, give the golden outputs to the bit."""
+    key = str(built(tmp_path, llama)["request_key"])
+    store = open_store(f"file://{tmp_path}/store")
+    manifest = store.resolve(key).manifest
+    (program,) = manifest.executables
+    graph = Graph.from_bytes(store.read_blob(program.blob))
+    assert graph.key == program.graph_key
+    weights = {
+        tensor.name: np.frombuffer(store.read_blob(tensor.blob), numpy_dtype(tensor.dtype)).reshape(tensor.shape)
+        for tensor in manifest.weights
+    }
+    golden = {file.path: load(store.read_blob(file.blob)) for file in manifest.files if file.path.startswith("golden/")}
+    outputs = execute(graph, weights, golden["golden/prefill-b1-s32/inputs.safetensors"])
+    expected = golden["golden/prefill-b1-s32/outputs.safetensors"]
+    assert outputs.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(outputs[name], value)
+
+
+def test_two_builds_in_two_places_give_one_manifest_digest(tmp_path: Path) -> None:
+    digests = set()
+    for name in ("here", "there"):
+        folder = tmp_path / name
+        folder.mkdir()
+        model = write_model(folder / "same-name", dict(BERT))
+        digests.add(str(built(folder, model)["manifest"]))
+    assert len(digests) == 1
+
+
+def test_a_build_from_safetensors_uses_those_weights(tmp_path: Path, bert: Path) -> None:
+    """Weights saved by one build's store, given back as files, compute the same answer as the seed that made them."""
+    seeded = str(built(tmp_path, bert)["request_key"])
+    store = open_store(f"file://{tmp_path}/store")
+    tensors = {
+        tensor.name: np.frombuffer(store.read_blob(tensor.blob), numpy_dtype(tensor.dtype)).reshape(tensor.shape)
+        for tensor in store.resolve(seeded).manifest.weights
+    }
+    save_file(tensors, bert / "model.safetensors")
+    from_files = str(built(tmp_path, bert, "--weights", str(bert))["request_key"])
+    assert from_files != seeded
+    weights = [store.resolve(key).manifest.weights for key in (seeded, from_files)]
+    assert weights[0] == weights[1]
+
+
+def test_a_changed_weight_file_is_a_miss(tmp_path: Path, bert: Path) -> None:
+    built(tmp_path, bert)
+    store = open_store(f"file://{tmp_path}/store")
+    (published,) = store.list()
+    tensors = {
+        tensor.name: np.frombuffer(store.read_blob(tensor.blob), numpy_dtype(tensor.dtype)).reshape(tensor.shape).copy()
+        for tensor in published.manifest.weights
+    }
+    save_file(tensors, bert / "model.safetensors")
+    before = built(tmp_path, bert, "--weights", str(bert))
+    assert built(tmp_path, bert, "--weights", str(bert))["cache"] == "hit"
+    next(iter(tensors.values())).flat[0] += 1
+    save_file(tensors, bert / "model.safetensors")
+    after = built(tmp_path, bert, "--weights", str(bert))
+    assert after["cache"] == "miss"
+    assert after["request_key"] != before["request_key"]
+
+
+def test_several_buckets_and_batches_are_programs_of_one_artifact_that_share_the_weights(
+    tmp_path: Path, bert: Path
+) -> None:
+    key = str(built(tmp_path, bert, "--buckets", "16,32", "--batches", "1,2")["request_key"])
+    manifest = open_store(f"file://{tmp_path}/store").resolve(key).manifest
+    names = [program.name for program in manifest.executables]
+    assert names == ["forward-b1-s16", "forward-b1-s32", "forward-b2-s16", "forward-b2-s32"]
+    assert len({program.graph_key for program in manifest.executables}) == 4
+
+
+def test_bf16_deviates_from_pytorch_by_a_bf16_sized_error_and_fp32_hardly(tmp_path: Path, bert: Path) -> None:
+    def worst(*more: str) -> float:
+        report = built(tmp_path, bert, *more)["verification"]
+        assert isinstance(report, dict)
+        return max(float(row["max_relative"]) for rows in report.values() for row in rows)
+
+    assert worst("--autocast", "none") < 1e-5
+    assert 1e-5 < worst("--autocast", "matmult") < 2e-2
+
+
+def test_an_answer_too_far_from_pytorch_is_refused_and_nothing_is_published(tmp_path: Path, bert: Path) -> None:
+    answer = build(tmp_path, bert, NXPIPE_VERIFY_MAX_RELATIVE_ERROR="0.0000001")
+    assert answer.code == 12
+    assert "against PyTorch fp32" in answer.err
+    assert open_store(f"file://{tmp_path}/store").list() == []
+
+
+def test_force_builds_again_and_finds_the_same(tmp_path: Path, bert: Path) -> None:
+    first = built(tmp_path, bert)
+    again = built(tmp_path, bert, "--force")
+    assert (again["cache"], again["manifest"]) == ("miss", first["manifest"])
+
+
+REFUSED = [
+    (["--tp", "2"], 11, "--tp 1"),
+    (["--buckets", "65"], 11, "at most 64"),
+    (["--phases", "decode"], 11, "phase 'decode'"),
+    (["--weights", "random:x"], 10, "as in random:0"),
+    (["--weights", "/nowhere"], 10, "no such folder"),
+    (["--target", "inf2.xlrage"], 2, "inf2.xlarge"),
+    (["--buckets", "0"], 2, "buckets"),
+    (["--buckets", "x"], 2, "buckets"),
+    (["--autocast", "most"], 2, "matmult"),
+    (["--task", "translation"], 2, "feature-extraction"),
+    (["--store", "ftp://host"], 20, "file://"),
+]
+
+
+@pytest.mark.parametrize(("flags", "code", "sentence"), REFUSED, ids=[" ".join(flags) for flags, _, _ in REFUSED])
+def test_a_wrong_request_is_one_sentence_and_its_exit_code(
+    flags: list[str], code: int, sentence: str, tmp_path: Path, bert: Path
+) -> None:
+    answer = build(tmp_path, bert, *flags)
+    assert (answer.code, answer.out) == (code, "")
+    assert sentence in answer.err
+    assert "Traceback" not in answer.err
+
+
+BROKEN_CONFIGS: list[tuple[dict[str, object], str]] = [
+    ({"model_type": "no-such-architecture"}, "no-such-architecture"),
+    ({**BERT, "hidden_size": 33}, "33"),
+    ({**BERT, "hidden_size": "wide"}, ""),
+    ({**LLAMA, "num_attention_heads": 7, "hidden_size": 65}, ""),
+]
+
+
+@pytest.mark.parametrize(("config", "sentence"), BROKEN_CONFIGS)
+def test_a_configuration_that_makes_no_model_is_a_compile_error(
+    config: dict[str, object], sentence: str, tmp_path: Path
+) -> None:
+    answer = build(tmp_path, write_model(tmp_path / "broken", config))
+    assert answer.code == 11, answer.err
+    assert sentence in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_golden_files_open_with_the_public_reader(tmp_path: Path, bert: Path) -> None:
+    key = str(built(tmp_path, bert)["request_key"])
+    store = open_store(f"file://{tmp_path}/store")
+    file = next(file for file in store.resolve(key).manifest.files if file.path.endswith("inputs.safetensors"))
+    store.copy_blob_to(file.blob, tmp_path / "inputs.safetensors")
+    assert {"input_ids", "attention_mask"} >= set(load_file(tmp_path / "inputs.safetensors"))

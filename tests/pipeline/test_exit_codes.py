@@ -1,0 +1,30 @@
+import importlib
+
+import click
+
+from pipeline import exit_codes
+from pipeline.errors import ModelSourceError, PipelineError
+
+
+def test_numbers_and_names_are_unique() -> None:
+    assert len({row.number for row in exit_codes.TABLE}) == len(exit_codes.TABLE)
+    assert len({row.name for row in exit_codes.TABLE}) == len(exit_codes.TABLE)
+
+
+def test_every_error_that_the_table_names_exists() -> None:
+    for row in exit_codes.TABLE:
+        for error in row.errors:
+            module, _, name = error.partition(":")
+            assert issubclass(getattr(importlib.import_module(module), name), BaseException), error
+
+
+def test_every_error_of_the_pipeline_has_an_exit_code() -> None:
+    for kind in PipelineError.__subclasses__():
+        assert any(f"{kind.__module__}:{kind.__qualname__}" in row.errors for row in exit_codes.TABLE), kind
+
+
+def test_the_nearest_ancestor_decides() -> None:
+    assert exit_codes.exit_code_of(click.BadParameter("x")) is exit_codes.USAGE
+    assert exit_codes.exit_code_of(ModelSourceError("x")) is exit_codes.MODEL
+    assert exit_codes.exit_code_of(FileNotFoundError("x")) is exit_codes.SYSTEM
+    assert exit_codes.exit_code_of(ZeroDivisionError()) is None

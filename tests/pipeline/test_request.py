@@ -1,0 +1,108 @@
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from artifact_store.canonical import canonical_json
+from artifact_store.digest import sha256_hex
+from emulator.hardware import instance
+from pipeline.errors import BuildRefused
+from pipeline.models.source import resolve
+from pipeline.models.weights import RandomWeights
+from pipeline.request import BuildRequest, Shape
+from tests.pipeline.conftest import BERT, write_model
+
+
+@pytest.fixture
+def request_(bert: Path) -> BuildRequest:
+    return BuildRequest(resolve(str(bert)), RandomWeights(0), (Shape("forward", 1, 32),), instance("inf2.xlarge"))
+
+
+def key(request: BuildRequest) -> str:
+    return sha256_hex(canonical_json(request.key_inputs()))
+
+
+def test_every_declared_input_flips_the_key(request_: BuildRequest) -> None:
+    source = request_.source
+    others = [
+        replace(request_, source=replace(source, config={**source.config, "hidden_size": 64})),
+        replace(request_, source=replace(source, task="fill-mask")),
+        replace(request_, weights=RandomWeights(1)),
+        replace(request_, shapes=(Shape("forward", 1, 64),)),
+        replace(request_, shapes=(Shape("forward", 2, 32),)),
+        replace(request_, shapes=(Shape("prefill", 1, 32),)),
+        replace(request_, shapes=(*request_.shapes, Shape("forward", 1, 64))),
+        replace(request_, target=instance("trn2.48xlarge")),
+        replace(request_, autocast="none"),
+        replace(request_, autocast_type="fp16"),
+        replace(request_, tensor_parallel=2),
+    ]
+    keys = [key(request) for request in [request_, *others]]
+    assert len(set(keys)) == len(keys)
+
+
+def test_the_folder_its_name_and_the_order_of_its_configuration_never_flip_the_key(
+    request_: BuildRequest, tmp_path: Path
+) -> None:
+    backwards = dict(reversed(BERT.items()))
+    other = resolve(str(write_model(tmp_path / "elsewhere" / "renamed", backwards)))
+    assert key(replace(request_, source=other)) == key(request_)
+
+
+def test_the_order_of_the_shapes_never_flips_the_key(request_: BuildRequest) -> None:
+    shapes = (Shape("forward", 1, 32), Shape("forward", 1, 64))
+    assert key(replace(request_, shapes=shapes)) == key(replace(request_, shapes=shapes[::-1]))
+
+
+def test_host_user_locale_time_zone_and_hash_seed_never_flip_the_key(
+    request_: BuildRequest, bert: Path, tmp_path: Path
+) -> None:
+    code = (
+        "import sys\n"
+        "from pipeline.models.source import resolve; from pipeline.models.weights import RandomWeights\n"
+        "from pipeline.request import BuildRequest, Shape; from emulator.hardware import instance\n"
+        "from artifact_store.canonical import canonical_json; from artifact_store.digest import sha256_hex\n"
+        "shapes = (Shape('forward', 1, 32),)\n"
+        "r = BuildRequest(resolve(sys.argv[1]), RandomWeights(0), shapes, instance('inf2.xlarge'))\n"
+        "print(sha256_hex(canonical_json(r.key_inputs())))\n"
+    )
+    odd = {
+        "PYTHONHASHSEED": "7",
+        "TZ": "Asia/Kathmandu",
+        "LC_ALL": "C",
+        "USER": "somebody",
+        "HOME": str(tmp_path / "h"),
+    }
+    there = subprocess.run(
+        [sys.executable, "-c", code, str(bert)],
+        env={**os.environ, **odd},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert there.stdout.strip() == key(request_)
+
+
+def test_the_inputs_of_a_key_are_plain_json(request_: BuildRequest) -> None:
+    inputs = request_.key_inputs()
+    assert json.loads(canonical_json(inputs)) == inputs
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"tensor_parallel": 2}, "--tp 1"),
+        ({"shapes": (Shape("decode", 1, 32),)}, "phase 'decode'"),
+        ({"shapes": (Shape("forward", 1, 65),)}, "positions up to 64; pass --buckets of at most 64"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_before_any_work(
+    request_: BuildRequest, change: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(BuildRefused, match=sentence):
+        replace(request_, **change).check()  # type: ignore[arg-type]

@@ -1,0 +1,60 @@
+"""The pages are promises too."""
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from pipeline.cli import cli
+from pipeline.reference import stale, walk
+from tests.conftest import ROOT
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_generated_pages_are_fresh() -> None:
+    assert stale() == [], "run `make docs` and commit the result"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_to_a_file_of_ours_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_line_on_a_page_parses(page: Path) -> None:
+    """Names and options of every `nxpipe ...` line of an example are those of the real command."""
+    blocks = re.findall(r"^```(?:bash|sh|console)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    lines = [line.strip().removeprefix("$ ") for block in blocks for line in block.splitlines()]
+    for line in lines:
+        if line.startswith("nxpipe "):
+            assert_parses(shlex.split(line, comments=True)[1:])
+
+
+def assert_parses(words: list[str]) -> None:
+    words = words[: words.index(">")] if ">" in words else words
+    command, path = resolve(words)
+    spelled = {option for param in command.params for option in (*param.opts, *param.secondary_opts)} | {"-h", "--help"}
+    options = [word.partition("=")[0] for word in words if word.startswith("-")]
+    assert set(options) <= spelled, f"{path} has no {set(options) - spelled}"
+
+
+def resolve(words: list[str]) -> tuple[click.Command, str]:
+    commands = {path[1:]: command for path, command in walk(cli, ("nxpipe",))}
+    names = tuple(word for word in words if not word.startswith("-"))
+    depth = next(n for n in range(len(names), -1, -1) if names[:n] in commands)
+    command = commands[names[:depth]]
+    assert depth == len(names) or not isinstance(command, click.Group), f"no command {' '.join(names)}"
+    return command, " ".join(names[:depth])
+
+
+def test_every_direct_dependency_is_justified() -> None:
+    page = (ROOT / "docs" / "dependencies.md").read_text()
+    declared = re.findall(
+        r'^\s+"([A-Za-z0-9_.-]+)(?:\[[^]]*\])?[=><]', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    )
+    assert len(declared) > 10
+    assert [name for name in declared if f"`{name}`" not in page] == []

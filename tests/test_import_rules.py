@@ -1,0 +1,95 @@
+"""The rooms keep to themselves: DESIGN's import arrows hold, and a new breach of one is noticed."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import grimp
+import pytest
+
+from tests.conftest import ROOT
+
+ROOMS = ("artifact_store", "emulator", "pipeline", "stacks")
+
+
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    """A copy of the house to break."""
+    for room in ROOMS:
+        shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def test_the_house_keeps_its_import_rules() -> None:
+    answer = lint(ROOT)
+    assert answer.returncode == 0, answer.stdout
+
+
+BREACHES = [
+    ("emulator/graph.py", "import boto3"),
+    ("emulator/fast.py", "import torch"),
+    ("emulator/passes/__init__.py", "import transformers"),
+    ("emulator/errors.py", "import pydantic"),
+    ("emulator/hardware/__init__.py", "import click"),
+    ("emulator/hardware/__init__.py", "import pipeline.errors"),
+    ("emulator/graph.py", "import artifact_store"),
+    ("artifact_store/manifest.py", "import emulator.graph"),
+    ("artifact_store/manifest.py", "import torch"),
+    ("artifact_store/local.py", "import boto3"),
+    ("pipeline/output.py", "import stacks"),
+    ("pipeline/build.py", "import torch"),
+    ("stacks/storage.py", "import artifact_store"),
+    ("stacks/storage.py", "import emulator.graph"),
+    ("stacks/storage.py", "import pipeline.cli"),
+]
+
+
+@pytest.mark.parametrize(("file", "line"), BREACHES, ids=[f"{file}: {line}" for file, line in BREACHES])
+def test_a_forbidden_import_is_caught(house: Path, file: str, line: str) -> None:
+    path = house / file
+    path.write_text(f"{path.read_text()}\n{line}  # noqa\n")
+    answer = lint(house)
+    assert answer.returncode == 1, answer.stdout
+    assert "BROKEN" in answer.stdout
+
+
+ALLOWED_OUTSIDE = {
+    "emulator": {"numpy", "ml_dtypes", "torch", "transformers"},
+    "artifact_store": {"pydantic", "pydantic_core", "boto3", "botocore"},
+    "stacks": {"aws_cdk", "constructs"},
+}
+
+
+@pytest.mark.parametrize("room", ALLOWED_OUTSIDE)
+def test_a_room_uses_no_library_that_the_design_does_not_give_it(room: str) -> None:
+    graph = grimp.build_graph(room, include_external_packages=True)
+    outside = {
+        imported
+        for module in graph.modules
+        for imported in graph.find_modules_directly_imported_by(module)
+        if imported.partition(".")[0] not in {*ROOMS, *sys.stdlib_module_names}
+    }
+    assert outside <= ALLOWED_OUTSIDE[room]
+
+
+LIGHT = {
+    "pipeline.cli": ("torch", "transformers", "boto3", "numpy", "pydantic"),
+    "artifact_store": ("torch", "transformers", "boto3", "numpy"),
+    "emulator.hardware": ("torch", "transformers", "boto3", "numpy", "pydantic"),
+    "pipeline.build": ("torch", "transformers", "boto3", "numpy"),
+    "pipeline.config": ("torch", "transformers", "boto3", "numpy"),
+}
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_a_light_door_stays_light(module: str) -> None:
+    code = f"import sys, {module}; print(*(name for name in {LIGHT[module]} if name in sys.modules))"
+    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == ""
