@@ -1,0 +1,213 @@
+"""Functions of single elements: arithmetic, comparisons, activations, casts."""
+
+from typing import Any
+
+from emulator.capture.aten.base import NotExpressible, Site, imports
+from emulator.graph import Value
+from emulator.ops import Where
+
+_UNARY = {
+    "abs": "abs",
+    "bitwise_not": "invert",
+    "ceil": "ceil",
+    "cos": "cos",
+    "erf": "erf",
+    "exp": "exp",
+    "expm1": "expm1",
+    "floor": "floor",
+    "isinf": "isinf",
+    "isnan": "isnan",
+    "log": "log",
+    "log1p": "log1p",
+    "log2": "log2",
+    "logical_not": "logical_not",
+    "neg": "negate",
+    "reciprocal": "reciprocal",
+    "relu": "relu",
+    "rsqrt": "rsqrt",
+    "sigmoid": "sigmoid",
+    "sign": "sign",
+    "silu": "silu",
+    "sin": "sin",
+    "sqrt": "sqrt",
+    "tan": "tan",
+    "tanh": "tanh",
+    "trunc": "trunc",
+}
+_BINARY = {
+    "__and__": "and",
+    "__or__": "or",
+    "__xor__": "xor",
+    "bitwise_and": "and",
+    "bitwise_or": "or",
+    "bitwise_xor": "xor",
+    "eq": "equal",
+    "floor_divide": "floor_divide",
+    "ge": "greater_equal",
+    "gt": "greater",
+    "le": "less_equal",
+    "lt": "less",
+    "max.other": "maximum",
+    "maximum": "maximum",
+    "min.other": "minimum",
+    "minimum": "minimum",
+    "mul": "multiply",
+    "ne": "not_equal",
+    "pow": "power",
+    "remainder": "remainder",
+}
+_LOGICAL = {"logical_and": "and", "logical_or": "or", "logical_xor": "xor"}
+
+
+def _register_unary(aten: str, function: str) -> None:
+    @imports(aten)
+    def importer(site: Site, x: Value, *_: Any) -> Value:
+        return site.unary(function, x)
+
+
+def _register_binary(aten: str, function: str) -> None:
+    @imports(aten)
+    def importer(site: Site, a: Value | float, b: Value | float, *_: Any) -> Value:
+        return site.binary(function, a, b)
+
+
+def _register_logical(aten: str, function: str) -> None:
+    @imports(aten)
+    def importer(site: Site, a: Value, b: Value) -> Value:
+        return site.binary(function, site.binary("not_equal", a, 0), site.binary("not_equal", b, 0))
+
+
+for _aten, _ours in _UNARY.items():
+    _register_unary(_aten, _ours)
+for _aten, _ours in _BINARY.items():
+    _register_binary(_aten, _ours)
+for _aten, _ours in _LOGICAL.items():
+    _register_logical(_aten, _ours)
+
+
+@imports("alias", "clone", "contiguous", "detach", "lift_fresh_copy", "positive")
+def same(site: Site, x: Value, *_: Any) -> Value:
+    return x
+
+
+@imports("dropout", "feature_dropout")
+def dropout(site: Site, x: Value, p: float, train: bool) -> Value:
+    if train and p:
+        raise NotExpressible("dropout is active; put the model in evaluation mode")
+    return x
+
+
+@imports("to", "_to_copy", "type_as")
+def cast(site: Site, x: Value, *_: Any) -> Value:
+    return site.cast(x, site.result.dtype)
+
+
+@imports("add")
+def add(site: Site, a: Value | float, b: Value | float, alpha: float) -> Value:
+    return site.binary("add", a, b if alpha == 1 else site.binary("multiply", b, alpha))
+
+
+@imports("sub")
+def sub(site: Site, a: Value | float, b: Value | float, alpha: float) -> Value:
+    return site.binary("subtract", a, b if alpha == 1 else site.binary("multiply", b, alpha))
+
+
+@imports("rsub")
+def rsub(site: Site, a: Value, b: Value | float, alpha: float) -> Value:
+    return sub(site, b, a, alpha)
+
+
+@imports("div")
+def div(site: Site, a: Value | float, b: Value | float, rounding_mode: str | None = None) -> Value:
+    return site.binary({None: "divide", "floor": "floor_divide", "trunc": "truncating_divide"}[rounding_mode], a, b)
+
+
+@imports("fmod")
+def fmod(site: Site, a: Value, b: Value | float) -> Value:
+    return site.binary("subtract", a, site.binary("multiply", site.binary("truncating_divide", a, b), b))
+
+
+@imports("square")
+def square(site: Site, x: Value) -> Value:
+    return site.binary("multiply", x, x)
+
+
+@imports("round.default")
+def round_(site: Site, x: Value) -> Value:
+    return site.unary("round", x)
+
+
+@imports("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
+def where(site: Site, condition: Value, a: Value | float, b: Value | float) -> Value:
+    return site.emit(Where(), condition, site.value(a), site.value(b))
+
+
+@imports("masked_fill")
+def masked_fill(site: Site, x: Value, mask: Value, value: Value | float) -> Value:
+    return site.emit(Where(), mask, site.cast(site.value(value), x.type.dtype), x)
+
+
+@imports("clamp", "clip", "hardtanh")
+def clamp(site: Site, x: Value, low: Value | float | None = None, high: Value | float | None = None) -> Value:
+    if low is not None:
+        x = site.binary("maximum", x, low)
+    return x if high is None else site.binary("minimum", x, high)
+
+
+@imports("clamp_min")
+def clamp_min(site: Site, x: Value, low: Value | float) -> Value:
+    return clamp(site, x, low)
+
+
+@imports("clamp_max")
+def clamp_max(site: Site, x: Value, high: Value | float) -> Value:
+    return clamp(site, x, None, high)
+
+
+@imports("gelu")
+def gelu(site: Site, x: Value, approximate: str) -> Value:
+    return site.unary("gelu_tanh" if approximate == "tanh" else "gelu", x)
+
+
+@imports("relu6")
+def relu6(site: Site, x: Value) -> Value:
+    return clamp(site, x, 0, 6)
+
+
+@imports("leaky_relu")
+def leaky_relu(site: Site, x: Value, slope: float) -> Value:
+    return site.emit(Where(), site.binary("greater", x, 0), x, site.binary("multiply", x, slope))
+
+
+@imports("elu")
+def elu(site: Site, x: Value, alpha: float, scale: float, input_scale: float) -> Value:
+    below = site.unary("expm1", site.binary("multiply", x, input_scale))
+    bent = site.emit(Where(), site.binary("greater", x, 0), x, site.binary("multiply", below, alpha))
+    return site.binary("multiply", bent, scale)
+
+
+@imports("softplus")
+def softplus(site: Site, x: Value, beta: float, threshold: float) -> Value:
+    bent = site.binary("divide", site.unary("softplus", site.binary("multiply", x, beta)), beta)
+    straight = site.binary("greater", site.binary("multiply", x, beta), threshold)
+    return site.emit(Where(), straight, x, bent)
+
+
+@imports("log_sigmoid")
+def log_sigmoid(site: Site, x: Value) -> Value:
+    return site.unary("negate", site.unary("softplus", site.unary("negate", x)))
+
+
+@imports("mish")
+def mish(site: Site, x: Value) -> Value:
+    return site.binary("multiply", x, site.unary("tanh", site.unary("softplus", x)))
+
+
+@imports("hardsigmoid")
+def hardsigmoid(site: Site, x: Value) -> Value:
+    return site.binary("divide", clamp(site, site.binary("add", x, 3.0), 0.0, 6.0), 6.0)
+
+
+@imports("hardswish")
+def hardswish(site: Site, x: Value) -> Value:
+    return site.binary("multiply", x, hardsigmoid(site, x))

@@ -1,0 +1,154 @@
+"""Folds, searches and orders along axes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from emulator.capture.aten.base import Site, axes_of, axis_of, imports
+from emulator.graph import Value
+from emulator.ops import ArgReduce, ArgSort, Cumulate, Reduce, TakeAlong
+
+Axes = Sequence[int] | int | None
+
+
+def _reduced(site: Site, function: str, x: Value, axes: Axes = None, keep: bool = False) -> Value:
+    return site.emit(Reduce(function, axes_of(x, axes), keep), x)
+
+
+def _accumulated(site: Site, function: str, x: Value, axes: Axes, keep: bool) -> Value:
+    """Sums and means widen to the result's type before they add up, not after."""
+    return _reduced(site, function, site.cast(x, site.result.dtype), axes, keep)
+
+
+@imports("sum.default")
+def sum_all(site: Site, x: Value, *_: Any) -> Value:
+    return _accumulated(site, "sum", x, None, False)
+
+
+@imports("sum.dim_IntList")
+def sum_axes(site: Site, x: Value, dims: Axes, keep: bool, *_: Any) -> Value:
+    return _accumulated(site, "sum", x, dims, keep)
+
+
+@imports("mean.default")
+def mean_all(site: Site, x: Value, *_: Any) -> Value:
+    return _accumulated(site, "mean", x, None, False)
+
+
+@imports("mean.dim")
+def mean_axes(site: Site, x: Value, dims: Axes, keep: bool, *_: Any) -> Value:
+    return _accumulated(site, "mean", x, dims, keep)
+
+
+@imports("prod.default")
+def prod_all(site: Site, x: Value, *_: Any) -> Value:
+    return _accumulated(site, "prod", x, None, False)
+
+
+@imports("prod.dim_int")
+def prod_axis(site: Site, x: Value, dim: int, keep: bool, *_: Any) -> Value:
+    return _accumulated(site, "prod", x, dim, keep)
+
+
+@imports("amax")
+def amax(site: Site, x: Value, dims: Axes, keep: bool) -> Value:
+    return _reduced(site, "max", x, dims, keep)
+
+
+@imports("amin")
+def amin(site: Site, x: Value, dims: Axes, keep: bool) -> Value:
+    return _reduced(site, "min", x, dims, keep)
+
+
+@imports("max.default")
+def max_all(site: Site, x: Value) -> Value:
+    return _reduced(site, "max", x)
+
+
+@imports("min.default")
+def min_all(site: Site, x: Value) -> Value:
+    return _reduced(site, "min", x)
+
+
+@imports("max.dim")
+def max_axis(site: Site, x: Value, dim: int, keep: bool) -> list[Value]:
+    return [_reduced(site, "max", x, dim, keep), site.emit(ArgReduce("argmax", axis_of(x, dim), keep), x)]
+
+
+@imports("min.dim")
+def min_axis(site: Site, x: Value, dim: int, keep: bool) -> list[Value]:
+    return [_reduced(site, "min", x, dim, keep), site.emit(ArgReduce("argmin", axis_of(x, dim), keep), x)]
+
+
+@imports("any")
+def any_(site: Site, x: Value, dims: Axes = None, keep: bool = False) -> Value:
+    return _reduced(site, "any", x, dims, keep)
+
+
+@imports("all")
+def all_(site: Site, x: Value, dims: Axes = None, keep: bool = False) -> Value:
+    return _reduced(site, "all", x, dims, keep)
+
+
+def _searched(site: Site, function: str, x: Value, dim: int | None, keep: bool) -> Value:
+    if dim is None:
+        flat = site.reshape(x, (x.type.elements,))
+        return site.reshape(site.emit(ArgReduce(function, 0, False), flat), site.result.shape)
+    return site.emit(ArgReduce(function, axis_of(x, dim), keep), x)
+
+
+@imports("argmax")
+def argmax(site: Site, x: Value, dim: int | None, keep: bool) -> Value:
+    return _searched(site, "argmax", x, dim, keep)
+
+
+@imports("argmin")
+def argmin(site: Site, x: Value, dim: int | None, keep: bool) -> Value:
+    return _searched(site, "argmin", x, dim, keep)
+
+
+@imports("var.correction")
+def variance(site: Site, x: Value, dims: Axes, correction: float | None, keep: bool) -> Value:
+    centred = site.binary("subtract", x, _reduced(site, "mean", x, dims, True))
+    total = _reduced(site, "sum", site.binary("multiply", centred, centred), dims, keep)
+    count = 1
+    for axis in axes_of(x, dims):
+        count *= x.type.shape[axis]
+    return site.binary("divide", total, float(count - (1 if correction is None else correction)))
+
+
+@imports("cumsum")
+def cumsum(site: Site, x: Value, dim: int, *_: Any) -> Value:
+    return site.emit(Cumulate("cumsum", axis_of(x, dim)), site.cast(x, site.result.dtype))
+
+
+@imports("cumprod")
+def cumprod(site: Site, x: Value, dim: int, *_: Any) -> Value:
+    return site.emit(Cumulate("cumprod", axis_of(x, dim)), site.cast(x, site.result.dtype))
+
+
+def _ordered(site: Site, x: Value, dim: int, descending: bool) -> list[Value]:
+    axis = axis_of(x, dim)
+    order = site.emit(ArgSort(axis, descending), x)
+    return [site.emit(TakeAlong(axis), x, order), order]
+
+
+@imports("sort.default")
+def sort(site: Site, x: Value, dim: int, descending: bool) -> list[Value]:
+    return _ordered(site, x, dim, descending)
+
+
+@imports("sort.stable")
+def sort_stable(site: Site, x: Value, stable: bool | None, dim: int, descending: bool) -> list[Value]:
+    return _ordered(site, x, dim, descending)
+
+
+@imports("argsort.default")
+def argsort(site: Site, x: Value, dim: int, descending: bool) -> Value:
+    return site.emit(ArgSort(axis_of(x, dim), descending), x)
+
+
+@imports("topk")
+def topk(site: Site, x: Value, k: int, dim: int, largest: bool, ordered: bool) -> list[Value]:
+    """The head of the sorted axis, which is also right when the caller does not ask for order."""
+    axis = axis_of(x, dim)
+    return [site.slice(part, axis, 0, k) for part in _ordered(site, x, axis, largest)]

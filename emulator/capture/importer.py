@@ -1,0 +1,187 @@
+"""From torch.export's program to our graph, one call at a time; what cannot be expressed is collected, not raised."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from emulator.builder import GraphBuilder
+from emulator.capture.aten import NotExpressible, Site, importer_of, states_a_fact
+from emulator.capture.model import tensor_type
+from emulator.capture.provenance import origin_of
+from emulator.errors import CaptureError, Finding, UnsupportedOperators
+from emulator.graph import Graph, Origin, Value
+from emulator.numerics import Array
+from emulator.types import TensorType
+
+_NO_IMPORTER = "the compiler has no such operator; write it with elementwise, matrix and reduction operators"
+_SIZE_DEPENDS_ON_DATA = "the size of its result depends on data; use torch.where, or pad to a fixed size"
+_VALUE_ESCAPES = "a tensor's value becomes a Python number, which a compiled program cannot do; keep it a tensor"
+_NO_TYPE = "the hardware has no such element type; use float32, bfloat16, float16, an integer or a boolean"
+
+
+class _Poison:
+    """Stands for the result of a call that could not be imported, so that its users are not reported as well."""
+
+
+_POISON = _Poison()
+
+
+def import_program(program: Any, names: Mapping[str, str]) -> Graph:
+    """The graph of an exported program; UnsupportedOperators lists everything in it that has no counterpart.
+
+    `names` says which name a parameter goes by, because the exporter picks any of a tied parameter's.
+    """
+    return _Importer(program, names).graph()
+
+
+class _Importer:
+    def __init__(self, program: Any, names: Mapping[str, str]) -> None:
+        self._program = program
+        self._names = names
+        self._builder = GraphBuilder()
+        self._problems: Counter[tuple[str, Origin, str]] = Counter()
+
+    def graph(self) -> Graph:
+        module = self._program.graph_module
+        placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        specs = self._program.graph_signature.input_specs
+        arguments = [self._argument(node, spec) for node, spec in zip(placeholders, specs, strict=True)]
+        results = self._run(module, arguments)
+        if self._problems:
+            raise UnsupportedOperators(_findings(self._problems))
+        structure = pytree.tree_unflatten(results, self._program.call_spec.out_spec)
+        for name, value in _named_outputs(structure, ""):
+            self._builder.output(name, value)
+        return self._builder.build()
+
+    def _argument(self, node: Any, spec: Any) -> Any:
+        """A placeholder as an input, a parameter or a constant; a parameter that nothing uses stays out."""
+        kind, state = spec.kind.name, self._program.state_dict
+        if not isinstance(node.meta.get("val"), torch.Tensor):
+            return None
+        try:
+            type_ = tensor_type(node.meta["val"])
+        except ValueError:
+            self._problem(node.name, Origin(spec.target or node.name), _NO_TYPE)
+            return _POISON
+        if kind == "USER_INPUT":
+            return self._builder.input(node.name, type_)
+        if not node.users:
+            return None
+        if kind == "PARAMETER" or (kind == "BUFFER" and spec.target in state):
+            return self._builder.parameter(self._names.get(spec.target, spec.target), type_)
+        return self._builder.constant(_numbers(self._program.constants[spec.target]), type_.dtype)
+
+    def _run(self, module: Any, arguments: list[Any]) -> list[Any]:
+        """Import the calls of one graph module; higher-order operators come back here for their bodies."""
+        known: dict[Any, Any] = {}
+        remaining = iter(arguments)
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                known[node] = next(remaining)
+            elif node.op == "get_attr":
+                known[node] = getattr(module, node.target)
+            elif node.op == "call_function":
+                known[node] = self._call(node, known)
+            elif node.op == "output":
+                results = torch.fx.map_arg(node.args[0], lambda used: known[used])
+                return list(results) if isinstance(results, tuple | list) else [results]
+        raise CaptureError("the traced program has no output")
+
+    def _call(self, node: Any, known: Mapping[Any, Any]) -> Any:
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda used: known[used])
+        if node.target.__name__ == "getitem":
+            return args[0] if args[0] is _POISON else args[0][args[1]]
+        poisoned = _POISON in pytree.tree_leaves((args, kwargs))
+        if isinstance(node.target, torch._ops.OpOverload):
+            return self._operator(node, args, kwargs, poisoned)
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            return self._region(node, args)
+        if not poisoned:  # Python arithmetic on sizes, which are fixed unless they follow from something reported
+            self._problem(str(node.target), origin_of(node.meta), _NO_IMPORTER)
+        return _POISON
+
+    def _region(self, node: Any, args: Any) -> Any:
+        """A block under a context manager that does not change numbers is imported in place."""
+        bodies = [position for position, arg in enumerate(args) if isinstance(arg, torch.fx.GraphModule)]
+        name = node.target.__name__
+        harmless = name == "wrap_with_set_grad_enabled" or (name == "wrap_with_autocast" and args[2] is False)
+        if not harmless or len(bodies) != 1:
+            self._problem(name, origin_of(node.meta), "a block under this context or control flow is not compiled")
+            return _POISON
+        return self._run(args[bodies[0]], list(args[bodies[0] + 1 :]))
+
+    def _operator(self, node: Any, args: Any, kwargs: Any, poisoned: bool) -> Any:
+        if states_a_fact(node.target):
+            return _POISON
+        importer, origin = importer_of(node.target), origin_of(node.meta)
+        try:
+            site = Site(self._builder, _result_types(node.meta["val"]), origin)
+            if importer is None:
+                raise NotExpressible(_NO_IMPORTER)
+            imported = _POISON if poisoned else importer(site, *_bound(node.target, args, kwargs))
+        except NotExpressible as problem:
+            if importer is None or not poisoned:
+                self._problem(str(node.target), origin, str(problem))
+            return _POISON
+        if isinstance(imported, list):
+            return [_agreed(site, value, type_) for value, type_ in zip(imported, site.results, strict=False)]
+        return imported if isinstance(imported, _Poison) else _agreed(site, imported, site.result)
+
+    def _problem(self, operator: str, origin: Origin, advice: str) -> None:
+        self._problems[operator, origin, advice] += 1
+
+
+def _bound(target: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments in the order of the operator's schema, defaults filled in."""
+    schema = target._schema.arguments
+    return [*args, *(kwargs.get(argument.name, argument.default_value) for argument in schema[len(args) :])]
+
+
+def _result_types(result: Any) -> tuple[TensorType, ...]:
+    parts = result if isinstance(result, tuple | list) else (result,)
+    if not all(isinstance(part, torch.Tensor) for part in parts):
+        raise NotExpressible(_VALUE_ESCAPES)
+    if not all(type(size) is int for part in parts for size in part.shape):
+        raise NotExpressible(_SIZE_DEPENDS_ON_DATA)
+    try:
+        return tuple(tensor_type(part) for part in parts)
+    except ValueError:
+        raise NotExpressible(_NO_TYPE) from None
+
+
+def _agreed(site: Site, value: Value, expected: TensorType) -> Value:
+    """PyTorch's own verdict on the result is the last word on its element type, and a check on its shape."""
+    if value.type.shape != expected.shape:
+        raise CaptureError(f"an importer made {value.type} at {site.origin}, where PyTorch has {expected}")
+    return site.cast(value, expected.dtype)
+
+
+def _numbers(tensor: Any) -> Array:
+    exact = tensor.float() if tensor.is_floating_point() else tensor
+    numbers: Array = exact.detach().numpy()
+    return numbers
+
+
+def _named_outputs(structure: Any, name: str) -> Iterator[tuple[str, Value]]:
+    """Outputs under the names that the model gives them; positions name what has none."""
+    if isinstance(structure, Value):
+        yield name or "output", structure
+    elif isinstance(structure, _Poison):
+        raise CaptureError(f"output {name!r} is not a tensor")
+    elif isinstance(structure, Mapping):
+        for key, part in structure.items():
+            yield from _named_outputs(part, f"{name}.{key}" if name else str(key))
+    elif isinstance(structure, tuple | list):
+        for position, part in enumerate(structure):
+            yield from _named_outputs(part, f"{name or 'output'}.{position}")
+
+
+def _findings(problems: Counter[tuple[str, Origin, str]]) -> list[Finding]:
+    return [
+        Finding(operator, origin.module, origin.source, count, advice)
+        for (operator, origin, advice), count in problems.items()
+    ]

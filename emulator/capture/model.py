@@ -1,0 +1,107 @@
+"""A transformers model without weights: parameters on the meta device, buffers with their true values."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import transformers
+
+from emulator.capture.request import TASKS, CaptureRequest
+from emulator.errors import CaptureError
+from emulator.types import DType, TensorType
+
+# Settings that describe how a checkpoint was produced or is run, and would only disturb a static capture.
+_OVERRIDDEN = {"dtype": None, "torch_dtype": None, "use_cache": False, "return_dict": True}
+_SWITCHED_OFF = {"output_attentions": False, "output_hidden_states": False}
+
+
+def build_model(request: CaptureRequest) -> Any:
+    """The model in its own class, in evaluation mode."""
+    config = _configuration(request.config)
+    kind = _model_class(request, config)
+    config._attn_implementation = "sdpa" if kind._supports_sdpa else "eager"
+    try:
+        with quiet_libraries(), torch.device("meta"), torch.no_grad():
+            model = kind._from_config(config, dtype=getattr(torch, request.dtype)).eval()
+    except Exception as fault:  # third-party code: whatever it raises is a reason why there is no model
+        raise CaptureError(f"{kind.__name__} cannot be built from this configuration: {fault}") from fault
+    if model.main_input_name != "input_ids" or config.is_encoder_decoder:
+        raise CaptureError(f"{kind.__name__} does not map input_ids to outputs in one pass, as only text models do")
+    give_buffers_their_values(model)
+    return model
+
+
+def _configuration(given: Mapping[str, object]) -> Any:
+    settings = {key: value for key, value in given.items() if key not in _OVERRIDDEN}
+    kind = settings.pop("model_type", None)
+    if not isinstance(kind, str):
+        raise CaptureError("the configuration names no model_type; pass the config.json of a Hugging Face model")
+    if kind not in transformers.CONFIG_MAPPING:
+        raise CaptureError(f"model_type {kind!r} is unknown to transformers {transformers.__version__}")
+    if settings.get("quantization_config"):
+        raise CaptureError("the configuration is of a quantised checkpoint; pass that of the original model")
+    changes = {key: value for key, value in (_OVERRIDDEN | _SWITCHED_OFF).items() if value is not None}
+    try:
+        with quiet_libraries():
+            return transformers.AutoConfig.for_model(kind, **(settings | changes))
+    except Exception as fault:  # transformers validates with several libraries' exceptions
+        reason = " ".join(str(fault).split())
+        raise CaptureError(f"transformers rejects this {kind!r} configuration: {reason}") from fault
+
+
+def _model_class(request: CaptureRequest, config: Any) -> Any:
+    auto = getattr(transformers, TASKS[request.task])
+    try:
+        kind = auto._model_mapping[type(config)]
+    except KeyError:
+        raise CaptureError(f"transformers has no {request.task} model of type {config.model_type!r}") from None
+    return kind[0] if isinstance(kind, tuple) else kind
+
+
+def give_buffers_their_values(model: Any) -> None:
+    """Compute the buffers that a checkpoint does not hold: position ids, rotary frequencies.
+
+    `from_pretrained` meets the same need, because it too builds on the meta device; so models fill such buffers in
+    `_init_weights`. A buffer that its model does not fill would be uninitialised memory, hence the poison.
+    """
+    for parameter in model.parameters():
+        parameter._is_hf_initialized = True
+    poisoned = {name: _poison(buffer) for name, buffer in model.named_non_persistent_buffers()}
+    for name, buffer in poisoned.items():
+        owner, _, attribute = name.rpartition(".")
+        model.get_submodule(owner)._buffers[attribute] = buffer
+    model.initialize_weights()
+    for name, buffer in model.named_non_persistent_buffers():
+        if torch.equal(buffer.nan_to_num(), _poison(buffer).nan_to_num()) and buffer.numel():
+            raise CaptureError(f"{type(model).__name__} does not initialise its buffer {name!r} in _init_weights")
+
+
+def _poison(buffer: Any) -> Any:
+    """A buffer of values that no model computes: not-a-number, or the smallest integer."""
+    worst = float("nan") if buffer.is_floating_point() else torch.iinfo(buffer.dtype).min
+    return torch.full_like(buffer, worst, device="cpu")
+
+
+def weight_types(request: CaptureRequest) -> dict[str, TensorType]:
+    """The types of everything that the model's checkpoint holds; of tied weights, the first name only."""
+    model = build_model(request)
+    temporary = {name for name, _ in model.named_non_persistent_buffers()}
+    weights = [*model.named_parameters(), *model.named_buffers()]
+    return {name: tensor_type(tensor) for name, tensor in weights if name not in temporary}
+
+
+def tensor_type(tensor: Any) -> TensorType:
+    """Our type of a PyTorch tensor; ValueError if its element type is none of ours."""
+    return TensorType(tuple(int(size) for size in tensor.shape), DType(str(tensor.dtype).removeprefix("torch.")))
+
+
+@contextlib.contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """transformers gives advice on standard error that a user of this compiler cannot act on."""
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(before)

@@ -1,0 +1,80 @@
+"""What can go wrong between a model and its numbers. Messages are one sentence; exit codes are the command line's."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class CompileError(Exception):
+    """The root of everything that the compiler and the emulator raise on purpose."""
+
+
+class CaptureError(CompileError):
+    """The model could not be traced into a graph."""
+
+
+@dataclass(frozen=True, order=True)
+class Finding:
+    """One thing in the user's model that stands in the way, and where it stands."""
+
+    operator: str
+    module: str
+    source: str
+    count: int
+    advice: str
+
+    def __str__(self) -> str:
+        times = f" ({self.count} times)" if self.count > 1 else ""
+        place = ", ".join(part for part in (self.module, self.source) if part)
+        return f"{self.operator}{times} at {place or 'an unknown place'}: {self.advice}"
+
+
+class UnsupportedOperators(CompileError):
+    """Every operator of a model that the compiler cannot take, not only the first."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        self.findings = tuple(findings)
+        calls = Counter[str]()
+        for finding in self.findings:
+            calls[finding.operator] += finding.count
+        listing = ", ".join(f"{operator} ({count} calls)" for operator, count in calls.items())
+        super().__init__(f"the model uses operators that cannot be compiled: {listing}; the first is {findings[0]}")
+
+
+class GraphInvalid(CompileError):
+    """A graph, or bytes that claim to be one, broke a rule of the intermediate representation."""
+
+
+class IllTyped(GraphInvalid):
+    """An operator was given operands or attributes that its shape rule refuses."""
+
+
+class OptionsInvalid(CompileError):
+    """A compiler option has a value that does not exist."""
+
+
+class ExecutionError(CompileError):
+    """A checked graph could not be executed on the values given."""
+
+
+class MissingTensor(ExecutionError):
+    """A parameter or an input that the graph needs was not given."""
+
+    def __init__(self, role: str, name: str, expected: str) -> None:
+        super().__init__(f"{role} {name!r} is missing; the graph needs it as {expected}")
+
+
+class WrongTensor(ExecutionError):
+    """A parameter or an input does not have the type that the graph declares."""
+
+    def __init__(self, role: str, name: str, expected: str, found: str) -> None:
+        super().__init__(f"{role} {name!r} is {found}, but the graph declares {expected}")
+
+
+class IndexOutOfRange(ExecutionError):
+    """A gather met an index outside of its table."""
+
+    def __init__(self, index: int, size: int, where: str = "") -> None:
+        self.index, self.size = index, size
+        place = f" at {where}" if where else ""
+        super().__init__(f"index {index} is outside of an axis of size {size}{place}; check the input ids' range")

@@ -1,0 +1,100 @@
+"""Fast execution: each node by its operator's vectorised numerics, the way whole models are emulated on a laptop.
+
+Loading a graph rounds every parameter to its type once, and runs once and for all whatever depends on nothing but
+parameters and constants, such as the casts that autocast puts on weights.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, MutableMapping
+
+import numpy as np
+
+from emulator.errors import ExecutionError, IndexOutOfRange, MissingTensor, WrongTensor
+from emulator.graph import Graph, Node, Value
+from emulator.numerics import Array, round_to, settle
+from emulator.types import TensorType
+
+
+def execute(graph: Graph, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Outputs by name. Float outputs are float32 arrays whatever their type, exactly representable in it."""
+    return LoadedGraph(graph, parameters).run(inputs)
+
+
+class LoadedGraph:
+    """A graph with its weights, ready to run any number of times."""
+
+    def __init__(self, graph: Graph, parameters: Mapping[str, Array]) -> None:
+        self._graph = graph
+        known: dict[Value, Array] = dict(graph.constants)
+        for name, value in graph.parameters.items():
+            known[value] = _accepted("parameter", name, value.type, parameters)
+        fixed, self._moving = _split(graph.nodes, set(graph.inputs.values()))
+        self._uses = Counter(operand for node in graph.nodes for operand in node.operands)
+        self._uses.update(graph.outputs.values())
+        uses = self._uses.copy()
+        _run(fixed, known, uses)
+        self._loaded = known
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """One forward pass. Values that moved are freed after their last use."""
+        for name in inputs:
+            if name not in self._graph.inputs:
+                raise ExecutionError(f"the graph has no input {name!r}; it takes {', '.join(self._graph.inputs)}")
+        known: dict[Value, Array] = dict(self._loaded)
+        for name, value in self._graph.inputs.items():
+            known[value] = _accepted("input", name, value.type, inputs)
+        _run(self._moving, known, self._uses.copy())
+        return {name: np.array(known[value]) for name, value in self._graph.outputs.items()}
+
+
+def _split(nodes: Iterable[Node], varying: set[Value]) -> tuple[list[Node], list[Node]]:
+    """The nodes that give the same result in every run, and those that do not."""
+    fixed: list[Node] = []
+    moving: list[Node] = []
+    for node in nodes:
+        if varying.isdisjoint(node.operands):
+            fixed.append(node)
+        else:
+            varying.add(node.result)
+            moving.append(node)
+    return fixed, moving
+
+
+def _run(nodes: Iterable[Node], known: MutableMapping[Value, Array], uses: Counter[Value]) -> None:
+    """Execute in order; `uses` counts how often each value will still be read, and a value nobody reads is dropped."""
+    with np.errstate(all="ignore"):  # the engines follow IEEE 754 and never trap
+        for node in nodes:
+            result = _compute(node, [known[operand] for operand in node.operands])
+            for operand in node.operands:
+                uses[operand] -= 1
+                if not uses[operand]:
+                    known.pop(operand, None)
+            if uses[node.result]:
+                known[node.result] = result
+
+
+def _compute(node: Node, operands: list[Array]) -> Array:
+    try:
+        result = np.asarray(node.op.compute(*operands))
+    except IndexOutOfRange as fault:
+        raise IndexOutOfRange(fault.index, fault.size, f"{node.op.label} of {node.origin}") from None
+    return result if node.op.moves_only else settle(result, node.result.type.dtype)
+
+
+def _accepted(role: str, name: str, declared: TensorType, given: Mapping[str, Array]) -> Array:
+    """A tensor from outside, in the form in which values of its declared type are held."""
+    if name not in given:
+        raise MissingTensor(role, name, str(declared))
+    array = np.asarray(given[name])
+    if array.shape != declared.shape or _kind(array) != _kind(np.empty(0, declared.dtype.held)):
+        raise WrongTensor(role, name, str(declared), f"{array.dtype}{list(array.shape)}")
+    if declared.dtype.is_float:
+        return round_to(array.astype(np.float32, copy=False), declared.dtype)
+    return array.astype(declared.dtype.held, copy=False)
+
+
+def _kind(array: Array) -> str:
+    """Boolean, integer or float; numpy files bfloat16 under void, because an extension brings it."""
+    if array.dtype == np.bool_:
+        return "boolean"
+    return "integer" if np.issubdtype(array.dtype, np.integer) else "float"

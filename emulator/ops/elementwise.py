@@ -1,0 +1,193 @@
+"""Work done on each element by itself: the vector and the scalar engine's daily bread."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from emulator.numerics import Array, Floats, erf
+from emulator.ops.base import Operator, broadcast_shape, require
+from emulator.types import DType, TensorType, promote
+
+_SQRT_HALF = np.float32(np.sqrt(0.5))
+_SQRT_2_OVER_PI = np.float32(np.sqrt(2 / np.pi))
+_HALF, _ONE = np.float32(0.5), np.float32(1)
+
+
+def _gelu(x: Floats) -> Array:
+    return _HALF * x * (_ONE + erf(x * _SQRT_HALF))
+
+
+def _gelu_tanh(x: Floats) -> Array:
+    return _HALF * x * (_ONE + np.tanh(_SQRT_2_OVER_PI * (x + np.float32(0.044715) * x * x * x)))
+
+
+def _sigmoid(x: Floats) -> Array:
+    return _ONE / (_ONE + np.exp(-x))
+
+
+def _silu(x: Floats) -> Array:
+    return x / (_ONE + np.exp(-x))
+
+
+def _softplus(x: Floats) -> Array:
+    return np.maximum(x, np.float32(0)) + np.log1p(np.exp(-np.abs(x)))
+
+
+def _sign(x: Array) -> Array:
+    """Zero for not-a-number too, as in PyTorch."""
+    return np.asarray((x > 0).astype(x.dtype) - (x < 0).astype(x.dtype))
+
+
+# Functions of float32; integers and booleans widen to float32 first.
+_SMOOTH: dict[str, Callable[[Floats], Array]] = {
+    "cos": np.cos,
+    "erf": erf,
+    "exp": np.exp,
+    "expm1": np.expm1,
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "log": np.log,
+    "log1p": np.log1p,
+    "log2": np.log2,
+    "reciprocal": lambda x: _ONE / x,
+    "rsqrt": lambda x: _ONE / np.sqrt(x),
+    "sigmoid": _sigmoid,
+    "silu": _silu,
+    "sin": np.sin,
+    "softplus": _softplus,
+    "sqrt": np.sqrt,
+    "tan": np.tan,
+    "tanh": np.tanh,
+}
+# Functions that keep the operand's element type.
+_KEEPING: dict[str, Callable[[Array], Array]] = {
+    "abs": np.abs,
+    "ceil": np.ceil,
+    "floor": np.floor,
+    "invert": np.invert,
+    "negate": np.negative,
+    "relu": lambda x: np.maximum(x, x.dtype.type(0)),
+    "round": np.rint,
+    "sign": _sign,
+    "trunc": np.trunc,
+}
+# Questions; the answer is a boolean.
+_PREDICATES: dict[str, Callable[[Array], Array]] = {
+    "isinf": np.isinf,
+    "isnan": np.isnan,
+    "logical_not": np.logical_not,
+}
+
+
+@dataclass(frozen=True)
+class Unary(Operator, name="unary"):
+    """A function of one operand, by name."""
+
+    function: str
+
+    def infer(self, x: TensorType) -> TensorType:
+        if self.function in _SMOOTH:
+            return x if x.dtype.is_float else x.with_dtype(DType.FLOAT32)
+        if self.function in _PREDICATES:
+            return x.with_dtype(DType.BOOL)
+        require(self.function in _KEEPING, self, "there is no unary function of this name")
+        if self.function == "invert":
+            require(not x.dtype.is_float, self, f"bits of {x} cannot be inverted")
+        else:
+            require(x.dtype is not DType.BOOL, self, "a boolean has no arithmetic")
+        return x
+
+    def compute(self, x: Array) -> Array:
+        if self.function in _SMOOTH:
+            return np.asarray(_SMOOTH[self.function](x.astype(np.float32, copy=False)))
+        return np.asarray((_KEEPING.get(self.function) or _PREDICATES[self.function])(x))
+
+
+def _truncating_divide(a: Array, b: Array) -> Array:
+    if a.dtype == np.float32:
+        return np.asarray(np.trunc(a / b))
+    return np.asarray(np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)))
+
+
+_ARITHMETIC: dict[str, Callable[[Array, Array], Array]] = {
+    "add": np.add,
+    "floor_divide": np.floor_divide,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "multiply": np.multiply,
+    "power": np.power,
+    "remainder": np.remainder,
+    "subtract": np.subtract,
+    "truncating_divide": _truncating_divide,
+}
+_COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
+    "equal": np.equal,
+    "greater": np.greater,
+    "greater_equal": np.greater_equal,
+    "less": np.less,
+    "less_equal": np.less_equal,
+    "not_equal": np.not_equal,
+}
+_BITWISE: dict[str, Callable[[Array, Array], Array]] = {
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+
+
+@dataclass(frozen=True)
+class Binary(Operator, name="binary"):
+    """A function of two operands that broadcast against each other, by name."""
+
+    function: str
+
+    def infer(self, a: TensorType, b: TensorType) -> TensorType:
+        shape, dtype = broadcast_shape(self, (a.shape, b.shape)), promote(a, b)
+        if self.function == "divide":
+            return TensorType(shape, dtype if dtype.is_float else DType.FLOAT32)
+        if self.function in _COMPARISONS:
+            return TensorType(shape, DType.BOOL)
+        if self.function in _BITWISE:
+            require(not dtype.is_float, self, f"{a} and {b} have no bits to combine")
+            return TensorType(shape, dtype)
+        require(self.function in _ARITHMETIC, self, "there is no binary function of this name")
+        closed = self.function in ("add", "multiply", "maximum", "minimum")
+        require(closed or dtype is not DType.BOOL, self, "booleans have no such arithmetic")
+        return TensorType(shape, dtype)
+
+    def compute(self, a: Array, b: Array) -> Array:
+        # numpy would widen an integer and a float32 to float64; the engines work in float32.
+        if self.function == "divide" or np.float32 in (a.dtype, b.dtype):
+            a, b = a.astype(np.float32, copy=False), b.astype(np.float32, copy=False)
+        if self.function == "divide":
+            return np.asarray(a / b)
+        function = _ARITHMETIC.get(self.function) or _COMPARISONS.get(self.function) or _BITWISE[self.function]
+        return np.asarray(function(a, b))
+
+
+@dataclass(frozen=True)
+class Where(Operator, name="where"):
+    """Takes from one operand where a condition holds and from another where it does not."""
+
+    def infer(self, condition: TensorType, a: TensorType, b: TensorType) -> TensorType:
+        require(condition.dtype is DType.BOOL, self, f"the condition is {condition}, not a boolean")
+        return TensorType(broadcast_shape(self, (condition.shape, a.shape, b.shape)), promote(a, b))
+
+    def compute(self, condition: Array, a: Array, b: Array) -> Array:
+        if np.float32 in (a.dtype, b.dtype):
+            a, b = a.astype(np.float32, copy=False), b.astype(np.float32, copy=False)
+        return np.where(condition, a, b)
+
+
+@dataclass(frozen=True)
+class Cast(Operator, name="cast"):
+    """Changes the element type; floats become integers by dropping the fraction."""
+
+    dtype: DType
+
+    def infer(self, x: TensorType) -> TensorType:
+        return x.with_dtype(self.dtype)
+
+    def compute(self, x: Array) -> Array:
+        return x.astype(self.dtype.held, copy=False)

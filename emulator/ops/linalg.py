@@ -1,0 +1,59 @@
+"""Matrix products: the tensor engine's work. Operands of one float type, sums in float32, any float type out."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from emulator.numerics import Array
+from emulator.ops.base import Operator, broadcast_shape, require
+from emulator.types import DType, TensorType
+
+
+def require_matrix_operands(op: Operator, *operands: TensorType) -> None:
+    dtypes = {operand.dtype for operand in operands}
+    listing = ", ".join(map(str, operands))
+    require(len(dtypes) == 1 and operands[0].dtype.is_float, op, f"operands {listing} are not of one float type")
+
+
+@dataclass(frozen=True)
+class Linear(Operator, name="linear"):
+    """x times the transpose of a weight [outputs, inputs], plus a bias: checkpoints store their weights so."""
+
+    out: DType
+    matrix_operands: ClassVar[int] = 2
+
+    def infer(self, x: TensorType, weight: TensorType, bias: TensorType | None = None) -> TensorType:
+        require_matrix_operands(self, x, weight)
+        require(weight.rank == 2 and x.rank >= 1, self, f"{x} times {weight} is no linear layer")
+        require(x.shape[-1] == weight.shape[1], self, f"{x} has rows of another length than {weight}")
+        if bias is not None:
+            fits = bias.shape == weight.shape[:1] and bias.dtype.is_float
+            require(fits, self, f"the bias is {bias} for {weight.shape[0]} outputs")
+        require(self.out.is_float, self, f"a product cannot leave as {self.out}")
+        return TensorType(x.shape[:-1] + weight.shape[:1], self.out)
+
+    def compute(self, x: Array, weight: Array, bias: Array | None = None) -> Array:
+        rows = x.reshape(-1, x.shape[-1]) @ weight.T
+        if bias is not None:
+            rows += bias
+        return rows.reshape(x.shape[:-1] + weight.shape[:1])
+
+
+@dataclass(frozen=True)
+class MatMul(Operator, name="matmul"):
+    """Products of matrices in the last two axes; the axes before them broadcast."""
+
+    out: DType
+    matrix_operands: ClassVar[int] = 2
+
+    def infer(self, a: TensorType, b: TensorType) -> TensorType:
+        require_matrix_operands(self, a, b)
+        require(a.rank >= 2 and b.rank >= 2, self, f"{a} and {b} are not both matrices")
+        require(a.shape[-1] == b.shape[-2], self, f"{a} and {b} do not agree on the inner size")
+        require(self.out.is_float, self, f"a product cannot leave as {self.out}")
+        batch = broadcast_shape(self, (a.shape[:-2], b.shape[:-2]))
+        return TensorType((*batch, a.shape[-2], b.shape[-1]), self.out)
+
+    def compute(self, a: Array, b: Array) -> Array:
+        return np.asarray(np.matmul(a, b))

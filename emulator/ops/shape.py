@@ -1,0 +1,173 @@
+"""Work that only moves elements: on the hardware a copy, a change of access pattern, or nothing at all."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from emulator.numerics import Array
+from emulator.ops.base import Operator, broadcast_shape, require, require_axes
+from emulator.types import TensorType
+
+
+@dataclass(frozen=True)
+class Reshape(Operator, name="reshape"):
+    """The same elements in row-major order under another shape."""
+
+    shape: tuple[int, ...]
+    moves_only: ClassVar[bool] = True
+
+    def infer(self, x: TensorType) -> TensorType:
+        fits = min(self.shape, default=0) >= 0 and math.prod(self.shape) == x.elements
+        require(fits, self, f"the {x.elements} elements of {x} do not fill the shape {list(self.shape)}")
+        return x.with_shape(self.shape)
+
+    def compute(self, x: Array) -> Array:
+        return x.reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Transpose(Operator, name="transpose"):
+    """Axes in another order: axis i of the result is axis `order[i]` of the operand."""
+
+    order: tuple[int, ...]
+    moves_only: ClassVar[bool] = True
+
+    def infer(self, x: TensorType) -> TensorType:
+        require(sorted(self.order) == list(range(x.rank)), self, f"{self.order} is no order of the axes of {x}")
+        return x.with_shape(tuple(x.shape[axis] for axis in self.order))
+
+    def compute(self, x: Array) -> Array:
+        return x.transpose(self.order)
+
+
+@dataclass(frozen=True)
+class Broadcast(Operator, name="broadcast"):
+    """Axes of size one, and missing leading axes, repeated up to a shape."""
+
+    shape: tuple[int, ...]
+    moves_only: ClassVar[bool] = True
+
+    def infer(self, x: TensorType) -> TensorType:
+        require(min(self.shape, default=0) >= 0, self, f"{list(self.shape)} is no shape")
+        stretched = broadcast_shape(self, (x.shape, self.shape))
+        require(stretched == self.shape, self, f"{x} does not stretch to {list(self.shape)}")
+        return x.with_shape(self.shape)
+
+    def compute(self, x: Array) -> Array:
+        return np.broadcast_to(x, self.shape)
+
+
+class _Window:
+    """A regular box inside a tensor: on every axis from `starts` to `stops` by `steps`."""
+
+    starts: tuple[int, ...]
+    stops: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    def window_shape(self, op: Operator, x: TensorType) -> tuple[int, ...]:
+        lengths = {len(self.starts), len(self.stops), len(self.steps)}
+        require(lengths == {x.rank}, op, f"a window into {x} needs bounds on each of its axes")
+        bounds = list(zip(self.starts, self.stops, self.steps, x.shape, strict=True))
+        inside = all(0 <= start <= stop <= size and step > 0 for start, stop, step, size in bounds)
+        require(inside, op, f"the window {self.starts} to {self.stops} by {self.steps} is not inside {x}")
+        return tuple((stop - start + step - 1) // step for start, stop, step, _ in bounds)
+
+    @property
+    def window(self) -> tuple[slice, ...]:
+        return tuple(map(slice, self.starts, self.stops, self.steps))
+
+
+@dataclass(frozen=True)
+class Slice(_Window, Operator, name="slice"):
+    """The elements of a window."""
+
+    starts: tuple[int, ...]
+    stops: tuple[int, ...]
+    steps: tuple[int, ...]
+    moves_only: ClassVar[bool] = True
+
+    def infer(self, x: TensorType) -> TensorType:
+        return x.with_shape(self.window_shape(self, x))
+
+    def compute(self, x: Array) -> Array:
+        return x[self.window]
+
+
+@dataclass(frozen=True)
+class SliceUpdate(_Window, Operator, name="slice_update"):
+    """The first operand, with the elements of a window replaced by the second."""
+
+    starts: tuple[int, ...]
+    stops: tuple[int, ...]
+    steps: tuple[int, ...]
+    moves_only: ClassVar[bool] = True
+
+    def infer(self, x: TensorType, update: TensorType) -> TensorType:
+        hole = x.with_shape(self.window_shape(self, x))
+        require(update == hole, self, f"the window holds {hole}, but the update is {update}")
+        return x
+
+    def compute(self, x: Array, update: Array) -> Array:
+        result = x.copy()
+        result[self.window] = update
+        return result
+
+
+@dataclass(frozen=True)
+class Concat(Operator, name="concat"):
+    """Operands of one type laid end to end along an axis."""
+
+    axis: int
+    moves_only: ClassVar[bool] = True
+
+    def infer(self, first: TensorType, *others: TensorType) -> TensorType:
+        require_axes(self, (self.axis,), first.rank)
+        for other in others:
+            require(
+                self._around(other) == self._around(first),
+                self,
+                f"{other} does not continue {first} along axis {self.axis}",
+            )
+        total = first.shape[self.axis] + sum(other.shape[self.axis] for other in others)
+        return first.with_shape((*first.shape[: self.axis], total, *first.shape[self.axis + 1 :]))
+
+    def _around(self, x: TensorType) -> tuple[object, ...]:
+        return x.dtype, x.rank, x.shape[: self.axis], x.shape[self.axis + 1 :]
+
+    def compute(self, *parts: Array) -> Array:
+        return np.concatenate(parts, axis=self.axis)
+
+
+@dataclass(frozen=True)
+class Pad(Operator, name="pad"):
+    """The first operand surrounded by copies of a scalar."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    moves_only: ClassVar[bool] = True
+
+    def infer(self, x: TensorType, filling: TensorType) -> TensorType:
+        require(filling == TensorType((), x.dtype), self, f"{x} cannot be padded with {filling}")
+        require(len(self.before) == len(self.after) == x.rank, self, f"{x} needs a padding on each of its axes")
+        require(min(self.before + self.after, default=0) >= 0, self, "padding cannot be negative")
+        return x.with_shape(tuple(map(sum, zip(self.before, x.shape, self.after, strict=True))))
+
+    def compute(self, x: Array, filling: Array) -> Array:
+        return np.pad(x, list(zip(self.before, self.after, strict=True)), constant_values=filling.item())
+
+
+@dataclass(frozen=True)
+class Flip(Operator, name="flip"):
+    """Axes read from their end."""
+
+    axes: tuple[int, ...]
+    moves_only: ClassVar[bool] = True
+
+    def infer(self, x: TensorType) -> TensorType:
+        require_axes(self, self.axes, x.rank)
+        return x
+
+    def compute(self, x: Array) -> Array:
+        return np.flip(x, self.axes)

@@ -1,0 +1,122 @@
+"""One spelling for each computation: no-ops vanish, chains of moves become one move."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from emulator.builder import GraphBuilder
+from emulator.graph import Graph, Node, Value
+from emulator.ops import Binary, Broadcast, Cast, Concat, Index, Reshape, Slice, Transpose
+from emulator.passes.options import PassOptions
+from emulator.passes.rewrite import keep, rewrite
+
+# A rule looks at an operation about to be added and answers with a value that already is its result, with a simpler
+# operation to add instead, or with nothing.
+Step = Value | Node | None
+Rule = Callable[[GraphBuilder, Node], Step]
+
+
+def canonicalise(graph: Graph, _: PassOptions) -> Graph:
+    """Apply the rules to each node until none has anything to say; its operands are canonical already."""
+    return rewrite(graph, _simplest)
+
+
+def _simplest(builder: GraphBuilder, node: Node, operands: tuple[Value, ...]) -> Value:
+    candidate = replace(node, operands=operands)
+    while True:
+        step = next((step for rule in RULES if (step := rule(builder, candidate)) is not None), None)
+        if step is None:
+            return keep(builder, candidate, candidate.operands)
+        if isinstance(step, Value):
+            return step
+        candidate = step
+
+
+def drop_idle_moves(builder: GraphBuilder, node: Node) -> Step:
+    """A cast to the same type, a view of the same shape, a transposition of nothing."""
+    idle = isinstance(node.op, Cast | Reshape | Broadcast | Slice | Concat) and len(node.operands) == 1
+    if isinstance(node.op, Transpose):
+        idle = node.op.order == tuple(range(node.result.type.rank))
+    return node.operands[0] if idle and node.operands[0].type == node.result.type else None
+
+
+def merge_moves(builder: GraphBuilder, node: Node) -> Step:
+    """Two moves of one kind in a row are one."""
+    first = builder.node_of(node.operands[0]) if node.operands else None
+    if first is None or type(first.op) is not type(node.op):
+        return None
+    if isinstance(node.op, Reshape | Broadcast):
+        return replace(node, operands=first.operands)
+    if isinstance(node.op, Transpose) and isinstance(first.op, Transpose):
+        order = tuple(first.op.order[axis] for axis in node.op.order)
+        return replace(node, op=Transpose(order), operands=first.operands)
+    return None
+
+
+def transpose_of_units_is_reshape(builder: GraphBuilder, node: Node) -> Step:
+    """When only axes of size one change places, no element moves."""
+    if not isinstance(node.op, Transpose):
+        return None
+    moved = [axis for axis in node.op.order if node.operands[0].type.shape[axis] != 1]
+    return replace(node, op=Reshape(node.result.type.shape)) if moved == sorted(moved) else None
+
+
+def drop_neutral_scalars(builder: GraphBuilder, node: Node) -> Step:
+    """x * 1, x and true, integer + 0. Adding zero to a float is kept: it turns -0 into 0."""
+    if not isinstance(node.op, Binary):
+        return None
+    for kept, other in (node.operands, node.operands[::-1]):
+        table = builder.table_of(other)
+        if table is not None and not table.ndim and kept.type == node.result.type:
+            neutral = _neutral(node.op.function, kept)
+            if neutral is not None and table[()] == neutral:
+                return kept
+    return None
+
+
+def _neutral(function: str, value: Value) -> object:
+    if function == "add" and value.type.dtype.is_integer:
+        return 0
+    if function == "multiply" and not value.type.dtype.is_integer:
+        return 1
+    return True if function == "and" and not value.type.dtype.is_integer else None
+
+
+def square_instead_of_power(builder: GraphBuilder, node: Node) -> Step:
+    """The vector engine multiplies; powers are slow or missing."""
+    if node.op != Binary("power"):
+        return None
+    base, exponent = node.operands
+    table = builder.table_of(exponent)
+    if table is None or table.ndim or table[()] != 2:
+        return None
+    return replace(node, op=Binary("multiply"), operands=(base, base))
+
+
+def reshape_instead_of_trivial_index(builder: GraphBuilder, node: Node) -> Step:
+    """Indices that count each axis out in order select everything where it stands; attention masks are built so."""
+    if not isinstance(node.op, Index) or node.operands[0].type.elements != node.result.type.elements:
+        return None
+    x, *indices = node.operands
+    if len(indices) != x.type.rank:
+        return None
+    rank = node.result.type.rank
+    counted: list[int] = []
+    for size, index in zip(x.type.shape, indices, strict=True):
+        table = builder.table_of(index)
+        if table is None or table.size != size or not np.array_equal(table.ravel(), np.arange(size)):
+            return None
+        counted += [rank - table.ndim + axis for axis, length in enumerate(table.shape) if length != 1]
+    in_order = counted == sorted(set(counted))
+    return replace(node, op=Reshape(node.result.type.shape), operands=(x,)) if in_order else None
+
+
+RULES: tuple[Rule, ...] = (
+    drop_idle_moves,
+    merge_moves,
+    transpose_of_units_is_reshape,
+    drop_neutral_scalars,
+    square_instead_of_power,
+    reshape_instead_of_trivial_index,
+)

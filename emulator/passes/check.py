@@ -1,0 +1,55 @@
+"""What a valid graph is; run on the captured graph and after every pass."""
+
+from collections.abc import Iterable
+
+from emulator.errors import GraphInvalid
+from emulator.graph import Graph, Node, Value
+from emulator.ops.base import result_type
+
+
+def check(graph: Graph, after: str) -> None:
+    """Raise GraphInvalid unless every value is defined once, before use, with the type that its shape rule gives."""
+    defined: set[Value] = set()
+    ids: set[int] = set()
+    for value in _definitions(graph):
+        if value.id in ids:
+            raise GraphInvalid(f"after {after}, value {value.id} is defined twice")
+        ids.add(value.id)
+    for value in (*graph.inputs.values(), *graph.parameters.values(), *graph.constants):
+        defined.add(value)
+    for node in graph.nodes:
+        _check_node(node, defined, after)
+        defined.add(node.result)
+    for name, value in graph.outputs.items():
+        if value not in defined:
+            raise GraphInvalid(f"after {after}, output {name!r} is not defined by the graph")
+    for value, data in graph.constants.items():
+        if data.shape != value.type.shape or data.dtype != value.type.dtype.held:
+            raise GraphInvalid(f"after {after}, a constant of type {value.type} holds {data.dtype}{list(data.shape)}")
+
+
+def check_interface(before: Graph, graph: Graph, after: str) -> None:
+    """A pass may change how a graph computes, never what it takes and gives."""
+    if _signature(before) != _signature(graph):
+        raise GraphInvalid(f"{after} changed the graph's inputs or outputs")
+    for name, value in graph.parameters.items():
+        if name not in before.parameters or before.parameters[name].type != value.type:
+            raise GraphInvalid(f"{after} invented parameter {name!r} of type {value.type}")
+
+
+def _definitions(graph: Graph) -> Iterable[Value]:
+    yield from (*graph.inputs.values(), *graph.parameters.values(), *graph.constants)
+    yield from (node.result for node in graph.nodes)
+
+
+def _check_node(node: Node, defined: set[Value], after: str) -> None:
+    for operand in node.operands:
+        if operand not in defined:
+            raise GraphInvalid(f"after {after}, {node.op.label} of {node.origin} uses a value before it is defined")
+    inferred = result_type(node.op, tuple(operand.type for operand in node.operands))
+    if inferred != node.result.type:
+        raise GraphInvalid(f"after {after}, {node.op.label} of {node.origin} yields {inferred}, not {node.result.type}")
+
+
+def _signature(graph: Graph) -> tuple[object, ...]:
+    return tuple([(name, value.type) for name, value in side.items()] for side in (graph.inputs, graph.outputs))

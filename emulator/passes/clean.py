@@ -1,0 +1,59 @@
+"""Dead code, repeated code, and code whose result is known already."""
+
+import numpy as np
+
+from emulator.builder import GraphBuilder
+from emulator.errors import IndexOutOfRange
+from emulator.graph import Graph, Node, Value, live_nodes
+from emulator.ops import Operator
+from emulator.passes.options import PassOptions
+from emulator.passes.rewrite import keep, rewrite
+
+# A folded result travels in every executable, so it must be small beside the model's weights: rotary tables and masks
+# of usual lengths are, the square mask of a very long sequence is not and is computed where it is used.
+LARGEST_FOLDED_CONSTANT = 16 * 2**20
+
+
+def eliminate_dead_code(graph: Graph, _: PassOptions) -> Graph:
+    """Drop what no output depends on. Inputs stay: they are the interface."""
+    live = {node.result for node in live_nodes(graph)}
+    nodes = tuple(node for node in graph.nodes if node.result in live)
+    used = {operand for node in nodes for operand in node.operands} | set(graph.outputs.values())
+    return Graph(
+        graph.inputs,
+        {name: value for name, value in graph.parameters.items() if value in used},
+        {value: data for value, data in graph.constants.items() if value in used},
+        nodes,
+        graph.outputs,
+    )
+
+
+def eliminate_common_subexpressions(graph: Graph, _: PassOptions) -> Graph:
+    """Compute once what is asked for twice; the first asker's origin stays."""
+    seen: dict[tuple[Operator, tuple[Value, ...]], Value] = {}
+
+    def rebuild(builder: GraphBuilder, node: Node, operands: tuple[Value, ...]) -> Value:
+        question = (node.op, operands)
+        if question not in seen:
+            seen[question] = keep(builder, node, operands)
+        return seen[question]
+
+    return rewrite(graph, rebuild)
+
+
+def fold_constants(graph: Graph, _: PassOptions) -> Graph:
+    """Replace by their results the nodes that depend on constants only, as long as a result is small."""
+
+    def rebuild(builder: GraphBuilder, node: Node, operands: tuple[Value, ...]) -> Value:
+        tables = [builder.table_of(operand) for operand in operands]
+        known = [table for table in tables if table is not None]
+        if len(known) < len(tables) or node.result.type.nbytes > LARGEST_FOLDED_CONSTANT:
+            return keep(builder, node, operands)
+        try:
+            with np.errstate(all="ignore"):
+                result = node.op.compute(*known)
+        except IndexOutOfRange:  # a fault of the run that reaches it, if one does
+            return keep(builder, node, operands)
+        return builder.constant(result, node.result.type.dtype)
+
+    return rewrite(graph, rebuild)

@@ -1,0 +1,115 @@
+"""Element types and tensor types of the graph."""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+# Reached by no real model; they keep hostile graphs from asking for absurd amounts of work.
+_MAX_RANK = 16
+_MAX_ELEMENTS = 2**48
+
+
+class DType(StrEnum):
+    """An element type. Float types differ in precision only: all of them are held as float32 arrays (see numerics)."""
+
+    FLOAT32 = "float32"
+    TFLOAT32 = "tfloat32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    INT64 = "int64"
+    INT32 = "int32"
+    INT16 = "int16"
+    INT8 = "int8"
+    UINT8 = "uint8"
+    BOOL = "bool"
+
+    @property
+    def is_float(self) -> bool:
+        return self in _FLOAT_WIDTHS
+
+    @property
+    def is_integer(self) -> bool:
+        return not self.is_float and self is not DType.BOOL
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes an element takes in memory (tfloat32 travels in a float32 word)."""
+        return _FLOAT_WIDTHS[self] if self.is_float else np.dtype(self.value).itemsize
+
+    @property
+    def held(self) -> np.dtype[np.generic]:
+        """The numpy type that holds values of this type during emulation."""
+        return np.dtype(np.float32) if self.is_float else np.dtype(self.value)
+
+    @property
+    def short(self) -> str:
+        """As the graph printer writes it: f32, bf16, i64, bool."""
+        return self.value.replace("bfloat", "bf").replace("tfloat", "tf").replace("float", "f").replace("int", "i")
+
+
+_FLOAT_WIDTHS = {DType.FLOAT32: 4, DType.TFLOAT32: 4, DType.BFLOAT16: 2, DType.FLOAT16: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """A dense tensor's shape and element type; everything in a graph is one of these."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements * self.dtype.itemsize
+
+    def with_shape(self, shape: tuple[int, ...]) -> "TensorType":
+        return TensorType(shape, self.dtype)
+
+    def with_dtype(self, dtype: DType) -> "TensorType":
+        return TensorType(self.shape, dtype)
+
+    def __str__(self) -> str:
+        return f"{self.dtype.short}[{','.join(map(str, self.shape))}]"
+
+
+def is_reasonable(tensor: TensorType) -> bool:
+    """Whether a tensor of this type could exist at all; an axis of size zero does not excuse the others."""
+    return tensor.rank <= _MAX_RANK and math.prod(max(size, 1) for size in tensor.shape) <= _MAX_ELEMENTS
+
+
+def promote(*types: TensorType) -> DType:
+    """The element type of an elementwise result, by PyTorch's rule.
+
+    The strongest kind wins (float over integer over bool). Within it, tensors with dimensions outweigh scalars, so
+    that `x + 1e-6` stays bfloat16 although the scalar is float32: the engines compute in float32 either way.
+    """
+    strongest = max(_kind(t.dtype) for t in types)
+    of_kind = [t for t in types if _kind(t.dtype) == strongest]
+    voters = [t.dtype for t in of_kind if t.rank] or [t.dtype for t in of_kind]
+    result = voters[0]
+    for dtype in voters[1:]:
+        result = _widest(result, dtype)
+    return result
+
+
+def _kind(dtype: DType) -> int:
+    return 0 if dtype is DType.BOOL else 1 if dtype.is_integer else 2
+
+
+def _widest(a: DType, b: DType) -> DType:
+    if a is b:
+        return a
+    if a.is_float:
+        narrow = {DType.BFLOAT16, DType.FLOAT16}
+        # Neither half type contains the other; tfloat32 contains both.
+        return DType.FLOAT32 if DType.FLOAT32 in (a, b) or {a, b} == narrow else DType.TFLOAT32
+    return DType(np.promote_types(a.value, b.value).name)

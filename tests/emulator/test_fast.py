@@ -1,0 +1,118 @@
+"""Execution: what is accepted, what is refused, and what a loaded graph promises."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from emulator.builder import GraphBuilder
+from emulator.errors import ExecutionError, MissingTensor, WrongTensor
+from emulator.fast import LoadedGraph, execute
+from emulator.graph import Graph
+from emulator.numerics import Array
+from emulator.ops import Binary, Gather, Linear, Unary
+from emulator.types import DType, TensorType
+
+F32, BF16 = DType.FLOAT32, DType.BFLOAT16
+
+
+def classifier(dtype: DType = F32) -> Graph:
+    builder = GraphBuilder()
+    ids = builder.input("ids", TensorType((3,), DType.INT64))
+    rows = builder.add(Gather(0), builder.parameter("table", TensorType((5, 4), dtype)), ids)
+    logits = builder.add(Linear(dtype), rows, builder.parameter("head", TensorType((2, 4), dtype)))
+    builder.output("logits", logits)
+    builder.output("ids", ids)
+    return builder.build()
+
+
+def tensors() -> tuple[dict[str, Array], dict[str, Array]]:
+    generator = np.random.default_rng(0)
+    parameters = {"table": generator.standard_normal((5, 4)), "head": generator.standard_normal((2, 4))}
+    return {name: array.astype(np.float32) for name, array in parameters.items()}, {"ids": np.array([4, 0, 2])}
+
+
+def test_outputs_come_by_name_and_inputs_may_be_outputs() -> None:
+    parameters, inputs = tensors()
+    found = execute(classifier(), parameters, inputs)
+    assert found["ids"].tolist() == [4, 0, 2]
+    np.testing.assert_allclose(found["logits"], parameters["table"][[4, 0, 2]] @ parameters["head"].T, rtol=1e-6)
+
+
+def test_a_missing_parameter_is_named() -> None:
+    parameters, inputs = tensors()
+    del parameters["head"]
+    with pytest.raises(MissingTensor, match=r"parameter 'head' is missing; the graph needs it as f32\[2,4\]"):
+        execute(classifier(), parameters, inputs)
+
+
+def test_a_missing_input_is_named() -> None:
+    with pytest.raises(MissingTensor, match="input 'ids' is missing"):
+        execute(classifier(), tensors()[0], {})
+
+
+def test_an_input_that_the_graph_does_not_take_is_named() -> None:
+    parameters, inputs = tensors()
+    with pytest.raises(ExecutionError, match="no input 'mask'; it takes ids"):
+        execute(classifier(), parameters, inputs | {"mask": np.ones(3)})
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [("ids", np.zeros(4, np.int64)), ("ids", np.zeros(3, np.float32)), ("ids", np.zeros(3, np.bool_))],
+)
+def test_an_input_of_another_type_is_refused(name: str, array: Array) -> None:
+    with pytest.raises(WrongTensor, match=r"input 'ids' is .*, but the graph declares i64\[3\]"):
+        execute(classifier(), tensors()[0], {name: array})
+
+
+def test_a_parameter_of_another_shape_is_refused() -> None:
+    parameters, inputs = tensors()
+    with pytest.raises(WrongTensor, match=r"parameter 'head' is float32\[4, 2\], but the graph declares f32\[2,4\]"):
+        execute(classifier(), parameters | {"head": parameters["head"].T}, inputs)
+
+
+def test_parameters_may_come_in_bfloat16_and_are_the_same_as_rounded_float32() -> None:
+    parameters, inputs = tensors()
+    graph = classifier(BF16)
+    half = {name: array.astype(ml_dtypes.bfloat16) for name, array in parameters.items()}
+    expected = execute(graph, parameters, inputs)["logits"]
+    assert np.array_equal(execute(graph, half, inputs)["logits"], expected)
+    assert np.array_equal(expected.astype(ml_dtypes.bfloat16).astype(np.float32), expected)
+
+
+def test_a_loaded_graph_gives_the_same_answer_each_time_and_keeps_its_hands_off_its_arguments() -> None:
+    parameters, inputs = tensors()
+    before = {name: array.copy() for name, array in (parameters | inputs).items()}
+    loaded = LoadedGraph(classifier(), parameters)
+    first = loaded.run(inputs)
+    first["logits"][:] = 0
+    first["ids"][:] = 0
+    second = loaded.run(inputs)
+    assert np.array_equal(second["logits"], execute(classifier(), parameters, inputs)["logits"])
+    assert np.abs(second["logits"]).max() > 0
+    for name, array in (parameters | inputs).items():
+        assert np.array_equal(array, before[name])
+
+
+def test_what_depends_on_weights_alone_is_computed_once() -> None:
+    calls = 0
+
+    class Counting(Unary, name="counting"):
+        def compute(self, x: Array) -> Array:
+            nonlocal calls
+            calls += 1
+            return super().compute(x)
+
+    try:
+        builder = GraphBuilder()
+        x = builder.input("x", TensorType((2,), F32))
+        weight = builder.add(Counting("exp"), builder.parameter("w", TensorType((2,), F32)))
+        builder.output("y", builder.add(Binary("add"), x, weight))
+        loaded = LoadedGraph(builder.build(), {"w": np.ones(2, np.float32)})
+        for _ in range(3):
+            loaded.run({"x": np.zeros(2, np.float32)})
+        assert calls == 1
+    finally:
+        from emulator.ops import OPERATORS
+
+        del OPERATORS["counting"]
