@@ -116,6 +116,9 @@ def main() -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         click.echo("\nInterrupted; nothing half-written is left behind.", err=True)
         code = exit_codes.INTERRUPTED.number
+    except click.exceptions.NoArgsIsHelpError as bare:
+        click.echo(bare.format_message(), err=True)
+        code = exit_codes.USAGE.number
     except Exception as error:
         code = _translate(error, console)
     sys.exit(code if isinstance(code, int) else 0)

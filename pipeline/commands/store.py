@@ -63,7 +63,7 @@ def ls(console: Console, store: str | None, config_path: Path) -> None:
 @config_option
 @click.pass_obj
 def show(console: Console, name: str, store: str | None, config_path: Path) -> None:
-    """Show one artifact: its programs, weights, files, verification, and the inputs of its key.
+    """Show one artifact: programs, weights, figures, key.
 
     NAME is a model's id, MODEL@KEY, or a key; six hex digits of the key are enough. The manifest is verified
     against its digest.

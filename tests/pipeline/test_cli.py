@@ -57,6 +57,13 @@ def test_help_goes_to_stdout_and_ends_well(flag: str, tmp_path: Path) -> None:
     assert all(name in answer.out for name in COMMANDS)
 
 
+@pytest.mark.parametrize("words", [[], ["store"], ["config"]])
+def test_a_group_alone_shows_its_help_on_stderr(words: list[str], tmp_path: Path) -> None:
+    answer = nxpipe(*words, cwd=tmp_path)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("Usage: ")
+
+
 def test_a_misspelt_command_is_answered_with_the_nearest_one(tmp_path: Path) -> None:
     answer = nxpipe("biuld", cwd=tmp_path)
     assert answer.code == 2
