@@ -42,7 +42,14 @@ def _common_options() -> list[click.Option]:
     ]
 
 
-class Command(click.Command):
+class _ShortHelp(click.Command):
+    """`-h` helps as `--help` does."""
+
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:
+        return ["-h", "--help"]
+
+
+class Command(_ShortHelp):
     """A click command with the options that every command has."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -50,7 +57,7 @@ class Command(click.Command):
         self.params.extend(_common_options())
 
 
-class Group(click.Group):
+class Group(_ShortHelp, click.Group):
     """A click group whose wrong words are answered with the nearest right one."""
 
     command_class = Command
@@ -84,7 +91,7 @@ class LazyGroup(Group):
             formatter.write_dl([(name, text) for name, (_, text) in sorted(COMMANDS.items())])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=LazyGroup)
 def cli() -> None:
     """Ship models to AWS Inferentia2 and Trainium without renting one to find out.
 

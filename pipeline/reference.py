@@ -32,9 +32,7 @@ def cli_page() -> str:
     """The help of every command, as a terminal shows it."""
     parts = ["# The `nxpipe` command\n"]
     for path, command in walk(cli, ("nxpipe",)):
-        context = click.Context(
-            command, info_name=" ".join(path), help_option_names=["-h", "--help"], terminal_width=100, color=False
-        )
+        context = click.Context(command, info_name=" ".join(path), terminal_width=100, color=False)
         parts.append(f"{'#' * (len(path) + 1)} `{' '.join(path)}`\n\n```text\n{command.get_help(context)}\n```\n")
     return _NOTE + "\n".join(parts)
 
