@@ -1,11 +1,14 @@
 """The one way to make graphs: values get fresh numbers, and every node's type comes from its operator's shape rule."""
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
 from emulator.errors import GraphInvalid
-from emulator.graph import NOWHERE, Graph, Node, Origin, Value
+from emulator.graph import NOWHERE, Graph, Node, Origin, Repeat, Value
 from emulator.numerics import Array, settle
 from emulator.ops.base import Operator, result_type
+from emulator.repeat import require_sound_repeats
 from emulator.types import DType, TensorType
 
 
@@ -19,6 +22,7 @@ class GraphBuilder:
         self._constant_of: dict[tuple[TensorType, bytes], Value] = {}
         self._nodes: dict[Value, Node] = {}
         self._outputs: dict[str, Value] = {}
+        self._repeats: list[Repeat] = []
         self._count = 0
 
     def _fresh(self, type_: TensorType) -> Value:
@@ -62,6 +66,19 @@ class GraphBuilder:
         self._nodes[result] = Node(result, op, operands, origin)
         return result
 
+    def repeat(
+        self,
+        span: tuple[int, int, int],
+        carried: Mapping[Value, Value],
+        taken: Mapping[Value, tuple[Value, ...]],
+        given: Sequence[Value],
+    ) -> list[Value]:
+        """Mark nodes [start, stop) as run `count` times; the answer is what each of `given` was in each iteration."""
+        start, stop, count = span
+        each = {value: tuple(self._fresh(value.type) for _ in range(count)) for value in given}
+        self._repeats.append(Repeat(start, stop, count, carried, taken, each))
+        return [value for row in each.values() for value in row]
+
     def output(self, name: str, value: Value) -> None:
         if name in self._outputs:
             raise GraphInvalid(f"the graph has two outputs named {name!r}")
@@ -76,4 +93,7 @@ class GraphBuilder:
         return self._constants.get(value)
 
     def build(self) -> Graph:
-        return Graph(self._inputs, self._parameters, self._constants, tuple(self._nodes.values()), self._outputs)
+        nodes, repeats = tuple(self._nodes.values()), tuple(self._repeats)
+        graph = Graph(self._inputs, self._parameters, self._constants, nodes, self._outputs, repeats)
+        require_sound_repeats(graph)
+        return graph

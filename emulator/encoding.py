@@ -1,21 +1,23 @@
 """Canonical bytes of a graph: the same graph gives the same bytes on every machine, and nothing else gives a graph.
 
-    8 bytes   magic "NXGRAPH1"
+    8 bytes   magic "NXGRAPH2"
     8 bytes   length of the header, little-endian
     header    JSON in ASCII, keys sorted, no spaces
     data      the constants' elements, little-endian, one after another in the header's order
 
 The header holds `inputs`, `parameters` ([name, dtype, shape] each), `constants` ([dtype, shape]), `nodes` ([operator,
-attributes, operand numbers] and, where known, an index into `origins`), `origins` ([module, source]) and `outputs`
-([name, number]). Values are numbered in order of appearance: inputs, parameters, constants, nodes. Result types are
-not stored, because the shape rules give them. Floats among the attributes are C99 hexadecimal strings, which lose no
-bit. bfloat16 elements take two bytes, and tfloat32 elements four.
+attributes, operand numbers] and, where known, an index into `origins`), `origins` ([module, source]), `outputs`
+([name, number]) and `repeats` ([start, stop, count, carried, taken, given], the last three as rows of numbers). Values
+are numbered in order of appearance: inputs, parameters, constants, nodes, where what a repeat gives comes right after
+its last node. Result types are not stored, because the shape rules give them. Floats among the attributes are C99
+hexadecimal strings, which lose no bit. bfloat16 elements take two bytes, tfloat32 elements four, booleans one bit.
 
 Reading re-encodes what it built and compares, so that of two different byte strings at most one is a given graph.
 """
 
 import json
 import struct
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from functools import cache
@@ -25,12 +27,12 @@ import numpy as np
 
 from emulator.builder import GraphBuilder
 from emulator.errors import GraphInvalid
-from emulator.graph import NOWHERE, Graph, Node, Origin, Value, renumber
+from emulator.graph import NOWHERE, Graph, Node, Origin, Repeat, Value, renumber
 from emulator.numerics import Array
 from emulator.ops import OPERATORS, Attribute, Operator, attributes
 from emulator.types import DType, TensorType, is_reasonable
 
-_MAGIC = b"NXGRAPH1"
+_MAGIC = b"NXGRAPH2"
 _PREFIX = struct.Struct("<8sQ")
 
 
@@ -47,6 +49,7 @@ def encode(graph: Graph) -> bytes:
         "origins": [[origin.module, origin.source] for origin in origins],
         "outputs": [[name, value.id] for name, value in graph.outputs.items()],
         "parameters": _plain_interface(graph.parameters),
+        "repeats": [_plain_repeat(repeat) for repeat in graph.repeats],
     }
     text = json.dumps(header, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
     elements = (_pack(data, value.type.dtype) for value, data in graph.constants.items())
@@ -67,6 +70,13 @@ def _plain_node(node: Node, origins: Mapping[Origin, int]) -> list[Any]:
     return [node.op.name, plain, [operand.id for operand in node.operands], *origin]
 
 
+def _plain_repeat(repeat: Repeat) -> list[Any]:
+    carried = [[entry.id, leaving.id] for entry, leaving in repeat.carried.items()]
+    taken = [[first.id, *(value.id for value in later)] for first, later in repeat.taken.items()]
+    given = [[value.id, *(one.id for one in each)] for value, each in repeat.given.items()]
+    return [repeat.start, repeat.stop, repeat.count, carried, taken, given]
+
+
 def _plain_attribute(attribute: Attribute) -> object:
     if isinstance(attribute, float):
         return attribute.hex()
@@ -78,6 +88,10 @@ def _pack(data: Array, dtype: DType) -> bytes:
         return (data.view(np.uint32) >> np.uint32(16)).astype("<u2").tobytes()
     if dtype is DType.FLOAT16:
         return data.astype("<f2").tobytes()
+    if dtype.is_float and dtype.itemsize == 1:
+        return data.astype(dtype.stored).tobytes()
+    if dtype is DType.BOOL:
+        return np.packbits(data, axis=None, bitorder="little").tobytes()
     return data.astype(data.dtype.newbyteorder("<")).tobytes()
 
 
@@ -86,6 +100,10 @@ def _unpack(data: bytes, type_: TensorType) -> Array:
         flat: Array = (np.frombuffer(data, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
     elif type_.dtype is DType.FLOAT16:
         flat = np.frombuffer(data, "<f2").astype(np.float32)
+    elif type_.dtype.is_float and type_.dtype.itemsize == 1:
+        flat = np.frombuffer(data, type_.dtype.stored).astype(np.float32)
+    elif type_.dtype is DType.BOOL:
+        flat = np.unpackbits(np.frombuffer(data, np.uint8), count=type_.elements, bitorder="little").astype(np.bool_)
     else:
         flat = np.frombuffer(data, type_.dtype.held.newbyteorder("<")).astype(type_.dtype.held)
     return flat.reshape(type_.shape)
@@ -126,8 +144,13 @@ class _Reader:
         for type_ in self._rows("constants", (str, list)):
             self._values.append(self._constant(_read_type(*type_)))
         origins = [Origin(*row) for row in self._rows("origins", (str, str))]
-        for row in self._section("nodes"):
+        repeats = deque(_row(row, (int, int, int, list, list, list)) for row in self._section("repeats"))
+        for position, row in enumerate(self._section("nodes"), 1):
             self._node(_shaped(row, list), origins)
+            if repeats and repeats[0][1] == position:
+                self._repeat(*repeats.popleft())
+        if repeats:
+            raise GraphInvalid(f"a repeat ends at node {str(repeats[0][1])[:40]}, where another ended or no node is")
         for name, number in self._rows("outputs", (str, int)):
             self._builder.output(name, self._value(number))
         return self._builder.build()
@@ -141,7 +164,7 @@ class _Reader:
             yield _row(row, kinds)
 
     def _constant(self, type_: TensorType) -> Value:
-        size = type_.nbytes
+        size = -(-type_.elements // 8) if type_.dtype is DType.BOOL else type_.nbytes
         if size > len(self._elements):
             raise GraphInvalid(f"a constant of type {type_} needs {size} bytes, but {len(self._elements)} are left")
         data, self._elements = bytes(self._elements[:size]), self._elements[size:]
@@ -158,6 +181,26 @@ class _Reader:
             place = origins[index]
         values = [self._value(_shaped(number, int)) for number in operands]
         self._values.append(self._builder.add(op, *values, origin=place))
+
+    def _repeat(self, start: int, stop: int, count: int, *tables: list[Any]) -> None:
+        if count < 2:
+            raise GraphInvalid(f"a repeat runs {str(count)[:40]} times")
+        carried, taken, given = (
+            self._links(table, width) for table, width in zip(tables, (2, count, count + 1), strict=True)
+        )
+        self._values += self._builder.repeat(
+            (start, stop, count),
+            carried={self._value(entry): self._value(leaving) for entry, leaving in carried},
+            taken={self._value(first): tuple(map(self._value, later)) for first, *later in taken},
+            # The numbers that follow are those that its values will get; the canonical form admits no others.
+            given=[self._value(computed) for computed, *_ in given],
+        )
+
+    def _links(self, table: list[Any], width: int) -> list[list[int]]:
+        rows = [[_shaped(number, int) for number in _shaped(row, list)] for row in table]
+        if any(len(row) != width for row in rows):
+            raise GraphInvalid(f"a table of a repeat does not have {str(width)[:40]} numbers in each row")
+        return rows
 
     def _value(self, number: int) -> Value:
         if not 0 <= number < len(self._values):

@@ -10,7 +10,15 @@ class CompileError(Exception):
 
 
 class CaptureError(CompileError):
-    """The model could not be traced into a graph."""
+    """The model could not be traced into a graph; `source` is the line of its code that stopped it, if one did."""
+
+    def __init__(self, message: str, source: str = "") -> None:
+        super().__init__(message)
+        self.source = source
+
+
+class GraphBreak(CaptureError):
+    """The model decides in Python by a tensor's value, which a compiled program cannot do."""
 
 
 @dataclass(frozen=True, order=True)

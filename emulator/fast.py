@@ -1,7 +1,7 @@
 """Fast execution: each node by its operator's vectorised numerics, the way whole models are emulated on a laptop.
 
-Loading a graph rounds every parameter to its type once, and runs once and for all whatever depends on nothing but
-parameters and constants, such as the casts that autocast puts on weights.
+Loading a graph writes its repeats out, rounds every parameter to its type once, and runs once and for all whatever
+depends on nothing but parameters and constants, such as the casts that autocast puts on weights.
 """
 
 from collections import Counter
@@ -12,6 +12,7 @@ import numpy as np
 from emulator.errors import ExecutionError, IndexOutOfRange, MissingTensor, WrongTensor
 from emulator.graph import Graph, Node, Value
 from emulator.numerics import Array, round_to, settle
+from emulator.repeat import unroll
 from emulator.types import TensorType
 
 
@@ -24,16 +25,24 @@ class LoadedGraph:
     """A graph with its weights, ready to run any number of times."""
 
     def __init__(self, graph: Graph, parameters: Mapping[str, Array]) -> None:
-        self._graph = graph
-        known: dict[Value, Array] = dict(graph.constants)
-        for name, value in graph.parameters.items():
-            known[value] = _accepted("parameter", name, value.type, parameters)
+        self._graph = graph = unroll(graph)
         fixed, self._moving = _split(graph.nodes, set(graph.inputs.values()))
         self._uses = Counter(operand for node in graph.nodes for operand in node.operands)
         self._uses.update(graph.outputs.values())
+        self._loaded: dict[Value, Array] = dict(graph.constants)
+        self._waiting = {value: name for name, value in graph.parameters.items()}
         uses = self._uses.copy()
-        _run(fixed, known, uses)
-        self._loaded = known
+        # A parameter is asked for when it is needed first, so that of large ones only what they become is in memory.
+        for node in fixed:
+            self._load(node.operands, parameters)
+            _run((node,), self._loaded, uses)
+        self._load(tuple(self._waiting), parameters)
+
+    def _load(self, wanted: Iterable[Value], parameters: Mapping[str, Array]) -> None:
+        for value in wanted:
+            if value in self._waiting:
+                name = self._waiting.pop(value)
+                self._loaded[value] = _accepted("parameter", name, value.type, parameters)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """One forward pass. Values that moved are freed after their last use."""
@@ -89,7 +98,10 @@ def _accepted(role: str, name: str, declared: TensorType, given: Mapping[str, Ar
     if array.shape != declared.shape or _kind(array) != _kind(np.empty(0, declared.dtype.held)):
         raise WrongTensor(role, name, str(declared), f"{array.dtype}{list(array.shape)}")
     if declared.dtype.is_float:
-        return round_to(array.astype(np.float32, copy=False), declared.dtype)
+        floats = array.astype(np.float32, copy=False)
+        rounded = round_to(floats, declared.dtype)
+        # Numbers that needed no rounding are not held twice.
+        return floats if np.array_equal(floats, rounded) else rounded
     return array.astype(declared.dtype.held, copy=False)
 
 

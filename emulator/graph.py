@@ -3,6 +3,9 @@
 A node applies an operator to values and defines exactly one value, so nodes and the values they define are the same
 list read twice. Inputs, parameters and outputs go by name, because they are the interface to the outside; everything
 between is numbered, and the numbers mean nothing beyond one graph.
+
+Layers that repeat are stored once: a repeat marks a run of nodes as executed several times. A reader who overlooks the
+marks sees a sound graph, that of the first iteration; one who counts or executes reads `emulator.repeat.unroll(graph)`.
 """
 
 import hashlib
@@ -14,7 +17,18 @@ from emulator.numerics import Array
 from emulator.ops.base import Operator
 from emulator.types import TensorType
 
-__all__ = ["NOWHERE", "Graph", "Node", "Origin", "TensorType", "Value", "live_nodes", "normal_form", "renumber"]
+__all__ = [
+    "NOWHERE",
+    "Graph",
+    "Node",
+    "Origin",
+    "Repeat",
+    "TensorType",
+    "Value",
+    "live_nodes",
+    "normal_form",
+    "renumber",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +63,31 @@ class Node:
     origin: Origin = NOWHERE
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Repeat:
+    """Nodes `start` up to `stop` run `count` times. They are written as the first iteration runs them.
+
+    `carried`: a value from before the run, and the one computed inside that stands in its place from the second
+    iteration on. `taken`: a parameter or an input of the first iteration, and its counterparts in the later ones.
+    `given`: a value computed inside, and names for what it was in each iteration. Seen from after the run, a value
+    computed inside is what the last iteration made of it.
+    """
+
+    start: int
+    stop: int
+    count: int
+    carried: Mapping[Value, Value]
+    taken: Mapping[Value, tuple[Value, ...]]
+    given: Mapping[Value, tuple[Value, ...]]
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """A program over tensors: nodes in an order in which they can run.
 
     `parameters` are the model's weights by their names in its checkpoint; the graph knows their types, never their
     numbers. `constants` are small tables that the model computes for itself, and their numbers are part of the graph.
+    `inputs`, `parameters` and `outputs` name everything, those of each iteration of a repeat too.
     """
 
     inputs: Mapping[str, Value]
@@ -62,6 +95,7 @@ class Graph:
     constants: Mapping[Value, Array] = field(repr=False)
     nodes: tuple[Node, ...]
     outputs: Mapping[str, Value]
+    repeats: tuple[Repeat, ...] = ()
 
     def to_bytes(self) -> bytes:
         """The canonical bytes, provenance included; docs in `emulator.encoding`."""
@@ -78,10 +112,11 @@ class Graph:
 
     @cached_property
     def key(self) -> str:
-        """The SHA-256 of what this graph computes: free of provenance, numbering, node order and dead code."""
+        """The SHA-256 of what this graph computes: free of provenance, numbering, node order, dead code and repeats."""
         from emulator.encoding import encode
+        from emulator.repeat import unroll
 
-        return hashlib.sha256(encode(normal_form(self))).hexdigest()
+        return hashlib.sha256(encode(normal_form(unroll(self)))).hexdigest()
 
     def __str__(self) -> str:
         from emulator.printing import text
@@ -90,7 +125,10 @@ class Graph:
 
 
 def live_nodes(graph: Graph) -> Iterator[Node]:
-    """The nodes that outputs depend on, each after its operands, in the one order that the outputs dictate."""
+    """The nodes that outputs depend on, each after its operands, in the one order that the outputs dictate.
+
+    For unrolled graphs: a repeat fixes the place of its nodes.
+    """
     defined_by = {node.result: node for node in graph.nodes}
     seen: set[Value] = set()
     stack: list[tuple[Value, bool]] = [(value, False) for value in reversed(list(graph.outputs.values()))]
@@ -120,9 +158,17 @@ def normal_form(graph: Graph) -> Graph:
 
 
 def renumber(graph: Graph) -> Graph:
-    """The same graph, its values numbered in order of appearance: inputs, parameters, constants, nodes."""
+    """The same graph, its values numbered in order of appearance: inputs, parameters, constants, nodes.
+
+    What a repeat gives appears right after its last node.
+    """
     appearing = [*graph.inputs.values(), *graph.parameters.values(), *graph.constants]
-    appearing += [node.result for node in graph.nodes]
+    position = 0
+    for repeat in graph.repeats:
+        appearing += [node.result for node in graph.nodes[position : repeat.stop]]
+        appearing += [value for row in repeat.given.values() for value in row]
+        position = repeat.stop
+    appearing += [node.result for node in graph.nodes[position:]]
     new = {value: Value(number, value.type) for number, value in enumerate(appearing)}
     return Graph(
         {name: new[value] for name, value in graph.inputs.items()},
@@ -133,4 +179,14 @@ def renumber(graph: Graph) -> Graph:
             for node in graph.nodes
         ),
         {name: new[value] for name, value in graph.outputs.items()},
+        tuple(_renumber_repeat(repeat, new) for repeat in graph.repeats),
+    )
+
+
+def _renumber_repeat(repeat: Repeat, new: Mapping[Value, Value]) -> Repeat:
+    return replace(
+        repeat,
+        carried={new[entry]: new[leaving] for entry, leaving in repeat.carried.items()},
+        taken={new[first]: tuple(new[value] for value in later) for first, later in repeat.taken.items()},
+        given={new[value]: tuple(new[one] for one in each) for value, each in repeat.given.items()},
     )

@@ -3,9 +3,15 @@
 A value of a narrow float type is held as a float32 array whose every element is exactly representable in that type.
 Tensor engine: operands are already rounded to their type, products are summed in float32, so a float32 matrix product
 over rounded operands is its arithmetic up to summation order. Vector and scalar engines: operands widen to float32
-for free, the work is done in float32, and the result is rounded once, to nearest even, on its way out.
+for free, the work is done in float32, and the result is rounded once on its way out: to nearest even, or, inside
+`stochastic_rounding`, up or down by chance.
 """
 
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,54 +22,187 @@ from emulator.types import DType
 # The element type of an array follows the graph, not the program text.
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
+_Words = npt.NDArray[np.uint32]
 
 # Elements worked on at a time, so that the temporaries of one piece stay in the second-level cache.
-_PIECE = 1 << 15
+_PIECE = 1 << 16
 
-# float32 keeps 23 bits of mantissa; bfloat16 keeps 7 of them and tfloat32 keeps 10. The exponent is the same.
-_DROPPED_BITS = {DType.BFLOAT16: 16, DType.TFLOAT32: 13}
+
+def pieces(size: int) -> Iterator[slice]:
+    """Slices that together cover `size` elements."""
+    return (slice(start, min(start + _PIECE, size)) for start in range(0, size, _PIECE))
+
+
+def map_pieces(function: Callable[[Floats], Array], values: Array) -> Floats:
+    """A function of single elements, piece by piece: a chain of operations then never waits for memory."""
+    source = np.asarray(values, np.float32)
+    if source.size <= _PIECE:
+        return np.asarray(function(np.atleast_1d(source)), np.float32).reshape(source.shape)
+    result, flat, out = _alike(source)
+    for piece in pieces(flat.size):
+        out[piece] = function(flat[piece])
+    return result
+
+
+def _alike(source: Floats) -> tuple[Floats, Floats, Floats]:
+    """An empty array laid out as `source` is, and the elements of both as they lie in memory, side by side."""
+    order = sorted(range(source.ndim), key=lambda axis: -abs(source.strides[axis]))
+    packed = np.ascontiguousarray(source.transpose(order)).reshape(source.transpose(order).shape)
+    empty = np.empty_like(packed)
+    return empty.transpose(np.argsort(order)), packed.reshape(-1), empty.reshape(-1)
+
+
+@dataclass(frozen=True)
+class _Format:
+    """What sets a narrow float type apart. Below 2**lowest the distance between neighbours stays the same."""
+
+    mantissa: int
+    lowest: int = -126  # float32's own
+    largest: float = math.inf  # for float32's exponents, the rounding itself carries into infinity
+    beyond: float = math.inf
+    strict: bool = False  # whether a number over the largest is lost even when the nearest is the largest
+
+    @property
+    def dropped(self) -> int:
+        return 23 - self.mantissa
+
+
+_FORMATS = {
+    DType.TFLOAT32: _Format(10),
+    DType.BFLOAT16: _Format(7),
+    DType.FLOAT16: _Format(10, -14, 65504),
+    DType.FLOAT8_E5M2: _Format(2, -14, 57344),
+    DType.FLOAT8_E4M3: _Format(3, -6, 240, math.nan, strict=True),  # "larger inputs become NaN", infinities with them
+    DType.FLOAT8_E4M3FN: _Format(3, -6, 448, math.nan),
+}
+
+_HIGHEST = {dtype: form.largest for dtype, form in _FORMATS.items() if form.largest < math.inf}
+
+
+def largest_finite(dtype: DType) -> float:
+    """The largest finite number of a float type."""
+    if dtype in _HIGHEST:
+        return _HIGHEST[dtype]
+    mantissa = 23 if dtype is DType.FLOAT32 else _FORMATS[dtype].mantissa
+    return (2 - 2.0**-mantissa) * 2.0**127
+
+
+class _Draws:
+    """Random words: the n-th rounding takes its words from stream n of the seed, element i always the same one."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._roundings = 0
+
+    def next_stream(self) -> int:
+        self._roundings += 1
+        return self._roundings
+
+    def words(self, stream: int, piece: slice) -> _Words:
+        """Pieces start at multiples of eight elements: one step of the counter makes eight words."""
+        bits = np.random.Philox(key=[self._seed, stream], counter=[piece.start // 8, 0, 0, 0])
+        count = piece.stop - piece.start
+        words: _Words = bits.random_raw(-(-count // 2)).astype("<u8", copy=False).view("<u4")[:count]
+        return words
+
+
+_DRAWS: ContextVar[_Draws | None] = ContextVar("stochastic rounding", default=None)
+
+
+@contextmanager
+def stochastic_rounding(seed: int) -> Iterator[None]:
+    """Inside, rounding goes up or down with the chances that keep the mean, as the engines do when told to.
+
+    The same seed and the same work give the same bits on every machine.
+    """
+    token = _DRAWS.set(_Draws(seed))
+    try:
+        yield
+    finally:
+        _DRAWS.reset(token)
 
 
 def settle(values: Array, dtype: DType) -> Array:
     """Bring a computed result into the form in which values of `dtype` are held: cast, then rounded."""
-    if not dtype.is_float:
-        return values.astype(dtype.held, copy=False)
-    return round_to(values.astype(np.float32, copy=False), dtype)
+    if dtype.is_float:
+        return round_to(values.astype(np.float32, copy=False), dtype)
+    if dtype.is_integer and np.issubdtype(values.dtype, np.floating):
+        return to_integer(values, dtype)
+    return values.astype(dtype.held, copy=False)
+
+
+def to_integer(values: Array, dtype: DType) -> Array:
+    """Floats to integers as the engines do it: to nearest even, saturating; not-a-number becomes zero."""
+    limits = np.iinfo(dtype.value)
+    whole = np.rint(np.nan_to_num(values, posinf=np.inf, neginf=-np.inf)).astype(np.float64)
+    # 2**63 - 1 is no float64, so whatever reaches the limit is set to it afterwards.
+    over, under = whole >= float(limits.max), whole <= float(limits.min)
+    result: Array = np.where(over | under, 0, whole).astype(dtype.held)
+    result[over], result[under] = limits.max, limits.min
+    return result
 
 
 def round_to(values: Array, dtype: DType) -> Floats:
-    """Round float32 values to the nearest value of a float type, ties to even, overflow to infinity."""
-    floats = values.astype(np.float32, copy=False)
+    """Round float32 values to a float type: to nearest even, or stochastically where that is switched on."""
+    source = np.asarray(values, np.float32)
     if dtype is DType.FLOAT32:
-        return floats
-    if dtype is DType.FLOAT16:
-        with np.errstate(over="ignore"):
-            return floats.astype(np.float16).astype(np.float32)
-    return _drop_mantissa_bits(floats, _DROPPED_BITS[dtype])
+        return source
+    draws = _DRAWS.get()
+    # Chance follows an element's position, not where it happens to lie in memory.
+    result, flat, rounded = _alike(np.ascontiguousarray(source).reshape(source.shape) if draws else source)
+    stream = draws.next_stream() if draws else 0
+    for piece in pieces(flat.size):
+        random = draws.words(stream, piece) if draws else None
+        _round_piece(flat[piece], rounded[piece], _FORMATS[dtype], random)
+    return result
 
 
-def _drop_mantissa_bits(values: Floats, bits: int) -> Floats:
-    """Round by adding just under half of the last kept bit, plus one when that bit is odd; carries do the rest."""
-    source = np.ascontiguousarray(values)
-    result = np.empty_like(source)
-    words, rounded = source.reshape(-1).view(np.uint32), result.reshape(-1).view(np.uint32)
-    below_half, keep = np.uint32((1 << (bits - 1)) - 1), np.uint32((0xFFFFFFFF << bits) & 0xFFFFFFFF)
-    for start in range(0, words.size, _PIECE):
-        word, out = words[start : start + _PIECE], rounded[start : start + _PIECE]
-        np.right_shift(word, np.uint32(bits), out=out)
+def _round_piece(x: Floats, out: Floats, form: _Format, random: _Words | None) -> None:
+    _round_mantissa(x.view(np.uint32), out.view(np.uint32), form.dropped, random)
+    highest = np.max(np.abs(x)) if form.largest < math.inf else np.max(x)
+    if form.largest < math.inf:
+        tiny = np.abs(x) < np.float32(2.0**form.lowest)
+        if tiny.any():
+            out[tiny] = _round_tiny(x[tiny], form, None if random is None else random[tiny])
+        if not highest <= form.largest:
+            lost = np.abs(x if form.strict else out) > form.largest
+            out[lost] = np.copysign(np.float32(form.beyond), x[lost])
+    # A NaN's payload may carry into its sign or be cut to an infinity; put NaN back, in the rare piece that has one.
+    if np.isnan(highest):
+        out[np.isnan(x)] = np.nan
+
+
+def _round_mantissa(words: _Words, out: _Words, dropped: int, random: _Words | None) -> None:
+    """Add something below one unit of the last kept bit, then cut; carries do the rest.
+
+    Just under half, plus one when that bit is odd, is to nearest even; a random number is stochastic.
+    """
+    if random is None:
+        np.right_shift(words, np.uint32(dropped), out=out)
         out &= np.uint32(1)
-        out += below_half
-        out += word
-        out &= keep
-    # A NaN's payload may carry into its sign or be cut to an infinity; put NaN back, in the rare array that has one.
-    if source.size and np.isnan(np.max(source)):
-        result[np.isnan(source)] = np.nan
-    return result.reshape(values.shape)
+        out += np.uint32((1 << (dropped - 1)) - 1)
+    else:
+        np.right_shift(random, np.uint32(32 - dropped), out=out)
+    out += words
+    out &= np.uint32((0xFFFFFFFF << dropped) & 0xFFFFFFFF)
 
 
-# erf(x) = x P(x^2) / Q(x^2) on |x| <= 3.85, beyond which erf rounds to one. Fitted by iteratively reweighted least
-# squares for the smallest relative error (1.4e-8); evaluated in float32 the largest absolute error is under 5e-7.
-_ERF_LIMIT = np.float32(3.85)
+def _round_tiny(x: Floats, form: _Format, random: _Words | None) -> Floats:
+    """Round to multiples of the smallest number of the type."""
+    scale = np.float32(2.0 ** (form.mantissa - form.lowest))
+    steps = np.abs(x) * scale  # exact: a power of two
+    if random is None:
+        whole = np.rint(steps)
+    else:
+        whole = np.floor(steps)
+        whole += random < (steps - whole) * 2.0**32
+    return np.copysign(whole / scale, x)
+
+
+# erf(x) = x P(x^2) / Q(x^2), fitted on |x| <= 3.85 by iteratively reweighted least squares for the smallest relative
+# error (1.4e-8); evaluated in float32 the largest absolute error is under 5e-7. At the limit the quotient is above one,
+# so that cutting it gives exactly one from there on: gelu multiplies what is missing to one by its argument.
+_ERF_LIMIT = np.float32(4)
 _ERF_P = (
     *(1.1283791065216064, 0.18789160251617432, 0.052478790283203125),
     *(0.003673641476780176, 0.000285663700196892, 2.1082651073811576e-06),
@@ -76,25 +215,23 @@ _ERF_Q = (
 
 def erf(values: Array) -> Floats:
     """The error function in float32; numpy has none."""
-    source = np.ascontiguousarray(values, dtype=np.float32)
-    result = np.empty_like(source)
-    flat_source, flat_result = source.reshape(-1), result.reshape(-1)
-    for start in range(0, source.size, _PIECE):
-        piece = slice(start, start + _PIECE)
-        x, out = np.clip(flat_source[piece], -_ERF_LIMIT, _ERF_LIMIT), flat_result[piece]
-        square = x * x
-        np.multiply(x, _polynomial(_ERF_P, square), out=out)
-        out /= _polynomial(_ERF_Q, square)
-        # Exactly one from there on: gelu multiplies what is missing to one by its argument, however large.
-        np.copyto(out, np.sign(x), where=np.abs(x) == _ERF_LIMIT)
-        np.clip(out, -1, 1, out=out)
-    return result.reshape(np.shape(values))
+    return map_pieces(_erf, values)
+
+
+def _erf(values: Floats) -> Floats:
+    x = np.minimum(np.maximum(values, -_ERF_LIMIT), _ERF_LIMIT)
+    square = x * x
+    x *= _polynomial(_ERF_P, square)
+    x /= _polynomial(_ERF_Q, square)
+    np.minimum(x, 1, out=x)
+    return np.maximum(x, -1, out=x)
 
 
 def _polynomial(coefficients: tuple[float, ...], x: Floats) -> Floats:
     """Horner's rule, lowest coefficient first."""
-    result = np.full_like(x, coefficients[-1])
-    for coefficient in coefficients[-2::-1]:
-        result *= x
+    result = x * np.float32(coefficients[-1])
+    for coefficient in coefficients[-2:0:-1]:
         result += np.float32(coefficient)
+        result *= x
+    result += np.float32(coefficients[0])
     return result

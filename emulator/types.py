@@ -3,7 +3,9 @@
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 # Reached by no real model; they keep hostile graphs from asking for absurd amounts of work.
@@ -18,6 +20,9 @@ class DType(StrEnum):
     TFLOAT32 = "tfloat32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
+    FLOAT8_E5M2 = "float8_e5m2"
+    FLOAT8_E4M3 = "float8_e4m3"  # the accelerator's own: finite up to 240
+    FLOAT8_E4M3FN = "float8_e4m3fn"  # the Open Compute Project's: finite up to 448, no infinity
     INT64 = "int64"
     INT32 = "int32"
     INT16 = "int16"
@@ -44,12 +49,27 @@ class DType(StrEnum):
         return np.dtype(np.float32) if self.is_float else np.dtype(self.value)
 
     @property
+    def stored(self) -> np.dtype[Any]:
+        """The numpy type of an element in memory; the narrow floats come from ml_dtypes."""
+        if self is DType.TFLOAT32:
+            return np.dtype(np.float32)
+        return np.dtype(getattr(ml_dtypes, self.value, self.value))
+
+    @property
     def short(self) -> str:
-        """As the graph printer writes it: f32, bf16, i64, bool."""
+        """As the graph printer writes it: f32, bf16, f8_e4m3, i64, bool."""
         return self.value.replace("bfloat", "bf").replace("tfloat", "tf").replace("float", "f").replace("int", "i")
 
 
-_FLOAT_WIDTHS = {DType.FLOAT32: 4, DType.TFLOAT32: 4, DType.BFLOAT16: 2, DType.FLOAT16: 2}
+_FLOAT_WIDTHS = {
+    DType.FLOAT32: 4,
+    DType.TFLOAT32: 4,
+    DType.BFLOAT16: 2,
+    DType.FLOAT16: 2,
+    DType.FLOAT8_E5M2: 1,
+    DType.FLOAT8_E4M3: 1,
+    DType.FLOAT8_E4M3FN: 1,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +129,13 @@ def _widest(a: DType, b: DType) -> DType:
     if a is b:
         return a
     if a.is_float:
-        narrow = {DType.BFLOAT16, DType.FLOAT16}
-        # Neither half type contains the other; tfloat32 contains both.
-        return DType.FLOAT32 if DType.FLOAT32 in (a, b) or {a, b} == narrow else DType.TFLOAT32
+        return _widest_float(a, b)
     return DType(np.promote_types(a.value, b.value).name)
+
+
+def _widest_float(a: DType, b: DType) -> DType:
+    """The wider of two float types; where neither contains the other, float32."""
+    if a.itemsize != b.itemsize:
+        return max(a, b, key=lambda dtype: dtype.itemsize)
+    both = {a, b}
+    return DType.FLOAT32 if DType.FLOAT32 in both or DType.TFLOAT32 not in both else DType.TFLOAT32

@@ -4,14 +4,24 @@ Importing this package is light; torch and transformers are loaded by the first 
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from emulator.capture.inputs import example_inputs
 from emulator.capture.request import TASKS, CaptureRequest
+from emulator.errors import CaptureError
 from emulator.graph import Graph
 from emulator.numerics import Array
 from emulator.types import TensorType
 
-__all__ = ["TASKS", "CaptureRequest", "capture", "example_inputs", "parameter_specs", "reference_outputs"]
+__all__ = [
+    "TASKS",
+    "CaptureRequest",
+    "capture",
+    "capture_file",
+    "example_inputs",
+    "parameter_specs",
+    "reference_outputs",
+]
 
 
 def capture(request: CaptureRequest) -> Graph:
@@ -19,6 +29,19 @@ def capture(request: CaptureRequest) -> Graph:
     from emulator.capture.export import capture_model
 
     return capture_model(request)
+
+
+def capture_file(path: Path, sizes: Mapping[str, int] | None = None) -> Graph:
+    """The graph of a saved program: a `.pt2` of torch.export, or an ONNX file, whose open axes `sizes` fixes."""
+    if path.suffix == ".onnx":
+        from emulator.capture.onnx import capture_onnx
+
+        return capture_onnx(path, sizes)
+    if path.suffix == ".pt2":
+        from emulator.capture.exported import capture_exported
+
+        return capture_exported(path)
+    raise CaptureError(f"{path.name} is neither a .pt2 nor an .onnx file")
 
 
 def parameter_specs(request: CaptureRequest) -> dict[str, TensorType]:

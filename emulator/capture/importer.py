@@ -11,12 +11,14 @@ from emulator.builder import GraphBuilder
 from emulator.capture.aten import NotExpressible, Site, importer_of, states_a_fact
 from emulator.capture.model import tensor_type
 from emulator.capture.provenance import origin_of
-from emulator.errors import CaptureError, Finding, UnsupportedOperators
+from emulator.errors import CaptureError, Finding, IllTyped, UnsupportedOperators
 from emulator.graph import Graph, Origin, Value
 from emulator.numerics import Array
 from emulator.types import TensorType
 
 _NO_IMPORTER = "the compiler has no such operator; write it with elementwise, matrix and reduction operators"
+_REMEMBERS = "a model may not remember anything from call to call; pass it in, and return it"
+_BY_PRODUCT = "this result is a by-product that the compiler leaves out; use the first result alone"
 _SIZE_DEPENDS_ON_DATA = "the size of its result depends on data; use torch.where, or pad to a fixed size"
 _VALUE_ESCAPES = "a tensor's value becomes a Python number, which a compiled program cannot do; keep it a tensor"
 _NO_TYPE = "the hardware has no such element type; use float32, bfloat16, float16, an integer or a boolean"
@@ -49,13 +51,22 @@ class _Importer:
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         specs = self._program.graph_signature.input_specs
         arguments = [self._argument(node, spec) for node, spec in zip(placeholders, specs, strict=True)]
-        results = self._run(module, arguments)
+        results = self._kept(self._run(module, arguments))
         if self._problems:
             raise UnsupportedOperators(_findings(self._problems))
         structure = pytree.tree_unflatten(results, self._program.call_spec.out_spec)
         for name, value in _named_outputs(structure, ""):
             self._builder.output(name, value)
         return self._builder.build()
+
+    def _kept(self, results: list[Any]) -> list[Any]:
+        """The model's own results. What it wrote to its arguments is dropped; what it wrote to buffers is reported."""
+        specs = self._program.graph_signature.output_specs
+        for spec, result in zip(specs, results, strict=True):
+            computed = isinstance(result, Value) and self._builder.node_of(result) is not None
+            if spec.kind.name in ("BUFFER_MUTATION", "PARAMETER_MUTATION") and computed:
+                self._problem(f"assignment to {spec.target}", Origin(spec.target.rpartition(".")[0]), _REMEMBERS)
+        return [result for result, spec in zip(results, specs, strict=True) if spec.kind.name == "USER_OUTPUT"]
 
     def _argument(self, node: Any, spec: Any) -> Any:
         """A placeholder as an input, a parameter or a constant; a parameter that nothing uses stays out."""
@@ -94,7 +105,7 @@ class _Importer:
     def _call(self, node: Any, known: Mapping[Any, Any]) -> Any:
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda used: known[used])
         if node.target.__name__ == "getitem":
-            return args[0] if args[0] is _POISON else args[0][args[1]]
+            return self._part(node, *args)
         poisoned = _POISON in pytree.tree_leaves((args, kwargs))
         if isinstance(node.target, torch._ops.OpOverload):
             return self._operator(node, args, kwargs, poisoned)
@@ -102,6 +113,14 @@ class _Importer:
             return self._region(node, args)
         if not poisoned:  # Python arithmetic on sizes, which are fixed unless they follow from something reported
             self._problem(str(node.target), origin_of(node.meta), _NO_IMPORTER)
+        return _POISON
+
+    def _part(self, node: Any, parts: Any, number: int) -> Any:
+        """One of several results; an importer leaves out by-products that compiled programs have no use for."""
+        if parts is _POISON or number < len(parts):
+            return parts if parts is _POISON else parts[number]
+        if node.users:
+            self._problem(f"{node.args[0].target}, result {number}", origin_of(node.meta), _BY_PRODUCT)
         return _POISON
 
     def _region(self, node: Any, args: Any) -> Any:
@@ -123,7 +142,7 @@ class _Importer:
             if importer is None:
                 raise NotExpressible(_NO_IMPORTER)
             imported = _POISON if poisoned else importer(site, *_bound(node.target, args, kwargs))
-        except NotExpressible as problem:
+        except (NotExpressible, IllTyped) as problem:
             if importer is None or not poisoned:
                 self._problem(str(node.target), origin, str(problem))
             return _POISON

@@ -20,6 +20,9 @@ def _example(name: str, value: Value, graph: Graph, config: Mapping[str, object]
         return np.ones(shape, dtype.held)
     # Seeded by name, so that adding an input does not change the others.
     generator = np.random.Generator(np.random.PCG64([seed, *name.encode()]))
+    if name == "position":  # each row's next place in a cache that is half full or more
+        capacity = graph.inputs["cache.0.key"].type.shape[2]
+        return generator.integers(capacity // 2, capacity, shape, dtype.held)
     if dtype.is_float:
         return round_to(generator.standard_normal(shape, np.float32), dtype)
     allowed = np.arange(_rows_of_table(value, graph, config))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import transformers
 
+from emulator.capture.diffusion import DIFFUSION, build_diffusion_model
 from emulator.capture.request import TASKS, CaptureRequest
 from emulator.errors import CaptureError
 from emulator.types import DType, TensorType
@@ -14,22 +15,36 @@ from emulator.types import DType, TensorType
 # Settings that describe how a checkpoint was produced or is run, and would only disturb a static capture.
 _OVERRIDDEN = {"dtype": None, "torch_dtype": None, "use_cache": False, "return_dict": True}
 _SWITCHED_OFF = {"output_attentions": False, "output_hidden_states": False}
+# A task of several model classes: recognisers of speech either generate text, or label each frame.
+_OTHERWISE = {"AutoModelForSpeechSeq2Seq": "AutoModelForCTC"}
 
 
 def build_model(request: CaptureRequest) -> Any:
     """The model in its own class, in evaluation mode."""
+    if request.task in DIFFUSION:
+        return build_diffusion_model(request)
     config = _configuration(request.config)
-    kind = _model_class(request, config)
-    config._attn_implementation = "sdpa" if kind._supports_sdpa else "eager"
+    return instantiate(_model_class(request.task, config), config, request.dtype)
+
+
+def instantiate(kind: Any, config: Any, dtype: str) -> Any:
+    """A model of this class and configuration: fused attention where it has some, and all experts in one product.
+
+    Both are what transformers chooses when nothing is asked for, whatever the configuration was saved with.
+    """
     try:
         with quiet_libraries(), torch.device("meta"), torch.no_grad():
-            model = kind._from_config(config, dtype=getattr(torch, request.dtype)).eval()
+            model = kind._from_config(config, dtype=getattr(torch, dtype)).eval()
     except Exception as fault:  # third-party code: whatever it raises is a reason why there is no model
-        raise CaptureError(f"{kind.__name__} cannot be built from this configuration: {fault}") from fault
-    if model.main_input_name != "input_ids" or config.is_encoder_decoder:
-        raise CaptureError(f"{kind.__name__} does not map input_ids to outputs in one pass, as only text models do")
+        raise CaptureError(f"{kind.__name__} cannot be built from this configuration: {one_line(fault)}") from fault
     give_buffers_their_values(model)
     return model
+
+
+def one_line(fault: Exception) -> str:
+    """The first thing that a fault says, without its layout."""
+    paragraph = next((part for part in str(fault).split("\n\n") if part.strip()), type(fault).__name__)
+    return " ".join(paragraph.split())
 
 
 def _configuration(given: Mapping[str, object]) -> Any:
@@ -50,13 +65,14 @@ def _configuration(given: Mapping[str, object]) -> Any:
         raise CaptureError(f"transformers rejects this {kind!r} configuration: {reason}") from fault
 
 
-def _model_class(request: CaptureRequest, config: Any) -> Any:
-    auto = getattr(transformers, TASKS[request.task])
-    try:
-        kind = auto._model_mapping[type(config)]
-    except KeyError:
-        raise CaptureError(f"transformers has no {request.task} model of type {config.model_type!r}") from None
-    return kind[0] if isinstance(kind, tuple) else kind
+def _model_class(task: str, config: Any) -> Any:
+    auto = TASKS[task]
+    for name in (auto, _OTHERWISE.get(auto)):
+        mapping = getattr(transformers, name)._model_mapping if name else {}
+        if type(config) in mapping:
+            kind = mapping[type(config)]
+            return kind[0] if isinstance(kind, tuple) else kind
+    raise CaptureError(f"transformers has no {task} model of type {config.model_type!r}")
 
 
 def give_buffers_their_values(model: Any) -> None:
@@ -71,7 +87,8 @@ def give_buffers_their_values(model: Any) -> None:
     for name, buffer in poisoned.items():
         owner, _, attribute = name.rpartition(".")
         model.get_submodule(owner)._buffers[attribute] = buffer
-    model.initialize_weights()
+    with quiet_libraries():
+        model.initialize_weights()
     for name, buffer in model.named_non_persistent_buffers():
         if torch.equal(buffer.nan_to_num(), _poison(buffer).nan_to_num()) and buffer.numel():
             raise CaptureError(f"{type(model).__name__} does not initialise its buffer {name!r} in _init_weights")
@@ -79,16 +96,31 @@ def give_buffers_their_values(model: Any) -> None:
 
 def _poison(buffer: Any) -> Any:
     """A buffer of values that no model computes: not-a-number, or the smallest integer."""
-    worst = float("nan") if buffer.is_floating_point() else torch.iinfo(buffer.dtype).min
+    if buffer.dtype is torch.bool:
+        return torch.zeros_like(buffer, device="cpu")
+    worst = float("nan") if buffer.is_floating_point() or buffer.is_complex() else torch.iinfo(buffer.dtype).min
     return torch.full_like(buffer, worst, device="cpu")
 
 
 def weight_types(request: CaptureRequest) -> dict[str, TensorType]:
-    """The types of everything that the model's checkpoint holds; of tied weights, the first name only."""
+    """The types of everything that the model's checkpoint holds; of tied weights, one name only."""
     model = build_model(request)
-    temporary = {name for name, _ in model.named_non_persistent_buffers()}
+    stored = stored_names(model)
+    lasting = set(model.state_dict())
     weights = [*model.named_parameters(), *model.named_buffers()]
-    return {name: tensor_type(tensor) for name, tensor in weights if name not in temporary}
+    return {stored.get(name, name): tensor_type(tensor) for name, tensor in weights if name in lasting}
+
+
+def stored_names(module: Any) -> dict[str, str]:
+    """For the name of each parameter, the one it is stored under: of tied ones, that which the others are tied to."""
+    tied = getattr(module, "all_tied_weights_keys", None) or {}
+    parameters = list(module.named_parameters(remove_duplicate=False))
+    chosen: dict[int, str] = {}
+    for name, parameter in parameters:
+        known = chosen.setdefault(id(parameter), name)
+        if known in tied and name not in tied:
+            chosen[id(parameter)] = name
+    return {name: chosen[id(parameter)] for name, parameter in parameters}
 
 
 def tensor_type(tensor: Any) -> TensorType:

@@ -31,8 +31,13 @@ def _innermost_of_trace(stack_trace: str) -> str:
 
 
 def failing_line(failure: TracebackType | None) -> str:
-    """The innermost line of a traceback that belongs to the model, or an empty string."""
-    return _innermost([(frame.filename, frame.lineno) for frame in traceback.extract_tb(failure)])
+    """The innermost line of a traceback that belongs to the model, or an empty string.
+
+    A line of the user's own comes before one of a library that it calls: that is where something can be done.
+    """
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(failure)]
+    own = [(path, line) for path, line in frames if "site-packages" not in Path(path).parts]
+    return _innermost(own) or _innermost(frames)
 
 
 def _innermost(frames: Iterable[tuple[str, Any]]) -> str:

@@ -1,35 +1,99 @@
-"""The oracle: the same model in PyTorch, eager, in float32."""
+"""The oracle: the same model in PyTorch, eager; in float32, and in the narrower types that its users would take."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from emulator.capture.decoder import make_stepwise
 from emulator.capture.model import build_model, quiet_libraries, tensor_type
 from emulator.capture.request import CaptureRequest
 from emulator.errors import MissingTensor
 from emulator.numerics import Array
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a model gave: its outputs by name, and what each of its layers gave, by the layer's module path."""
+
+    outputs: Mapping[str, Array]
+    layers: Mapping[str, Array]
+
+
 def run_eagerly(
     request: CaptureRequest, parameters: Mapping[str, Array], inputs: Mapping[str, Array]
 ) -> dict[str, Array]:
     """The model's outputs by name."""
-    model = build_model(replace(request, dtype="float32"))
-    weights = {name: _tensor(array) for name, array in parameters.items()}
-    model.load_state_dict(weights, strict=False, assign=True)
-    model.tie_weights()
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.is_meta:
-            raise MissingTensor("parameter", name, str(tensor_type(tensor)))
-    with quiet_libraries(), torch.no_grad():
-        outputs = model(**{name: torch.from_numpy(np.array(array)) for name, array in inputs.items()})
-    return {name: output.numpy() for name, output in outputs.items() if isinstance(output, torch.Tensor)}
+    return dict(Reference(request, parameters).answer(inputs).outputs)
 
 
-def _tensor(array: Array) -> Any:
-    """As float32, because numpy knows bfloat16 only by courtesy of an extension that torch does not share."""
-    floating = not np.issubdtype(array.dtype, np.integer) and array.dtype != np.bool_
-    return torch.from_numpy(np.ascontiguousarray(array, np.float32 if floating else array.dtype))
+class Reference:
+    """A model with its weights in PyTorch, ready to answer any number of times."""
+
+    def __init__(self, request: CaptureRequest, parameters: Mapping[str, Array], dtype: str = "float32") -> None:
+        self.model = build_model(replace(request, dtype=dtype))
+        self._dtype = getattr(torch, dtype)
+        weights = {name: self._tensor(array) for name, array in parameters.items()}
+        self.model.load_state_dict(weights, strict=False, assign=True)
+        self.model.tie_weights()
+        for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
+            if tensor.is_meta:
+                raise MissingTensor("parameter", name, str(tensor_type(tensor)))
+        self._layers = dict(_repeated_layers(self.model))
+        if request.has_cache:
+            make_stepwise(self.model, request)
+
+    def answer(self, inputs: Mapping[str, Array]) -> Answer:
+        seen: dict[str, Array] = {}
+        with quiet_libraries(), torch.no_grad(), self._watching(seen):
+            outputs = self.model(**self.tensors(inputs))
+        return Answer({name: _array(value) for name, value in outputs.items() if isinstance(value, torch.Tensor)}, seen)
+
+    def tensors(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
+        """Inputs as the model takes them; the copies are its to write to."""
+        return {name: self._tensor(np.array(array)) for name, array in inputs.items()}
+
+    def _tensor(self, array: Array) -> Any:
+        """numpy knows bfloat16 only by courtesy of an extension that torch does not share."""
+        if np.issubdtype(array.dtype, np.integer) or array.dtype == np.bool_:
+            return torch.from_numpy(np.ascontiguousarray(array))
+        return torch.from_numpy(np.ascontiguousarray(array, np.float32)).to(self._dtype)
+
+    @contextmanager
+    def _watching(self, seen: dict[str, Array]) -> Iterator[None]:
+        def watch(name: str) -> Any:
+            def note(_: Any, __: Any, result: Any) -> None:
+                first = result if isinstance(result, torch.Tensor) else next(iter(_tensors(result)), None)
+                if first is not None:
+                    seen[name] = _array(first)
+
+            return note
+
+        hooks = [layer.register_forward_hook(watch(name)) for name, layer in self._layers.items()]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def _repeated_layers(model: Any) -> Iterator[tuple[str, Any]]:
+    """The members of the outermost module lists: encoder layers, decoder layers, stages."""
+    lists: list[str] = []
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.ModuleList) and not any(name.startswith(outer + ".") for outer in lists):
+            lists.append(name)
+            yield from ((f"{name}.{number}", layer) for number, layer in enumerate(module))
+
+
+def _tensors(result: Any) -> Iterator[Any]:
+    values = result.values() if isinstance(result, Mapping) else result if isinstance(result, tuple | list) else ()
+    return (value for value in values if isinstance(value, torch.Tensor))
+
+
+def _array(tensor: Any) -> Array:
+    exact: Array = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+    return exact

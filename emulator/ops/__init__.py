@@ -2,15 +2,20 @@
 
 from emulator.ops.attention import Attention
 from emulator.ops.base import OPERATORS, Attribute, Operator, attributes, result_type
+from emulator.ops.collective import AllGather, AllReduce, RankSlice
+from emulator.ops.convolve import Convolution
 from emulator.ops.elementwise import Binary, Cast, Unary, Where
-from emulator.ops.index import Gather, Index, IndexUpdate, Iota, TakeAlong
-from emulator.ops.linalg import Linear, MatMul
+from emulator.ops.index import Gather, Index, IndexUpdate, Iota, ScatterAlong, TakeAlong
+from emulator.ops.linalg import GroupedMatMul, Linear, MatMul
 from emulator.ops.normalise import LayerNorm, RmsNorm, Softmax
+from emulator.ops.pool import Pool, Resample
 from emulator.ops.reduce import ArgReduce, ArgSort, Cumulate, Reduce
 from emulator.ops.shape import Broadcast, Concat, Flip, Pad, Reshape, Slice, SliceUpdate, Transpose
 
 __all__ = [
     "OPERATORS",
+    "AllGather",
+    "AllReduce",
     "ArgReduce",
     "ArgSort",
     "Attention",
@@ -19,9 +24,11 @@ __all__ = [
     "Broadcast",
     "Cast",
     "Concat",
+    "Convolution",
     "Cumulate",
     "Flip",
     "Gather",
+    "GroupedMatMul",
     "Index",
     "IndexUpdate",
     "Iota",
@@ -30,9 +37,13 @@ __all__ = [
     "MatMul",
     "Operator",
     "Pad",
+    "Pool",
+    "RankSlice",
     "Reduce",
+    "Resample",
     "Reshape",
     "RmsNorm",
+    "ScatterAlong",
     "Slice",
     "SliceUpdate",
     "Softmax",

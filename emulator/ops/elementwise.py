@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator.numerics import Array, Floats, erf
+from emulator.numerics import Array, Floats, erf, map_pieces, to_integer
 from emulator.ops.base import Operator, broadcast_shape, require
 from emulator.types import DType, TensorType, promote
 
@@ -15,7 +15,11 @@ _HALF, _ONE = np.float32(0.5), np.float32(1)
 
 
 def _gelu(x: Floats) -> Array:
-    return _HALF * x * (_ONE + erf(x * _SQRT_HALF))
+    half = _HALF * x
+    result = erf(x * _SQRT_HALF)
+    result *= half
+    result += half
+    return result
 
 
 def _gelu_tanh(x: Floats) -> Array:
@@ -41,7 +45,11 @@ def _sign(x: Array) -> Array:
 
 # Functions of float32; integers and booleans widen to float32 first.
 _SMOOTH: dict[str, Callable[[Floats], Array]] = {
+    "acos": np.arccos,
+    "asin": np.arcsin,
+    "atan": np.arctan,
     "cos": np.cos,
+    "cosh": np.cosh,
     "erf": erf,
     "exp": np.exp,
     "expm1": np.expm1,
@@ -55,6 +63,7 @@ _SMOOTH: dict[str, Callable[[Floats], Array]] = {
     "sigmoid": _sigmoid,
     "silu": _silu,
     "sin": np.sin,
+    "sinh": np.sinh,
     "softplus": _softplus,
     "sqrt": np.sqrt,
     "tan": np.tan,
@@ -74,6 +83,7 @@ _KEEPING: dict[str, Callable[[Array], Array]] = {
 }
 # Questions; the answer is a boolean.
 _PREDICATES: dict[str, Callable[[Array], Array]] = {
+    "isfinite": np.isfinite,
     "isinf": np.isinf,
     "isnan": np.isnan,
     "logical_not": np.logical_not,
@@ -100,7 +110,7 @@ class Unary(Operator, name="unary"):
 
     def compute(self, x: Array) -> Array:
         if self.function in _SMOOTH:
-            return np.asarray(_SMOOTH[self.function](x.astype(np.float32, copy=False)))
+            return map_pieces(_SMOOTH[self.function], x)
         return np.asarray((_KEEPING.get(self.function) or _PREDICATES[self.function])(x))
 
 
@@ -182,7 +192,7 @@ class Where(Operator, name="where"):
 
 @dataclass(frozen=True)
 class Cast(Operator, name="cast"):
-    """Changes the element type; floats become integers by dropping the fraction."""
+    """Changes the element type; floats become integers by dropping the fraction, and saturate."""
 
     dtype: DType
 
@@ -190,4 +200,6 @@ class Cast(Operator, name="cast"):
         return x.with_dtype(self.dtype)
 
     def compute(self, x: Array) -> Array:
+        if self.dtype.is_integer and x.dtype == np.float32:
+            return to_integer(np.trunc(x), self.dtype)
         return x.astype(self.dtype.held, copy=False)

@@ -72,6 +72,43 @@ class TakeAlong(Operator, name="take_along"):
         return np.take_along_axis(x[corner], indices.astype(np.int64, copy=False), axis=self.axis)
 
 
+_SCATTERS = {"add": np.add, "maximum": np.maximum, "minimum": np.minimum, "multiply": np.multiply}
+
+
+@dataclass(frozen=True)
+class ScatterAlong(Operator, name="scatter_along"):
+    """The first operand, with elements replaced by (or combined with) an update's: `take_along` backwards.
+
+    With `function` empty, of several updates of one element the last counts.
+    """
+
+    axis: int
+    function: str
+
+    def infer(self, x: TensorType, update: TensorType, indices: TensorType) -> TensorType:
+        require(not self.function or self.function in _SCATTERS, self, "there is no combination of this name")
+        require_axes(self, (self.axis,), x.rank)
+        _require_integers(self, indices)
+        inside = indices.rank == x.rank and all(
+            i == self.axis or indices.shape[i] <= size for i, size in enumerate(x.shape)
+        )
+        require(inside, self, f"indices {indices} reach outside of {x}")
+        fits = update == x.with_shape(indices.shape)
+        require(fits, self, f"{update} does not fill {indices.elements} elements of {x}")
+        return x
+
+    def compute(self, x: Array, update: Array, indices: Array) -> Array:
+        require_indices(indices, x.shape[self.axis])
+        where: list[Any] = list(np.indices(indices.shape, sparse=True))
+        where[self.axis] = indices
+        result = x.copy()
+        if self.function:
+            _SCATTERS[self.function].at(result, tuple(where), update)
+        else:
+            result[tuple(where)] = update
+        return result
+
+
 class _Addressed:
     """Several axes addressed at once by integer tensors that broadcast together; other axes are taken whole.
 

@@ -34,10 +34,11 @@ class Linear(Operator, name="linear"):
         return TensorType(x.shape[:-1] + weight.shape[:1], self.out)
 
     def compute(self, x: Array, weight: Array, bias: Array | None = None) -> Array:
-        rows = x.reshape(-1, x.shape[-1]) @ weight.T
+        # The weight on the left is the faster way round, and leaves the result's rows as columns in memory.
+        columns = weight @ x.reshape(-1, x.shape[-1]).T
         if bias is not None:
-            rows += bias
-        return rows.reshape(x.shape[:-1] + weight.shape[:1])
+            columns += bias[:, np.newaxis]
+        return columns.T.reshape(x.shape[:-1] + weight.shape[:1])
 
 
 @dataclass(frozen=True)
@@ -57,3 +58,32 @@ class MatMul(Operator, name="matmul"):
 
     def compute(self, a: Array, b: Array) -> Array:
         return np.asarray(np.matmul(a, b))
+
+
+@dataclass(frozen=True)
+class GroupedMatMul(Operator, name="grouped_matmul"):
+    """Rows [rows, inner] sorted by group, each group times a matrix of its own [groups, inner, outputs]: experts.
+
+    `ends` says where each group ends. Rows behind the last end belong to no group and yield zeros.
+    """
+
+    out: DType
+    matrix_operands: ClassVar[int] = 2
+
+    def infer(self, rows: TensorType, matrices: TensorType, ends: TensorType) -> TensorType:
+        require_matrix_operands(self, rows, matrices)
+        require(rows.rank == 2 and matrices.rank == 3, self, f"{rows} by {matrices} is no product of groups")
+        require(rows.shape[1] == matrices.shape[1], self, f"{rows} and {matrices} do not agree on the inner size")
+        fits = ends.shape == matrices.shape[:1] and ends.dtype.is_integer
+        require(fits, self, f"the ends are {ends} for {matrices.shape[0]} groups")
+        require(self.out.is_float, self, f"a product cannot leave as {self.out}")
+        return TensorType((rows.shape[0], matrices.shape[2]), self.out)
+
+    def compute(self, rows: Array, matrices: Array, ends: Array) -> Array:
+        result = np.zeros((rows.shape[0], matrices.shape[2]), np.float32)
+        start = 0
+        for matrix, end in zip(matrices, ends, strict=True):
+            if end > start:
+                result[start:end] = rows[start:end] @ matrix
+                start = end
+        return result

@@ -19,6 +19,7 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
     "prod": np.prod,
     "sum": np.sum,
 }
+_RUNNING: dict[str, np.ufunc] = {"cummax": np.maximum, "cummin": np.minimum, "cumprod": np.multiply, "cumsum": np.add}
 _COUNTED = ("prod", "sum")  # integers and booleans are counted in 64 bits
 
 
@@ -71,19 +72,20 @@ class ArgReduce(Operator, name="arg_reduce"):
 
 @dataclass(frozen=True)
 class Cumulate(Operator, name="cumulate"):
-    """Running sums or products along an axis."""
+    """Running sums, products or extremes along an axis."""
 
     function: str
     axis: int
 
     def infer(self, x: TensorType) -> TensorType:
-        require(self.function in ("cumsum", "cumprod"), self, "there is no running fold of this name")
+        require(self.function in _RUNNING, self, "there is no running fold of this name")
         require_axes(self, (self.axis,), x.rank)
-        return x if x.dtype.is_float else x.with_dtype(DType.INT64)
+        counts = self.function in ("cumsum", "cumprod") and not x.dtype.is_float
+        return x.with_dtype(DType.INT64) if counts else x
 
     def compute(self, x: Array) -> Array:
-        dtype = x.dtype if x.dtype == np.float32 else np.dtype(np.int64)
-        return np.asarray(getattr(np, self.function)(x, axis=self.axis, dtype=dtype))
+        dtype = x.dtype if x.dtype == np.float32 or self.function in ("cummax", "cummin") else np.dtype(np.int64)
+        return np.asarray(_RUNNING[self.function].accumulate(x, axis=self.axis, dtype=dtype))
 
 
 @dataclass(frozen=True)

@@ -1,36 +1,45 @@
 """The middle of the compiler: a visible list of rewrites, with the checker after each one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from emulator.graph import Graph
 from emulator.passes.autocast import autocast
 from emulator.passes.canonicalise import canonicalise
 from emulator.passes.check import check, check_interface
 from emulator.passes.clean import eliminate_common_subexpressions, eliminate_dead_code, fold_constants
+from emulator.passes.fuse import fuse
+from emulator.passes.legalise import legalise
 from emulator.passes.options import PassOptions
+from emulator.passes.roll import roll
+from emulator.passes.shard import shard
 
 Pass = Callable[[Graph, PassOptions], Graph]
 
 # Constants are folded before autocast, so that the positions in rotary tables are exact, and after it, for its casts.
+# Fusion comes before autocast, because it names computations in float32; ranks are parted when all else has settled.
 PASSES: tuple[Pass, ...] = (
     fold_constants,
     canonicalise,
     eliminate_common_subexpressions,
     eliminate_dead_code,
+    fuse,
     autocast,
+    legalise,
     fold_constants,
     canonicalise,
     eliminate_common_subexpressions,
     eliminate_dead_code,
+    shard,
+    roll,
 )
 
 __all__ = ["PASSES", "Pass", "PassOptions", "check", "run_passes"]
 
 
-def run_passes(graph: Graph, options: PassOptions) -> Graph:
-    """The graph after all passes; GraphInvalid names the pass that broke it, should one ever."""
+def run_passes(graph: Graph, options: PassOptions, passes: Sequence[Pass] | None = None) -> Graph:
+    """The graph after all passes, or after these; GraphInvalid names the pass that broke it, should one ever."""
     check(graph, after="capture")
-    for rewrite in PASSES:
+    for rewrite in PASSES if passes is None else passes:
         before, graph = graph, rewrite(graph, options)
         check(graph, after=rewrite.__name__)
         check_interface(before, graph, after=rewrite.__name__)

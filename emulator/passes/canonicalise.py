@@ -112,6 +112,24 @@ def reshape_instead_of_trivial_index(builder: GraphBuilder, node: Node) -> Step:
     return replace(node, op=Reshape(node.result.type.shape), operands=(x,)) if in_order else None
 
 
+def slice_instead_of_counted_index(builder: GraphBuilder, node: Node) -> Step:
+    """Indices known to count evenly along one axis take a window, which needs no address computed."""
+    if not isinstance(node.op, Index) or len(node.op.axes) != 1:
+        return None
+    x, axis = node.operands[0], node.op.axes[0]
+    table = builder.table_of(node.operands[1])
+    if table is None or table.ndim != 1 or not table.size:
+        return None
+    places = np.where(table < 0, table + x.type.shape[axis], table)
+    step = int(places[1] - places[0]) if places.size > 1 else 1
+    counted = step > 0 and np.array_equal(places, places[0] + step * np.arange(places.size))
+    if not counted or places[0] < 0 or places[-1] >= x.type.shape[axis]:
+        return None
+    starts, stops, steps = [0] * x.type.rank, list(x.type.shape), [1] * x.type.rank
+    starts[axis], stops[axis], steps[axis] = int(places[0]), int(places[-1]) + 1, step
+    return replace(node, op=Slice(tuple(starts), tuple(stops), tuple(steps)), operands=(x,))
+
+
 RULES: tuple[Rule, ...] = (
     drop_idle_moves,
     merge_moves,
@@ -119,4 +137,5 @@ RULES: tuple[Rule, ...] = (
     drop_neutral_scalars,
     square_instead_of_power,
     reshape_instead_of_trivial_index,
+    slice_instead_of_counted_index,
 )

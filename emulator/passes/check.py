@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from emulator.errors import GraphInvalid
 from emulator.graph import Graph, Node, Value
 from emulator.ops.base import result_type
+from emulator.repeat import require_sound_repeats
 
 
 def check(graph: Graph, after: str) -> None:
@@ -17,9 +18,13 @@ def check(graph: Graph, after: str) -> None:
         ids.add(value.id)
     for value in (*graph.inputs.values(), *graph.parameters.values(), *graph.constants):
         defined.add(value)
-    for node in graph.nodes:
+    ends = {repeat.stop: repeat for repeat in graph.repeats}
+    for position, node in enumerate(graph.nodes, 1):
         _check_node(node, defined, after)
         defined.add(node.result)
+        if position in ends:
+            defined.update(value for each in ends[position].given.values() for value in each)
+    require_sound_repeats(graph)
     for name, value in graph.outputs.items():
         if value not in defined:
             raise GraphInvalid(f"after {after}, output {name!r} is not defined by the graph")
@@ -40,6 +45,7 @@ def check_interface(before: Graph, graph: Graph, after: str) -> None:
 def _definitions(graph: Graph) -> Iterable[Value]:
     yield from (*graph.inputs.values(), *graph.parameters.values(), *graph.constants)
     yield from (node.result for node in graph.nodes)
+    yield from (value for repeat in graph.repeats for each in repeat.given.values() for value in each)
 
 
 def _check_node(node: Node, defined: set[Value], after: str) -> None:
@@ -52,4 +58,6 @@ def _check_node(node: Node, defined: set[Value], after: str) -> None:
 
 
 def _signature(graph: Graph) -> tuple[object, ...]:
-    return tuple([(name, value.type) for name, value in side.items()] for side in (graph.inputs, graph.outputs))
+    # A state stays on its device, so how much of it lies there is the graph's own business.
+    sides, states = (graph.inputs, graph.outputs), graph.inputs.keys() & graph.outputs.keys()
+    return tuple([(name, name in states or value.type) for name, value in side.items()] for side in sides)

@@ -8,14 +8,19 @@ from emulator.graph import Graph, Node, Value, live_nodes
 from emulator.ops import Operator
 from emulator.passes.options import PassOptions
 from emulator.passes.rewrite import keep, rewrite
+from emulator.repeat import unroll
+from emulator.types import TensorType
 
-# A folded result travels in every executable, so it must be small beside the model's weights: rotary tables and masks
-# of usual lengths are, the square mask of a very long sequence is not and is computed where it is used.
+# A folded result travels in every executable, so it must be small beside the model's weights: rotary tables of usual
+# lengths are. Masks and positions are the same to the bit whenever they are computed, so only small ones travel; the
+# square mask of a long sequence is computed where it is used.
 LARGEST_FOLDED_CONSTANT = 16 * 2**20
+_LARGEST_FOLDED_MASK = 2**18
 
 
 def eliminate_dead_code(graph: Graph, _: PassOptions) -> Graph:
     """Drop what no output depends on. Inputs stay: they are the interface."""
+    graph = unroll(graph)
     live = {node.result for node in live_nodes(graph)}
     nodes = tuple(node for node in graph.nodes if node.result in live)
     used = {operand for node in nodes for operand in node.operands} | set(graph.outputs.values())
@@ -47,7 +52,7 @@ def fold_constants(graph: Graph, _: PassOptions) -> Graph:
     def rebuild(builder: GraphBuilder, node: Node, operands: tuple[Value, ...]) -> Value:
         tables = [builder.table_of(operand) for operand in operands]
         known = [table for table in tables if table is not None]
-        if len(known) < len(tables) or node.result.type.nbytes > LARGEST_FOLDED_CONSTANT:
+        if len(known) < len(tables) or not _worth_its_room(node.result.type):
             return keep(builder, node, operands)
         try:
             with np.errstate(all="ignore"):
@@ -57,3 +62,7 @@ def fold_constants(graph: Graph, _: PassOptions) -> Graph:
         return builder.constant(result, node.result.type.dtype)
 
     return rewrite(graph, rebuild)
+
+
+def _worth_its_room(result: TensorType) -> bool:
+    return result.nbytes <= (LARGEST_FOLDED_CONSTANT if result.dtype.is_float else _LARGEST_FOLDED_MASK)

@@ -4,13 +4,15 @@ from collections.abc import Callable, Iterable
 
 from emulator.builder import GraphBuilder
 from emulator.graph import Graph, Node, Value
+from emulator.repeat import unroll
 
 # Given the new graph so far, an old node and its new operands: the new value that stands for the node's result.
 Rebuild = Callable[[GraphBuilder, Node, tuple[Value, ...]], Value]
 
 
 def rewrite(graph: Graph, rebuild: Rebuild) -> Graph:
-    """A graph with the same interface whose nodes are what `rebuild` makes of the old ones."""
+    """A graph with the same interface whose nodes are what `rebuild` makes of the old ones, repeats written out."""
+    graph = unroll(graph)
     builder = GraphBuilder()
     new = declare(builder, graph)
     for node in graph.nodes:

@@ -1,5 +1,7 @@
 """Execution: what is accepted, what is refused, and what a loaded graph promises."""
 
+import weakref
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from emulator.errors import ExecutionError, MissingTensor, WrongTensor
 from emulator.fast import LoadedGraph, execute
 from emulator.graph import Graph
 from emulator.numerics import Array
-from emulator.ops import Binary, Gather, Linear, Unary
+from emulator.ops import Binary, Cast, Gather, Linear, Unary
 from emulator.types import DType, TensorType
 
 F32, BF16 = DType.FLOAT32, DType.BFLOAT16
@@ -92,6 +94,33 @@ def test_a_loaded_graph_gives_the_same_answer_each_time_and_keeps_its_hands_off_
     assert np.abs(second["logits"]).max() > 0
     for name, array in (parameters | inputs).items():
         assert np.array_equal(array, before[name])
+
+
+def test_of_two_large_weights_that_are_cast_the_originals_are_never_in_memory_together() -> None:
+    builder = GraphBuilder()
+    y = builder.input("x", TensorType((1, 4), F32))
+    for name in ("first", "second", "third"):
+        weight = builder.add(Cast(BF16), builder.parameter(name, TensorType((4, 4), F32)))
+        y = builder.add(Linear(F32), builder.add(Cast(BF16), y), weight)
+    builder.output("y", y)
+    alive: list[weakref.ref[Array]] = []
+
+    class Lazy(dict[str, Array]):
+        def __getitem__(self, name: str) -> Array:
+            assert all(reference() is None for reference in alive)
+            made = np.full((4, 4), 1 / 3, np.float32)
+            alive.append(weakref.ref(made))
+            return made
+
+    LoadedGraph(builder.build(), Lazy.fromkeys(("first", "second", "third"), np.empty(0)))
+    assert len(alive) == 3
+
+
+def test_weights_that_need_no_rounding_are_not_copied() -> None:
+    graph, (parameters, _) = classifier(BF16), tensors()
+    exact = {name: np.round(array).astype(np.float32) for name, array in parameters.items()}
+    loaded = LoadedGraph(graph, exact)
+    assert all(any(np.shares_memory(array, held) for held in loaded._loaded.values()) for array in exact.values())
 
 
 def test_what_depends_on_weights_alone_is_computed_once() -> None:

@@ -168,7 +168,7 @@ def _header(graph: Graph) -> tuple[dict[str, object], bytes]:
 
 def _with_header(header: object, elements: bytes) -> bytes:
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
-    return b"NXGRAPH1" + struct.pack("<Q", len(text)) + text + elements
+    return b"NXGRAPH2" + struct.pack("<Q", len(text)) + text + elements
 
 
 @given(data=st.data(), replacement=hostile)
@@ -200,7 +200,7 @@ def test_a_small_file_cannot_ask_for_a_large_allocation() -> None:
 def test_deeply_nested_json_is_refused() -> None:
     text = b"[" * 200_000
     with pytest.raises(GraphInvalid, match="not JSON"):
-        Graph.from_bytes(b"NXGRAPH1" + struct.pack("<Q", len(text)) + text)
+        Graph.from_bytes(b"NXGRAPH2" + struct.pack("<Q", len(text)) + text)
 
 
 def test_a_boolean_is_not_an_integer_attribute() -> None:

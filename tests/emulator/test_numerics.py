@@ -10,12 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from emulator.numerics import Array, erf, round_to, settle
+from emulator import numerics
+from emulator.numerics import Array, erf, largest_finite, round_to, settle, stochastic_rounding, to_integer
 from emulator.types import DType
 
 # Every bit pattern, so that NaN payloads, infinities, denormals and ties all come up.
 bit_patterns = arrays.arrays(np.uint32, st.integers(0, 70), elements=st.integers(0, 2**32 - 1))
-NARROW = [(DType.BFLOAT16, ml_dtypes.bfloat16), (DType.FLOAT16, np.float16)]
+NARROW = [
+    (DType.BFLOAT16, ml_dtypes.bfloat16),
+    (DType.FLOAT16, np.float16),
+    (DType.FLOAT8_E5M2, ml_dtypes.float8_e5m2),
+    (DType.FLOAT8_E4M3FN, ml_dtypes.float8_e4m3fn),
+]
+IN_PYTORCH = [
+    (DType.BFLOAT16, torch.bfloat16),
+    (DType.FLOAT16, torch.float16),
+    (DType.FLOAT8_E5M2, torch.float8_e5m2),
+    (DType.FLOAT8_E4M3FN, torch.float8_e4m3fn),
+]
+FLOATS = [dtype for dtype in DType if dtype.is_float]
 
 
 def _same(found: Array, expected: Array) -> bool:
@@ -38,11 +51,31 @@ def test_rounding_agrees_with_an_independent_implementation_on_every_bit_pattern
     assert _same(round_to(values, dtype), expected)
 
 
+@pytest.mark.parametrize(("dtype", "oracle"), IN_PYTORCH)
 @given(bits=bit_patterns)
-def test_bfloat16_rounding_agrees_with_pytorch(bits: Array) -> None:
+def test_rounding_agrees_with_pytorch(dtype: DType, oracle: torch.dtype, bits: Array) -> None:
     values = bits.view(np.float32)
-    expected = torch.from_numpy(values).to(torch.bfloat16).to(torch.float32).numpy()
-    assert _same(round_to(values, DType.BFLOAT16), expected)
+    if dtype is DType.FLOAT8_E4M3FN:  # beyond its range PyTorch has changed its mind from release to release
+        values = np.clip(values, -464, 464)
+    expected = torch.from_numpy(values).to(oracle).to(torch.float32).numpy()
+    assert _same(round_to(values, dtype), expected)
+
+
+@given(bits=bit_patterns)
+def test_the_accelerators_own_float8_ends_at_240_and_beyond_it_is_not_a_number(bits: Array) -> None:
+    values = bits.view(np.float32)
+    with np.errstate(all="ignore"):
+        expected = values.astype(ml_dtypes.float8_e4m3).astype(np.float32)
+        expected[~(np.abs(values) <= 240)] = np.nan
+    assert _same(round_to(values, DType.FLOAT8_E4M3), expected)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_largest_finite_number_is_that_of_the_type(dtype: DType) -> None:
+    largest = np.float32(largest_finite(dtype))
+    assert round_to(np.array([largest]), dtype)[0] == largest
+    if dtype is not DType.TFLOAT32:
+        assert float(ml_dtypes.finfo(dtype.stored).max) == largest  # type: ignore[no-untyped-call]
 
 
 @given(value=st.floats(width=32, allow_nan=False, allow_infinity=False))
@@ -63,7 +96,7 @@ def test_tfloat32_keeps_nan_and_infinity(bits: Array) -> None:
     assert np.array_equal(rounded[np.isinf(values)], values[np.isinf(values)])
 
 
-@pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype.is_float])
+@pytest.mark.parametrize("dtype", FLOATS)
 @given(bits=bit_patterns)
 def test_rounding_twice_changes_nothing(dtype: DType, bits: Array) -> None:
     once = round_to(bits.view(np.float32), dtype)
@@ -95,6 +128,126 @@ def test_overflow_to_float16_is_infinity() -> None:
 def test_settling_an_integer_result_casts_it() -> None:
     settled = settle(np.array([1, 2], np.int64), DType.INT32)
     assert settled.dtype == np.int32
+
+
+@given(value=st.floats(width=32), dtype=st.sampled_from([dtype for dtype in DType if dtype.is_integer]))
+def test_a_float_becomes_the_nearest_integer_and_saturates(value: float, dtype: DType) -> None:
+    limits = np.iinfo(dtype.value)
+    found = int(settle(np.array([value], np.float32), dtype)[0])
+    if math.isnan(value):
+        assert found == 0
+    elif math.isinf(value):
+        assert found == (limits.max if value > 0 else limits.min)
+    else:
+        assert found == min(max(round(value), limits.min), limits.max)  # Python rounds ties to even
+
+
+def test_saturation_reaches_the_last_integer_of_64_bits() -> None:
+    assert to_integer(np.array([1e30, -1e30, 2.0**63], np.float32), DType.INT64).tolist() == [
+        *(2**63 - 1, -(2**63)),
+        2**63 - 1,
+    ]
+
+
+# Stochastic rounding. A draw between neighbours `low` and `low + step` goes up with probability p = (x - low) / step,
+# so of n draws the number that go up is binomial. Bounds are at 5 standard deviations: a false alarm happens once in
+# 1.7 million runs for one case, and seeds are fixed, so that a test that passes once passes always.
+_DRAWS = 1_000_000
+
+
+def _drawn(value: float, dtype: DType, seed: int, count: int = _DRAWS) -> Array:
+    with stochastic_rounding(seed):
+        return round_to(np.full(count, value, np.float32), dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "low", "step"),
+    [
+        (DType.BFLOAT16, 1.0, 2.0**-7),
+        (DType.BFLOAT16, -3.0, -(2.0**-6)),
+        (DType.TFLOAT32, 1.0, 2.0**-10),
+        (DType.FLOAT16, 1.0, 2.0**-10),
+        (DType.FLOAT16, 2.0**-20, 2.0**-24),  # below the normal range
+        (DType.FLOAT8_E5M2, 40.0, 8.0),
+        (DType.FLOAT8_E4M3, 2.0**-8, 2.0**-9),  # below the normal range
+        (DType.FLOAT8_E4M3FN, -18.0, -2.0),
+    ],
+)
+@pytest.mark.parametrize("share", [0.5, 0.125, 0.9])
+def test_stochastic_rounding_is_unbiased(dtype: DType, low: float, step: float, share: float) -> None:
+    value = float(np.float32(low + share * step))
+    chance = (value - low) / step
+    drawn = _drawn(value, dtype, seed=1)
+    assert set(np.unique(drawn).tolist()) == {low, low + step}
+    up = int((drawn == np.float32(low + step)).sum())
+    assert abs(up - _DRAWS * chance) < 5 * math.sqrt(_DRAWS * chance * (1 - chance))
+
+
+def test_the_mean_of_a_million_different_numbers_survives_stochastic_rounding() -> None:
+    values = np.random.default_rng(0).standard_normal(_DRAWS).astype(np.float32)
+    with stochastic_rounding(0):
+        rounded = round_to(values, DType.BFLOAT16)
+    error = rounded.astype(np.float64) - values
+    assert abs(error.mean()) < 5 * error.std() / 1000
+    assert np.abs(error).max() < 2.0**-7 * np.abs(values).max()
+
+
+def test_stochastic_rounding_is_reproduced_by_its_seed_alone() -> None:
+    values = np.random.default_rng(0).standard_normal((300, 700)).astype(np.float32)
+
+    def drawn(seed: int) -> list[bytes]:
+        with stochastic_rounding(seed):
+            return [round_to(values, DType.BFLOAT16).tobytes() for _ in range(2)]
+
+    first, again, other = drawn(3), drawn(3), drawn(4)
+    assert first == again
+    assert first[0] != first[1]  # the next rounding draws anew
+    assert first != other
+
+
+@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT8_E4M3])
+def test_stochastic_rounding_does_not_depend_on_pieces_or_on_the_layout_in_memory(
+    dtype: DType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = np.random.default_rng(0).standard_normal((203, 707)).astype(np.float32)
+
+    def drawn(array: Array) -> Array:
+        with stochastic_rounding(5):
+            return round_to(array, dtype)
+
+    whole = drawn(values)
+    assert np.array_equal(drawn(np.asfortranarray(values)), whole)
+    monkeypatch.setattr(numerics, "_PIECE", 1 << 9)
+    assert np.array_equal(drawn(values), whole)
+
+
+def test_what_a_type_can_represent_is_never_moved_by_chance() -> None:
+    values = round_to(np.random.default_rng(0).standard_normal(100_000), DType.FLOAT8_E4M3)
+    with stochastic_rounding(0):
+        assert np.array_equal(round_to(values, DType.FLOAT8_E4M3), values)
+        extremes = round_to(np.array([math.inf, -math.inf, math.nan], np.float32), DType.BFLOAT16)
+    assert extremes[:2].tolist() == [math.inf, -math.inf]
+    assert math.isnan(extremes[2])
+
+
+def test_the_documented_check_of_stochastic_rounding_holds() -> None:
+    """1024 + 2048 times 0.5 in float16: to nearest, every sum falls back to 1024; by chance, the total is near 2048."""
+
+    def total() -> float:
+        sums = np.array([1024], np.float32)
+        for _ in range(2048):
+            sums = round_to(sums + np.float32(0.5), DType.FLOAT16)
+        return float(sums[0])
+
+    assert total() == 1024
+    with stochastic_rounding(0):
+        assert abs(total() - 2048) < 5 * math.sqrt(2048 / 4)
+
+
+def test_outside_of_its_block_rounding_is_to_nearest_again() -> None:
+    with pytest.raises(ZeroDivisionError), stochastic_rounding(0):
+        1 / 0  # noqa: B018
+    assert set(round_to(np.full(1000, 1.001, np.float32), DType.BFLOAT16).tolist()) == {1.0}
 
 
 def test_erf_is_within_a_few_units_in_the_last_place_of_the_true_value() -> None:

@@ -38,9 +38,10 @@ def imports(*names: str) -> Callable[[_Importer], _Importer]:
 
 
 def importer_of(target: Any) -> Importer | None:
-    """The importer of an operator overload, the overload's own before that of all overloads."""
-    if target.namespace != "aten":
-        return None
+    """The importer of an operator overload, the overload's own before that of all overloads.
+
+    Libraries' own operators go by their full names, as in `transformers::grouped_mm_fallback`.
+    """
     packet, _, overload = target.name().removeprefix("aten::").partition(".")
     return _IMPORTERS.get(f"{packet}.{overload or 'default'}") or _IMPORTERS.get(packet)
 
@@ -97,6 +98,11 @@ class Site:
         starts, stops, steps = [0] * x.type.rank, list(x.type.shape), [1] * x.type.rank
         starts[axis], stops[axis], steps[axis] = start, stop, step
         return self.emit(Slice(tuple(starts), tuple(stops), tuple(steps)), x)
+
+
+def given(operands: Sequence[Value | None]) -> list[Value]:
+    """Optional operands come last and are left out."""
+    return [operand for operand in operands if operand is not None]
 
 
 def axis_of(x: Value, axis: int) -> int:

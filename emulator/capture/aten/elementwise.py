@@ -1,20 +1,26 @@
 """Functions of single elements: arithmetic, comparisons, activations, casts."""
 
+import math
 from typing import Any
 
-from emulator.capture.aten.base import NotExpressible, Site, imports
+from emulator.capture.aten.base import NotExpressible, Site, axis_of, imports
 from emulator.graph import Value
 from emulator.ops import Where
 
 _UNARY = {
     "abs": "abs",
+    "acos": "acos",
+    "asin": "asin",
+    "atan": "atan",
     "bitwise_not": "invert",
     "ceil": "ceil",
     "cos": "cos",
+    "cosh": "cosh",
     "erf": "erf",
     "exp": "exp",
     "expm1": "expm1",
     "floor": "floor",
+    "isfinite": "isfinite",
     "isinf": "isinf",
     "isnan": "isnan",
     "log": "log",
@@ -29,6 +35,7 @@ _UNARY = {
     "sign": "sign",
     "silu": "silu",
     "sin": "sin",
+    "sinh": "sinh",
     "sqrt": "sqrt",
     "tan": "tan",
     "tanh": "tanh",
@@ -85,7 +92,7 @@ for _aten, _ours in _LOGICAL.items():
     _register_logical(_aten, _ours)
 
 
-@imports("alias", "clone", "contiguous", "detach", "lift_fresh_copy", "positive")
+@imports("alias", "clone", "contiguous", "detach", "lift", "lift_fresh", "lift_fresh_copy", "positive", "_conj")
 def same(site: Site, x: Value, *_: Any) -> Value:
     return x
 
@@ -211,3 +218,45 @@ def hardsigmoid(site: Site, x: Value) -> Value:
 @imports("hardswish")
 def hardswish(site: Site, x: Value) -> Value:
     return site.binary("multiply", x, hardsigmoid(site, x))
+
+
+@imports("exp2")
+def exp2(site: Site, x: Value) -> Value:
+    return site.binary("power", 2.0, x)
+
+
+@imports("log10")
+def log10(site: Site, x: Value) -> Value:
+    return site.binary("multiply", site.unary("log", x), math.log10(math.e))
+
+
+@imports("atan2")
+def atan2(site: Site, y: Value, x: Value) -> Value:
+    """The half-angle form, which needs no case for the quadrants but the negative half of the first axis."""
+    y, x = site.cast(y, site.result.dtype), site.cast(x, site.result.dtype)
+    radius = site.unary("sqrt", site.binary("add", square(site, x), square(site, y)))
+    half = site.unary("atan", site.binary("divide", y, site.binary("add", radius, x)))
+    behind = site.binary("and", site.binary("equal", y, 0), site.binary("less", x, 0))
+    flat = site.emit(Where(), site.binary("equal", y, 0), site.value(0.0), site.binary("multiply", half, 2.0))
+    return site.emit(Where(), behind, site.value(math.pi), flat)
+
+
+@imports("prelu", "_prelu_kernel")
+def prelu(site: Site, x: Value, slope: Value) -> Value:
+    """One slope for all, or one for each channel; the kernel's comes aligned already."""
+    if slope.type.rank == 1 and x.type.rank > 1:
+        slope = site.reshape(slope, (slope.type.elements, *[1] * (x.type.rank - 2)))
+    return site.emit(Where(), site.binary("greater", x, 0), x, site.binary("multiply", x, slope))
+
+
+@imports("glu")
+def glu(site: Site, x: Value, dim: int) -> Value:
+    axis = axis_of(x, dim)
+    half = x.type.shape[axis] // 2
+    kept, gate = site.slice(x, axis, 0, half), site.slice(x, axis, half, 2 * half)
+    return site.binary("multiply", kept, site.unary("sigmoid", gate))
+
+
+@imports("rand", "rand_like", "randn", "randn_like", "randint", "randperm", "normal", "bernoulli", "multinomial")
+def random(site: Site, *_: Any) -> Value:
+    raise NotExpressible("a compiled program draws no random numbers; draw them on the host and pass them as an input")

@@ -5,7 +5,7 @@ from typing import Any
 
 from emulator.capture.aten.base import NotExpressible, Site, axis_of, imports
 from emulator.graph import Value
-from emulator.ops import Gather, Index, IndexUpdate, TakeAlong
+from emulator.ops import Gather, Index, IndexUpdate, Iota, Reduce, TakeAlong, Transpose, Where
 from emulator.types import DType
 
 
@@ -32,16 +32,27 @@ def _addressed(indices: Sequence[Value | None]) -> tuple[tuple[int, ...], list[V
     return tuple(axis for axis, _ in given), [index for _, index in given]
 
 
-@imports("index.Tensor")
+@imports("index.Tensor", "_unsafe_index.Tensor")
 def index(site: Site, x: Value, indices: Sequence[Value | None]) -> Value:
     axes, given = _addressed(indices)
     return site.emit(Index(axes), x, *given)
 
 
-@imports("index_put")
+@imports("index_put", "_unsafe_index_put")
 def index_put(site: Site, x: Value, indices: Sequence[Value | None], update: Value, accumulate: bool = False) -> Value:
+    update = site.cast(update, x.type.dtype)
+    masks = [index for index in indices if index is not None and index.type.dtype is DType.BOOL]
+    if len(masks) == 1 == len(indices) and update.type.elements == 1:
+        return _put_where(site, x, masks[0], update, accumulate)
     axes, given = _addressed(indices)
     return site.emit(IndexUpdate(axes, accumulate), x, update, *given)
+
+
+def _put_where(site: Site, x: Value, mask: Value, update: Value, accumulate: bool) -> Value:
+    """One number for all elements that a mask of the leading axes chooses: the sizes do not depend on data."""
+    aligned = site.reshape(mask, mask.type.shape + (1,) * (x.type.rank - mask.type.rank))
+    number = site.reshape(update, ())
+    return site.emit(Where(), aligned, site.binary("add", x, number) if accumulate else number, x)
 
 
 @imports("index_copy")
@@ -53,3 +64,45 @@ def index_copy(site: Site, x: Value, dim: int, indices: Value, update: Value) ->
 def index_add(site: Site, x: Value, dim: int, indices: Value, update: Value, alpha: float) -> Value:
     scaled = update if alpha == 1 else site.binary("multiply", update, alpha)
     return site.emit(IndexUpdate((axis_of(x, dim),), accumulate=True), x, scaled, indices)
+
+
+@imports("diagonal")
+def diagonal(site: Site, x: Value, offset: int, first: int, second: int) -> Value:
+    """Both axes counted at once; the diagonal becomes the last axis."""
+    a, b = axis_of(x, first), axis_of(x, second)
+    length = site.result.shape[-1]
+    rows = site.emit(Iota(length, max(-offset, 0), 1, DType.INT64))
+    columns = site.emit(Iota(length, max(offset, 0), 1, DType.INT64))
+    rest = [axis for axis in range(x.type.rank) if axis not in (a, b)]
+    last = site.emit(Transpose((*rest, a, b)), x)
+    return site.emit(Index((len(rest), len(rest) + 1)), last, rows, columns)
+
+
+@imports("bucketize.Tensor")
+def bucketize(site: Site, x: Value, edges: Value, narrow: bool, right: bool) -> Value:
+    """How many edges lie before each element."""
+    apart = site.reshape(x, (*x.type.shape, 1))
+    before = site.binary("greater_equal" if right else "greater", apart, edges)
+    return site.cast(site.emit(Reduce("sum", (x.type.rank,), False), before), site.result.dtype)
+
+
+@imports("histc")
+def histc(site: Site, x: Value, bins: int, low: float, high: float) -> Value:
+    """How many elements fall into each of equally wide bins; the last one is closed on both sides."""
+    if low == high:
+        raise NotExpressible("a histogram between the data's own extremes; give min and max")
+    flat = site.reshape(x, (x.type.elements, 1))
+    place = site.binary("divide", site.binary("multiply", site.binary("subtract", flat, low), bins), high - low)
+    number = site.binary("minimum", site.unary("floor", place), float(bins - 1))
+    inside = site.binary("and", site.binary("greater_equal", flat, low), site.binary("less_equal", flat, high))
+    counted = site.emit(Iota(bins, 0, 1, DType.INT64))
+    hits = site.binary("and", site.binary("equal", number, counted), inside)
+    return site.cast(site.emit(Reduce("sum", (0,), False), hits), site.result.dtype)
+
+
+@imports("one_hot")
+def one_hot(site: Site, x: Value, classes: int = -1) -> Value:
+    apart = site.reshape(x, (*x.type.shape, 1))
+    return site.cast(
+        site.binary("equal", apart, site.emit(Iota(site.result.shape[-1], 0, 1, DType.INT64))), DType.INT64
+    )

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from emulator.capture.aten.base import Site, imports
+from emulator.capture.aten.base import NotExpressible, Site, imports
 from emulator.graph import Value
 from emulator.ops import Iota
 
@@ -14,7 +14,8 @@ def _arange(site: Site, start: float, step: float) -> Value:
     dtype = site.result.dtype
     if dtype.is_integer and isinstance(start, int) and isinstance(step, int):
         return site.emit(Iota(length, start, step, dtype))
-    return site.builder.constant(start + step * np.arange(length), dtype)
+    numbers = start + step * np.arange(length)
+    return site.builder.constant(np.trunc(numbers) if dtype.is_integer else numbers, dtype)
 
 
 @imports("arange.default")
@@ -65,3 +66,27 @@ def scalar_tensor(site: Site, number: float, *_: Any) -> Value:
 @imports("copy")
 def copy(site: Site, like: Value, source: Value, *_: Any) -> Value:
     return site.broadcast(site.cast(source, site.result.dtype), site.result.shape)
+
+
+@imports("eye")
+def eye(site: Site, *_: Any) -> Value:
+    rows, columns = site.result.shape
+    return site.builder.constant(np.eye(rows, columns), site.result.dtype)
+
+
+@imports("linspace")
+def linspace(site: Site, start: Value | float, end: Value | float, *_: Any) -> Value:
+    if isinstance(start, Value) or isinstance(end, Value) or site.result.dtype.is_integer:
+        raise NotExpressible("a range between tensors, or of integers, is not compiled; use torch.arange")
+    numbers = np.linspace(start, end, site.result.elements, dtype=np.float32)
+    return site.builder.constant(numbers, site.result.dtype)
+
+
+@imports("tril_indices")
+def tril_indices(site: Site, rows: int, columns: int, offset: int = 0, *_: Any) -> Value:
+    return site.builder.constant(np.stack(np.tril_indices(rows, offset, columns)), site.result.dtype)
+
+
+@imports("triu_indices")
+def triu_indices(site: Site, rows: int, columns: int, offset: int = 0, *_: Any) -> Value:
+    return site.builder.constant(np.stack(np.triu_indices(rows, offset, columns)), site.result.dtype)

@@ -1,11 +1,13 @@
 """Folds, searches and orders along axes."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from emulator.capture.aten.base import Site, axes_of, axis_of, imports
 from emulator.graph import Value
 from emulator.ops import ArgReduce, ArgSort, Cumulate, Reduce, TakeAlong
+from emulator.types import DType
 
 Axes = Sequence[int] | int | None
 
@@ -152,3 +154,60 @@ def topk(site: Site, x: Value, k: int, dim: int, largest: bool, ordered: bool) -
     """The head of the sorted axis, which is also right when the caller does not ask for order."""
     axis = axis_of(x, dim)
     return [site.slice(part, axis, 0, k) for part in _ordered(site, x, axis, largest)]
+
+
+@imports("var_mean.correction")
+def variance_and_mean(site: Site, x: Value, dims: Axes, correction: float | None, keep: bool) -> list[Value]:
+    return [variance(site, x, dims, correction, keep), _reduced(site, "mean", x, dims, keep)]
+
+
+@imports("std.correction")
+def deviation(site: Site, x: Value, dims: Axes, correction: float | None, keep: bool) -> Value:
+    return site.unary("sqrt", variance(site, x, dims, correction, keep))
+
+
+@imports("linalg_vector_norm")
+def vector_norm(site: Site, x: Value, order: float, dims: Axes, keep: bool, *_: Any) -> Value:
+    size = site.unary("abs", site.cast(x, DType.FLOAT32))
+    if math.isinf(order):
+        return _reduced(site, "max" if order > 0 else "min", size, dims, keep)
+    if order == 0:
+        return _reduced(site, "sum", site.cast(site.binary("not_equal", size, 0), DType.FLOAT32), dims, keep)
+    if order == 2:
+        return site.unary("sqrt", _reduced(site, "sum", site.binary("multiply", size, size), dims, keep))
+    powers = site.binary("power", size, float(order))
+    return site.binary("power", _reduced(site, "sum", powers, dims, keep), 1 / order)
+
+
+@imports("logsumexp")
+def logsumexp(site: Site, x: Value, dims: Axes, keep: bool) -> Value:
+    wide = site.cast(x, DType.FLOAT32)
+    highest = _reduced(site, "max", wide, dims, True)
+    total = _reduced(site, "sum", site.unary("exp", site.binary("subtract", wide, highest)), dims, keep)
+    return site.binary("add", site.unary("log", total), site.reshape(highest, total.type.shape))
+
+
+@imports("cummax")
+def cummax(site: Site, x: Value, dim: int) -> list[Value]:
+    """Where the extremes stand is left out: models ask for the values."""
+    return [site.emit(Cumulate("cummax", axis_of(x, dim)), x)]
+
+
+@imports("cummin")
+def cummin(site: Site, x: Value, dim: int) -> list[Value]:
+    return [site.emit(Cumulate("cummin", axis_of(x, dim)), x)]
+
+
+@imports("_is_all_true")
+def is_all_true(site: Site, x: Value) -> Value:
+    return _reduced(site, "all", x)
+
+
+@imports("_is_any_true")
+def is_any_true(site: Site, x: Value) -> Value:
+    return _reduced(site, "any", x)
+
+
+@imports("argsort.stable")
+def argsort_stable(site: Site, x: Value, stable: bool, dim: int, descending: bool) -> Value:
+    return site.emit(ArgSort(axis_of(x, dim), descending), x)

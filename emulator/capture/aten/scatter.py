@@ -1,0 +1,100 @@
+"""Writes at computed places along an axis, and selections by a mask whose size stays fixed."""
+
+from typing import Any
+
+from emulator.capture.aten.base import NotExpressible, Site, axis_of, imports
+from emulator.graph import Value
+from emulator.ops import Cumulate, Gather, ScatterAlong, Where
+from emulator.types import DType
+
+_COMBINED = {
+    "add": "add",
+    "amax": "maximum",
+    "amin": "minimum",
+    "multiply": "multiply",
+    "prod": "multiply",
+    "sum": "add",
+}
+
+
+def _scattered(site: Site, function: str, x: Value, dim: int, indices: Value, update: Value) -> Value:
+    """PyTorch lets the update be larger than its indices; the rest of it is ignored."""
+    if not x.type.rank:
+        x, indices, update = (site.reshape(operand, (1,)) for operand in (x, indices, update))
+    for axis, size in enumerate(indices.type.shape):
+        if update.type.shape[axis] != size:
+            update = site.slice(update, axis, 0, size)
+    op = ScatterAlong(axis_of(x, dim), function)
+    return site.reshape(site.emit(op, x, site.cast(update, x.type.dtype), indices), site.result.shape)
+
+
+@imports("scatter.src")
+def scatter(site: Site, x: Value, dim: int, indices: Value, update: Value) -> Value:
+    return _scattered(site, "", x, dim, indices, update)
+
+
+@imports("scatter.value")
+def scatter_value(site: Site, x: Value, dim: int, indices: Value, number: float) -> Value:
+    return _scattered(site, "", x, dim, indices, site.filled(number, x.type.with_shape(indices.type.shape)))
+
+
+@imports("scatter.reduce")
+def scatter_combined(site: Site, x: Value, dim: int, indices: Value, update: Value, reduce: str) -> Value:
+    return _scattered(site, _COMBINED[reduce], x, dim, indices, update)
+
+
+@imports("scatter_add")
+def scatter_add(site: Site, x: Value, dim: int, indices: Value, update: Value) -> Value:
+    return _scattered(site, "add", x, dim, indices, update)
+
+
+@imports("scatter_reduce.two")
+def scatter_reduce(
+    site: Site, x: Value, dim: int, indices: Value, update: Value, reduce: str, include_self: bool = True
+) -> Value:
+    if reduce == "mean":
+        return _scattered_mean(site, x, dim, indices, update, include_self)
+    if not include_self:
+        x = _emptied(site, x, dim, indices, update, _COMBINED[reduce])
+    return _scattered(site, _COMBINED[reduce], x, dim, indices, update)
+
+
+def _emptied(site: Site, x: Value, dim: int, indices: Value, update: Value, function: str) -> Value:
+    """Elements that will be written start from what combining leaves alone, instead of from their own value."""
+    if function in ("add", "multiply"):
+        blank = site.filled(0 if function == "add" else 1, update.type)
+    elif x.type.dtype.is_float:
+        blank = site.filled(float("-inf" if function == "maximum" else "inf"), update.type)
+    else:
+        raise NotExpressible("an extreme of integers that leaves out the element itself is not compiled")
+    return _scattered(site, "", x, dim, indices, blank)
+
+
+def _scattered_mean(site: Site, x: Value, dim: int, indices: Value, update: Value, include_self: bool) -> Value:
+    own = 1 if include_self else 0
+    counts = site.filled(own, x.type.with_dtype(DType.FLOAT32))
+    ones = site.filled(1, update.type.with_dtype(DType.FLOAT32))
+    counts = site.binary("maximum", _scattered(site, "add", counts, dim, indices, ones), 1)
+    base = x if include_self else _emptied(site, x, dim, indices, update, "add")
+    total = _scattered(site, "add", base, dim, indices, update)
+    if not x.type.dtype.is_float:  # PyTorch's integers are divided downwards
+        return site.binary("floor_divide", total, site.cast(counts, x.type.dtype))
+    return site.binary("divide", total, counts)
+
+
+@imports("masked_scatter")
+def masked_scatter(site: Site, x: Value, mask: Value, source: Value) -> Value:
+    """The n-th chosen element takes the n-th of the source: a running count of the mask says which."""
+    shape = site.result.shape
+    chosen = site.reshape(site.broadcast(mask, shape), (site.result.elements,))
+    number = site.binary("subtract", site.emit(Cumulate("cumsum", 0), chosen), 1)
+    last = source.type.elements - 1
+    number = site.binary("maximum", site.binary("minimum", number, last), 0)
+    taken = site.emit(Gather(0), site.reshape(source, (source.type.elements,)), number)
+    replaced = site.emit(Where(), chosen, taken, site.reshape(site.broadcast(x, shape), (site.result.elements,)))
+    return site.reshape(replaced, shape)
+
+
+@imports("index_reduce")
+def index_reduce(site: Site, *_: Any) -> Value:
+    raise NotExpressible("use scatter_reduce, with the indices expanded to the shape of the update")

@@ -1,0 +1,228 @@
+"""Windows over places: convolutions and pooling."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from emulator.capture.aten.base import NotExpressible, Site, given, imports
+from emulator.graph import Value
+from emulator.ops import Concat, Convolution, Flip, MatMul, Pad, Pool, Transpose
+from emulator.types import DType
+
+Sizes = Sequence[int]
+
+
+def _each(sizes: Sizes, axes: int) -> tuple[int, ...]:
+    """PyTorch lets one number stand for all axes."""
+    return tuple(sizes) * axes if len(sizes) == 1 else tuple(sizes)
+
+
+@imports("convolution")
+def convolution(
+    site: Site,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    transposed: bool,
+    output_padding: Sizes,
+    groups: int,
+) -> Value:
+    axes = weight.type.rank - 2
+    stride, dilation = _each(stride, axes), _each(dilation, axes)
+    before = after = _each(padding, axes)
+    if x.type.rank == axes + 1:
+        raise NotExpressible("a convolution without a batch axis; add one with unsqueeze(0)")
+    if transposed:
+        return _transposed(site, x, weight, bias, stride, before, dilation, _each(output_padding, axes), groups)
+    op = Convolution(stride, before, after, dilation, groups, site.result.dtype)
+    return site.emit(op, *given([x, weight, bias]))
+
+
+@imports("conv1d.default", "conv2d.default", "conv3d.default")
+def conv(
+    site: Site, x: Value, weight: Value, bias: Value | None, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
+) -> Value:
+    batched = x if x.type.rank == weight.type.rank else site.reshape(x, (1, *x.type.shape))
+    result = convolution(site, batched, weight, bias, stride, padding, dilation, False, (0,), groups)
+    return site.reshape(result, site.result.shape)
+
+
+@imports("conv1d.padding", "conv2d.padding", "conv3d.padding")
+def conv_padded_by_name(
+    site: Site, x: Value, weight: Value, bias: Value | None, stride: Sizes, padding: str, dilation: Sizes, groups: int
+) -> Value:
+    """`same` makes as many places as it finds; the odd one goes behind."""
+    axes = weight.type.rank - 2
+    dilation = _each(dilation, axes)
+    total = [apart * (length - 1) for apart, length in zip(dilation, weight.type.shape[2:], strict=True)]
+    if padding == "valid":
+        total = [0] * axes
+    before, after = tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
+    op = Convolution(_each(stride, axes), before, after, dilation, groups, site.result.dtype)
+    return site.emit(op, *given([x, weight, bias]))
+
+
+def _transposed(
+    site: Site,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    extra: tuple[int, ...],
+    groups: int,
+) -> Value:
+    """As a plain convolution: zeros between the places of x, and the window turned around.
+
+    The weight comes as [inputs, outputs of a group, window ...].
+    """
+    axes = len(stride)
+    inputs, outputs, *window = weight.type.shape
+    apart = site.reshape(weight, (groups, inputs // groups, outputs, *window))
+    order = (0, 2, 1, *range(3, 3 + axes))
+    swapped = site.reshape(site.emit(Transpose(order), apart), (groups * outputs, inputs // groups, *window))
+    turned = site.emit(Flip(tuple(range(2, 2 + axes))), swapped)
+    for axis, step in enumerate(stride, 2):
+        x = _spread(site, x, axis, step)
+    reach = [gap * (length - 1) for gap, length in zip(dilation, window, strict=True)]
+    before = tuple(r - p for r, p in zip(reach, padding, strict=True))
+    after = tuple(b + e for b, e in zip(before, extra, strict=True))
+    op = Convolution((1,) * axes, before, after, dilation, groups, site.result.dtype)
+    return site.emit(op, *given([x, turned, bias]))
+
+
+def _spread(site: Site, x: Value, axis: int, step: int) -> Value:
+    """Zeros between neighbours on an axis."""
+    if step == 1:
+        return x
+    shape = x.type.shape
+    cells = site.reshape(x, (*shape[: axis + 1], 1, *shape[axis + 1 :]))
+    after = tuple(step - 1 if i == axis + 1 else 0 for i in range(cells.type.rank))
+    padded = site.emit(Pad((0,) * len(after), after), cells, site.builder.scalar(0, x.type.dtype))
+    length = (shape[axis] - 1) * step + 1
+    return site.slice(site.reshape(padded, (*shape[:axis], shape[axis] * step, *shape[axis + 1 :])), axis, 0, length)
+
+
+def _pooled(
+    site: Site, function: str, x: Value, window: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, axes: int
+) -> Value:
+    """The result's size is known, so rounding it up is a matter of how much is padded behind."""
+    batched = x if x.type.rank == axes + 2 else site.reshape(x, (1, *x.type.shape))
+    window, dilation, before = _each(window, axes), _each(dilation, axes), _each(padding, axes)
+    stride = _each(stride, axes) if stride else window
+    found, made = batched.type.shape[2:], site.result.shape[-axes:]
+    needed = zip(made, stride, window, dilation, found, before, strict=True)
+    after = tuple(max((m - 1) * s + d * (w - 1) + 1 - f - b, 0) for m, s, w, d, f, b in needed)
+    pooled = site.emit(Pool(function, window, stride, before, after, dilation), batched)
+    for axis, size in enumerate(made, 2):
+        pooled = site.slice(pooled, axis, 0, size) if pooled.type.shape[axis] != size else pooled
+    return site.reshape(pooled, site.result.shape)
+
+
+@imports("max_pool1d", "max_pool2d", "max_pool3d")
+def max_pool(site: Site, x: Value, window: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil: bool) -> Value:
+    return _pooled(site, "max_pool", x, window, stride, padding, dilation, max(len(window), _axes(site)))
+
+
+@imports("max_pool2d_with_indices", "max_pool3d_with_indices")
+def max_pool_with_indices(
+    site: Site, x: Value, window: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil: bool
+) -> list[Value]:
+    """The indices serve a backward pass, or an unpooling that no operator of ours does."""
+    return [max_pool(site, x, window, stride, padding, dilation, ceil)]
+
+
+def _axes(site: Site) -> int:
+    return len(site.result.shape) - 2
+
+
+@imports("avg_pool1d", "avg_pool2d", "avg_pool3d")
+def avg_pool(
+    site: Site,
+    x: Value,
+    window: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    ceil: bool,
+    count_padding: bool,
+    divisor: int | None = None,
+) -> Value:
+    axes = max(len(window), _axes(site))
+    total = _pooled(site, "sum_pool", x, window, stride, padding, (1,), axes)
+    if divisor is not None:
+        return site.binary("multiply", total, 1 / divisor)
+    window, padding = _each(window, axes), _each(padding, axes)
+    stride = _each(stride, axes) if stride else window
+    made = zip(site.result.shape[-axes:], x.type.shape[-axes:], window, stride, padding, strict=True)
+    counts = np.ones((), np.float64)
+    for size, found, length, step, margin in made:
+        first = np.arange(size) * step - margin
+        reach = margin if count_padding else 0
+        inside = np.minimum(first + length, found + reach) - np.maximum(first, -reach)
+        counts = counts[..., None] * inside
+    if counts.size == 0 or counts.min() == counts.max():
+        return site.binary("multiply", total, float(1 / counts.max(initial=1)))
+    return site.binary("multiply", total, site.builder.constant(1 / counts, DType.FLOAT32))
+
+
+@imports("adaptive_avg_pool1d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d", "adaptive_avg_pool3d")
+def adaptive_avg_pool(site: Site, x: Value, sizes: Sizes) -> Value:
+    """Each axis is averaged over stretches of nearly equal length: a product with a table of their shares."""
+    result = x
+    for axis in range(x.type.rank - len(sizes), x.type.rank):
+        result = _averaged(site, result, axis, site.result.shape[axis])
+    return result
+
+
+def _averaged(site: Site, x: Value, axis: int, size: int) -> Value:
+    found = x.type.shape[axis]
+    if found == size:
+        return x
+    shares = np.zeros((found, size), np.float32)
+    for place in range(size):
+        start, stop = place * found // size, -(-(place + 1) * found // size)
+        shares[start:stop, place] = 1 / (stop - start)
+    return mixed(site, x, axis, shares)
+
+
+def mixed(site: Site, x: Value, axis: int, shares: Any) -> Value:
+    """Each new place of an axis as a mixture of the old ones."""
+    order = list(range(x.type.rank))
+    order[axis], order[-1] = order[-1], order[axis]
+    turned = site.emit(Transpose(tuple(order)), x)
+    mixed = site.emit(MatMul(x.type.dtype), turned, site.builder.constant(shares, x.type.dtype))
+    return site.emit(Transpose(tuple(order)), mixed)
+
+
+@imports("adaptive_max_pool1d", "adaptive_max_pool2d")
+def adaptive_max_pool(site: Site, x: Value, sizes: Sizes) -> list[Value]:
+    found = x.type.shape[-len(sizes) :]
+    if any(f % s for f, s in zip(found, sizes, strict=True)):
+        raise NotExpressible(f"adaptive pooling from {list(found)} to {list(sizes)} has windows of unequal size")
+    window = tuple(f // s for f, s in zip(found, sizes, strict=True))
+    return [_pooled(site, "max_pool", x, window, window, (0,), (1,), len(sizes))]
+
+
+@imports("unfold.default")
+def unfold(site: Site, x: Value, axis: int, size: int, step: int) -> Value:
+    """Overlapping windows along an axis, as a new last axis."""
+    if not x.type.rank:
+        return site.reshape(x, site.result.shape)
+    axis %= max(x.type.rank, 1)
+    count = site.result.shape[axis]
+    parts = [site.slice(x, axis, at, at + (count - 1) * step + 1, step) for at in range(size)]
+    columns = [site.reshape(part, (*part.type.shape, 1)) for part in parts]
+    return columns[0] if size == 1 else site.emit(Concat(x.type.rank), *columns)
+
+
+@imports("pixel_shuffle")
+def pixel_shuffle(site: Site, x: Value, factor: int) -> Value:
+    *batch, channels, height, width = x.type.shape
+    cells = site.reshape(x, (math.prod(batch), channels // factor**2, factor, factor, height, width))
+    return site.reshape(site.emit(Transpose((0, 1, 4, 2, 5, 3)), cells), site.result.shape)

@@ -1,0 +1,31 @@
+"""An ONNX file as a graph. The `onnx` package is an extra of its own, loaded when a file is read."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from emulator.errors import CaptureError
+from emulator.graph import Graph
+from emulator.numerics import Array
+
+
+def capture_onnx(path: Path, sizes: Mapping[str, int] | None = None) -> Graph:
+    """The graph of an ONNX file; `sizes` fixes axes that the file leaves open, by their names in it."""
+    _require_onnx()
+    from emulator.capture.onnx.reader import capture_file
+
+    return capture_file(path, sizes or {})
+
+
+def onnx_parameters(path: Path) -> dict[str, Array]:
+    """The weights in an ONNX file, and in the files of data beside it, by name."""
+    _require_onnx()
+    from emulator.capture.onnx.reader import parameters
+
+    return parameters(path)
+
+
+def _require_onnx() -> None:
+    try:
+        import onnx  # noqa: F401
+    except ImportError as fault:
+        raise CaptureError("reading ONNX files needs the onnx package; pip install 'nxpipe[onnx]'") from fault

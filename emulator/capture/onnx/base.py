@@ -1,0 +1,100 @@
+"""The table from ONNX operators to ours, and what an importer of one works with.
+
+An importer is a function of an `OnnxSite` and the node's operands, absent ones as None. It returns a value for each of
+the node's results. Operators that are not in the table are taken apart where the ONNX standard says how.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from emulator.capture.aten.base import NotExpressible, Site
+from emulator.graph import Value
+from emulator.numerics import Array, settle
+from emulator.ops import Operator, result_type
+from emulator.types import DType
+
+Importer = Callable[..., Value | list[Value]]
+_Importer = TypeVar("_Importer", bound=Importer)
+
+IMPORTERS: dict[str, Importer] = {}
+
+# Sizes are computed with small tables, and what follows from constants is computed here and now.
+SMALL = 4096
+
+
+class ValueNeeded(NotExpressible):
+    """A size, or the like, depends on what an input holds, which a program with fixed shapes cannot allow."""
+
+    def __init__(self, what: str, value: Value) -> None:
+        super().__init__(f"its {what} is computed at run time; make it a constant of the model")
+        self.value = value
+
+
+def imports(*names: str) -> Callable[[_Importer], _Importer]:
+    """Register an importer for ONNX operators by name."""
+
+    def register(importer: _Importer) -> _Importer:
+        for name in names:
+            if name in IMPORTERS:
+                raise ValueError(f"operator {name} has two importers")
+            IMPORTERS[name] = importer
+        return importer
+
+    return register
+
+
+@dataclass(frozen=True)
+class OnnxSite(Site):
+    """One node of an ONNX graph: its attributes, and how many of its results are wanted."""
+
+    operator: str
+    attributes: Mapping[str, Any]
+    opset: int
+    wanted: int
+
+    def emit(self, op: Operator, *operands: Value) -> Value:
+        """Apply an operator; to small constants at once, so that arithmetic on shapes leaves no trace."""
+        tables = [self.builder.table_of(operand) for operand in operands]
+        if any(table is None for table in tables):
+            return super().emit(op, *operands)
+        type_ = result_type(op, tuple(operand.type for operand in operands))
+        if type_.elements > SMALL:
+            return super().emit(op, *operands)
+        with np.errstate(all="ignore"):
+            return self.builder.constant(settle(np.asarray(op.compute(*tables)), type_.dtype), type_.dtype)
+
+    def like(self, x: Value, number: float) -> Value:
+        """A number in the element type of a value."""
+        return self.builder.scalar(number, x.type.dtype)
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        return self.attributes.get(name, default)
+
+    def table(self, what: str, value: Value) -> Array:
+        """The numbers of a value that decides about shapes."""
+        table = self.builder.table_of(value)
+        if table is None:
+            raise ValueNeeded(what, value)
+        return table
+
+    def numbers(self, name: str, operand: Value | None, default: Any = None) -> Any:
+        """A list of integers that older operator sets have as an attribute and newer ones as an operand."""
+        if operand is not None:
+            return [int(number) for number in self.table(name, operand).reshape(-1)]
+        return self.attributes.get(name, default)
+
+    def axis(self, x: Value, default: int) -> int:
+        return axis_in(self.attributes.get("axis", default), x.type.rank)
+
+    def floats(self, x: Value) -> Value:
+        return x if x.type.dtype.is_float else self.cast(x, DType.FLOAT32)
+
+
+def axis_in(axis: int, rank: int) -> int:
+    """ONNX counts axes from the end too; the graph does not."""
+    if not -rank <= axis < max(rank, 1):
+        raise NotExpressible(f"its axis {axis} does not exist in a tensor of rank {rank}")
+    return axis % max(rank, 1)

@@ -1,0 +1,294 @@
+"""Functions of each element, casts and choices."""
+
+from functools import reduce
+
+from emulator.capture.aten.base import NotExpressible
+from emulator.capture.onnx.base import OnnxSite, imports
+from emulator.graph import Value
+from emulator.ops import Where
+from emulator.types import DType
+
+_UNARY = {
+    "Abs": "abs",
+    "Acos": "acos",
+    "Asin": "asin",
+    "Atan": "atan",
+    "Ceil": "ceil",
+    "Cos": "cos",
+    "Cosh": "cosh",
+    "Erf": "erf",
+    "Exp": "exp",
+    "Floor": "floor",
+    "IsNaN": "isnan",
+    "Log": "log",
+    "Neg": "negate",
+    "Reciprocal": "reciprocal",
+    "Relu": "relu",
+    "Round": "round",
+    "Sigmoid": "sigmoid",
+    "Sign": "sign",
+    "Sin": "sin",
+    "Sinh": "sinh",
+    "Softplus": "softplus",
+    "Sqrt": "sqrt",
+    "Tan": "tan",
+    "Tanh": "tanh",
+    "BitwiseNot": "invert",
+    "Not": "logical_not",
+}
+_BINARY = {
+    "Add": "add",
+    "Sub": "subtract",
+    "Mul": "multiply",
+    "Equal": "equal",
+    "Greater": "greater",
+    "Less": "less",
+    "GreaterOrEqual": "greater_equal",
+    "LessOrEqual": "less_equal",
+    "And": "and",
+    "Or": "or",
+    "Xor": "xor",
+    "BitwiseAnd": "and",
+    "BitwiseOr": "or",
+    "BitwiseXor": "xor",
+}
+
+
+@imports(*_UNARY)
+def unary(site: OnnxSite, x: Value) -> Value:
+    return site.unary(_UNARY[site.operator], x)
+
+
+@imports(*_BINARY)
+def binary(site: OnnxSite, a: Value, b: Value) -> Value:
+    return site.binary(_BINARY[site.operator], a, b)
+
+
+@imports("Div")
+def divide(site: OnnxSite, a: Value, b: Value) -> Value:
+    """Integers are cut towards zero."""
+    return site.binary("divide" if a.type.dtype.is_float else "truncating_divide", a, b)
+
+
+@imports("Mod")
+def modulo(site: OnnxSite, a: Value, b: Value) -> Value:
+    """The sign is the divisor's; with `fmod`, the dividend's."""
+    if not site.attribute("fmod", 0):
+        return site.binary("remainder", a, b)
+    whole = site.binary("truncating_divide", a, b)
+    return site.binary("subtract", a, site.binary("multiply", whole, b))
+
+
+@imports("Pow")
+def power(site: OnnxSite, a: Value, b: Value) -> Value:
+    """The result has the type of the base, whatever the exponent's."""
+    if b.type.dtype.is_float and not a.type.dtype.is_float:
+        return site.cast(site.binary("power", site.cast(a, DType.FLOAT32), b), a.type.dtype)
+    return site.cast(site.binary("power", a, site.cast(b, a.type.dtype)), a.type.dtype)
+
+
+@imports("Sum", "Max", "Min", "Mean")
+def fold(site: OnnxSite, *operands: Value) -> Value:
+    function = {"Sum": "add", "Mean": "add", "Max": "maximum", "Min": "minimum"}[site.operator]
+    total = reduce(lambda a, b: site.binary(function, a, b), operands)
+    return total if site.operator != "Mean" else site.binary("divide", total, site.like(total, len(operands)))
+
+
+@imports("Identity")
+def identity(site: OnnxSite, x: Value) -> Value:
+    return x
+
+
+@imports("Dropout")
+def dropout(site: OnnxSite, x: Value, ratio: Value | None = None, training: Value | None = None) -> list[Value]:
+    if training is not None and site.table("training mode", training):
+        raise NotExpressible("it drops elements at random; export the model for inference")
+    return [x, site.broadcast(site.builder.scalar(True), x.type.shape)][: site.wanted]
+
+
+@imports("Where")
+def where(site: OnnxSite, condition: Value, a: Value, b: Value) -> Value:
+    return site.emit(Where(), condition, a, b)
+
+
+@imports("Cast")
+def cast(site: OnnxSite, x: Value) -> Value:
+    return _cast(site, x, dtype_of(site.attribute("to")))
+
+
+@imports("CastLike")
+def cast_like(site: OnnxSite, x: Value, like: Value) -> Value:
+    return _cast(site, x, like.type.dtype)
+
+
+def _cast(site: OnnxSite, x: Value, dtype: DType) -> Value:
+    if dtype is DType.BOOL and x.type.dtype is not DType.BOOL:
+        return site.binary("not_equal", x, site.like(x, 0))
+    if dtype.value.startswith("float8") or x.type.dtype.value.startswith("float8"):
+        raise NotExpressible("casts to and from eight-bit floats belong to the compiler's options, not to a model")
+    return site.cast(x, dtype)
+
+
+def dtype_of(element: int) -> DType:
+    """Our element type for ONNX's number of it."""
+    import onnx
+
+    try:
+        return DType(onnx.helper.tensor_dtype_to_np_dtype(element).name)
+    except (ValueError, KeyError):
+        name = onnx.TensorProto.DataType.Name(element)
+        raise NotExpressible(f"the hardware has no element type {name}; use float32 or an integer") from None
+
+
+@imports("Clip")
+def clip(site: OnnxSite, x: Value, low: Value | None = None, high: Value | None = None) -> Value:
+    bounds = [low, high]
+    for position, name in enumerate(("min", "max")):
+        if bounds[position] is None and name in site.attributes:
+            bounds[position] = site.like(x, site.attributes[name])
+    above = x if bounds[0] is None else site.binary("maximum", x, bounds[0])
+    return above if bounds[1] is None else site.binary("minimum", above, bounds[1])
+
+
+@imports("IsInf")
+def is_infinite(site: OnnxSite, x: Value) -> Value:
+    infinite = site.unary("isinf", x)
+    for attribute, wrong_side in (("detect_negative", "less"), ("detect_positive", "greater")):
+        if not site.attribute(attribute, 1):
+            wrong = site.binary(wrong_side, x, site.like(x, 0))
+            infinite = site.binary("and", infinite, site.unary("logical_not", wrong))
+    return infinite
+
+
+@imports("BitShift")
+def shift(site: OnnxSite, x: Value, places: Value) -> Value:
+    """Places that the word does not have shift everything out: zeros are left, or the sign."""
+    width = 8 * x.type.dtype.itemsize
+    left = site.attribute("direction") == "LEFT"
+    below = site.binary("less", places, site.like(places, 0))
+    beyond = site.binary("greater_equal", places, site.like(places, width))
+    outside = site.binary("or", below, beyond)
+    near = site.emit(Where(), outside, site.like(places, 0), places)
+    rest = site.like(x, 0) if left else site.binary("floor_divide", x, site.like(x, 2 ** (width - 1) - 1))
+    if not left:
+        rest = site.binary("minimum", rest, site.like(x, 0))
+    # In two steps, because a word has no number as large as its highest bit is worth.
+    half = site.binary("floor_divide", near, site.like(near, 2))
+    for step in (half, site.binary("subtract", near, half)):
+        factor = site.binary("power", site.like(x, 2), step)
+        x = site.binary("multiply" if left else "floor_divide", x, factor)
+    return site.emit(Where(), outside, rest, x)
+
+
+@imports("Gelu")
+def gelu(site: OnnxSite, x: Value) -> Value:
+    return site.unary("gelu_tanh" if site.attribute("approximate", "none") == "tanh" else "gelu", x)
+
+
+@imports("Swish")
+def swish(site: OnnxSite, x: Value) -> Value:
+    alpha = site.attribute("alpha", 1.0)
+    if alpha == 1:
+        return site.unary("silu", x)
+    return site.binary("multiply", x, site.unary("sigmoid", site.binary("multiply", x, site.like(x, alpha))))
+
+
+@imports("LeakyRelu")
+def leaky_relu(site: OnnxSite, x: Value) -> Value:
+    return _bent(site, x, site.binary("multiply", x, site.like(x, site.attribute("alpha", 0.01))))
+
+
+@imports("PRelu")
+def prelu(site: OnnxSite, x: Value, slope: Value) -> Value:
+    return _bent(site, x, site.binary("multiply", x, slope))
+
+
+def _bent(site: OnnxSite, x: Value, below: Value) -> Value:
+    """One function below zero, nothing changed above it."""
+    return site.emit(Where(), site.binary("less", x, site.like(x, 0)), below, x)
+
+
+def _exponential(site: OnnxSite, x: Value, factor: float, divisor: float = 1.0) -> Value:
+    scaled = x if divisor == 1 else site.binary("divide", x, site.like(x, divisor))
+    return site.binary("multiply", site.unary("expm1", scaled), site.like(x, factor))
+
+
+@imports("Elu")
+def elu(site: OnnxSite, x: Value) -> Value:
+    return _bent(site, x, _exponential(site, x, site.attribute("alpha", 1.0)))
+
+
+@imports("Celu")
+def celu(site: OnnxSite, x: Value) -> Value:
+    alpha = site.attribute("alpha", 1.0)
+    return _bent(site, x, _exponential(site, x, alpha, alpha))
+
+
+@imports("Selu")
+def selu(site: OnnxSite, x: Value) -> Value:
+    alpha = site.attribute("alpha", 1.67326319217681884765625)
+    bent = _bent(site, x, _exponential(site, x, alpha))
+    return site.binary("multiply", bent, site.like(x, site.attribute("gamma", 1.05070102214813232421875)))
+
+
+@imports("ThresholdedRelu")
+def thresholded_relu(site: OnnxSite, x: Value) -> Value:
+    above = site.binary("greater", x, site.like(x, site.attribute("alpha", 1.0)))
+    return site.emit(Where(), above, x, site.like(x, 0))
+
+
+@imports("HardSigmoid")
+def hard_sigmoid(site: OnnxSite, x: Value) -> Value:
+    return _hard(site, x, site.attribute("alpha", 0.2), site.attribute("beta", 0.5))
+
+
+@imports("HardSwish")
+def hard_swish(site: OnnxSite, x: Value) -> Value:
+    return site.binary("multiply", x, _hard(site, x, 1 / 6, 0.5))
+
+
+def _hard(site: OnnxSite, x: Value, slope: float, middle: float) -> Value:
+    line = site.binary("add", site.binary("multiply", x, site.like(x, slope)), site.like(x, middle))
+    return site.binary("minimum", site.binary("maximum", line, site.like(x, 0)), site.like(x, 1))
+
+
+@imports("Mish")
+def mish(site: OnnxSite, x: Value) -> Value:
+    return site.binary("multiply", x, site.unary("tanh", site.unary("softplus", x)))
+
+
+@imports("Softsign")
+def softsign(site: OnnxSite, x: Value) -> Value:
+    return site.binary("divide", x, site.binary("add", site.unary("abs", x), site.like(x, 1)))
+
+
+@imports("Asinh")
+def asinh(site: OnnxSite, x: Value) -> Value:
+    """sign(x) log(|x| + sqrt(x^2 + 1)), written so that small numbers keep their digits."""
+    size = site.unary("abs", x)
+    square = site.binary("multiply", x, x)
+    root = site.unary("sqrt", site.binary("add", square, site.like(x, 1)))
+    rest = site.binary("divide", square, site.binary("add", root, site.like(x, 1)))
+    return site.binary("multiply", site.unary("sign", x), site.unary("log1p", site.binary("add", size, rest)))
+
+
+@imports("Acosh")
+def acosh(site: OnnxSite, x: Value) -> Value:
+    under = site.binary("subtract", site.binary("multiply", x, x), site.like(x, 1))
+    return site.unary("log", site.binary("add", x, site.unary("sqrt", under)))
+
+
+@imports("Atanh")
+def atanh(site: OnnxSite, x: Value) -> Value:
+    above, below = site.unary("log1p", x), site.unary("log1p", site.unary("negate", x))
+    return site.binary("multiply", site.binary("subtract", above, below), site.like(x, 0.5))
+
+
+@imports("Shrink")
+def shrink(site: OnnxSite, x: Value) -> Value:
+    edge, bias = site.attribute("lambd", 0.5), site.like(x, site.attribute("bias", 0.0))
+    low = site.binary("less", x, site.like(x, -edge))
+    high = site.binary("greater", x, site.like(x, edge))
+    zero = site.like(x, 0)
+    lowered = site.emit(Where(), high, site.binary("subtract", x, bias), zero)
+    return site.emit(Where(), low, site.binary("add", x, bias), lowered)

@@ -1,0 +1,71 @@
+"""Attributes of nodes, and operators that are defined by simpler ones: in the model, or in the ONNX standard."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+
+from emulator.graph import Value
+
+
+def attributes_of(node: Any) -> dict[str, Any]:
+    """Attributes by name; text as text."""
+    found = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    return {
+        name: value.decode() if isinstance(value, bytes) else list(value) if _is_list(value) else value
+        for name, value in found.items()
+    }
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def fill_attributes(node: Any, given: Mapping[str, Any], function: Any) -> None:
+    """Attributes that refer to those of the function's caller, or to its defaults."""
+    defaults = {attribute.name: attribute for attribute in function.attribute_proto}
+    for attribute in list(node.attribute):
+        if not attribute.ref_attr_name:
+            continue
+        node.attribute.remove(attribute)
+        if attribute.ref_attr_name in given:
+            node.attribute.append(onnx.helper.make_attribute(attribute.name, given[attribute.ref_attr_name]))
+        elif attribute.ref_attr_name in defaults:
+            default = onnx.AttributeProto()
+            default.CopyFrom(defaults[attribute.ref_attr_name])
+            default.name = attribute.name
+            node.attribute.append(default)
+
+
+def taken_apart(node: Any, operands: Sequence[Value | None], opset: int) -> Any:
+    """The ONNX standard's own definition of an operator by simpler ones, if it has one."""
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
+    except onnx.defs.SchemaError:
+        return None
+    if schema.has_function:
+        body = schema.function_body
+    elif schema.has_context_dependent_function:
+        types = [_type_proto(operand).SerializeToString() for operand in operands]
+        data = schema.get_context_dependent_function_with_opset_version(opset, _as_bytes(node), types)
+        body = onnx.FunctionProto()
+        body.ParseFromString(data)
+    else:
+        return None
+    complete = onnx.FunctionProto()
+    complete.CopyFrom(body)
+    for attribute in schema.attributes.values():
+        if attribute.default_value.name:
+            complete.attribute_proto.append(attribute.default_value)
+    return complete
+
+
+def _as_bytes(node: Any) -> bytes:
+    return bytes(node.SerializeToString())
+
+
+def _type_proto(value: Value | None) -> Any:
+    if value is None:
+        return onnx.TypeProto()
+    element = onnx.helper.np_dtype_to_tensor_dtype(value.type.dtype.stored)
+    return onnx.helper.make_tensor_type_proto(element, value.type.shape)

@@ -1,0 +1,28 @@
+"""Text to token ids, by the tokenizer that a model's folder holds."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import transformers
+
+from emulator.capture.model import quiet_libraries
+from emulator.errors import CaptureError
+
+# Without any of these transformers makes up an empty vocabulary, in which every word is unknown.
+_VOCABULARIES = (
+    *("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json"),
+    *("spiece.model", "sentencepiece.bpe.model", "tekken.json"),
+)
+
+
+def token_ids(folder: Path, texts: Sequence[str]) -> list[list[int]]:
+    """Each text's ids, special tokens included. Never asks the network."""
+    if not any((folder / name).is_file() for name in _VOCABULARIES):
+        raise CaptureError(f"{folder.name} holds no tokenizer")
+    try:
+        with quiet_libraries():
+            tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+            return [list(tokenizer(text)["input_ids"]) for text in texts]
+    except Exception as fault:  # tokenizers raise whatever their formats' libraries raise
+        reason = next(iter(str(fault).splitlines()), type(fault).__name__)
+        raise CaptureError(f"{folder.name} holds a tokenizer that cannot be read: {reason}") from fault

@@ -1,0 +1,17 @@
+"""Tensor parallelism: one program for all ranks, with weights divided among them and collectives in between."""
+
+from emulator.graph import Graph
+from emulator.passes.options import PassOptions
+from emulator.passes.shard.apply import apply
+from emulator.passes.shard.plan import DegreeImpossible, Division, Piece, Plan, divide, plan
+from emulator.repeat import unroll
+
+__all__ = ["DegreeImpossible", "Division", "Piece", "Plan", "apply", "divide", "plan", "shard"]
+
+
+def shard(graph: Graph, options: PassOptions) -> Graph:
+    """One rank's program at the degree that the options ask for; DegreeImpossible says which can be had instead."""
+    if options.tensor_parallel == 1:
+        return graph
+    graph = unroll(graph)
+    return apply(graph, plan(graph, options.tensor_parallel, dict(options.published_plan)))

@@ -1,0 +1,163 @@
+"""Deep models at the price of shallow ones: what comes out is the full capture, or nothing does."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from emulator.capture import CaptureRequest, capture
+from emulator.capture.depth import compile_by_depth
+from emulator.compile import compile_graph
+from emulator.errors import CaptureError
+from emulator.fast import execute
+from emulator.graph import Graph
+from emulator.passes import PassOptions, check, run_passes
+from emulator.repeat import unroll
+
+MATMULT = PassOptions("matmult")
+DEPTH = ("num_hidden_layers", "n_layer", "num_layers")  # as families call it
+
+_IDS = {"vocab_size": 101, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_TINY = _IDS | {
+    "hidden_size": 32,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "head_dim": 8,
+}
+_GPT2 = _IDS | {"model_type": "gpt2", "n_embd": 32, "n_layer": 7, "n_head": 4, "n_positions": 64}
+_T5 = _IDS | {"model_type": "t5", "d_model": 32, "d_ff": 48, "d_kv": 8, "num_heads": 4, "num_layers": 8}
+_FALCON = {key: value for key, value in _TINY.items() if key != "head_dim"} | {"model_type": "falcon"}
+
+# Family, phase, and how many layers make one iteration.
+DEEP: Mapping[str, tuple[dict[str, Any], str, int]] = {
+    "llama prefill": (_TINY | {"model_type": "llama"}, "prefill", 1),
+    "llama decode": (_TINY | {"model_type": "llama"}, "decode", 1),
+    "mistral": (_TINY | {"model_type": "mistral", "sliding_window": 4}, "prefill", 1),
+    "qwen3": (_TINY | {"model_type": "qwen3"}, "decode", 1),
+    "gemma2": (_TINY | {"model_type": "gemma2", "sliding_window": 4, "num_hidden_layers": 12}, "forward", 2),
+    "gemma2 of odd depth": (
+        _TINY | {"model_type": "gemma2", "sliding_window": 4, "num_hidden_layers": 13},
+        "decode",
+        2,
+    ),
+    "gpt2": (_GPT2, "decode", 1),
+    "bert": (_TINY | {"model_type": "bert"}, "forward", 1),
+    "falcon": (_FALCON, "forward", 1),
+    "vit": (_TINY | {"model_type": "vit", "image_size": 32, "patch_size": 8}, "forward", 1),
+}
+
+
+def request(config: Mapping[str, Any], phase: str = "forward") -> CaptureRequest:
+    task = "feature-extraction" if phase == "forward" else "text-generation"
+    return CaptureRequest(config, task, phase, 2, 12, "float32")
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_the_lengthened_graph_is_the_full_capture(name: str) -> None:
+    config, phase, period = DEEP[name]
+    wanted = request(config, phase)
+    whole = run_passes(capture(wanted), MATMULT)
+    graph = compile_by_depth(wanted, lambda shallow: run_passes(capture(shallow), MATMULT))
+    assert graph is not None
+    check(graph, after="lengthening")
+    assert graph.key == whole.key
+    assert [graph.inputs.keys(), graph.outputs.keys()] == [whole.inputs.keys(), whole.outputs.keys()]
+    assert graph.parameters.keys() == whole.parameters.keys()
+    assert Graph.from_bytes(graph.to_bytes()).key == whole.key
+    layers = next(config[key] for key in DEPTH if key in config)
+    assert sum(repeat.count for repeat in graph.repeats) >= layers // period - 1
+
+
+def test_provenance_counts_along() -> None:
+    wanted = request(*DEEP["gemma2 of odd depth"][:2])
+    whole, graph = run_passes(capture(wanted), MATMULT), compile_graph(wanted, MATMULT)
+    assert graph.repeats
+    assert {node.origin for node in unroll(graph).nodes} == {node.origin for node in unroll(whole).nodes}
+
+
+def calls(wanted: CaptureRequest) -> tuple[Graph, list[int]]:
+    """The compiled graph, and the depths at which the model was captured for it."""
+    depths = []
+
+    def compile_whole(asked: CaptureRequest) -> Graph:
+        depths.append(next(int(asked.config[key]) for key in DEPTH if key in asked.config))  # type: ignore[call-overload]
+        return run_passes(capture(asked), PassOptions())
+
+    graph = compile_by_depth(wanted, compile_whole)
+    return graph or compile_whole(wanted), depths
+
+
+def test_only_few_layers_of_a_deep_model_are_captured() -> None:
+    graph, depths = calls(request(_TINY | {"model_type": "llama", "num_hidden_layers": 500}))
+    assert depths == [2, 3]
+    assert graph.repeats[0].count == 500
+    assert len(graph.to_bytes()) < 400_000
+
+
+ODD = {
+    "one sliding layer": _TINY
+    | {
+        "model_type": "qwen3",
+        "sliding_window": 4,
+        "use_sliding_window": True,
+        "num_hidden_layers": 8,
+        "layer_types": ["full_attention"] * 6 + ["sliding_attention"] + ["full_attention"],
+    },
+    "scores scaled by the layer's number": _GPT2 | {"scale_attn_by_inverse_layer_idx": True},
+    "a setting that counts other layers": _TINY | {"model_type": "llama", "num_odd_layers": 5},
+    "too few layers to save any": _TINY | {"model_type": "llama", "num_hidden_layers": 5},
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_model_whose_layers_are_not_provably_equal_is_captured_whole(name: str) -> None:
+    wanted = request(ODD[name])
+    graph, depths = calls(wanted)
+    assert depths[-1] == next(wanted.config[key] for key in DEPTH if key in wanted.config)
+    assert graph.key == run_passes(capture(wanted), PassOptions()).key
+
+
+def test_special_first_layers_stay_outside_of_the_repeat() -> None:
+    config = _TINY | {"model_type": "qwen3_moe", "num_hidden_layers": 10, "mlp_only_layers": [0]}
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 1}
+    wanted = request(config | sizes)
+    graph, depths = calls(wanted)
+    assert max(depths) < 10
+    assert graph.key == run_passes(capture(wanted), PassOptions()).key
+
+
+def test_a_lengthened_graph_runs_like_the_full_capture() -> None:
+    wanted = request(*DEEP["gemma2 of odd depth"][:2])
+    whole, graph = run_passes(capture(wanted), MATMULT), compile_graph(wanted, MATMULT)
+    generator = np.random.default_rng(0)
+    parameters, inputs = (
+        {
+            name: np.ones(value.type.shape, np.int64)
+            if value.type.dtype.is_integer
+            else generator.standard_normal(value.type.shape).astype(np.float32) / 8
+            for name, value in side.items()
+        }
+        for side in (whole.parameters, whole.inputs)
+    )
+    expected, found = execute(whole, parameters, inputs), execute(graph, parameters, inputs)
+    assert found.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name])
+
+
+def test_a_shallow_capture_that_fails_leaves_the_word_to_the_full_one() -> None:
+    def fails(asked: CaptureRequest) -> Graph:
+        raise CaptureError(f"no {asked.config['num_hidden_layers']} layers")
+
+    assert compile_by_depth(request(_TINY | {"model_type": "llama"}), fails) is None
+
+
+def test_both_stacks_of_an_encoder_decoder_grow() -> None:
+    wanted = request(_T5)
+    graph, depths = calls(wanted)
+    assert max(depths) < 8
+    assert graph.key == run_passes(capture(wanted), PassOptions()).key

@@ -1,0 +1,320 @@
+"""Tensor parallelism: all ranks together answer as one does, and each holds its share."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from emulator.builder import GraphBuilder
+from emulator.capture import CaptureRequest, example_inputs
+from emulator.capture.published import published_plan
+from emulator.errors import ExecutionError, IllTyped
+from emulator.fast import execute
+from emulator.graph import Graph
+from emulator.numerics import Array
+from emulator.ops import AllGather, AllReduce, Linear, RankSlice
+from emulator.passes import PassOptions, run_passes
+from emulator.passes.shard import DegreeImpossible, Division, divide, plan
+from emulator.ranks import LoadedRanks, execute_ranks
+from emulator.repeat import unroll
+from emulator.types import DType, TensorType
+from tests.emulator.models import captured, relative_error, weights
+
+F32 = DType.FLOAT32
+
+_WORDS = {"vocab_size": 96, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_DEEP = {"num_hidden_layers": 2, "num_attention_heads": 8, "intermediate_size": 48, "max_position_embeddings": 64}
+_ENCODER = _WORDS | _DEEP | {"hidden_size": 32}
+_GROUPED = _ENCODER | {"num_key_value_heads": 2, "head_dim": 4}
+_GPT = _WORDS | {"n_embd": 32, "n_layer": 2, "n_head": 8, "n_positions": 64}
+_T5 = {"d_model": 32, "d_kv": 4, "d_ff": 48, "num_layers": 2, "num_heads": 8, "decoder_start_token_id": 0}
+
+# What each family has that others have not: grouped heads, fused projections, tables of biases, soft caps, no bias.
+FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "bert": ("feature-extraction", _ENCODER),
+    "bloom": ("text-generation", _WORDS | {"hidden_size": 32, "n_layer": 2, "n_head": 8}),
+    "falcon": ("text-generation", _ENCODER),
+    "gemma2": ("text-generation", _GROUPED),
+    "gpt2": ("text-generation", _GPT),
+    "gpt_neox": ("text-generation", _ENCODER),
+    "gptj": ("text-generation", _GPT | {"rotary_dim": 4}),
+    "llama": ("text-generation", _GROUPED),
+    "mixtral": ("text-generation", _GROUPED | {"num_local_experts": 4}),
+    "phi3": ("text-generation", _GROUPED),
+    "qwen3": ("text-generation", _GROUPED),
+    "t5": ("feature-extraction", _WORDS | _T5),
+}
+
+
+def request(family: str, **changes: Any) -> CaptureRequest:
+    task, config = FAMILIES[family]
+    phase = "prefill" if task == "text-generation" else "forward"
+    return CaptureRequest({"model_type": family, **config, **changes}, task, phase, 2, 10, "float32")
+
+
+def lowered(wanted: CaptureRequest, degree: int = 1) -> Graph:
+    return unroll(run_passes(captured(wanted), PassOptions(tensor_parallel=degree)))
+
+
+def arguments(graph: Graph, wanted: CaptureRequest) -> dict[str, Array]:
+    """Random ids whose last sequence ends early; states are left to the ranks."""
+    inputs = example_inputs(graph, wanted.config, seed=3)
+    if "attention_mask" in inputs:
+        inputs["attention_mask"][-1, -3:] = 0
+    return inputs
+
+
+def blank_states(graph: Graph) -> dict[str, Array]:
+    carried = graph.inputs.keys() & graph.outputs.keys()
+    return {name: np.zeros(graph.inputs[name].type.shape, np.float32) for name in carried}
+
+
+def run_on_ranks(
+    graph: Graph, parameters: Mapping[str, Array], inputs: Mapping[str, Array]
+) -> tuple[dict[str, Array], list[dict[str, Array]]]:
+    blank = blank_states(graph)
+    given_to_all = {name: array for name, array in inputs.items() if name not in blank}
+    ranks = LoadedRanks(graph, parameters)
+    return ranks.run(given_to_all, [blank] * ranks.degree)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("degree", [2, 8])
+def test_ranks_together_answer_as_one_does(family: str, degree: int) -> None:
+    wanted = request(family)
+    parameters, alone = weights(wanted), lowered(wanted)
+    inputs = arguments(alone, wanted)
+    expected = execute(alone, parameters, inputs | blank_states(alone))
+    found, _ = run_on_ranks(lowered(wanted, degree), parameters, inputs)
+    assert found
+    for name in found:
+        assert relative_error(found[name], expected[name]) < 3e-6
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_matrix_of_the_layers_is_divided(family: str) -> None:
+    graph = lowered(request(family))
+    divided = plan(graph, 2).parameters
+    matrices = {name for name, value in graph.parameters.items() if value.type.rank > 1}
+    small = ("position", "wpe", "type_emb", "relative", "mlp.gate.")  # tables of places, and what chooses experts
+    assert {name for name in matrices if not any(word in name for word in small)} <= divided.keys()
+
+
+@pytest.mark.parametrize("family", ["falcon", "llama", "t5"])
+def test_a_plan_says_what_the_program_then_loads(family: str) -> None:
+    wanted = request(family)
+    graph, sharded = lowered(wanted), lowered(wanted, 4)
+    loaded = dict.fromkeys(sharded.parameters.values(), 0)
+    for node in sharded.nodes:
+        for operand in node.operands:
+            if operand in loaded:
+                sliced = isinstance(node.op, RankSlice)
+                loaded[operand] = node.result.type.nbytes if sliced else operand.type.nbytes
+    assert plan(graph, 4).bytes_per_rank(graph) == sum(loaded.values())
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_the_plan_of_repeated_layers_is_the_plan_of_all_layers(family: str) -> None:
+    rolled = run_passes(captured(request(family)), PassOptions())
+    assert rolled.repeats
+    for degree in (2, 4):
+        stored, written_out = plan(rolled, degree), plan(unroll(rolled), degree)
+        assert stored.parameters == written_out.parameters
+        assert stored.states == written_out.states
+        assert stored.bytes_per_rank(rolled) == written_out.bytes_per_rank(unroll(rolled))
+
+
+def test_pieces_of_all_ranks_are_the_whole_weight() -> None:
+    graph, weight = lowered(request("phi3")), np.arange(64.0)
+    piece = plan(graph, 4).parameters["model.layers.0.self_attn.qkv_proj.weight"]
+    assert (piece.sizes, piece.parts) == ((32, 8, 8), (4, 2, 2))
+    cut = RankSlice(0, 1, piece.sizes, piece.parts, 4)
+    shares = [cut.piece(weight[:48], rank) for rank in range(4)]
+    assert [len(share) for share in shares] == [8 + 4 + 4] * 4
+    assert sorted(set(np.concatenate(shares))) == list(range(48))
+    assert np.array_equal(shares[0][8:], shares[1][8:])  # neighbours share a key head
+
+
+def test_the_states_of_a_rank_hold_the_heads_that_it_serves() -> None:
+    wanted = request("llama")
+    parameters, alone = weights(wanted), lowered(wanted)
+    inputs = arguments(alone, wanted)
+    expected = execute(alone, parameters, inputs | blank_states(alone))
+    whole = {name: expected[name] for name in blank_states(alone)}
+    _, states = run_on_ranks(lowered(wanted, 4), parameters, inputs)
+    for name, array in whole.items():
+        for rank, mine in enumerate(states):
+            assert relative_error(mine[name], array[:, rank // 2 : rank // 2 + 1]) < 3e-6  # two key heads, four ranks
+
+
+def test_a_layer_is_two_exchanges_and_the_ends_are_one_each() -> None:
+    collectives = Counter(type(node.op) for node in lowered(request("llama"), 2).nodes)
+    assert collectives[AllReduce] == 2 * 2 + 1
+    assert collectives[AllGather] == 1
+
+
+def test_autocast_and_ranks_agree_with_autocast_alone() -> None:
+    wanted, options = request("llama"), PassOptions("matmult", "bf16")
+    parameters, alone = weights(wanted), run_passes(captured(wanted), options)
+    inputs = arguments(alone, wanted)
+    expected = execute(alone, parameters, inputs | blank_states(alone))["logits"]
+    found, _ = run_on_ranks(run_passes(captured(wanted), replace(options, tensor_parallel=4)), parameters, inputs)
+    assert relative_error(found["logits"], expected) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("changes", "degree", "reason"),
+    [
+        ({}, 3, r"the 8 units of .* cannot be shared by 3 ranks; degrees that work: 1, 2, 4, 8"),
+        ({"num_attention_heads": 12, "num_key_value_heads": 3, "hidden_size": 48}, 2, "the 3 key heads"),
+        ({"intermediate_size": 47}, 2, r"the 47 units of model.layers.0.mlp.*degrees that work: 1$"),
+    ],
+)
+def test_an_impossible_degree_is_refused_with_the_sizes_and_the_way_out(
+    changes: dict[str, Any], degree: int, reason: str
+) -> None:
+    wanted = request("llama", **changes)
+    with pytest.raises(DegreeImpossible, match=reason):
+        lowered(wanted, degree)
+    assert lowered(wanted, 1).parameters
+
+
+def test_a_vocabulary_that_does_not_divide_stays_whole_and_everything_else_is_divided() -> None:
+    graph = lowered(request("llama", vocab_size=101))
+    divided = plan(graph, 2)
+    assert divided.reason is None
+    assert "model.embed_tokens.weight" not in divided.parameters
+    assert "model.layers.1.mlp.up_proj.weight" in divided.parameters
+
+
+def test_a_published_plan_says_what_may_be_divided() -> None:
+    graph = lowered(request("llama"))
+    published = {
+        "layers.*.mlp.gate_proj": "colwise",
+        "layers.*.mlp.up_proj": "colwise",
+        "lm_head": "colwise_gather_output",
+    }
+    divided = set(plan(graph, 2, published).parameters)
+    assert {"model.layers.1.mlp.down_proj.weight", "lm_head.weight"} <= divided
+    assert not any("self_attn" in name for name in divided)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "llama", "mixtral", "phi3", "qwen3"])
+def test_what_is_derived_from_the_graph_is_what_the_authors_published(family: str) -> None:
+    wanted = request(family)
+    graph, published = lowered(wanted), dict(published_plan(wanted))
+    derived, followed = plan(graph, 2).parameters, plan(graph, 2, published).parameters
+    assert derived == followed
+    agreed = 0
+    for pattern, style in published.items():
+        if style.startswith("replicated"):
+            continue
+        for name in graph.parameters:
+            if re.fullmatch(re.escape(pattern).replace(r"\*", r"\d+") + r"(\.weight)?", name):
+                rows = graph.parameters[name].type.rank - (1 if "row" in style and "embedding" not in style else 2)
+                assert derived[name].axis == rows
+                agreed += 1
+    assert agreed >= 2 * 4
+
+
+def test_a_deep_model_stays_rolled_when_it_is_divided() -> None:
+    graph = run_passes(captured(request("llama")), PassOptions(tensor_parallel=2))
+    assert [repeat.count for repeat in graph.repeats] == [2]
+
+
+several = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@given(
+    keys=st.integers(1, 4),
+    group=st.integers(1, 4),
+    inner=st.integers(1, 6).map(lambda n: 4 * n),
+    degree=st.sampled_from([2, 3, 4, 8]),
+    tied=st.booleans(),
+)
+@several
+def test_any_number_of_heads_is_divided_rightly_or_refused(
+    keys: int, group: int, inner: int, degree: int, tied: bool
+) -> None:
+    heads = keys * group
+    changes = {"num_attention_heads": heads, "num_key_value_heads": keys, "hidden_size": 4 * heads}
+    wanted = request("llama", intermediate_size=inner, num_hidden_layers=1, tie_word_embeddings=tied, **changes)
+    alone = lowered(wanted)
+    if plan(alone, degree).reason is not None:
+        divides = heads % degree == 0 and inner % degree == 0 and (keys % degree == 0 or degree % keys == 0)
+        assert not divides
+        return
+    parameters, inputs = weights(wanted), arguments(alone, wanted)
+    expected = execute(alone, parameters, inputs | blank_states(alone))["logits"]
+    found, _ = run_on_ranks(lowered(wanted, degree), parameters, inputs)
+    assert relative_error(found["logits"], expected) < 3e-6
+
+
+def perceptron() -> Division:
+    builder = GraphBuilder()
+    x = builder.input("x", TensorType((3, 6), F32))
+    hidden = builder.add(Linear(F32), x, builder.parameter("up", TensorType((12, 6), F32)))
+    builder.output("y", builder.add(Linear(F32), hidden, builder.parameter("down", TensorType((6, 12), F32))))
+    return divide(builder.build())
+
+
+def test_a_division_knows_every_degree_that_it_allows() -> None:
+    assert perceptron().degrees() == [1, 2, 3, 4, 6, 12]
+    reason = perceptron().plan(5).reason
+    assert reason == "the 12 units of up cannot be shared by 5 ranks; degrees that work: 1, 2, 3, 4, 6, 12"
+
+
+def test_two_runs_on_ranks_are_equal_to_the_bit() -> None:
+    graph = run_passes(perceptron().graph, PassOptions(tensor_parallel=6))
+    generator = np.random.default_rng(0)
+    arrays = {name: generator.standard_normal(value.type.shape) for name, value in graph.parameters.items()}
+    x = {"x": generator.standard_normal((3, 6))}
+    first, again = execute_ranks(graph, arrays, x), execute_ranks(graph, arrays, x)
+    assert np.array_equal(first["y"], again["y"])
+
+
+def test_a_collective_cannot_be_computed_by_one_rank() -> None:
+    graph = run_passes(perceptron().graph, PassOptions(tensor_parallel=2))
+    arrays = {name: np.zeros(value.type.shape, np.float32) for name, value in graph.parameters.items()}
+    with pytest.raises(ExecutionError, match="needs its 2 ranks; run the graph with"):
+        execute(graph, arrays, {"x": np.zeros((3, 6), np.float32)})
+
+
+def test_a_rank_that_fails_ends_the_others_and_its_fault_is_told() -> None:
+    graph = run_passes(perceptron().graph, PassOptions(tensor_parallel=2))
+    arrays = {name: np.zeros(value.type.shape, np.float32) for name, value in graph.parameters.items()}
+    with pytest.raises(ExecutionError, match="input 'x'"):
+        execute_ranks(graph, arrays, {})
+
+
+def test_a_sharded_graph_survives_its_bytes() -> None:
+    graph = lowered(request("falcon"), 2)
+    assert Graph.from_bytes(graph.to_bytes()).key == graph.key
+
+
+@pytest.mark.parametrize(("axis", "parts", "degree"), [(0, 3, 6), (0, 2, 3), (1, 2, 2)])
+def test_pieces_that_do_not_exist_are_refused(axis: int, parts: int, degree: int) -> None:
+    with pytest.raises(IllTyped):
+        RankSlice(axis, 1, (8,), (parts,), degree).infer(TensorType((8,), F32))
+
+
+@given(
+    outer=st.integers(1, 3),
+    blocks=st.lists(st.tuples(st.integers(1, 3), st.sampled_from([1, 2, 4])), min_size=1, max_size=3),
+)
+@settings(deadline=None)
+def test_gathering_undoes_slicing(outer: int, blocks: list[tuple[int, int]]) -> None:
+    sizes, parts = tuple(width * n for width, n in blocks), tuple(n for _, n in blocks)
+    whole = TensorType((2, outer * sum(sizes)), F32)
+    builder = GraphBuilder()
+    x = builder.input("x", whole)
+    share = builder.add(RankSlice(1, outer, sizes, parts, 4), x)
+    builder.output("y", builder.add(AllGather(1, outer, sizes, parts, 4), share))
+    array = np.arange(whole.elements, dtype=np.float32).reshape(whole.shape)
+    assert np.array_equal(execute_ranks(builder.build(), {}, {"x": array})["y"], array)
