@@ -11,8 +11,9 @@ from artifact_store import Published, Store
 from artifact_store.canonical import canonical_json
 from artifact_store.digest import sha256_hex
 from artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
-from pipeline.evidence import NO_EVIDENCE, Evidence, Step, Thresholds, gather
+from pipeline.evidence import NO_EVIDENCE, Evidence, Step, gather
 from pipeline.request import BuildRequest, Shape
+from pipeline.verify import Thresholds
 
 if TYPE_CHECKING:
     from emulator.graph import Graph
@@ -53,14 +54,13 @@ def _tensors(request: BuildRequest, step: Step) -> "Tensors":
 
 
 def _compile(request: BuildRequest, shape: Shape, step: Step) -> "Graph":
-    """Capture one program and run the compiler's passes over it."""
-    from emulator.capture import capture
-    from emulator.passes import PassOptions, run_passes
+    """One program, through all of the compiler's front end."""
+    from emulator.compile import compile_graph
+    from emulator.passes import PassOptions
 
-    with step(f"capture {shape.name}"):
-        graph = capture(request.capture(shape))
-    with step(f"compile {shape.name}: {len(graph.nodes)} nodes"):
-        return run_passes(graph, PassOptions(request.autocast, request.autocast_type))
+    with step(f"compile {shape.name}"):
+        options = PassOptions(request.autocast, request.autocast_type, request.target.compiler_target)
+        return compile_graph(request.capture(shape), options)
 
 
 def _manifest(

@@ -3,30 +3,19 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from pipeline.errors import BuildRefused, VerificationFailed
 from pipeline.machine import available_memory
 from pipeline.output import human_bytes
 from pipeline.request import BuildRequest, Shape
-from pipeline.verify import Deviation, compare
+from pipeline.verify import Arrays, Deviation, Thresholds, compare
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from emulator.graph import Graph
     from pipeline.models.weights import Tensors
 
-Arrays: TypeAlias = Mapping[str, "np.ndarray[Any, Any]"]
 Step: TypeAlias = Callable[[str], AbstractContextManager[None]]
-
-
-@dataclass(frozen=True)
-class Thresholds:
-    """How near to PyTorch an artifact must be to be published."""
-
-    min_cosine: float
-    max_relative_error: float
 
 
 @dataclass(frozen=True)
@@ -74,11 +63,10 @@ def _both_answers(
 
 def _insist(program: str, deviations: list[Deviation], thresholds: Thresholds) -> None:
     for found in deviations:
-        if not found.within(thresholds.min_cosine, thresholds.max_relative_error):
+        if faults := found.faults(thresholds):
             raise VerificationFailed(
-                f"{program}: against PyTorch fp32, output {found.output} has cosine {found.cosine:.6f}, where "
-                f"[verify] asks for {thresholds.min_cosine}, and a largest relative error of {found.max_relative:.3g}, "
-                f"where it allows {thresholds.max_relative_error}; try --autocast none, or change [verify]"
+                f"{program}: against PyTorch fp32, output {found.output} is beyond [verify]: {'; '.join(faults)}; "
+                "try --autocast none, or change [verify]"
             )
 
 

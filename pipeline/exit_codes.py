@@ -73,6 +73,12 @@ VERIFICATION: Final = ExitCode(
     "Choose a gentler autocast, or change the thresholds in `[verify]` if the difference is acceptable.",
     ("pipeline.errors:VerificationFailed",),
 )
+DOES_NOT_FIT: Final = ExitCode(
+    13,
+    "does-not-fit",
+    "The model lowers, but its share does not fit the memory of one core of the target.",
+    "Choose the tensor-parallel degree or the target that the report of `nxpipe check` names.",
+)
 STORE: Final = ExitCode(
     20,
     "store",
@@ -121,6 +127,7 @@ TABLE: Final = (
     MODEL,
     COMPILE,
     VERIFICATION,
+    DOES_NOT_FIT,
     STORE,
     NOT_FOUND,
     CORRUPT,

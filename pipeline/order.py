@@ -3,13 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from emulator.hardware import instance
+from emulator.hardware import INSTANCES, Instance, instance
 from pipeline.config import Model
-from pipeline.models.source import resolve
+from pipeline.models.source import ModelSource, resolve
 from pipeline.models.weights import parse_weights
 from pipeline.request import BuildRequest, Shape, default_phases
+
+ALL: Final = "all"  # in place of an instance: every one of the catalogue
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Order:
     revision: str | None
     task: str | None
     target: str
-    tp: int
+    tp: int | None  # none: a build takes one core, a check finds the smallest that fits
     phases: tuple[str, ...] | None
     batches: tuple[int, ...]
     buckets: tuple[int, ...]
@@ -40,23 +42,34 @@ class Order:
             said["weights"] = str(root / Path(model.weights).expanduser())
         return cls(model.id or str(root / Path(str(model.path)).expanduser()), **said)
 
-    def request(self) -> BuildRequest:
-        """Look the model up. Without a word on weights a folder brings its own, and an id those of the hub."""
-        source = resolve(self.model_id, revision=self.revision, task=self.task, files=self.weights in (None, "hub"))
-        shapes = (
+    def source(self, *, files: bool) -> ModelSource:
+        """Look the model up; `files` asks for its weights too."""
+        return resolve(self.model_id, revision=self.revision, task=self.task, files=files)
+
+    def targets(self) -> tuple[Instance, ...]:
+        """The instance asked for; a check may ask for all."""
+        return tuple(INSTANCES.values()) if self.target == ALL else (instance(self.target),)
+
+    def shapes(self, usual_phases: tuple[str, ...]) -> tuple[Shape, ...]:
+        """One program for each phase, batch and bucket."""
+        return tuple(
             Shape(phase, batch, bucket)
-            for phase in self.phases or default_phases(source.task)
+            for phase in self.phases or usual_phases
             for batch in self.batches
             for bucket in self.buckets
         )
+
+    def request(self) -> BuildRequest:
+        """Look the model up. Without a word on weights a folder brings its own, and an id those of the hub."""
+        source = self.source(files=self.weights in (None, "hub"))
         return BuildRequest(
             source=source,
             weights=parse_weights(self.weights or "hub", source.folder),
-            shapes=tuple(shapes),
+            shapes=self.shapes(default_phases(source.task)),
             target=instance(self.target),
             autocast=self.autocast,
             autocast_type=self.autocast_type,
-            tensor_parallel=self.tp,
+            tensor_parallel=self.tp or 1,
         )
 
 

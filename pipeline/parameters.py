@@ -6,6 +6,7 @@ import click
 
 from emulator.hardware import INSTANCES, UnknownInstance, instance
 from pipeline.config.models import Phase
+from pipeline.order import ALL
 
 
 class Numbers(click.ParamType[tuple[int, ...]]):
@@ -50,3 +51,12 @@ class Target(click.ParamType[str]):
         from click.shell_completion import CompletionItem
 
         return [CompletionItem(name) for name in INSTANCES if name.startswith(incomplete)]
+
+
+class Targets(Target):
+    """An instance, or all of the catalogue."""
+
+    name = "INSTANCE|all"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return ALL if value == ALL else super().convert(value, param, ctx)

@@ -5,7 +5,8 @@ else: no path, user, host, time or order of a dictionary. The inputs are stored 
 """
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 # Releases of these can change a captured graph, so they are part of what is asked for.
 LIBRARIES: Final = ("torch", "transformers", "numpy")
-
-AUTOCAST_TYPES: Final = ("bf16", "fp16", "tf32")
 
 _PHASES: Final = {"text-generation": ("prefill", "decode")}
 
@@ -53,26 +52,21 @@ class BuildRequest:
         """Everything that can change a byte of the artifact."""
         return {
             "format": "nxpipe.request/1",
-            "config": self.source.relevant_config(),
-            "task": self.source.task,
+            **program_inputs(self.source, self.shapes),
             "weights": self.weights.identity(),
-            "shapes": [[shape.phase, shape.batch, shape.sequence] for shape in sorted(self.shapes)],
             "target": self.target.compiler_target,
             "options": {
                 "autocast": self.autocast,
                 "autocast_type": self.autocast_type,
                 "tensor_parallel": self.tensor_parallel,
             },
-            "compiler": {"backend": "emulator", "source": compiler_digest()},
-            "libraries": {name: library_version(name) for name in LIBRARIES},
         }
 
     def capture(self, shape: Shape) -> "CaptureRequest":
-        """What the compiler's front end is asked for, for one program."""
-        from emulator.capture import CaptureRequest
-
-        source = self.source
-        return CaptureRequest(source.config, source.task, shape.phase, shape.batch, shape.sequence, source.dtype)
+        """A prefill fills the cache that the longest decode reads, so that the two are one piece of state."""
+        decodes = [each.sequence for each in self.shapes if each.phase == "decode" and each.batch == shape.batch]
+        wanted = capture_request(self.source, shape)
+        return replace(wanted, capacity=max(decodes)) if shape.phase == "prefill" and decodes else wanted
 
     def check(self) -> None:
         """Refuse, before any work, what this version cannot build as asked."""
@@ -81,18 +75,13 @@ class BuildRequest:
                 f"{self.source.id}: tensor parallelism of {self.tensor_parallel} was asked for, and this version "
                 "builds unsharded programs only; pass --tp 1"
             )
-        if self.autocast_type not in AUTOCAST_TYPES:
-            raise BuildRefused(
-                f"{self.source.id}: autocast to {self.autocast_type} was asked for, and this version casts to "
-                f"{', '.join(AUTOCAST_TYPES)} only"
-            )
-        allowed = [phase for phase in _PHASES.get(self.source.task, ("forward",)) if phase != "decode"]
+        allowed = all_phases(self.source.task)
         longest = longest_sequence(self.source)
         for shape in self.shapes:
             if shape.phase not in allowed:
                 raise BuildRefused(
                     f"{self.source.id}: phase {shape.phase!r} cannot be built for task {self.source.task}; "
-                    f"this version builds {' and '.join(allowed)}"
+                    f"its phases are {' and '.join(allowed)}"
                 )
             if longest is not None and shape.sequence > longest:
                 raise BuildRefused(
@@ -101,8 +90,32 @@ class BuildRequest:
                 )
 
 
+def capture_request(source: ModelSource, shape: Shape) -> "CaptureRequest":
+    """What the compiler's front end is asked for, for one program."""
+    from emulator.capture import CaptureRequest
+
+    return CaptureRequest(source.config, source.task, shape.phase, shape.batch, shape.sequence, source.dtype)
+
+
+def program_inputs(source: ModelSource, shapes: Iterable[Shape]) -> dict[str, object]:
+    """Everything that can change a captured program; no weights are among it."""
+    return {
+        "config": source.relevant_config(),
+        "task": source.task,
+        "shapes": [[shape.phase, shape.batch, shape.sequence] for shape in sorted(shapes)],
+        "compiler": {"backend": "emulator", "source": compiler_digest()},
+        "libraries": {name: library_version(name) for name in LIBRARIES},
+    }
+
+
+def all_phases(task: str) -> tuple[str, ...]:
+    """Every program that a model of this task is served with."""
+    return _PHASES.get(task, ("forward",))
+
+
 def default_phases(task: str) -> tuple[str, ...]:
-    return _PHASES.get(task, ("forward",))[:1]
+    """What a build makes without a word on phases."""
+    return all_phases(task)[:1]
 
 
 def longest_sequence(source: ModelSource) -> int | None:
@@ -126,7 +139,11 @@ def compiler_digest() -> str:
     """The SHA-256 of the emulator's own source: a changed compiler never serves what an older one made."""
     import emulator
 
-    room = Path(emulator.__file__).parent
+    return source_digest(Path(emulator.__file__).parent)
+
+
+def source_digest(room: Path) -> str:
+    """The SHA-256 of every Python file in a folder, with its place there."""
     digest = hashlib.sha256()
     for path in sorted(room.rglob("*.py"), key=lambda path: path.relative_to(room).as_posix()):
         source = path.read_bytes()

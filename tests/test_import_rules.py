@@ -36,6 +36,7 @@ BREACHES = [
     ("emulator/graph.py", "import boto3"),
     ("emulator/fast.py", "import torch"),
     ("emulator/passes/__init__.py", "import transformers"),
+    ("emulator/capture/importer.py", "import onnx"),
     ("emulator/errors.py", "import pydantic"),
     ("emulator/hardware/__init__.py", "import click"),
     ("emulator/hardware/__init__.py", "import pipeline.errors"),
@@ -61,7 +62,7 @@ def test_a_forbidden_import_is_caught(house: Path, file: str, line: str) -> None
 
 
 ALLOWED_OUTSIDE = {
-    "emulator": {"numpy", "ml_dtypes", "torch", "transformers"},
+    "emulator": {"numpy", "ml_dtypes", "onnx", "torch", "transformers"},
     "artifact_store": {"pydantic", "pydantic_core", "boto3", "botocore"},
     "stacks": {"aws_cdk", "constructs"},
 }

@@ -20,7 +20,15 @@ from pipeline.config.kinds import (
 )
 from pipeline.config.table import Table
 
-Task: TypeAlias = Literal["feature-extraction", "fill-mask", "text-classification", "text-generation"]
+Task: TypeAlias = Literal[
+    "feature-extraction",
+    "fill-mask",
+    "text-classification",
+    "text-generation",
+    "text2text-generation",
+    "image-classification",
+    "automatic-speech-recognition",
+]
 Phase: TypeAlias = Literal["forward", "prefill", "decode"]
 Autocast: TypeAlias = Literal["none", "matmult", "all"]
 AutocastType: TypeAlias = Literal["bf16", "fp16", "tf32", "fp8_e4m3"]

@@ -170,6 +170,16 @@ class Verify(Table):
         description="The greatest difference between the two outputs, divided by the greatest value of PyTorch's.",
         examples=[0.05],
     )
+    max_kl: Annotated[float | None, Field(gt=0), Unit("nats"), Absent("not asked for")] = Field(
+        default=None,
+        description="For logits: the greatest mean divergence (Kullback-Leibler) of the softmax from PyTorch's.",
+        examples=[0.01],
+    )
+    min_top1: Annotated[float | None, Field(gt=0, le=1), Absent("not asked for")] = Field(
+        default=None,
+        description="For logits: the least share of positions whose likeliest entry must be PyTorch's.",
+        examples=[0.99],
+    )
 
 
 class Signing(Table):

@@ -3,6 +3,7 @@
 import json
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ class SafetensorsWeights:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._files = _weight_files(folder)
+        self._files = weight_files(folder)
 
     def identity(self) -> dict[str, object]:
         return {"kind": "safetensors", "files": {path.name: sha256_of_file(path) for path in self._files}}
@@ -32,12 +33,21 @@ class SafetensorsWeights:
         stored = self._stored_name(name)
         with _opened(self._file_of[stored]) as file:
             tensor: np.ndarray[Any, Any] = file.get_tensor(stored)
-        if tensor.shape != tuple(kind.shape):
+        self._require_shape(stored, tensor.shape, kind)
+        return tensor.astype(numpy_dtype(str(kind.dtype)), copy=False)
+
+    def require(self, name: str, kind: "TensorType") -> None:
+        """Fail as `load` would for this tensor, without reading it."""
+        stored = self._stored_name(name)
+        with _opened(self._file_of[stored]) as file:
+            self._require_shape(stored, file.get_slice(stored).get_shape(), kind)
+
+    def _require_shape(self, stored: str, found: Sequence[int], kind: "TensorType") -> None:
+        if tuple(found) != tuple(kind.shape):
             raise ModelSourceError(
-                f"{self._file_of[stored]}: tensor {stored!r} has shape {list(tensor.shape)}, but the model's "
+                f"{self._file_of[stored]}: tensor {stored!r} has shape {list(found)}, but the model's "
                 f"configuration asks for {list(kind.shape)}; the weights belong to another configuration"
             )
-        return tensor.astype(numpy_dtype(str(kind.dtype)), copy=False)
 
     @cached_property
     def _file_of(self) -> dict[str, Path]:
@@ -92,7 +102,7 @@ def _opened(path: Path) -> Any:
         ) from error
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """The weight files of a folder, in order; a typed refusal when there are none, or only pickles."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():

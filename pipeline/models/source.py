@@ -73,7 +73,8 @@ def _read_config(folder: Path) -> dict[str, object]:
         config = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ModelSourceError(f"{path}: not valid JSON ({error}); save the configuration again") from error
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+    named = isinstance(config, dict) and isinstance(config.get("model_type", config.get("_class_name")), str)
+    if not isinstance(config, dict) or not named:
         raise ModelSourceError(f'{path}: no "model_type"; it must be the config.json of a Hugging Face model')
     return config
 
@@ -83,13 +84,23 @@ _TASK_BY_SUFFIX = {
     "ForCausalLM": "text-generation",
     "LMHeadModel": "text-generation",
     "ForSequenceClassification": "text-classification",
+    "ForImageClassification": "image-classification",
+    "ForCTC": "automatic-speech-recognition",
+    "UNet2DConditionModel": "image-denoising",
+    "AutoencoderKL": "image-decoding",
 }
+# Settings of models that generate text from sound.
+_HEARS = ("num_mel_bins", "input_feat_per_channel")
 
 
 def task_of(config: Mapping[str, object]) -> str:
     """The task of the class that the configuration names; the bare model's otherwise."""
-    architectures = config.get("architectures")
-    name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    architectures = config.get("architectures", config.get("_class_name"))
+    named = architectures if isinstance(architectures, list) else [architectures]
+    name = str(named[0]) if named else ""
+    if name.endswith("ForConditionalGeneration") and config.get("is_encoder_decoder"):
+        hears = any(setting in config for setting in _HEARS)
+        return "automatic-speech-recognition" if hears else "text2text-generation"
     return next((task for suffix, task in _TASK_BY_SUFFIX.items() if name.endswith(suffix)), "feature-extraction")
 
 

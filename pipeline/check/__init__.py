@@ -1,0 +1,101 @@
+"""All that stands between a model and a target: in seconds, without weights, without stopping at the first.
+
+What follows from the model alone (does it lower, what does it take) is kept by key and found again; what depends on
+where the model lies, and on the instance, is judged anew each time. A check that was made before imports no torch.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from artifact_store.canonical import canonical_json
+from artifact_store.digest import sha256_hex
+from artifact_store.errors import InvalidDocument
+from emulator.memory import degrees
+from pipeline.check import cache
+from pipeline.check.configuration import blamed, in_config, review, too_long, unusable_source
+from pipeline.check.finding import CONFIGURATION, Finding, merge
+from pipeline.check.fit import fit, verdicts
+from pipeline.check.report import Examination, Report
+from pipeline.check.weights import Checkpoint, examine_files
+from pipeline.errors import ModelSourceError
+from pipeline.models.source import ModelSource
+from pipeline.order import Order
+from pipeline.request import Shape, all_phases, program_inputs, source_digest
+
+if TYPE_CHECKING:
+    from pipeline.evidence import Step
+
+__all__ = ["check"]
+
+_NOTHING = Examination((), (), (), {}, whole=False)
+
+
+def check(order: Order, step: "Step") -> Report:
+    """Everything there is to say of one model."""
+    try:
+        source = order.source(files=False)
+    except ModelSourceError as error:
+        return Report(order.model_id, order.task or "", (), False, (), (unusable_source(order.model_id, error),))
+    findings = list(review(source))
+    unusable = any(finding.rule is CONFIGURATION for finding in findings)
+    shapes = order.shapes(all_phases(source.task))
+    findings += too_long(source, shapes)
+    checkpoint, damage = examine_files(_weights_folder(order, source))
+    findings += damage
+    found = _NOTHING
+    if not unusable:
+        try:
+            found = _examined(order, _unquantised(source), _within_positions(shapes, findings), checkpoint, step)
+        except InvalidDocument as error:  # a configuration of numbers that no JSON reader agrees on
+            findings.append(in_config(source, Finding(CONFIGURATION, f"config.json: {error}")))
+    fits = tuple(fit(found, target, order.tp) for target in order.targets())
+    findings += [*(blamed(source, finding) for finding in found.findings), *verdicts(fits, order.tp)]
+    whole = found.whole and len(found.programs) == len(shapes)
+    return Report(source.id, source.task, found.programs, whole, fits, merge(findings))
+
+
+def _unquantised(source: ModelSource) -> ModelSource:
+    """The model that a quantised one was made from: that it is quantised was said, and the rest can be checked."""
+    config = {key: value for key, value in source.config.items() if key != "quantization_config"}
+    return replace(source, config=config)
+
+
+def _within_positions(shapes: tuple[Shape, ...], findings: list[Finding]) -> tuple[Shape, ...]:
+    refused = {name for finding in findings for name in finding.programs}
+    return tuple(shape for shape in shapes if shape.name not in refused)
+
+
+def _weights_folder(order: Order, source: ModelSource) -> Path | None:
+    if order.weights in (None, "hub"):
+        return source.folder
+    return None if str(order.weights).startswith("random:") else Path(str(order.weights)).expanduser()
+
+
+def _examined(
+    order: Order, source: ModelSource, shapes: tuple[Shape, ...], checkpoint: Checkpoint | None, step: "Step"
+) -> Examination:
+    key = _key(order, source, shapes, checkpoint)
+    found = cache.lookup(key)
+    if found is None:
+        from pipeline.check.examine import Subject, examine, volatile
+
+        tried = tuple(sorted({degree for target in order.targets() for degree in degrees(target)}))
+        subject = Subject(source, shapes, order.autocast, order.autocast_type, tried, checkpoint)
+        found = examine(subject, step)
+        if not any(volatile(found)):
+            cache.keep(key, found)
+    return found
+
+
+def _key(order: Order, source: ModelSource, shapes: tuple[Shape, ...], checkpoint: Checkpoint | None) -> str:
+    """Like the key of a build, with the checker's own source in it, and of the weights their headers alone."""
+    inputs = {
+        "format": "nxpipe.check/1",
+        **program_inputs(source, shapes),
+        "checker": source_digest(Path(__file__).parent),
+        "weights": [list(pair) for pair in checkpoint.identity] if checkpoint else None,
+        "degrees": sorted({degree for target in order.targets() for degree in degrees(target)}),
+        "options": {"autocast": order.autocast, "autocast_type": order.autocast_type},
+    }
+    return sha256_hex(canonical_json(inputs))

@@ -1,0 +1,69 @@
+"""`nxpipe check`."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipeline import exit_codes
+from pipeline.cli import Command
+from pipeline.config import load_config
+from pipeline.options import config_option
+from pipeline.order_options import order_options, orders, refuse_words_without_effect
+from pipeline.output import Console
+from pipeline.parameters import Targets
+
+
+@click.command(cls=Command)
+@order_options("check", target=Targets(), tp=None)
+@click.option(
+    "--sarif",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the findings there as SARIF 2.1.0 as well, for annotations in a pull request.",
+)
+@config_option
+@click.pass_context
+def check(
+    ctx: click.Context,
+    /,
+    config_path: Path,
+    model_id: str | None,
+    names: tuple[str, ...],
+    sarif: Path | None,
+    **flags: Any,
+) -> None:
+    """Say all that stands between a model and a target, without weights.
+
+    Every program of the model is captured and compiled; what cannot be is said with its line in the model's source
+    and the way out. Memory of each core is shown for every tensor-parallel degree. The exit code is 0 when the model
+    lowers and fits, else that of the gravest finding.
+
+    \b
+    Example:
+      nxpipe check --model-id meta-llama/Llama-3.1-8B
+      nxpipe check --model-id ./my-bert --target all --buckets 128,512
+      nxpipe check --sarif findings.sarif
+    """
+    from pipeline.check import check as carry_out
+    from pipeline.check.text import as_text
+
+    console: Console = ctx.obj
+    refuse_words_without_effect(ctx, model_id, flags)
+    described = load_config(config_path, os.environ, missing_ok=model_id is not None)
+    reports = []
+    for order in orders(model_id, flags, described, names, config_path.parent):
+        reports.append(carry_out(order, console.step))
+        if not console.json:
+            console.result(as_text(reports[-1]) + "\n")
+    if console.json:
+        console.data([report.as_json() for report in reports])
+    if sarif is not None:
+        from pipeline.check.sarif import as_sarif
+
+        about = "config.json" if model_id else config_path.name
+        sarif.write_text(json.dumps(as_sarif(reports, about), indent=2) + "\n", encoding="utf-8")
+    failed = [report.exit_code for report in reports if report.exit_code is not exit_codes.OK]
+    ctx.exit(failed[0].number if failed else exit_codes.OK.number)

@@ -1,0 +1,99 @@
+"""`nxpipe explain`."""
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.cli import Command
+from pipeline.config import load_config
+from pipeline.options import config_option
+from pipeline.order_options import order_options, orders, refuse_words_without_effect
+from pipeline.output import Console
+
+if TYPE_CHECKING:
+    from emulator.graph import Graph
+    from emulator.passes import Pass
+    from pipeline.order import Order
+    from pipeline.request import Shape
+
+_CAPTURE = "capture"  # before the first pass
+
+
+@click.command(cls=Command)
+@order_options("explain")
+@click.option("--after", metavar="PASS", help="Stop after this pass, or after `capture`.  [default: the last pass]")
+@click.option("--passes", "listed", is_flag=True, help="List the passes, in their order, and look at no model.")
+@config_option
+@click.pass_context
+def explain(
+    ctx: click.Context,
+    /,
+    config_path: Path,
+    model_id: str | None,
+    names: tuple[str, ...],
+    after: str | None,
+    listed: bool,
+    **flags: Any,
+) -> None:
+    """Print a model's programs after one of the compiler's passes.
+
+    A pass that runs a second time is listed with its turn: fold_constants, fold_constants:2. At --tp above 1 the
+    program is that of every rank, with the exchanges between ranks in it.
+
+    \b
+    Example:
+      nxpipe explain --passes
+      nxpipe explain --model-id bert-base-uncased --after fuse
+      nxpipe explain --model-id ./my-llama --tp 8 --after shard
+    """
+    from emulator.passes import PASSES
+
+    console: Console = ctx.obj
+    labels = _labels(PASSES)
+    if listed:
+        console.data(labels) if console.json else console.result("\n".join(labels))
+        return
+    if after is not None and after not in labels:
+        raise click.BadParameter(f"there is no pass {after!r}; there are {', '.join(labels)}", param_hint="--after")
+    refuse_words_without_effect(ctx, model_id, flags)
+    described = load_config(config_path, os.environ, missing_ok=model_id is not None)
+    steps = PASSES[: labels.index(after)] if after else PASSES
+    answers = []
+    for order in orders(model_id, flags, described, names, config_path.parent):
+        for shape, graph in _programs(order, steps, console).items():
+            label = after or labels[-1]
+            answers.append({"model": order.model_id, "program": shape.name, "after": label, "graph": str(graph)})
+            if not console.json:
+                console.result(f"{order.model_id} {shape.name} after {label}: {len(graph.nodes)} nodes\n{graph}\n")
+    if console.json:
+        console.data(answers)
+
+
+def _labels(passes: "Sequence[Pass]") -> list[str]:
+    """Capture and each pass, by names that tell the second turn of one from its first."""
+    turns: Counter[str] = Counter()
+    labels = [_CAPTURE]
+    for step in passes:
+        turns[step.__name__] += 1
+        turn = turns[step.__name__]
+        labels.append(step.__name__ if turn == 1 else f"{step.__name__}:{turn}")
+    return labels
+
+
+def _programs(order: "Order", steps: "Sequence[Pass]", console: Console) -> "dict[Shape, Graph]":
+    from emulator.capture import capture
+    from emulator.passes import PassOptions, run_passes
+    from pipeline.request import capture_request, default_phases
+
+    source = order.source(files=False)
+    (target,) = order.targets()
+    options = PassOptions(order.autocast, order.autocast_type, target.compiler_target, order.tp or 1)
+    programs = {}
+    for shape in order.shapes(default_phases(source.task)):
+        with console.step(f"compile {shape.name}"):
+            programs[shape] = run_passes(capture(capture_request(source, shape)), options, steps)
+    return programs

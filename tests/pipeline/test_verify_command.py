@@ -1,0 +1,141 @@
+"""`nxpipe verify`, in this process: real models, real PyTorch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.models.depth import first_layers
+from pipeline.models.weights import numpy_dtype
+from tests.pipeline.conftest import BERT, LLAMA, write_model
+from tests.pipeline.in_process import InProcess, nxpipe
+
+__all__ = ["nxpipe"]
+
+
+def verified(nxpipe: InProcess, model: Path, *more: str, code: int = 0) -> dict[str, Any]:
+    words = ("--model-id", str(model), "--weights", "random:0", "--buckets", "16", "--json", "-q")
+    answer = nxpipe("verify", *words, *more)
+    assert answer.code == code, answer.err
+    (document,) = json.loads(answer.out)
+    assert isinstance(document, dict)
+    return document
+
+
+def test_each_autocast_mode_asked_for_is_measured_beside_pytorchs_own_bf16(nxpipe: InProcess, bert: Path) -> None:
+    found = verified(nxpipe, bert, "--task", "fill-mask", "--also", "none", "--also", "all")
+    assert list(found["emulated"]) == ["matmult", "none", "all"]
+    divergence = {way: run["outputs"][0]["kl"] for way, run in found["emulated"].items()}
+    assert abs(divergence["none"]) < 1e-9 < divergence["matmult"]
+    assert divergence["matmult"] <= found["pytorch_bf16"]["outputs"][0]["kl"]
+    assert found["passed"]
+
+
+def test_every_layer_is_found_in_the_graph_and_errors_grow_from_the_first(nxpipe: InProcess, llama: Path) -> None:
+    found = verified(nxpipe, llama, "--layers")
+    layers = found["emulated"]["matmult"]["layers"]
+    assert [layer["output"] for layer in layers] == ["model.layers.0", "model.layers.1"]
+    assert all(layer["max_absolute"] > 0 for layer in layers)
+    assert found["emulated"]["matmult"]["first_layer_beyond"] is None
+
+
+def test_the_first_layer_that_diverges_is_named(
+    nxpipe: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One weight of the second layer is wrong on the emulator's side only: the first layer is not to blame."""
+    from emulator.fast import LoadedGraph
+
+    model = write_model(tmp_path / "deep", {**LLAMA, "num_hidden_layers": 3, "torch_dtype": "float32"})
+    load = LoadedGraph.__init__
+
+    def spoiled(self: LoadedGraph, graph: Any, parameters: Any, *more: Any) -> None:
+        wrong = "model.layers.1.mlp.down_proj.weight"
+        values = {name: parameters[name] for name in parameters}
+        values[wrong] = -20 * values[wrong]
+        load(self, graph, values, *more)
+
+    monkeypatch.setattr(LoadedGraph, "__init__", spoiled)
+    found = verified(nxpipe, model, "--layers", code=12)
+    assert found["emulated"]["matmult"]["first_layer_beyond"] == "model.layers.1"
+    assert not found["passed"]
+
+
+def test_a_threshold_of_the_configuration_decides_the_exit_code(nxpipe: InProcess, bert: Path, tmp_path: Path) -> None:
+    config = tmp_path / "nxpipe.toml"
+    config.write_text('[project]\nname = "x"\n\n[verify]\nmax_kl = 1e-12\n')
+    words = ("--model-id", str(bert), "--weights", "random:0", "--task", "fill-mask", "--config", str(config))
+    answer = nxpipe("verify", *words, "--buckets", "16")
+    assert answer.code == 12
+    assert "KL divergence" in answer.err
+    assert "allowed 1e-12" in answer.err
+
+
+def test_a_deep_model_is_verified_on_its_first_layers_and_the_report_says_so(nxpipe: InProcess, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "deep", {**LLAMA, "num_hidden_layers": 5})
+    found = verified(nxpipe, model, "--layers", "--slice-layers", "2")
+    assert found["slice_layers"] == 2
+    assert len(found["emulated"]["matmult"]["layers"]) == 2
+    answer = nxpipe(
+        "verify", "--model-id", str(model), "--weights", "random:0", "--slice-layers", "2", "--buckets", "8"
+    )
+    assert "only its first 2 layers" in answer.out
+
+
+def test_lists_with_an_entry_a_layer_are_cut_with_the_layers() -> None:
+    config = {"model_type": "x", "num_hidden_layers": 3, "layer_types": ["a", "b", "c"], "eos_token_id": [1, 2]}
+    assert first_layers(config, 2) == config | {"num_hidden_layers": 2, "layer_types": ["a", "b"]}
+
+
+def test_prompts_are_read_in_batches_and_padding_does_not_count(nxpipe: InProcess, bert: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("[3, 4, 5, 6]\n\n[7, 8]\n[9, 10, 11]\n")
+    found = verified(nxpipe, bert, "--task", "fill-mask", "--prompts", str(prompts), "--batches", "2")
+    assert found["inputs"] == "prompts"
+    assert found["passed"]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "holds no prompt"),
+        ("hello\n", "holds no tokenizer"),
+        ("[3, 97]\n", "token 97 is not in the vocabulary of 97"),
+        ("[]\n", "no token at all"),
+    ],
+)
+def test_prompts_that_cannot_be_read_are_refused(
+    nxpipe: InProcess, bert: Path, tmp_path: Path, text: str, complaint: str
+) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text(text)
+    words = ("--model-id", str(bert), "--weights", "random:0", "--buckets", "16")
+    answer = nxpipe("verify", *words, "--prompts", str(prompts))
+    assert answer.code == 10
+    assert complaint in answer.err
+
+
+def test_weights_beyond_memory_are_refused_with_the_way_out(
+    nxpipe: InProcess, bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.comparison.available_memory", lambda: 1000)
+    answer = nxpipe("verify", "--model-id", str(bert), "--weights", "random:0", "--buckets", "16")
+    assert answer.code == 11
+    assert "--slice-layers N" in answer.err
+
+
+def test_a_checkpoint_deeper_than_the_slice_is_read_in_part(nxpipe: InProcess, bert: Path) -> None:
+    from safetensors.numpy import save_file
+
+    from emulator.capture import CaptureRequest, parameter_specs
+
+    specs = parameter_specs(CaptureRequest(BERT, "feature-extraction", "forward", 1, 16, "float32"))
+    generator = np.random.default_rng(0)
+    tensors = {
+        name: (0.05 * generator.standard_normal(kind.shape)).astype(numpy_dtype(str(kind.dtype)))
+        for name, kind in specs.items()
+    }
+    save_file(tensors, str(bert / "model.safetensors"))
+    answer = nxpipe("verify", "--model-id", str(bert), "--slice-layers", "1", "--buckets", "16", "-q")
+    assert answer.code == 0, answer.err
