@@ -1,0 +1,235 @@
+"""How many model classes of transformers lower to a graph, and what stands in the way of the others.
+
+Usage: nice python benchmarks/sweep.py FOLDER [--only PART] [--workers N] [--timeout SECONDS] [--again KIND]
+
+Every class behind transformers' automatic base, causal and masked language models is built from its default
+configuration, cut to two layers, and captured. Each class has a process and a time-out of its own. Answers are kept in
+FOLDER/sweep.jsonl as they come: a sweep that was interrupted goes on where it stopped, and `--again` asks once more
+for those whose answer was of a kind. The table goes to standard output.
+"""
+
+import argparse
+import json
+import multiprocessing
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+LAYERS = 2
+SEQUENCE = 32
+# What configurations call their depth.
+_DEPTHS = (
+    *("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_encoder_layers", "num_decoder_layers"),
+    *("encoder_layers", "decoder_layers", "num_hidden_groups", "num_blocks", "n_blocks", "num_transformer_layers"),
+    *("encoder_n_layers", "decoder_n_layers", "speech_encoder_layers", "t2u_encoder_layers", "t2u_decoder_layers"),
+)
+_MAPPINGS = {
+    "feature-extraction": "MODEL_MAPPING_NAMES",
+    "text-generation": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "fill-mask": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of one class. `kind` is `lowered`, or the type of the error that says why not."""
+
+    name: str
+    model_type: str
+    kind: str
+    says: str
+    nodes: int
+    seconds: float
+    peak_mib: int
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", default="", help="classes whose name holds this text")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--timeout", type=float, default=600)
+    parser.add_argument("--again", action="append", default=[])
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    book = given.folder / "sweep.jsonl"
+    known = {answer.name: answer for answer in _read(book) if answer.kind not in given.again}
+    every = _classes()
+    chosen = {name: case for name, case in every.items() if name not in known and given.only in name}
+    _prepare()
+    with book.open("a") as out:
+        for answer in _answers(chosen, given.workers, given.timeout):
+            known[answer.name] = answer
+            out.write(json.dumps(asdict(answer)) + "\n")
+            out.flush()
+            print(f"{len(known)}/{len(every)} {answer.name}: {answer.kind} {answer.says[:150]}", file=sys.stderr)
+    _print_table([known[name] for name in every if name in known], len(every))
+    return 0 if all(answer.kind not in ("Untyped", "TimedOut") for answer in known.values()) else 1
+
+
+def _read(book: Path) -> Iterator[Answer]:
+    if book.is_file():
+        for line in book.read_text().splitlines():
+            yield Answer(**json.loads(line))
+
+
+def _classes() -> dict[str, tuple[str, str]]:
+    """Task and model type by class name; a class in several mappings counts once, under the first."""
+    from transformers.models.auto import modeling_auto
+
+    found: dict[str, tuple[str, str]] = {}
+    for task, mapping in _MAPPINGS.items():
+        for model_type, names in getattr(modeling_auto, mapping).items():
+            for name in (names,) if isinstance(names, str) else names:
+                found.setdefault(name, (task, model_type))
+    return found
+
+
+def _prepare() -> None:
+    """Import what every worker needs before they are forked off, so that each costs its model only."""
+    import torch
+
+    import emulator.capture.export  # noqa: F401
+
+    torch.set_num_threads(1)
+
+
+def _answers(cases: Mapping[str, tuple[str, str]], workers: int, timeout: float) -> Iterator[Answer]:
+    """As they come, from at most so many processes at a time."""
+    fork = multiprocessing.get_context("fork")
+    waiting = list(cases.items())
+    running: dict[Connection, tuple[str, str, Any, float]] = {}
+    while waiting or running:
+        while waiting and len(running) < workers:
+            name, (task, model_type) = waiting.pop(0)
+            ours, theirs = fork.Pipe(duplex=False)
+            process = fork.Process(target=_work, args=(theirs, name, task, model_type))
+            process.start()
+            theirs.close()
+            running[ours] = name, model_type, process, time.monotonic()
+        ready = wait(list(running), timeout=1)
+        for channel, (name, model_type, process, started) in list(running.items()):
+            late = time.monotonic() - started > timeout
+            if channel in ready or late:
+                del running[channel]
+                yield _received(channel, process, name, model_type, timeout)
+
+
+def _received(channel: Connection, process: Any, name: str, model_type: str, timeout: float) -> Answer:
+    """A worker's answer; that it took too long, or died, is an answer too."""
+    kind, says = "TimedOut", f"no answer after {timeout:.0f} s"
+    if channel.poll():
+        try:
+            return Answer(**channel.recv())
+        except EOFError:
+            process.join()
+            kind, says = "Untyped", f"the process ended with status {process.exitcode}"
+        finally:
+            channel.close()
+    process.kill()
+    process.join()
+    return Answer(name, model_type, kind, says, 0, timeout, 0)
+
+
+def _work(channel: Connection, name: str, task: str, model_type: str) -> None:
+    started = time.perf_counter()
+    kind, says, nodes = _tried(name, task, model_type)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    channel.send(asdict(Answer(name, model_type, kind, says, nodes, round(time.perf_counter() - started, 2), peak)))
+
+
+def _tried(name: str, task: str, model_type: str) -> tuple[str, str, int]:
+    import torch
+
+    from emulator.capture.export import capture_module
+    from emulator.capture.model import instantiate
+    from emulator.capture.request import CaptureRequest
+    from emulator.capture.signature import input_types
+    from emulator.errors import CompileError, UnsupportedOperators
+    from emulator.passes import check
+
+    try:
+        kind, config = _class_and_configuration(name, model_type)
+        request = CaptureRequest({"model_type": model_type}, task, "forward", 1, SEQUENCE, "float32")
+        model = instantiate(kind, config, request.dtype)
+        types = input_types(model, request).items()
+        empty = {name: torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta") for name, t in types}
+        graph = capture_module(model, empty)
+        check(graph, after="capture")
+    except UnsupportedOperators as fault:
+        return type(fault).__name__, "; ".join(map(str, fault.findings)), 0
+    except CompileError as fault:
+        return type(fault).__name__, str(fault), 0
+    except Exception as fault:  # what the compiler did not foresee is what a sweep is for
+        return "Untyped", f"{type(fault).__name__}: {fault}", 0
+    return "lowered", "", len(graph.nodes)
+
+
+def _class_and_configuration(name: str, model_type: str) -> tuple[Any, Any]:
+    import transformers
+
+    from emulator.capture.model import one_line, quiet_libraries
+    from emulator.errors import CaptureError
+
+    try:
+        with quiet_libraries():
+            config = _cut(transformers.AutoConfig.for_model(model_type))
+            return getattr(transformers, name), config
+    except Exception as fault:
+        raise CaptureError(f"transformers has no default {name} on this machine: {one_line(fault)}") from fault
+
+
+def _cut(config: Any) -> Any:
+    """The configuration with at most so many layers, in a stage where it has several, and without a cache."""
+    if isinstance(getattr(config, "depths", None), list | tuple):
+        config.depths = [min(depth, LAYERS) for depth in config.depths]  # a depth for each stage; their number stays
+    else:
+        _cut_depth(config)
+    for name in ("layer_types", "mlp_layer_types", "attention_types", "layers_block_type", "hybrid_override_pattern"):
+        kinds = getattr(config, name, None)
+        if isinstance(kinds, list) and len(kinds) > LAYERS and len(kinds) != getattr(config, "num_hidden_layers", 0):
+            try:
+                setattr(config, name, kinds[:LAYERS])
+            except (AttributeError, NotImplementedError):
+                continue  # computed from the depth, hence cut already
+    for inner in getattr(config, "sub_configs", {}):
+        if getattr(config, inner, None) is not None:
+            _cut(getattr(config, inner))
+    config.use_cache = False
+    return config
+
+
+def _cut_depth(config: Any) -> None:
+    for name in _DEPTHS:
+        depth = getattr(config, name, None)
+        if isinstance(depth, int) and not isinstance(depth, bool) and depth > LAYERS:
+            setattr(config, name, LAYERS)
+
+
+def _print_table(answers: list[Answer], every: int) -> None:
+    kinds = Counter(answer.kind for answer in answers)
+    by_type: dict[str, set[str]] = {}
+    for answer in answers:
+        by_type.setdefault(answer.model_type, set()).add(answer.kind)
+    lowered = sum("lowered" in kinds_of for kinds_of in by_type.values())
+    print(
+        f"{kinds['lowered']} of {len(answers)} classes lower ({every} exist), "
+        f"and {lowered} of {len(by_type)} model types.\n"
+    )
+    print("| result | classes |\n|---|---|")
+    for kind, count in kinds.most_common():
+        print(f"| {kind} | {count} |")
+    print("\n| class | result | why |\n|---|---|---|")
+    for answer in answers:
+        if answer.kind != "lowered":
+            print(f"| {answer.name} | {answer.kind} | {answer.says[:300].replace('|', '/')} |")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
