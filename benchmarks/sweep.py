@@ -59,7 +59,8 @@ def main() -> int:
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     book = given.folder / "sweep.jsonl"
-    known = {answer.name: answer for answer in _read(book) if answer.kind not in given.again}
+    latest = {answer.name: answer for answer in _read(book)}
+    known = {name: answer for name, answer in latest.items() if answer.kind not in given.again}
     every = _classes()
     chosen = {name: case for name, case in every.items() if name not in known and given.only in name}
     _prepare()

@@ -133,8 +133,10 @@ def _frames(config: Any, request: CaptureRequest) -> TensorType:
 
 
 def _series(config: Any, request: CaptureRequest) -> TensorType:
-    shape = (request.batch, config.context_length, config.num_input_channels)
-    return TensorType(shape, DType.FLOAT32)
+    length, channels = getattr(config, "context_length", None), getattr(config, "num_input_channels", None)
+    if length is None or channels is None:
+        raise CaptureError(f"a {config.model_type!r} configuration does not tell the shape of its 'past_values'")
+    return TensorType((request.batch, int(length), int(channels)), DType.FLOAT32)
 
 
 def _setting(config: Any, names: Sequence[str], default: Any) -> Any:
