@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from artifact_store.backend import Backend, Payload
+from artifact_store.backends.files import flush_to_disk, os_errors, scratch
+from artifact_store.backends.protocol import Backend, Payload
 from artifact_store.digest import sha256_of_chunks
 from artifact_store.errors import (
     Conflict,
@@ -14,7 +15,6 @@ from artifact_store.errors import (
     NotUnderstood,
     StoreUnavailable,
 )
-from artifact_store.files import flush_to_disk, os_errors, scratch
 from artifact_store.layout import ACTIONS, action_path, blob_path, is_key, listing_path
 from artifact_store.manifest import MAX_MANIFEST_BYTES, Blob, Manifest
 from artifact_store.names import choose

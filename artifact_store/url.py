@@ -21,7 +21,7 @@ def open_store(url: str) -> Store:
     """
     if url.startswith(_S3):
         return _open_s3(url)
-    from artifact_store.local import LocalFolder
+    from artifact_store.backends.local import LocalFolder
 
     return Store(LocalFolder(_folder(url).absolute()))
 
@@ -52,6 +52,6 @@ def _open_s3(url: str) -> Store:
     parts = prefix.rstrip("/").split("/") if prefix else []
     if any(part in ("", ".", "..") for part in parts) or not prefix.isprintable():
         raise BadUrl(url, f"has the prefix {prefix!r}, which is no plain path")
-    from artifact_store.s3 import connect  # boto3 takes half a second to import
+    from artifact_store.backends.s3 import connect  # boto3 takes half a second to import
 
     return Store(connect(bucket, "/".join(parts)))

@@ -43,7 +43,7 @@ BREACHES = [
     ("emulator/graph.py", "import artifact_store"),
     ("artifact_store/manifest.py", "import emulator.graph"),
     ("artifact_store/manifest.py", "import torch"),
-    ("artifact_store/local.py", "import boto3"),
+    ("artifact_store/backends/local.py", "import boto3"),
     ("pipeline/output.py", "import stacks"),
     ("pipeline/build.py", "import torch"),
     ("stacks/storage.py", "import artifact_store"),

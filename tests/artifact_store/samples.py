@@ -11,12 +11,12 @@ import boto3
 from moto.server import ThreadedMotoServer
 
 from artifact_store import Store
-from artifact_store.backend import Backend, Payload, Stat
+from artifact_store.backends.local import LocalFolder
+from artifact_store.backends.protocol import Backend, Payload, Stat
+from artifact_store.backends.s3 import connect
 from artifact_store.canonical import canonical_json
 from artifact_store.digest import sha256_hex
-from artifact_store.local import LocalFolder
 from artifact_store.manifest import Blob, Executable, File, Manifest, ModelRef, Tensor
-from artifact_store.s3 import connect
 
 T = TypeVar("T")
 R = TypeVar("R")

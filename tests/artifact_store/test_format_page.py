@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from artifact_store import manifest, s3
+from artifact_store import manifest
+from artifact_store.backends import s3
 from artifact_store.canonical import MAX_DEPTH, MAX_INTEGER, canonical_json
 from artifact_store.manifest import Blob, Manifest
 from artifact_store.record import MAX_RECORD_BYTES, ActionRecord

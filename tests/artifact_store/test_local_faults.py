@@ -9,9 +9,9 @@ from typing import NoReturn
 
 import pytest
 
-from artifact_store.backend import Payload
+from artifact_store.backends.local import LocalFolder
+from artifact_store.backends.protocol import Payload
 from artifact_store.errors import StoreUnavailable
-from artifact_store.local import LocalFolder
 from artifact_store.manifest import Blob
 from tests.artifact_store.samples import contents, folder, manifest, put, tree
 

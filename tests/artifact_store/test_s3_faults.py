@@ -17,10 +17,10 @@ from botocore.exceptions import ConnectionClosedError, FlexibleChecksumError, In
 from botocore.httpsession import URLLib3Session
 
 from artifact_store import Store, open_store
-from artifact_store.backend import Payload, Stat
+from artifact_store.backends.protocol import Payload, Stat
+from artifact_store.backends.s3 import MAX_PUT_BYTES, WRITE_ID, Bucket
 from artifact_store.errors import Corrupt, StoreUnavailable, TooLarge
 from artifact_store.layout import action_path, blob_path
-from artifact_store.s3 import MAX_PUT_BYTES, WRITE_ID, Bucket
 from tests.artifact_store.samples import contents, put, s3_server
 
 

@@ -15,10 +15,10 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, FlexibleChecksumError
 
-from artifact_store.backend import CHUNK, Payload, Stat
+from artifact_store.backends.protocol import CHUNK, Payload, Stat
+from artifact_store.backends.s3_faults import answer_may_be_lost, code_of, unavailable
 from artifact_store.digest import sha256_of_chunks
 from artifact_store.errors import Corrupt, StoreUnavailable, TooLarge
-from artifact_store.s3_faults import answer_may_be_lost, code_of, unavailable
 
 T = TypeVar("T")
 R = TypeVar("R")

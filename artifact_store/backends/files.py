@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final
 
-from artifact_store.backend import CHUNK, Payload
+from artifact_store.backends.protocol import CHUNK, Payload
 from artifact_store.errors import StoreUnavailable
 
 _WAY_OUT: Final = {

@@ -6,9 +6,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
-from artifact_store.backend import Payload, Stat
+from artifact_store.backends.files import chunks_of, flush_to_disk, os_errors, scratch
+from artifact_store.backends.protocol import Payload, Stat
 from artifact_store.errors import StoreUnavailable
-from artifact_store.files import chunks_of, flush_to_disk, os_errors, scratch
 from artifact_store.layout import SCRATCH
 
 T = TypeVar("T")
