@@ -31,12 +31,12 @@ class Corrupt(StoreError):
 
 
 class Conflict(StoreError):
-    """One request key, two different artifacts: something that decides the bytes is missing from the key."""
+    """One key, two different answers: something that decides the bytes is missing from the key."""
 
-    def __init__(self, request_key: str, stored: str, offered: str, url: str) -> None:
+    def __init__(self, key: str, stored: str, offered: str, url: str) -> None:
         super().__init__(
-            f"non-reproducible output: request key {request_key} in {url} names manifest {stored}, but this build made "
-            f"{offered}; compare the two manifests, and add what differs to the key's inputs or make it deterministic"
+            f"non-reproducible output: {key} in {url} names {stored}, but this build made {offered}; "
+            "compare the two, and add what differs to the key's inputs or make it deterministic"
         )
         self.stored = stored
         self.offered = offered
@@ -56,3 +56,11 @@ class InvalidDocument(StoreError):
 
 class NotUnderstood(InvalidDocument):
     """Canonical JSON of a shape that this version does not know; perhaps a later one wrote it."""
+
+
+class Changed(StoreError):
+    """An object was written anew while it was being read in parts; reading it again is safe."""
+
+
+class Refused(StoreError):
+    """A rule of the store, or of the channel's policy, forbids what was asked for; nothing was changed."""

@@ -3,28 +3,93 @@
 import re
 from typing import Final
 
-from artifact_store.manifest import Blob, Manifest
+from artifact_store.documents import Blob
+from artifact_store.manifest import Manifest
 
+BLOBS: Final = "cas/sha256/"
 ACTIONS: Final = "ac/"
+GRAPHS: Final = "gk/"
+FAILURES: Final = "failures/"
+LEASES: Final = "leases/"
+CHANNELS: Final = "channels/"
+PINS: Final = "pins/"
+SIGNATURES: Final = "sig/"
+INDEX: Final = "index/"
+RETIRED: Final = "retired/"
+LISTINGS: Final = "neuron-artifacts/"
 SCRATCH: Final = "tmp"
 
 _KEY: Final = re.compile(r"[0-9a-f]{64}")
+_NUMBER: Final = re.compile(r"[0-9]{10}")
 
 
 def blob_path(blob: Blob) -> str:
+    return digest_path(blob.sha256)
+
+
+def digest_path(sha256: str) -> str:
     # 256 folders, so that none grows beyond what a file system lists with ease.
-    return f"cas/sha256/{blob.sha256[:2]}/{blob.sha256}"
+    return f"{BLOBS}{sha256[:2]}/{sha256}"
 
 
 def action_path(request_key: str) -> str:
     return f"{ACTIONS}{request_key}"
 
 
-def is_key(name: str) -> bool:
-    """False for a stranger's file below `ac/`, and for whatever else is no request key."""
-    return _KEY.fullmatch(name) is not None
+def retired_path(request_key: str) -> str:
+    return f"{RETIRED}{request_key}"
+
+
+def graph_path(graph_key: str) -> str:
+    return f"{GRAPHS}{graph_key}"
+
+
+def failure_path(request_key: str) -> str:
+    return f"{FAILURES}{request_key}"
+
+
+def lease_folder(request_key: str) -> str:
+    return f"{LEASES}{request_key}/"
+
+
+def log_folder(channel: str) -> str:
+    return f"{CHANNELS}{channel}/log/"
+
+
+def generation_path(channel: str, generation: int) -> str:
+    return f"{log_folder(channel)}{numbered(generation)}"
+
+
+def head_path(channel: str) -> str:
+    return f"{CHANNELS}{channel}/head"
+
+
+def pin_path(name: str) -> str:
+    return f"{PINS}{name}"
+
+
+def signature_folder(manifest_digest: str) -> str:
+    return f"{SIGNATURES}{manifest_digest}/"
 
 
 def listing_path(manifest: Manifest) -> str:
-    folder = manifest.model.id.replace("/", "-")
-    return f"neuron-artifacts/{folder}/{manifest.request_key[:16]}/manifest.json"
+    return listing_path_of(manifest.model.id, manifest.request_key)
+
+
+def listing_path_of(model_id: str, request_key: str) -> str:
+    return f"{LISTINGS}{model_id.replace('/', '-')}/{request_key[:16]}/manifest.json"
+
+
+def numbered(number: int) -> str:
+    """A term or a generation in a path: in the order of text they are in the order of numbers."""
+    return f"{number:010d}"
+
+
+def number_of(name: str) -> int | None:
+    """The other way; None for a stranger's file."""
+    return int(name) if _NUMBER.fullmatch(name) and int(name) > 0 else None
+
+
+def is_key(name: str) -> bool:
+    """False for a stranger's file below `ac/`, and for whatever else is no digest."""
+    return _KEY.fullmatch(name) is not None

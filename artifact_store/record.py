@@ -1,23 +1,17 @@
-"""The pointer from a request key to its manifest, and what it tells. Section 5 of docs/store-format.md."""
+"""What makes an artifact visible: the action record, and what a store tells of the artifact behind it."""
 
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import cached_property
-from typing import Annotated, Final, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from artifact_store.canonical import canonical_json, parse_canonical_json
-from artifact_store.digest import sha256_hex
-from artifact_store.errors import InvalidDocument
-from artifact_store.manifest import Blob, Digest, Document, Manifest, ModelId, Name, Size, parse_document
-
-MAX_RECORD_BYTES: Final = 16 * 1024
+from artifact_store.documents import Blob, Digest, ModelId, Name, Sealed, Size, Time, WriteId, written_now
+from artifact_store.layout import action_path
+from artifact_store.manifest import Manifest
 
 
-class ActionRecord(Document):
+class ActionRecord(Sealed):
     """Which manifest answers a request key, with enough of it to list artifacts without loading one."""
 
     format: Literal["nxpipe.action/1"] = "nxpipe.action/1"
@@ -27,8 +21,12 @@ class ActionRecord(Document):
     target: Name
     executables: Size
     size_bytes: Size
-    published_at: Annotated[str, Field(pattern=r"\A\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\z")]
-    write_id: Annotated[str, Field(pattern=r"\A[0-9a-f]{32}\z")]
+    published_at: Time
+    write_id: WriteId
+
+    @property
+    def path(self) -> str:
+        return action_path(self.request_key)
 
     @classmethod
     def of(cls, manifest: Manifest, blob: Blob) -> "ActionRecord":
@@ -40,37 +38,45 @@ class ActionRecord(Document):
             target=manifest.target,
             executables=len(manifest.executables),
             size_bytes=sum(blob.size for blob in manifest.blobs()),
-            published_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            published_at=written_now(),
             write_id=secrets.token_hex(16),
         )
-
-    def to_bytes(self) -> bytes:
-        fields = self.model_dump()
-        return canonical_json(fields | {"seal": sha256_hex(canonical_json(fields))})
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> "ActionRecord":
-        fields = parse_canonical_json(data, limit=MAX_RECORD_BYTES)
-        if not isinstance(fields, dict):
-            raise InvalidDocument("it is not a JSON object")
-        seal = fields.pop("seal", None)
-        if seal != sha256_hex(canonical_json(fields)):
-            raise InvalidDocument("its seal does not match its content")
-        return parse_document(cls, fields)
 
 
 @dataclass(frozen=True)
 class Published:
     """An artifact as a store knows it; the manifest is read, and verified, when it is first asked for."""
 
-    manifest_digest: str
-    request_key: str
-    model_id: str
-    target: str
-    executables: int
-    size_bytes: int
-    published_at: str
+    record: ActionRecord
     load: Callable[[], Manifest] = field(repr=False, compare=False)
+
+    @property
+    def manifest_digest(self) -> str:
+        return self.record.manifest.sha256
+
+    @property
+    def request_key(self) -> str:
+        return self.record.request_key
+
+    @property
+    def model_id(self) -> str:
+        return self.record.model_id
+
+    @property
+    def target(self) -> str:
+        return self.record.target
+
+    @property
+    def executables(self) -> int:
+        return self.record.executables
+
+    @property
+    def size_bytes(self) -> int:
+        return self.record.size_bytes
+
+    @property
+    def published_at(self) -> str:
+        return self.record.published_at
 
     @cached_property
     def manifest(self) -> Manifest:

@@ -71,9 +71,12 @@ def scratch(folder: Path) -> Iterator[Scratch]:
             path.unlink()
 
 
-def chunks_of(file: IO[bytes]) -> Iterator[bytes]:
+def chunks_of(file: IO[bytes], size: int | None = None) -> Iterator[bytes]:
+    """The rest of a file, or its next `size` bytes; closes it."""
+    left = float("inf") if size is None else size
     with file:
-        while chunk := file.read(CHUNK):
+        while left > 0 and (chunk := file.read(int(min(CHUNK, left)))):
+            left -= len(chunk)
             yield chunk
 
 

@@ -1,20 +1,25 @@
-"""A store in a folder, safe for any number of processes without a lock. Section 9 of docs/store-format.md."""
+"""A store in a folder, safe for any number of processes without a lock. Section 13 of docs/store-format.md."""
 
 import errno
+import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
 from artifact_store.backends.files import chunks_of, flush_to_disk, os_errors, scratch
-from artifact_store.backends.protocol import Payload, Stat
-from artifact_store.errors import StoreUnavailable
+from artifact_store.backends.protocol import Found, Payload, Sent, Stat, nobody
+from artifact_store.errors import Changed, StoreUnavailable
 from artifact_store.layout import SCRATCH
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _NO_HARD_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+# What a removed file is called while it is looked at: its path, with the one character that no path of ours has.
+_GONE: Final = ".gone"
+_CLOCK_HOLDS: Final = 60.0  # seconds between two looks at the file system's clock
 
 
 class LocalFolder:
@@ -24,8 +29,9 @@ class LocalFolder:
         self._root = root
         self.url = f"file://{root}"
         self.scratch_folder = root / SCRATCH
+        self._clock = (-_CLOCK_HOLDS, 0.0)  # when we looked, by the machine's steady clock, and what we saw
 
-    def create(self, path: str, payload: Payload, *, durable: bool = False) -> bool:
+    def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = nobody) -> bool:
         target = self._root / path
         with self._as_file(payload) as source, os_errors(f"write {target}"):
             if durable:
@@ -34,39 +40,105 @@ class LocalFolder:
             created = _link(source, target)
             if durable:
                 self._flush_folders([target])
-            return created
+        sent(payload.size)
+        return created
 
-    def replace(self, path: str, payload: Payload) -> None:
+    def replace(self, path: str, payload: Payload, *, sent: Sent = nobody) -> None:
         target = self._root / path
         with self._as_file(payload) as source, os_errors(f"write {target}"):
             flush_to_disk(source)
             target.parent.mkdir(parents=True, exist_ok=True)
             source.replace(target)
             self._flush_folders([target])
+        sent(payload.size)
 
-    def read(self, path: str) -> Iterator[bytes] | None:
+    def read(
+        self, path: str, start: int = 0, stop: int | None = None, *, tag: str | None = None
+    ) -> Iterator[bytes] | None:
         target = self._root / path
         with os_errors(f"read {target}"):
             try:
-                return _readable(target, chunks_of(target.open("rb", buffering=0)))
+                file = target.open("rb", buffering=0)
             except FileNotFoundError:
                 return None
+            if tag is not None and _tag(os.fstat(file.fileno())) != tag:
+                file.close()
+                raise Changed(f"{target} was written anew while it was read; read it again")
+            file.seek(start)
+            return _readable(target, chunks_of(file, None if stop is None else stop - start))
 
     def stat(self, path: str) -> Stat | None:
-        target = self._root / path
-        with os_errors(f"read {target}"):
-            try:
-                return Stat(target.stat().st_size, sha256=None)
-            except FileNotFoundError:
-                return None
+        found = self._look(self._root / path)
+        return None if found is None else Stat(found.st_size, None, _tag(found), found.st_mtime)
 
     def paths(self, prefix: str) -> Sequence[str]:
         folder = self._root / prefix
         with os_errors(f"list {folder}"):
             try:
-                return [prefix + child.name for child in folder.iterdir()]
+                return [prefix + entry.name for entry in os.scandir(folder) if entry.is_file()]
             except FileNotFoundError:
                 return []
+
+    def walk(self, prefix: str) -> Iterator[Found]:
+        folder = self._root / prefix
+        with os_errors(f"list {folder}"):
+            try:
+                entries = sorted(os.scandir(folder), key=lambda entry: entry.name + "/" * entry.is_dir())
+            except FileNotFoundError:
+                return
+        for entry in entries:
+            path = prefix + entry.name
+            if not entry.is_dir():
+                yield from self._found(path)
+            elif path != SCRATCH:
+                yield from self.walk(f"{path}/")
+
+    def touch(self, path: str) -> bool:
+        target = self._root / path
+        with os_errors(f"write {target}"):
+            try:
+                os.utime(target)
+            except FileNotFoundError:
+                return False
+        return True
+
+    def remove(self, found: Found) -> bool:
+        """Under its name a file may be made young at any moment; once renamed it can be looked at in peace."""
+        target, aside = self._root / found.path, self.scratch_folder / (found.path.replace("/", "\\") + _GONE)
+        with os_errors(f"remove {target}"):
+            self._put_back_the_removed()
+            self.scratch_folder.mkdir(exist_ok=True)
+            try:
+                target.rename(aside)
+            except FileNotFoundError:
+                return False
+            same = _tag(aside.stat()) == found.tag
+            if not same:
+                _link(aside, target)
+            aside.unlink()
+        return same
+
+    def abandoned(self, older_than: float) -> Iterator[Found]:
+        for entry in sorted(self.scratch_folder.glob(".*.part")):
+            for found in self._found(f"{SCRATCH}/{entry.name}"):
+                if found.modified < older_than:
+                    yield found
+
+    def remove_abandoned(self, found: Found) -> bool:
+        target = self._root / found.path
+        with os_errors(f"remove {target}"):
+            try:
+                target.unlink()
+            except FileNotFoundError:
+                return False
+        return True
+
+    def now(self) -> float:
+        looked, seen = self._clock
+        if time.monotonic() - looked >= _CLOCK_HOLDS:
+            with scratch(self.scratch_folder) as file, os_errors(f"read {file.path}"):
+                self._clock = looked, seen = time.monotonic(), file.path.stat().st_mtime
+        return seen + time.monotonic() - looked
 
     def make_durable(self, paths: Iterable[str]) -> None:
         """One flush a file and folder, here and not at each write: the kernel has written most of it out by now."""
@@ -79,14 +151,41 @@ class LocalFolder:
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
         return map(function, items)
 
+    def _look(self, target: Path) -> os.stat_result | None:
+        with os_errors(f"read {target}"):
+            try:
+                return target.stat()
+            except FileNotFoundError:
+                return None
+
+    def _found(self, path: str) -> Iterator[Found]:
+        seen = self._look(self._root / path)
+        if seen is not None:
+            yield Found(path, seen.st_size, _tag(seen), seen.st_mtime)
+
+    def _put_back_the_removed(self) -> None:
+        """Whoever was killed while removing may have had a file in hand that was young again."""
+        for aside in self.scratch_folder.glob(f"*{_GONE}"):
+            with suppress(FileNotFoundError):
+                _link(aside, self._root / aside.name.removesuffix(_GONE).replace("\\", "/"))
+                aside.unlink()
+
     @contextmanager
     def _as_file(self, payload: Payload) -> Iterator[Path]:
-        if isinstance(payload.source, Path):
+        """A file to be linked: it becomes the object, so one that may still be written by others is copied."""
+        if isinstance(payload.source, Path) and payload.source.parent == self.scratch_folder:
             yield payload.source
             return
         with scratch(self.scratch_folder) as file:
-            file.write(payload.source)
-            file.finish()
+            if isinstance(payload.source, Path):
+                with os_errors(f"read {payload.source}"):
+                    opened = payload.source.open("rb", buffering=0)
+                for chunk in _readable(payload.source, chunks_of(opened)):
+                    file.write(chunk)
+            else:
+                file.write(payload.source)
+            if file.finish().sha256 != payload.sha256:
+                raise StoreUnavailable(f"{payload.source} was written while it was being stored; store it again")
             yield file.path
 
     def _flush_folders(self, targets: Iterable[Path]) -> None:
@@ -102,6 +201,10 @@ class LocalFolder:
         # A folder that we may pass through but not read cannot be flushed by us.
         with suppress(PermissionError):
             flush_to_disk(self._root.parent)
+
+
+def _tag(found: os.stat_result) -> str:
+    return f"{found.st_dev:x}-{found.st_ino:x}-{found.st_size:x}-{found.st_mtime_ns:x}"
 
 
 def _link(source: Path, target: Path) -> bool:

@@ -1,7 +1,8 @@
-"""The seam between the store's protocol and where the bytes lie: what a folder and a bucket must both be able to do.
+"""The seam between the store's rules and where the bytes lie: what a folder and a bucket must both be able to do.
 
 Paths are relative, with `/`, and come from `layout`. A backend knows nothing of manifests or of what is valid: it
-moves bytes, and raises `StoreUnavailable` when it cannot.
+moves bytes, and raises `StoreUnavailable` when it cannot. Its one conditional operation is `create`: every race of the
+store is settled by it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,10 +17,16 @@ CHUNK: Final = 1024**2  # large enough that hashing, not calling, takes the time
 T = TypeVar("T")
 R = TypeVar("R")
 
+Sent = Callable[[int], None]  # told of every few bytes that went out or came in
+
+
+def nobody(_: int) -> None:
+    """For those who do not watch."""
+
 
 @dataclass(frozen=True)
 class Payload:
-    """Bytes to be stored, with their digest. A file as source lies in the backend's own scratch folder."""
+    """Bytes to be stored, with their digest. A file as source is left where it is."""
 
     sha256: str
     size: int
@@ -35,10 +42,26 @@ class Payload:
 
 @dataclass(frozen=True)
 class Stat:
-    """What a backend knows of an object without reading it; a folder keeps no digests."""
+    """What a backend knows of an object without reading it.
+
+    `sha256` is None where the backend keeps no digest that proves the content. `tag` names this very version: it
+    changes with whatever is written there. `modified` is in seconds since 1970, by the backend's own clock.
+    """
 
     size: int
     sha256: str | None
+    tag: str
+    modified: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """An object in a listing."""
+
+    path: str
+    size: int
+    tag: str
+    modified: float
 
 
 class Backend(Protocol):
@@ -47,25 +70,48 @@ class Backend(Protocol):
 
     @property
     def scratch_folder(self) -> Path:
-        """Where a file must be written that is to become an object."""
+        """Where a file is best written that is to become an object."""
 
-    def create(self, path: str, payload: Payload, *, durable: bool = False) -> bool:
+    def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = nobody) -> bool:
         """Store an object, whole or not at all, unless the path is taken. True: this call made it.
 
         Without `durable` a power loss may still take or tear it, until `make_durable`.
         """
 
-    def replace(self, path: str, payload: Payload) -> None:
+    def replace(self, path: str, payload: Payload, *, sent: Sent = nobody) -> None:
         """Store an object over whatever is there, whole, and durably."""
 
-    def read(self, path: str) -> Iterator[bytes] | None:
-        """An object in chunks, unverified; None when there is none."""
+    def read(
+        self, path: str, start: int = 0, stop: int | None = None, *, tag: str | None = None
+    ) -> Iterator[bytes] | None:
+        """An object, or its bytes from `start` to before `stop`, in chunks, unverified; None when there is none.
+
+        With a `tag`, another version than that one is `Changed`.
+        """
 
     def stat(self, path: str) -> Stat | None:
         """None when there is no such object."""
 
     def paths(self, prefix: str) -> Sequence[str]:
         """Every object directly below a prefix that ends in `/`."""
+
+    def walk(self, prefix: str) -> Iterator[Found]:
+        """Every object at any depth below a prefix that is empty or ends in `/`, in the order of their paths."""
+
+    def touch(self, path: str) -> bool:
+        """Make an object young, with the same bytes. False: it is gone."""
+
+    def remove(self, found: Found) -> bool:
+        """Remove this version of an object. False: it was gone, or has changed and stays."""
+
+    def abandoned(self, older_than: float) -> Iterator[Found]:
+        """What broken-off writes left that no path shows, last written before a time of the backend's clock."""
+
+    def remove_abandoned(self, found: Found) -> bool:
+        """Remove one of those. False: it was gone."""
+
+    def now(self) -> float:
+        """The backend's clock, in seconds since 1970: the one by which its objects have ages."""
 
     def make_durable(self, paths: Iterable[str]) -> None:
         """Return when these objects would survive a power loss."""

@@ -1,178 +1,276 @@
-"""A store in an S3 bucket, without a server of its own. Section 10 of docs/store-format.md."""
+"""A store in an S3 bucket, without a server of its own. Section 13 of docs/store-format.md."""
 
-import base64
 import secrets
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from io import BytesIO
+from contextlib import closing
+from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import IO, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
-import boto3
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, FlexibleChecksumError
-
-from artifact_store.backends.protocol import CHUNK, Payload, Stat
-from artifact_store.backends.s3_faults import answer_may_be_lost, code_of, unavailable
+from artifact_store.backends import s3_listing as listing
+from artifact_store.backends.protocol import CHUNK, Found, Payload, Sent, Stat, nobody
+from artifact_store.backends.s3_body import Interrupted, Window, opened
+from artifact_store.backends.s3_client import DEFAULT, Place, S3Options, s3_client
+from artifact_store.backends.s3_faults import (
+    ATTEMPTS,
+    FAULTS,
+    Fault,
+    answer_may_be_lost,
+    attempts,
+    code_of,
+    is_absent,
+    is_refused,
+    status_of,
+    unavailable,
+    unknown,
+)
+from artifact_store.backends.s3_multipart import PartsUploader
+from artifact_store.backends.s3_parts import IN_PARTS_ABOVE, MAX_BLOB_BYTES, WRITE_ID, proven_sha256, spelled
 from artifact_store.digest import sha256_of_chunks
-from artifact_store.errors import Corrupt, StoreUnavailable, TooLarge
+from artifact_store.errors import Changed, StoreUnavailable, TooLarge
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-MAX_PUT_BYTES: Final = 5 * 1024**3
-WRITE_ID: Final = "nxpipe-write-id"
-_PARALLEL: Final = 16
-_ATTEMPTS: Final = 4
-_ABSENT: Final = ("404", "NoSuchKey")
-_FAULTS: Final = (BotoCoreError, ClientError)
+MAX_COPY_BYTES: Final = 5 * 1024**3  # by one CopyObject
 
 
 class Bucket:
     """Objects are S3 objects below a prefix; creating one is a conditional PUT."""
 
-    def __init__(self, bucket: str, prefix: str, client: Any) -> None:
-        self._bucket = bucket
-        self._prefix = f"{prefix}/" if prefix else ""
-        self.url = f"s3://{bucket}/{prefix}".rstrip("/")
+    def __init__(self, bucket: str, prefix: str, client: Any, options: S3Options = DEFAULT) -> None:
+        self._place = Place(client, bucket, f"{prefix}/" if prefix else "", options)
+        self._uploader = PartsUploader(self._place)
+        self.url = self._place.url
         self.scratch_folder = Path(tempfile.gettempdir())
-        self._client = client
 
-    def create(self, path: str, payload: Payload, *, durable: bool = False) -> bool:
+    def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = nobody) -> bool:
         """S3 answers when the object is durable, whether or not that was asked for."""
+        if self._in_parts(path, payload):
+            return self._uploader.store(path, payload, sent, overwrite=False)
         write_id = secrets.token_hex(16)
-        for attempt in range(_ATTEMPTS):
-            time.sleep(0.1 * (2**attempt - 1))
+        for _ in attempts():
             try:
-                self._put(path, payload, {WRITE_ID: write_id}, IfNoneMatch="*")
+                self._put(path, payload, write_id, sent, IfNoneMatch="*")
                 return True
-            except _FAULTS as error:
-                refused = code_of(error) in ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
-                if not refused and not answer_may_be_lost(error):
-                    raise unavailable(error, self._doing("write", path)) from error
+            except FAULTS as error:
+                if not is_refused(error) and not answer_may_be_lost(error):
+                    raise unavailable(error, self._writing(path)) from error
                 holder = self._holder(path, error)
                 if holder is not None:
                     return holder == write_id
-                if not refused:
-                    raise unavailable(error, self._doing("write", path)) from error
+                if not is_refused(error):
+                    raise unavailable(error, self._writing(path)) from error
         raise StoreUnavailable(
-            f"cannot {self._doing('write', path)}: {_ATTEMPTS} attempts ran into other writers, and none left "
+            f"cannot {self._writing(path)}: {ATTEMPTS} attempts ran into other writers, and none left "
             "an object; a retry is safe"
         )
 
-    def replace(self, path: str, payload: Payload) -> None:
-        with self._faults("write", path):
-            self._put(path, payload, {WRITE_ID: secrets.token_hex(16)})
+    def replace(self, path: str, payload: Payload, *, sent: Sent = nobody) -> None:
+        if self._in_parts(path, payload):
+            self._uploader.store(path, payload, sent, overwrite=True)
+            return
+        with self._place.faults("write", path):
+            self._put(path, payload, secrets.token_hex(16), sent)
 
-    def read(self, path: str) -> Iterator[bytes] | None:
-        try:
-            answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + path, ChecksumMode="ENABLED")
-        except _FAULTS as error:
-            if code_of(error) in _ABSENT:
-                return None
-            raise unavailable(error, self._doing("read", path)) from error
-        return self._body(path, answer["Body"])
+    def read(
+        self, path: str, start: int = 0, stop: int | None = None, *, tag: str | None = None
+    ) -> Iterator[bytes] | None:
+        answer = self._get(path, start, stop, listing.etag_of(tag) if tag else None)
+        return None if answer is None else self._body(path, answer, start, stop)
 
     def stat(self, path: str) -> Stat | None:
-        found = self._head(path)
-        if found is None:
+        head = self._place.head(path)
+        if head is None:
             return None
-        kept = found.get("ChecksumSHA256")
-        # The checksum of an object that was uploaded in parts is one of checksums, not of bytes.
-        if kept and found.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT" and "-" not in kept:
-            return Stat(found["ContentLength"], base64.b64decode(kept).hex())
-        return Stat(found["ContentLength"], sha256_of_chunks(self.read(path) or ()))
+        tag = listing.tag_of(head)
+        sha256 = proven_sha256(head)
+        if sha256 is None:
+            chunks = self.read(path, tag=tag)
+            if chunks is None:
+                return None
+            sha256 = sha256_of_chunks(chunks)
+        return Stat(head["ContentLength"], sha256, tag, listing.modified(head))
 
     def paths(self, prefix: str) -> Sequence[str]:
-        with self._faults("list", prefix):
-            pages = self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=self._bucket, Prefix=self._prefix + prefix, Delimiter="/"
+        return listing.directly_below(self._place, prefix)
+
+    def walk(self, prefix: str) -> Iterator[Found]:
+        return listing.walk(self._place, prefix)
+
+    def touch(self, path: str) -> bool:
+        """A copy onto itself: the one change that makes S3 write an object anew without its bytes being sent."""
+        for _ in attempts():
+            head = self._place.head(path)
+            if head is None:
+                return False
+            try:
+                self._copy_onto_itself(path, head)
+                return True
+            except FAULTS as error:
+                if is_absent(error):
+                    return False
+                if not is_refused(error):
+                    raise unavailable(error, f"make young {self._place.where(path)}") from error
+        raise StoreUnavailable(
+            f"cannot make young {self._place.where(path)}: others wrote it anew {ATTEMPTS} times meanwhile; "
+            "a retry is safe"
+        )
+
+    def remove(self, found: Found) -> bool:
+        """In a bucket with versions, all of them and for good: an older one would show once the current one is gone.
+
+        Naming the version protects one that is made meanwhile. Without versions only the ETag can be named, which a
+        copy of the same bytes shares.
+        """
+        head = self._place.head(found.path)
+        if head is None or listing.tag_of(head) != found.tag:
+            return False
+        try:
+            if head.get("VersionId") is None:
+                self._place.ask("delete_object", found.path, IfMatch=head["ETag"])
+                return True
+            return self._remove_version(found.path, head["VersionId"])
+        except FAULTS as error:
+            if is_absent(error) or is_refused(error):
+                return False
+            raise unavailable(error, f"remove {self._place.where(found.path)}") from error
+
+    def abandoned(self, older_than: float) -> Iterator[Found]:
+        return listing.broken_uploads(self._place, older_than)
+
+    def remove_abandoned(self, found: Found) -> bool:
+        with self._place.faults("end the upload", found.path):
+            return listing.end_upload(self._place, found)
+
+    def now(self) -> float:
+        with self._place.faults("ask the time of", ""):
+            answer = self._place.client.head_bucket(Bucket=self._place.bucket)
+        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+        if date is None:
+            raise StoreUnavailable(
+                f"cannot tell the time of {self.url}: its answers have no Date; use a server that sends one"
             )
-            return [found["Key"].removeprefix(self._prefix) for page in pages for found in page.get("Contents", ())]
+        return parsedate_to_datetime(date).timestamp()
 
     def make_durable(self, paths: Iterable[str]) -> None:
         """S3 had them safe before it answered."""
 
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
-        with ThreadPoolExecutor(_PARALLEL) as pool:
+        with ThreadPoolExecutor(self._place.options.concurrency) as pool:
             return list(pool.map(function, items))
 
-    def _put(self, path: str, payload: Payload, metadata: dict[str, str], **conditions: str) -> None:
-        if payload.size > MAX_PUT_BYTES:
+    def _in_parts(self, path: str, payload: Payload) -> bool:
+        if payload.size > MAX_BLOB_BYTES:
             raise TooLarge(
-                f"cannot {self._doing('write', path)}: it has {payload.size} bytes, and one S3 PUT takes at most "
-                f"{MAX_PUT_BYTES}; split it into smaller blobs, or use a file:// store"
+                f"cannot {self._writing(path)}: it has {payload.size} bytes, and an S3 object at most "
+                f"{MAX_BLOB_BYTES}; split it into smaller blobs, or use a file:// store"
             )
-        with _opened(payload.source) as body:
-            self._client.put_object(
-                Bucket=self._bucket,
-                Key=self._prefix + path,
-                Body=body,
-                ContentLength=payload.size,
-                ChecksumSHA256=base64.b64encode(bytes.fromhex(payload.sha256)).decode(),
-                Metadata=metadata,
-                **conditions,
-            )
+        return payload.size > IN_PARTS_ABOVE
 
-    def _holder(self, path: str, cause: Exception) -> str | None:
+    def _put(self, path: str, payload: Payload, write_id: str, sent: Sent, **conditions: str) -> None:
+        with opened(payload, sent) as source:
+            # Small ones as bytes: before a file object's the client waits a round trip, to hear if they are wanted.
+            small = payload.size <= CHUNK
+            body = source.at(0, payload.size) if small else Window(source, 0, payload.size)
+            try:
+                self._place.ask(
+                    "put_object",
+                    path,
+                    Body=body,
+                    ContentLength=payload.size,
+                    ChecksumAlgorithm="SHA256",
+                    ChecksumSHA256=spelled(bytes.fromhex(payload.sha256)),
+                    Metadata={WRITE_ID: write_id},
+                    **conditions,
+                    **self._place.options.encryption,
+                )
+            except Interrupted:
+                raise source.changed() from None
+            if small:
+                sent(payload.size)
+
+    def _holder(self, path: str, cause: Fault) -> str | None:
         """The write-id of the object that is there: who won. None when there is no object."""
         try:
-            found = self._head(path)
+            found = self._place.head(path)
         except StoreUnavailable as error:
-            raise StoreUnavailable(
-                f"it is unknown whether {self._where(path)} was written: the answer was "
-                f"{str(cause).rstrip('.')}, and then {error}"
-            ) from cause
+            raise unknown(self._place.where(path), cause, error) from cause
         return None if found is None else found.get("Metadata", {}).get(WRITE_ID, "")
 
-    def _head(self, path: str) -> dict[str, Any] | None:
+    def _get(self, path: str, start: int, stop: int | None, etag: str | None) -> Mapping[str, Any] | None:
+        """S3's answer; one without a body when there are no bytes in this range."""
+        condition = {} if etag is None else {"IfMatch": etag}
+        # HTTP cannot say "no bytes": a range of one is asked for, and nothing of it used.
+        last = "" if stop is None else max(stop - 1, start)
+        span = {} if start == 0 and stop is None else {"Range": f"bytes={start}-{last}"}
         try:
-            found: dict[str, Any] = self._client.head_object(
-                Bucket=self._bucket, Key=self._prefix + path, ChecksumMode="ENABLED"
-            )
-        except _FAULTS as error:
-            if code_of(error) in _ABSENT:
+            return self._place.ask("get_object", path, **condition, **span)
+        except FAULTS as error:
+            if is_absent(error):
                 return None
-            raise unavailable(error, self._doing("look up", path)) from error
-        return found
+            if status_of(error) == 412:
+                raise self._changed(path) from error
+            if code_of(error) == "InvalidRange":
+                return {}
+            raise unavailable(error, f"read {self._place.where(path)}") from error
 
-    def _body(self, path: str, body: Any) -> Iterator[bytes]:
-        with self._faults("read", path):
+    def _body(self, path: str, answer: Mapping[str, Any] | None, start: int, stop: int | None) -> Iterator[bytes]:
+        """The bytes; where an answer breaks off, the same version is asked for the rest."""
+        for attempt in attempts():
+            if answer is None:
+                raise self._changed(path)
+            if "Body" not in answer or (stop is not None and stop <= start):
+                return
+            etag = answer["ETag"]
             try:
-                yield from body.iter_chunks(CHUNK)
-            except FlexibleChecksumError as error:
-                raise Corrupt(self._where(path), str(error), "publish the artifact again to repair it") from error
+                with closing(answer["Body"]) as body:
+                    for chunk in body.iter_chunks(CHUNK):
+                        start += len(chunk)
+                        yield chunk
+                return
+            except FAULTS as error:
+                if attempt == ATTEMPTS - 1:
+                    raise unavailable(error, f"read {self._place.where(path)}") from error
+            answer = self._get(path, start, stop, etag)
 
-    def _where(self, path: str) -> str:
-        return f"{self.url}/{path}"
+    def _copy_onto_itself(self, path: str, head: Mapping[str, Any]) -> None:
+        keep = {"Metadata": head.get("Metadata", {}), **self._place.options.encryption}
+        if "StorageClass" in head:
+            keep["StorageClass"] = head["StorageClass"]
+        if head["ContentLength"] > MAX_COPY_BYTES:
+            self._uploader.copy_onto_itself(path, head, keep)
+            return
+        self._place.ask(
+            "copy_object",
+            path,
+            CopySource={"Bucket": self._place.bucket, "Key": self._place.key(path)},
+            CopySourceIfMatch=head["ETag"],
+            MetadataDirective="REPLACE",
+            ChecksumAlgorithm="SHA256",
+            **keep,
+        )
 
-    def _doing(self, verb: str, path: str) -> str:
-        return f"{verb} {self._where(path)}"
+    def _remove_version(self, path: str, version: str) -> bool:
+        others = listing.other_versions(self._place, path, version)
+        if others is None:
+            return False
+        for each in (*others, version):
+            self._place.ask("delete_object", path, VersionId=each)
+        return True
 
-    @contextmanager
-    def _faults(self, verb: str, path: str) -> Iterator[None]:
-        try:
-            yield
-        except _FAULTS as error:
-            raise unavailable(error, self._doing(verb, path)) from error
+    def _changed(self, path: str) -> Changed:
+        return Changed(f"{self._place.where(path)} was written anew or removed while it was being read; read it again")
+
+    def _writing(self, path: str) -> str:
+        return f"write {self._place.where(path)}"
 
 
-def connect(bucket: str, prefix: str) -> Bucket:
-    """Region, endpoint and credentials come from where the AWS SDK always looks."""
-    config = Config(
-        connect_timeout=5,
-        read_timeout=60,
-        max_pool_connections=_PARALLEL,
-        retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
-    )
+def connect(bucket: str, prefix: str, options: S3Options = DEFAULT) -> Bucket:
+    """A store's backend; nothing is sent yet."""
     try:
-        return Bucket(bucket, prefix, boto3.client("s3", config=config))
-    except BotoCoreError as error:
+        return Bucket(bucket, prefix, s3_client(options), options)
+    except FAULTS as error:
         raise unavailable(error, f"open s3://{bucket}") from error
-
-
-def _opened(source: memoryview | Path) -> IO[bytes]:
-    return source.open("rb") if isinstance(source, Path) else BytesIO(source)

@@ -1,6 +1,9 @@
-"""What S3 and its client say when something is wrong, as one sentence each with the way out."""
+"""What S3 and its client say when something is wrong: as a kind for the code, as a sentence for people."""
 
-from typing import Final
+import random
+import time
+from collections.abc import Iterator
+from typing import Final, TypeAlias
 
 from botocore.exceptions import (
     BotoCoreError,
@@ -19,6 +22,12 @@ from botocore.exceptions import (
 
 from artifact_store.errors import StoreUnavailable
 
+Fault: TypeAlias = BotoCoreError | ClientError
+FAULTS: Final = (BotoCoreError, ClientError)
+ATTEMPTS: Final = 5
+_FIRST_PAUSE: Final = 0.1  # seconds, doubled each time
+_CHANCE: Final = random.SystemRandom()
+
 _NO_IDENTITY: Final = (
     NoCredentialsError,
     PartialCredentialsError,
@@ -30,10 +39,13 @@ _NO_IDENTITY: Final = (
 _NO_ANSWER: Final = (NoConnection, HTTPClientError)
 _RENEW: Final = "log in to AWS again or renew AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 _DENIED: Final = (
-    "allow this identity s3:GetObject, s3:PutObject and s3:ListBucket there, and the use of the bucket's KMS key"
+    "allow this identity s3:GetObject, s3:PutObject and s3:ListBucket there, for large blobs "
+    "s3:ListBucketMultipartUploads, s3:ListMultipartUploadParts and s3:AbortMultipartUpload, for collection "
+    "s3:DeleteObject, s3:DeleteObjectVersion and s3:ListBucketVersions, and the use of the bucket's KMS key"
 )
 _BUSY: Final = "S3 asks for fewer requests; try again in a minute, which is safe"
 _REGION: Final = "set AWS_REGION to the bucket's region"
+_GARBLED: Final = "the bytes changed on their way or in their file; a retry is safe"
 
 # A HEAD request is answered without a body, so its code is the bare HTTP status.
 _BY_CODE: Final = {
@@ -48,7 +60,19 @@ _BY_CODE: Final = {
     "301": _REGION,
     "SlowDown": _BUSY,
     "503": _BUSY,
+    "BadDigest": _GARBLED,
+    "XAmzContentChecksumMismatch": _GARBLED,
+    "IncompleteBody": _GARBLED,
+    "NotImplemented": "this server lacks what the store needs; use one that passes `nxpipe store doctor`",
 }
+
+
+def attempts() -> Iterator[int]:
+    """A few, with a growing pause between them of which chance decides half, so that rivals do not meet again."""
+    for number in range(ATTEMPTS):
+        if number:
+            time.sleep(_FIRST_PAUSE * 2**number * _CHANCE.uniform(0.5, 1))
+        yield number
 
 
 def code_of(error: Exception) -> str:
@@ -56,14 +80,33 @@ def code_of(error: Exception) -> str:
     return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, ClientError) else ""
 
 
+def status_of(error: Exception) -> int:
+    """The HTTP status; 0 when no answer came."""
+    if not isinstance(error, ClientError):
+        return 0
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500))
+
+
+def is_absent(error: Exception) -> bool:
+    return code_of(error) in ("404", "NoSuchKey", "NoSuchVersion")
+
+
+def is_refused(error: Exception) -> bool:
+    """A condition did not hold (412), or S3 could not tell because of another writer at the same moment (409)."""
+    return status_of(error) in (409, 412)
+
+
+def is_garbled(error: Exception) -> bool:
+    """S3 received other bytes than were announced, and kept nothing; the client does not repeat these by itself."""
+    return _BY_CODE.get(code_of(error)) == _GARBLED
+
+
 def answer_may_be_lost(error: Exception) -> bool:
     """True when the request may have been carried out all the same."""
-    if isinstance(error, ClientError):
-        return int(error.response["ResponseMetadata"].get("HTTPStatusCode", 500)) >= 500
-    return isinstance(error, _NO_ANSWER)
+    return status_of(error) >= 500 or isinstance(error, _NO_ANSWER)
 
 
-def unavailable(error: BotoCoreError | ClientError, doing: str) -> StoreUnavailable:
+def unavailable(error: Fault, doing: str) -> StoreUnavailable:
     """`doing` reads "write s3://bucket/key"."""
     if isinstance(error, ClientError):
         code = code_of(error)
@@ -82,6 +125,13 @@ def unavailable(error: BotoCoreError | ClientError, doing: str) -> StoreUnavaila
             "AWS_ENDPOINT_URL; a retry is safe"
         )
     return StoreUnavailable(f"cannot {doing}: {_one_line(error)}; mend that, a retry is safe")
+
+
+def unknown(where: str, cause: Fault, error: StoreUnavailable) -> StoreUnavailable:
+    """Neither the write nor the look-up after it was answered."""
+    return StoreUnavailable(
+        f"it is unknown whether {where} was written: the answer was {str(cause).rstrip('.')}, and then {error}"
+    )
 
 
 def _one_line(error: Exception) -> str:

@@ -1,22 +1,23 @@
 """Small artifacts, and places to put them: a folder, and a bucket of an S3 server in this process."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import boto3
 from moto.server import ThreadedMotoServer
 
 from artifact_store import Store
 from artifact_store.backends.local import LocalFolder
-from artifact_store.backends.protocol import Backend, Payload, Stat
+from artifact_store.backends.protocol import Backend, Found, Payload, Sent, nobody
 from artifact_store.backends.s3 import connect
 from artifact_store.canonical import canonical_json
 from artifact_store.digest import sha256_hex
-from artifact_store.manifest import Blob, Executable, File, Manifest, ModelRef, Tensor
+from artifact_store.documents import Blob
+from artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -24,22 +25,21 @@ R = TypeVar("R")
 MODEL = "acme/tiny-bert"
 
 
-def contents(seed: str = "a", *, tensors: int = 2, size: int = 100) -> list[bytes]:
-    """A program, tensors and a file, in this order; equal seeds give equal bytes."""
+def contents(seed: str = "a", request: object = 1, *, tensors: int = 2, size: int = 100) -> list[bytes]:
+    """What was asked for, a program, tensors and a file, in this order; equal seeds give equal bytes."""
+    asked = canonical_json({"request": request})
     names = ["program", *(f"tensor {number}" for number in range(tensors)), "file"]
-    return [f"{seed} {name} ".encode().ljust(size, b".") for name in names]
+    return [asked, *(f"{seed} {name} ".encode().ljust(size, b".") for name in names)]
 
 
-def manifest(blobs: list[Blob], *, request: object = 1, model: str = MODEL, report: str = "0.99") -> Manifest:
-    """An artifact of these blobs; `request` alone decides its key."""
-    inputs: dict[str, object] = {"request": request}
-    program, *tensors, file = blobs
+def manifest(blobs: list[Blob], *, model: str = MODEL, report: str = "0.99") -> Manifest:
+    """An artifact of these blobs; the first, what was asked for, alone decides its key."""
+    asked, program, *tensors, file = blobs
     return Manifest(
         model=ModelRef(id=model, revision=None, task="fill-mask"),
         target="inf2",
         backend="emulator",
-        request_key=sha256_hex(canonical_json(inputs)),
-        key_inputs=inputs,
+        key_inputs=asked,
         executables=(
             Executable(
                 name="forward-b1-s128",
@@ -52,7 +52,7 @@ def manifest(blobs: list[Blob], *, request: object = 1, model: str = MODEL, repo
             ),
         ),
         weights=tuple(
-            Tensor(name=f"layer.{number}", dtype="uint8", shape=(blob.size,), blob=blob)
+            Tensor(name=f"layer.{number}", dtype="uint8", shape=(blob.size,), blob=blob, pack=None)
             for number, blob in enumerate(tensors)
         ),
         files=(File(path="tokenizer/config.json", blob=file),),
@@ -62,7 +62,7 @@ def manifest(blobs: list[Blob], *, request: object = 1, model: str = MODEL, repo
 
 def put(store: Store, seed: str = "a", *, request: object = 1, model: str = MODEL, report: str = "0.99") -> Manifest:
     """Store the blobs of a sample, and name them; nothing is published."""
-    return manifest([store.put_blob(data) for data in contents(seed)], request=request, model=model, report=report)
+    return manifest([store.put_blob(data) for data in contents(seed, request)], model=model, report=report)
 
 
 class Place(Protocol):
@@ -135,22 +135,33 @@ def bucket(name: str, prefix: str = "team/nxpipe/") -> S3:
     return S3(Store(backend), backend, client, name, prefix)
 
 
-class Watched:
+def watched(inner: Backend, announce: Callable[[str, str], None]) -> Backend:
     """A backend that announces each write before it makes it."""
+    return cast(Backend, _Watched(inner, announce))
 
+
+class _Watched:
     def __init__(self, inner: Backend, announce: Callable[[str, str], None]) -> None:
         self._inner = inner
         self._announce = announce
         self.url = inner.url
         self.scratch_folder = inner.scratch_folder
 
-    def create(self, path: str, payload: Payload, *, durable: bool = False) -> bool:
+    def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = nobody) -> bool:
         self._announce("create durably" if durable else "create", path)
-        return self._inner.create(path, payload, durable=durable)
+        return self._inner.create(path, payload, durable=durable, sent=sent)
 
-    def replace(self, path: str, payload: Payload) -> None:
+    def replace(self, path: str, payload: Payload, *, sent: Sent = nobody) -> None:
         self._announce("replace", path)
-        self._inner.replace(path, payload)
+        self._inner.replace(path, payload, sent=sent)
+
+    def touch(self, path: str) -> bool:
+        self._announce("touch", path)
+        return self._inner.touch(path)
+
+    def remove(self, found: Found) -> bool:
+        self._announce("remove", found.path)
+        return self._inner.remove(found)
 
     def make_durable(self, paths: Iterable[str]) -> None:
         paths = list(paths)
@@ -158,17 +169,9 @@ class Watched:
             self._announce("make durable", path)
         self._inner.make_durable(paths)
 
-    def read(self, path: str) -> Iterator[bytes] | None:
-        return self._inner.read(path)
-
-    def stat(self, path: str) -> Stat | None:
-        return self._inner.stat(path)
-
-    def paths(self, prefix: str) -> Sequence[str]:
-        return self._inner.paths(prefix)
-
-    def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
-        return self._inner.each(function, items)
+    def __getattr__(self, name: str) -> Any:
+        """What only reads is nobody's business."""
+        return getattr(self._inner, name)
 
 
 @contextmanager

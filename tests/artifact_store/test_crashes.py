@@ -98,8 +98,8 @@ def test_a_publisher_killed_at_a_random_moment_leaves_nothing_half_done(tmp_path
     store, chance = folder(tmp_path).store, random.Random(7)
 
     def publish(number: int) -> None:
-        blobs = [store.put_blob(data) for data in contents(f"{number}", tensors=6, size=300_000)]
-        store.publish(manifest(blobs, request=number))
+        blobs = [store.put_blob(data) for data in contents(f"{number}", number, tensors=6, size=300_000)]
+        store.publish(manifest(blobs))
 
     started = time.perf_counter()
     publish(0)

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from artifact_store import manifest
-from artifact_store.backends import s3
+from artifact_store import documents, layout, manifest, pack
+from artifact_store.backends import s3_parts
+from artifact_store.blobs import GRACE
 from artifact_store.canonical import MAX_DEPTH, MAX_INTEGER, canonical_json
-from artifact_store.manifest import Blob, Manifest
-from artifact_store.record import MAX_RECORD_BYTES, ActionRecord
+from artifact_store.documents import Blob
+from artifact_store.manifest import Manifest
+from artifact_store.record import ActionRecord
 from tests.artifact_store.samples import folder, put, tree
 from tests.conftest import ROOT
 
@@ -24,9 +26,8 @@ def rows(section: str, header: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
 
 
-def example(section: str) -> bytes:
-    (found,) = re.findall(r"```json\n(.*)\n```", SECTIONS[section])
-    return str(found).encode()
+def example(number: int) -> bytes:
+    return str(re.findall(r"```json\n(.*)\n```", SECTIONS["16"])[number]).encode()
 
 
 @pytest.mark.parametrize(("value", "spelled"), rows("3", "Value"))
@@ -35,17 +36,17 @@ def test_the_page_spells_canonical_json_as_the_code_does(value: str, spelled: st
 
 
 def test_the_example_of_a_manifest_is_one_and_has_the_digest_that_the_page_gives() -> None:
-    data = example("4")
+    data = example(0)
     assert Manifest.from_bytes(data).to_bytes() == data
     assert f"Its digest is `{Blob.of(data).sha256}`." in PAGE
 
 
 def test_the_example_of_a_record_points_to_the_example_of_a_manifest() -> None:
-    data = example("5")
+    data = example(1)
     record = ActionRecord.from_bytes(data)
     assert record.to_bytes() == data
-    described = Manifest.from_bytes(example("4"))
-    expected = ActionRecord.of(described, Blob.of(example("4")))
+    described = Manifest.from_bytes(example(0))
+    expected = ActionRecord.of(described, Blob.of(example(0)))
     changing = {"published_at": record.published_at, "write_id": record.write_id}
     assert record == expected.model_copy(update=changing)
 
@@ -56,11 +57,11 @@ def fields(section: str) -> set[str]:
 
 def test_every_field_is_on_the_page_and_no_other() -> None:
     assert fields("4") == set(Manifest.model_fields)
-    assert fields("5") == {*ActionRecord.model_fields, "seal"}
+    assert fields("6") == {*ActionRecord.model_fields, "seal"}
 
 
 @pytest.mark.parametrize("part", [manifest.Executable, manifest.Tensor, manifest.File, manifest.ModelRef])
-def test_every_field_of_a_part_is_on_the_page(part: type[manifest.Document]) -> None:
+def test_every_field_of_a_part_is_on_the_page(part: type[documents.Document]) -> None:
     named = {frozenset(re.findall(r"`(\w+)`", row[1])) for row in rows("4", "Field")}
     assert any(set(part.model_fields) <= names for names in named)
 
@@ -77,27 +78,42 @@ def test_a_store_holds_the_paths_on_the_page_and_no_others(tmp_path: Path) -> No
             f"neuron-artifacts/acme-tiny-bert/{key[:16]}/manifest.json"
         ),
     }
-    assert paths == {*expected, "tmp/"}
+    assert expected.keys() < paths
     assert set(expected.values()) <= tree(tmp_path)
     others = tree(tmp_path) - set(expected.values())
     assert others == {f"cas/sha256/{blob.sha256[:2]}/{blob.sha256}" for blob in published.manifest.blobs()}
 
 
+def test_every_folder_of_the_layout_is_on_the_page() -> None:
+    folders = {row[0].strip("`").split("/")[0] for row in rows("2", "Path")}
+    assert folders == {
+        str(value).split("/")[0] for name, value in vars(layout).items() if name.isupper() and isinstance(value, str)
+    }
+
+
 def test_the_limits_on_the_page_are_those_of_the_code() -> None:
-    limits = {name: [int(number) for number in re.findall(r"\d+", text)] for name, text in rows("11", "What")}
-    assert limits == {
+    limits = {name: [int(number) for number in re.findall(r"\d+", text)] for name, text in rows("15", "What")}
+    expected = {
         "manifest": [manifest.MAX_MANIFEST_BYTES],
-        "action record": [MAX_RECORD_BYTES],
-        "model id": [manifest.MAX_MODEL_ID_BYTES, 8],
-        "path of a file": [manifest.MAX_PATH_BYTES, 8, manifest.MAX_PATH_PART_BYTES],
+        "key inputs": [manifest.MAX_KEY_INPUTS_BYTES],
+        "a record, other than a generation or a segment": [documents.MAX_RECORD_BYTES],
+        "model id": [documents.MAX_MODEL_ID_BYTES, 8],
+        "path of a file": [documents.MAX_PATH_BYTES, 8, documents.MAX_PATH_PART_BYTES],
         "executables, weights, files in a manifest": [
             manifest.MAX_EXECUTABLES,
             manifest.MAX_WEIGHTS,
             manifest.MAX_FILES,
         ],
-        "blob on S3": [s3.MAX_PUT_BYTES],
     }
+    assert {name: limits[name] for name in expected} == expected
     assert f"at most {MAX_DEPTH} levels deep" in SECTIONS["3"]
     assert MAX_INTEGER == 2**53 - 1
     assert "-(2^53 - 1) and 2^53 - 1" in SECTIONS["3"]
-    assert s3.WRITE_ID in SECTIONS["10"]
+    assert s3_parts.WRITE_ID in SECTIONS["13"]
+    assert f"| grace | {GRACE / 3600:.0f} hours." in PAGE
+
+
+def test_the_page_gives_the_sizes_of_packs() -> None:
+    assert f"below {pack.PACKED_BELOW} bytes" in SECTIONS["5"]
+    assert f"exceed {pack.MAX_PACK_BYTES} bytes" in SECTIONS["5"]
+    assert f"1 to {pack.MAX_TENSORS}" in SECTIONS["5"]

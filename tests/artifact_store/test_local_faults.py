@@ -11,8 +11,8 @@ import pytest
 
 from artifact_store.backends.local import LocalFolder
 from artifact_store.backends.protocol import Payload
+from artifact_store.documents import Blob
 from artifact_store.errors import StoreUnavailable
-from artifact_store.manifest import Blob
 from tests.artifact_store.samples import contents, folder, manifest, put, tree
 
 

@@ -8,8 +8,9 @@ from pydantic import ValidationError
 
 from artifact_store.canonical import canonical_json
 from artifact_store.digest import sha256_hex
+from artifact_store.documents import Blob
 from artifact_store.errors import InvalidDocument
-from artifact_store.manifest import Blob, File, Manifest, ModelRef, Tensor
+from artifact_store.manifest import MAX_KEY_INPUTS_BYTES, File, Manifest, ModelRef, Tensor
 from artifact_store.record import ActionRecord
 from tests.artifact_store.samples import contents, manifest
 from tests.artifact_store.test_canonical_json import JSON
@@ -83,9 +84,8 @@ def test_a_plain_relative_path_is_taken(path: str) -> None:
 FAULTS: dict[str, object] = {
     "an unknown field": changed("surprise", to=1),
     "an unknown field of a blob": changed("weights", 0, "blob", to={**BLOB.model_dump(), "url": "x"}),
-    "a later format": changed("format", to="nxpipe.manifest/2"),
-    "a key that is not that of its inputs": changed("request_key", to="0" * 64),
-    "inputs that are not those of the key": changed("key_inputs", to={"request": 2}),
+    "a later format": changed("format", to="nxpipe.manifest/3"),
+    "key inputs beyond the limit": changed("key_inputs", "size", to=MAX_KEY_INPUTS_BYTES + 1),
     "an upper-case digest": changed("weights", 0, "blob", "sha256", to="A" * 64),
     "a short digest": changed("weights", 0, "blob", "sha256", to="a" * 63),
     "a digest and a newline": changed("weights", 0, "blob", "sha256", to="a" * 64 + "\n"),
@@ -142,7 +142,7 @@ def test_a_manifest_that_would_be_too_large_is_refused_with_the_numbers() -> Non
 
 
 def test_a_blob_that_two_names_share_counts_once() -> None:
-    twice = tuple(Tensor(name=name, dtype="uint8", shape=(1,), blob=BLOB) for name in ("a", "b"))
+    twice = tuple(Tensor(name=name, dtype="uint8", shape=(1,), blob=BLOB, pack=None) for name in ("a", "b"))
     shared = Manifest(**{**dict(SAMPLE), "weights": twice})
     assert [blob for blob in shared.blobs() if blob == BLOB] == [BLOB]
 

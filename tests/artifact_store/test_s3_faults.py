@@ -1,91 +1,30 @@
-"""What S3 and the network do to a publisher. Server, client and its silent retries are real, the wire is not."""
+"""What S3 and the network do to a publisher."""
 
 import base64
 import hashlib
+import os
 import random
-import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from io import BytesIO
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
-from botocore.awsrequest import AWSResponse
 from botocore.config import Config
-from botocore.exceptions import ConnectionClosedError, FlexibleChecksumError, IncompleteReadError
-from botocore.httpsession import URLLib3Session
+from botocore.exceptions import IncompleteReadError
 
 from artifact_store import Store, open_store
-from artifact_store.backends.protocol import Payload, Stat
-from artifact_store.backends.s3 import MAX_PUT_BYTES, WRITE_ID, Bucket
-from artifact_store.errors import Corrupt, StoreUnavailable, TooLarge
+from artifact_store.backends.protocol import CHUNK, Payload
+from artifact_store.backends.s3 import Bucket
+from artifact_store.backends.s3_faults import ATTEMPTS
+from artifact_store.backends.s3_parts import MAX_BLOB_BYTES, WRITE_ID
+from artifact_store.digest import sha256_hex
+from artifact_store.errors import Changed, StoreUnavailable, TooLarge
 from artifact_store.layout import action_path, blob_path
-from tests.artifact_store.samples import contents, put, s3_server
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[dict[str, str]]:
-    with s3_server() as environment:
-        yield environment
-
-
-class Wire:
-    """Between the client and the server: decides the fate of each attempt at an operation, in order."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self._session = URLLib3Session()
-
-    def on(self, operation: str, *fates: Callable[[Any], Any] | None) -> None:
-        remaining = list(fates)
-
-        def decide(request: Any, **kwargs: object) -> Any:
-            fate = remaining.pop(0) if remaining else None
-            return fate(request) if fate else None
-
-        self._client.meta.events.register(f"before-send.s3.{operation}", decide)
-
-    def deliver_and_cut(self, request: Any) -> None:
-        """The server does its work; the answer never arrives."""
-        self._session.send(request)
-        self.cut(request)
-
-    def cut(self, request: Any) -> None:
-        raise ConnectionClosedError(endpoint_url=request.url)
-
-
-def answer(status: int, code: str) -> Callable[[Any], AWSResponse]:
-    body = f"<Error><Code>{code}</Code><Message>as told by the test</Message></Error>".encode()
-
-    class Raw(BytesIO):
-        def stream(self, *args: object, **kwargs: object) -> Iterator[bytes]:
-            yield self.read()
-
-    return lambda request: AWSResponse(request.url, status, {"content-type": "application/xml"}, Raw(body))
-
-
-@pytest.fixture
-def client(server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    for name, value in server.items():
-        monkeypatch.setenv(name, value)
-    # Two attempts, so that the client's own silent retry is part of every test here.
-    return boto3.client(
-        "s3", config=Config(retries={"mode": "standard", "total_max_attempts": 2}, max_pool_connections=32)
-    )
-
-
-@pytest.fixture
-def backend(client: Any) -> Bucket:
-    name = f"test-{secrets.token_hex(8)}"
-    client.create_bucket(Bucket=name)
-    return Bucket(name, "p", client)
-
-
-@pytest.fixture
-def wire(client: Any) -> Wire:
-    return Wire(client)
-
+from tests.artifact_store.samples import contents, put
+from tests.artifact_store.wire import Wire, answer
 
 OURS, THEIRS = Payload.of(b"ours"), Payload.of(b"theirs")
 
@@ -145,7 +84,7 @@ def test_a_conflict_without_an_object_is_tried_again(backend: Bucket, wire: Wire
 
 def test_endless_conflicts_end(backend: Bucket, wire: Wire) -> None:
     wire.on("PutObject", *[answer(409, "ConditionalRequestConflict")] * 20)
-    with pytest.raises(StoreUnavailable, match="4 attempts ran into other writers"):
+    with pytest.raises(StoreUnavailable, match=f"{ATTEMPTS} attempts ran into other writers"):
         backend.create("ac/x", OURS)
 
 
@@ -195,7 +134,8 @@ def _bytes(value: str | bytes) -> bytes:
 def test_a_checksum_that_s3_kept_is_compared_without_reading_the_object(backend: Bucket, client: Any) -> None:
     blob = Store(backend).put_blob(b"abc")
     kept = base64.b64encode(bytes.fromhex(blob.sha256)).decode()
-    client.head_object = lambda **_: {"ContentLength": 3, "ChecksumSHA256": kept, "ChecksumType": "FULL_OBJECT"}
+    head = {"ContentLength": 3, "ETag": '"e"', "LastModified": datetime.now(UTC)}
+    client.head_object = lambda **_: {**head, "ChecksumSHA256": kept, "ChecksumType": "FULL_OBJECT"}
     client.get_object = None
     assert Store(backend).put_blob(b"abc") == blob
 
@@ -211,40 +151,74 @@ NOT_OF_THE_BYTES = {
 @pytest.mark.parametrize("kept", NOT_OF_THE_BYTES)
 def test_without_a_checksum_of_the_bytes_the_object_is_read_back(backend: Bucket, client: Any, kept: str) -> None:
     blob = Store(backend).put_blob(b"abc")
-    client.head_object = lambda **_: {"ContentLength": 3, **NOT_OF_THE_BYTES[kept]}
-    assert backend.stat(blob_path(blob)) == Stat(3, blob.sha256)
+    head = client.head_object(Bucket=backend.url.split("/")[2], Key=f"p/{blob_path(blob)}")
+    client.head_object = lambda **_: {**head, "ChecksumSHA256": None, **NOT_OF_THE_BYTES[kept]}
+    assert (found := backend.stat(blob_path(blob))) is not None
+    assert (found.size, found.sha256) == (3, blob.sha256)
 
 
 class Body:
-    """An answer's body that breaks off."""
+    """An answer's body that breaks off after its first byte."""
 
-    def __init__(self, error: Exception) -> None:
-        self._error = error
+    def __init__(self, data: bytes) -> None:
+        self._data = data
 
     def iter_chunks(self, size: int) -> Iterator[bytes]:
-        yield b"a"
-        raise self._error
+        yield self._data[:1]
+        raise IncompleteReadError(actual_bytes=1, expected_bytes=len(self._data))
+
+    def close(self) -> None:
+        pass
 
 
-def test_a_body_that_breaks_off_is_unavailable(backend: Bucket, client: Any) -> None:
+def test_a_body_that_breaks_off_is_continued_where_it_broke(backend: Bucket, client: Any) -> None:
     blob = Store(backend).put_blob(b"abc")
-    client.get_object = lambda **_: {"Body": Body(IncompleteReadError(actual_bytes=1, expected_bytes=3))}
+    asked: list[dict[str, str]] = []
+
+    def get(**request: str) -> dict[str, Any]:
+        asked.append({"Range": "bytes=0-", **request})
+        start = asked[-1]["Range"].removeprefix("bytes=").rstrip("-")
+        return {"Body": Body(b"abc"[int(start) :]), "ETag": '"e"'}
+
+    real, client.get_object = client.get_object, get
     with pytest.raises(StoreUnavailable, match="a retry is safe"):
         Store(backend).read_blob(blob)
-
-
-def test_a_body_that_fails_s3s_own_checksum_is_corrupt(backend: Bucket, client: Any) -> None:
+    assert [each["Range"] for each in asked[:3]] == ["bytes=0-", "bytes=1-", "bytes=2-"]
+    assert {each.get("IfMatch") for each in asked[1:]} == {'"e"'}
+    client.get_object = lambda **asked: real(**asked) if "Range" in asked else get()
     blob = Store(backend).put_blob(b"abc")
-    client.get_object = lambda **_: {"Body": Body(FlexibleChecksumError(error_msg="it does not match"))}
-    with pytest.raises(Corrupt, match="it does not match"):
+    with pytest.raises(Changed, match="read it again"):  # the version that began it, "e", is not there
         Store(backend).read_blob(blob)
 
 
-def test_more_than_one_put_takes_is_refused_with_the_numbers(backend: Bucket) -> None:
-    huge = Payload("0" * 64, MAX_PUT_BYTES + 1, memoryview(b""))
-    with pytest.raises(TooLarge, match=f"{MAX_PUT_BYTES + 1} bytes.*at most {MAX_PUT_BYTES}"):
-        backend.create("ac/x", huge)
-    assert stored(backend) is None
+def test_bytes_that_arrive_garbled_are_sent_again(backend: Bucket, wire: Wire) -> None:
+    wire.on("PutObject", answer(400, "BadDigest"), answer(400, "XAmzContentChecksumMismatch"))
+    assert backend.create("ac/x", OURS)
+    assert stored(backend) == b"ours"
+
+
+def test_what_always_arrives_garbled_is_one_sentence(backend: Bucket, wire: Wire) -> None:
+    wire.on("PutObject", *[answer(400, "BadDigest")] * 20)
+    with pytest.raises(StoreUnavailable, match="the bytes changed on their way"):
+        backend.create("ac/x", OURS)
+    assert wire.sent["PutObject"] == ATTEMPTS
+
+
+def test_a_file_that_shrinks_while_it_is_sent_is_named(backend: Bucket, client: Any, tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(4 * CHUNK))
+    payload = Payload(sha256_hex(bytes(4 * CHUNK)), 4 * CHUNK, path)
+    client.meta.events.register("before-send.s3.PutObject", lambda **_: os.truncate(path, CHUNK))
+    with pytest.raises(Changed, match=rf"{path} changed while it was being stored"):
+        backend.create("cas/x", payload)
+    assert stored(backend, "cas/x") is None
+
+
+def test_more_than_an_object_holds_is_refused_with_the_numbers(backend: Bucket) -> None:
+    huge = Payload("0" * 64, MAX_BLOB_BYTES + 1, memoryview(b""))
+    for write in (backend.create, backend.replace):
+        with pytest.raises(TooLarge, match=f"{MAX_BLOB_BYTES + 1} bytes.*at most {MAX_BLOB_BYTES}"):
+            write("ac/x", huge)
 
 
 # Everything else that a user meets
@@ -285,14 +259,12 @@ def test_a_missing_bucket_is_one_sentence(client: Any, call: str) -> None:
 def test_missing_credentials_are_one_sentence(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
     with pytest.raises(StoreUnavailable, match=r"no usable AWS credentials.*AWS_PROFILE"):
         open_store("s3://some-bucket/p").list()
 
 
 def test_an_unknown_profile_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nobody")
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
     with pytest.raises(StoreUnavailable, match=r"nobody.*AWS_PROFILE"):
         open_store("s3://some-bucket/p")
 

@@ -1,0 +1,107 @@
+"""One place in one bucket: how S3 is asked about it, and what is said when it does not answer."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from artifact_store.backends.s3_body import Window
+from artifact_store.backends.s3_faults import ATTEMPTS, FAULTS, attempts, is_absent, is_garbled, unavailable
+
+
+@dataclass(frozen=True)
+class S3Options:
+    """What the AWS SDK's own settings do not say, or should not decide for this store."""
+
+    kms_key: str | None = None  # without one, the bucket's default encryption
+    bucket_key: bool = True  # one call of KMS for many objects
+    endpoint: str | None = None
+    addressing: Literal["auto", "path", "virtual"] = "auto"
+    concurrency: int = 16  # requests at once
+
+    @property
+    def encryption(self) -> dict[str, Any]:
+        if self.kms_key is None:
+            return {}
+        return {
+            "ServerSideEncryption": "aws:kms",
+            "SSEKMSKeyId": self.kms_key,
+            "BucketKeyEnabled": self.bucket_key,
+        }
+
+
+DEFAULT: Final = S3Options()
+
+
+def s3_client(options: S3Options = DEFAULT) -> Any:
+    """Region and credentials come from where the AWS SDK always looks; boto3 above it would add to the start only."""
+    from botocore.config import Config
+    from botocore.session import Session
+
+    config = Config(
+        connect_timeout=5,
+        read_timeout=60,
+        max_pool_connections=2 * options.concurrency,  # for whole objects and for parts of others
+        tcp_keepalive=True,
+        # "standard" backs off with jitter, and stops repeating when most of what it repeats fails as well.
+        retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
+        # Every body goes out with the SHA-256 that we know, which is signed; every one that comes in is hashed by us.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3={"addressing_style": options.addressing, "payload_signing_enabled": False},
+    )
+    return Session().create_client("s3", endpoint_url=options.endpoint, config=config)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Objects below a prefix, which is empty or ends in `/`."""
+
+    client: Any = field(repr=False)
+    bucket: str
+    prefix: str
+    options: S3Options = DEFAULT
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+
+    def key(self, path: str) -> str:
+        return self.prefix + path
+
+    def where(self, path: str) -> str:
+        return f"{self.url}/{path}"
+
+    def ask(self, operation: str, path: str, **parameters: Any) -> dict[str, Any]:
+        """One request about one object. The client repeats what failed on the way, this what arrived garbled."""
+        body = parameters.get("Body")
+        for attempt in attempts():
+            try:
+                if isinstance(body, Window):
+                    body.seek(0)
+                call = getattr(self.client, operation)
+                answer: dict[str, Any] = call(Bucket=self.bucket, Key=self.key(path), **parameters)
+                return answer
+            except FAULTS as error:
+                if not is_garbled(error) or attempt == ATTEMPTS - 1:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def head(self, path: str) -> dict[str, Any] | None:
+        """What S3 knows of an object; None when there is none."""
+        try:
+            return self.ask("head_object", path, ChecksumMode="ENABLED")
+        except FAULTS as error:
+            if is_absent(error):
+                return None
+            raise unavailable(error, f"look up {self.where(path)}") from error
+
+    def pages(self, operation: str, **parameters: Any) -> Iterator[dict[str, Any]]:
+        yield from self.client.get_paginator(operation).paginate(Bucket=self.bucket, **parameters)
+
+    @contextmanager
+    def faults(self, verb: str, path: str) -> Iterator[None]:
+        try:
+            yield
+        except FAULTS as error:
+            raise unavailable(error, f"{verb} {self.where(path)}") from error

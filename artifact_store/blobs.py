@@ -1,0 +1,107 @@
+"""Blobs in and out of one backend: nothing is kept twice, nothing leaves that is not what its name says."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from artifact_store.backends.files import flush_to_disk, os_errors, scratch
+from artifact_store.backends.protocol import Backend, Payload, Sent, Stat, nobody
+from artifact_store.digest import sha256_of_chunks
+from artifact_store.documents import Blob
+from artifact_store.errors import NotFound
+from artifact_store.layout import blob_path
+from artifact_store.verified import checked
+
+GRACE: Final = 24 * 3600.0  # seconds in which nothing is collected
+PUBLISH_AGAIN: Final = "publish the artifact again to repair it"
+
+
+class Blobs:
+    """Every call may be repeated, and any number of processes may call at once."""
+
+    def __init__(self, backend: Backend, grace: float = GRACE) -> None:
+        self._backend = backend
+        self._grace = grace
+
+    def put(self, data: bytes | memoryview, sent: Sent = nobody) -> Blob:
+        """Keep these bytes. Nothing is written when the store holds them intact."""
+        return self.keep(Payload.of(data), sent)
+
+    def put_stream(self, chunks: Iterable[bytes], sent: Sent = nobody) -> Blob:
+        """Keep bytes that need not fit in memory."""
+        with scratch(self._backend.scratch_folder) as file:
+            for chunk in chunks:
+                file.write(chunk)
+            return self.keep(file.finish(), sent)
+
+    def keep(self, payload: Payload, sent: Sent = nobody) -> Blob:
+        blob = Blob(sha256=payload.sha256, size=payload.size)
+        path = blob_path(blob)
+        if self._is_kept(blob):
+            sent(blob.size)
+        # Looking again after a lost race: the winner may be a damaged file, of which only a repair gets rid.
+        elif not self._backend.create(path, payload, sent=sent) and not self._is_kept(blob):
+            self._backend.replace(path, payload, sent=sent)
+        return blob
+
+    def read(self, blob: Blob) -> bytes:
+        """The bytes, verified."""
+        return b"".join(self.chunks(blob))
+
+    def chunks(self, blob: Blob) -> Iterator[bytes]:
+        """The bytes in chunks; only when the last one has come are they verified."""
+        path = blob_path(blob)
+        chunks = self._backend.read(path)
+        if chunks is None:
+            raise NotFound(f"{self._backend.url} holds no blob {blob.sha256} of {blob.size} bytes; {PUBLISH_AGAIN}")
+        return checked(chunks, blob, f"{self._backend.url}/{path}", PUBLISH_AGAIN)
+
+    def copy_to(self, blob: Blob, path: Path, sent: Sent = nobody) -> None:
+        """Write the bytes to a file, which appears when they have proved right; its folder is made if need be."""
+        with scratch(path.parent) as file:
+            for chunk in self.chunks(blob):
+                file.write(chunk)
+                sent(len(chunk))
+            file.finish()
+            with os_errors(f"write {path}"):
+                flush_to_disk(file.path)
+                file.path.replace(path)
+
+    def settle(self, blobs: Sequence[Blob]) -> Iterator[tuple[Blob, str]]:
+        """Look at blobs that are about to be named: keeps them young, and gives those that are missing or wrong."""
+        for blob, fault in zip(blobs, self._backend.each(self._fault, blobs), strict=True):
+            if fault:
+                yield blob, fault
+
+    def is_intact(self, blob: Blob) -> bool:
+        """Present, and by its content: a name alone proves nothing after a power loss."""
+        return self._intact(blob) is not None
+
+    def _fault(self, blob: Blob) -> str | None:
+        """By what the backend knows without reading; where it knows no digest, the writer has compared the content."""
+        stat = self._backend.stat(blob_path(blob))
+        if stat is not None and not _may_be(blob, stat):
+            return f"has {stat.size} bytes, SHA-256 {stat.sha256 or 'not kept'}"
+        return None if stat is not None and self._keep_young(blob, stat) else "is missing"
+
+    def _is_kept(self, blob: Blob) -> bool:
+        stat = self._intact(blob)
+        return stat is not None and self._keep_young(blob, stat)
+
+    def _keep_young(self, blob: Blob, stat: Stat) -> bool:
+        """Whoever names a blob again keeps it from being collected before the name stands. False: it is gone."""
+        old = self._backend.now() - stat.modified > self._grace / 2
+        return not old or self._backend.touch(blob_path(blob))
+
+    def _intact(self, blob: Blob) -> Stat | None:
+        path = blob_path(blob)
+        stat = self._backend.stat(path)
+        if stat is None or not _may_be(blob, stat):
+            return None
+        if stat.sha256 is None and sha256_of_chunks(self._backend.read(path) or ()) != blob.sha256:
+            return None
+        return stat
+
+
+def _may_be(blob: Blob, stat: Stat) -> bool:
+    return stat.size == blob.size and stat.sha256 in (None, blob.sha256)

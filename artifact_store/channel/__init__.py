@@ -1,0 +1,1 @@
+"""Channels: what runs somewhere, as an append-only log that is never wrong about the present."""

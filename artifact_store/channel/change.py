@@ -1,0 +1,159 @@
+"""Promotion and rollback: the two ways to add a generation, and what is refused."""
+
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from artifact_store.channel.generation import Generation, Served, Signature, merged
+from artifact_store.channel.log import Appended, ChannelLog
+from artifact_store.documents import written_now
+from artifact_store.errors import NotFound, Refused
+from artifact_store.pins import Pins
+from artifact_store.record import Published
+from artifact_store.store import Store
+
+Sign = Callable[[bytes], Signature]
+
+
+@dataclass(frozen=True)
+class Author:
+    """Who changes a channel and why; `sign` vouches for it."""
+
+    actor: str
+    reason: str
+    sign: Sign | None = None
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What an artifact needs before a channel may serve it.
+
+    `targets`: for each model, those that the channel's fleets run on. `vouched`: whether somebody whom the channel's
+    policy trusts has signed the manifest; None where the policy asks for no signature.
+    """
+
+    targets: Mapping[str, Collection[str]] = field(default_factory=dict)
+    vouched: Callable[[Published], bool] | None = None
+
+
+def promote(
+    store: Store,
+    channel: str,
+    wanted: Sequence[Published],
+    author: Author,
+    requirements: Requirements,
+    *,
+    expected: int | None = None,
+) -> Appended:
+    """Serve these artifacts from now on, in place of those of the same model and target."""
+    log = ChannelLog(store.backend, channel)
+    news = [Served.of(one) for one in wanted]
+    manifests = [one.record.manifest for one in wanted]
+    with Pins(store.backend).held(manifests, actor=author.actor, reason=f"promotion to {channel}"):
+        for one in wanted:
+            _insist_on_artifact(store, one, channel, requirements)
+
+        def follow(tip: Generation | None) -> Generation | None:
+            _insist_on_tip(tip, expected, channel)
+            state = merged(tip.artifacts if tip else (), news)
+            _insist_on_targets(state, news, channel, requirements)
+            if tip is not None and state == tip.artifacts:
+                return None
+            return _next(channel, tip, author, state, restores=None)
+
+        return log.append(follow)
+
+
+def rollback(store: Store, channel: str, author: Author, *, to: int | None = None) -> Appended:
+    """Bring back the state of an earlier generation: `to`, or the newest one that differs from what is served."""
+    log = ChannelLog(store.backend, channel)
+
+    def follow(tip: Generation | None) -> Generation | None:
+        if tip is None:
+            raise NotFound(f"channel {channel} of {store.url} is empty; there is nothing to roll back")
+        target = _chosen(log, tip, to, store.url) if to is not None else _before(log, tip, store.url)
+        if target.artifacts == tip.artifacts:
+            return None
+        for served in target.artifacts:
+            if not store.blobs.is_intact(served.manifest):
+                raise Refused(
+                    f"generation {target.generation} of channel {channel} serves {served.name}, whose manifest "
+                    f"{served.manifest.sha256} is gone or damaged; roll back to another generation with --to"
+                )
+        return _next(channel, tip, author, target.artifacts, restores=target.origin)
+
+    return log.append(follow)
+
+
+def _next(
+    channel: str, tip: Generation | None, author: Author, state: tuple[Served, ...], restores: int | None
+) -> Generation:
+    plain = Generation(
+        channel=channel,
+        generation=tip.generation + 1 if tip else 1,
+        previous=tip.digest if tip else None,
+        action="promote" if restores is None else "rollback",
+        artifacts=state,
+        restores=restores,
+        actor=author.actor,
+        reason=author.reason,
+        at=written_now(),
+        write_id=secrets.token_hex(16),
+        signatures=(),
+    )
+    return plain.model_copy(update={"signatures": (author.sign(plain.signed_bytes()),)}) if author.sign else plain
+
+
+def _chosen(log: ChannelLog, tip: Generation, to: int, url: str) -> Generation:
+    found = log.read(to)
+    if found is None:
+        raise NotFound(f"channel {log.channel} of {url} has no generation {to}; it has 1 to {tip.generation}")
+    return found
+
+
+def _before(log: ChannelLog, tip: Generation, url: str) -> Generation:
+    """Two rollbacks in a row go back two states, and do not undo each other."""
+    for earlier in log.back_from(tip):
+        if earlier.generation < tip.origin and earlier.artifacts != tip.artifacts:
+            return earlier
+    raise NotFound(
+        f"channel {log.channel} of {url} has no state before that of generation {tip.origin}; "
+        "choose one with --to, or promote an artifact"
+    )
+
+
+def _insist_on_tip(tip: Generation | None, expected: int | None, channel: str) -> None:
+    current = tip.generation if tip else 0
+    if expected is not None and current != expected:
+        raise Refused(f"channel {channel} is at generation {current}, not {expected}; look at it, then promote again")
+
+
+def _insist_on_artifact(store: Store, one: Published, channel: str, requirements: Requirements) -> None:
+    name = f"{one.model_id}@{one.request_key[:12]}"
+    for blob, fault in store.blobs.settle(one.manifest.blobs()):
+        raise Refused(
+            f"{name} is incomplete: blob {blob.sha256} of {blob.size} bytes {fault} in {store.url}; publish it again"
+        )
+    unproved = [each.name for each in one.manifest.executables if not one.manifest.report.get(each.name)]
+    if unproved:
+        raise Refused(
+            f"{name} was published without verification of {', '.join(unproved)}; build it again with verification"
+        )
+    if requirements.vouched is not None and not requirements.vouched(one):
+        raise Refused(
+            f"channel {channel} takes signed artifacts only, and no key that it trusts has signed {name}; "
+            f"sign it with: nxpipe store sign {name}"
+        )
+
+
+def _insist_on_targets(
+    state: Sequence[Served], news: Sequence[Served], channel: str, requirements: Requirements
+) -> None:
+    for model in sorted({served.model_id for served in news}):
+        served = {each.target for each in state if each.model_id == model}
+        missing = sorted(set(requirements.targets.get(model, ())) - served)
+        if missing:
+            raise Refused(
+                f"the fleets of channel {channel} run {model} on {' and '.join(missing)} too, and no artifact for that "
+                "is served or promoted; build it, and promote all of them in one command"
+            )

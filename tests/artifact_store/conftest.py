@@ -1,0 +1,52 @@
+"""A store in a folder and a store on S3, for promises that both must keep."""
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from artifact_store import Store
+from artifact_store.backends.s3 import Bucket
+from tests.artifact_store.samples import Place, bucket, folder, s3_server
+from tests.artifact_store.wire import Wire, impatient_client
+
+
+@pytest.fixture(scope="package")
+def server() -> Iterator[dict[str, str]]:
+    with s3_server() as environment:
+        yield environment
+
+
+@pytest.fixture(params=["local", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    if request.param == "local":
+        return folder(tmp_path / "store")
+    for name, value in request.getfixturevalue("server").items():
+        monkeypatch.setenv(name, value)
+    return bucket(f"test-{secrets.token_hex(8)}")
+
+
+@pytest.fixture
+def store(place: Place) -> Store:
+    return place.store
+
+
+@pytest.fixture
+def client(server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+    return impatient_client()
+
+
+@pytest.fixture
+def backend(client: Any) -> Bucket:
+    name = f"test-{secrets.token_hex(8)}"
+    client.create_bucket(Bucket=name)
+    return Bucket(name, "p", client)
+
+
+@pytest.fixture
+def wire(client: Any) -> Wire:
+    return Wire(client)

@@ -1,0 +1,173 @@
+"""Leases, failures, pins and graph records: small notes beside artifacts, each with one promise."""
+
+import errno
+import threading
+
+import pytest
+
+from artifact_store import Store
+from artifact_store.documents import Blob
+from artifact_store.errors import Conflict, Corrupt, NotFound, Refused, StoreUnavailable
+from artifact_store.failures import failure_of, remember_failure
+from artifact_store.graphs import GraphRecord, executable_of, remember_executable
+from artifact_store.layout import blob_path, failure_path, graph_path, lease_folder
+from artifact_store.leases import Leases, new_holder
+from artifact_store.pins import Pins
+from tests.artifact_store.samples import Place
+
+KEY, OTHER = "a" * 64, "b" * 64
+
+
+class Unsupported(Exception):
+    deterministic = True
+
+
+def test_one_of_many_takes_a_lease_and_the_others_learn_who(place: Place) -> None:
+    leases, start = Leases(place.backend), threading.Barrier(16)
+    taken = []
+
+    def run() -> None:
+        start.wait(timeout=60)
+        if lease := leases.take(KEY, new_holder("builder")):
+            taken.append(lease)
+
+    threads = [threading.Thread(target=run) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [leases.current(KEY)] == taken
+    assert leases.current(OTHER) is None
+
+
+def test_a_lease_that_was_given_back_or_has_expired_is_taken_anew(place: Place) -> None:
+    leases = Leases(place.backend)
+    first = leases.take(KEY, "one")
+    assert first is not None
+    leases.give_back(first)
+    hasty = Leases(place.backend, seconds=-1).take(KEY, "two")
+    assert hasty is not None
+    third = leases.take(KEY, "three")
+    assert third is not None
+    assert (first.term, hasty.term, third.term) == (1, 2, 3)
+    assert leases.take(KEY, "four") is None
+
+
+def test_a_lease_is_renewed_while_it_is_kept_and_given_back_at_the_end(place: Place) -> None:
+    leases = Leases(place.backend, seconds=0.3)
+    lease = leases.take(KEY, "one")
+    assert lease is not None
+    renewed = threading.Event()
+    with leases.kept(lease):
+        while not renewed.is_set():
+            current = leases.current(KEY)
+            if current is not None and current.expires_at > lease.expires_at:
+                renewed.set()
+    assert leases.current(KEY) is None
+
+
+def test_a_damaged_lease_stops_nobody(place: Place) -> None:
+    leases = Leases(place.backend)
+    leases.take(KEY, "one")
+    place.write(f"{lease_folder(KEY)}0000000001", b"rot")
+    taken = leases.take(KEY, "two")
+    assert taken is not None
+    assert taken.term == 2
+
+
+def test_a_failure_of_the_request_itself_is_remembered_with_its_log(store: Store) -> None:
+    remember_failure(store, KEY, Unsupported("aten.foo has\nno counterpart"), log=b"the whole story")
+    found = failure_of(store, KEY)
+    assert found is not None
+    assert (found.kind, found.message) == ("Unsupported", "aten.foo has no counterpart")
+    assert found.log is not None
+    assert store.read_blob(found.log) == b"the whole story"
+    assert failure_of(store, OTHER) is None
+
+
+def test_a_failure_is_forgotten_when_its_time_is_over(store: Store) -> None:
+    remember_failure(store, KEY, Unsupported("no"), seconds=-1)
+    assert failure_of(store, KEY) is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        KeyboardInterrupt(),
+        TimeoutError(),
+        OSError(errno.ENOSPC, "No space left on device"),
+        StoreUnavailable("the network is down"),
+        RuntimeError("nobody knows"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_another_attempt_may_be_spared_is_never_remembered(store: Store, error: Exception) -> None:
+    assert remember_failure(store, KEY, error) is None
+    assert failure_of(store, KEY) is None
+
+
+def test_a_message_of_any_length_and_content_is_kept_short_and_plain(store: Store) -> None:
+    remember_failure(store, KEY, Unsupported("\x1b[31m" + "x" * 100_000))
+    found = failure_of(store, KEY)
+    assert found is not None
+    assert found.message.isprintable()
+    assert len(found.message) == 4000
+
+
+def test_the_longest_message_there_is_still_fits_into_a_record(store: Store) -> None:
+    remember_failure(store, KEY, Unsupported("\U0001f600" * 100_000))
+    assert failure_of(store, KEY) is not None
+
+
+def test_a_pin_keeps_one_manifest_under_a_name(store: Store) -> None:
+    pins, one, other = Pins(store.backend), store.put_blob(b"one"), store.put_blob(b"other")
+    assert pins.add("audit", one, actor="ann", reason="2026") == pins.add("audit", one, actor="bob", reason="again")
+    with pytest.raises(Refused, match="already keeps"):
+        pins.add("audit", other, actor="bob", reason="mine")
+    assert [pin.name for pin in pins.all()] == ["audit"]
+    pins.remove("audit")
+    assert pins.all() == []
+    with pytest.raises(NotFound, match="no pin audit"):
+        pins.remove("audit")
+
+
+def test_a_pin_for_a_while_ends(store: Store) -> None:
+    pins = Pins(store.backend)
+    pin = pins.add("short", Blob.of(b""), actor="ann", reason="", seconds=60)
+    now = store.backend.now()
+    assert pin.holds(now)
+    assert not pin.holds(now + 61)
+
+
+def test_an_executable_is_found_by_its_graph_until_its_bytes_are_damaged(place: Place) -> None:
+    blob = place.store.put_blob(b"program")
+    assert executable_of(place.store, KEY) is None
+    remember_executable(place.store, KEY, blob)
+    remember_executable(place.store, KEY, blob)
+    assert executable_of(place.store, KEY) == blob
+    place.write(blob_path(blob), b"pr0gram")
+    assert executable_of(place.store, KEY) is None
+
+
+def test_two_executables_of_one_graph_are_a_conflict(store: Store) -> None:
+    remember_executable(store, KEY, store.put_blob(b"one"))
+    with pytest.raises(Conflict, match=f"graph key {KEY}"):
+        remember_executable(store, KEY, store.put_blob(b"other"))
+
+
+def test_a_record_in_anothers_place_is_corrupt(place: Place) -> None:
+    remember_executable(place.store, KEY, place.store.put_blob(b"program"))
+    theirs = GraphRecord(graph_key=OTHER, executable=Blob.of(b"program"), write_id="0" * 32)
+    place.write(graph_path(KEY), theirs.to_bytes())
+    with pytest.raises(Corrupt, match=OTHER):
+        executable_of(place.store, KEY)
+
+
+def test_a_damaged_failure_is_corrupt_and_the_next_one_replaces_it(place: Place) -> None:
+    remember_failure(place.store, KEY, Unsupported("no"))
+    place.write(failure_path(KEY), b"rot")
+    with pytest.raises(Corrupt):
+        failure_of(place.store, KEY)
+    remember_failure(place.store, KEY, Unsupported("no"))
+    assert failure_of(place.store, KEY) is not None
