@@ -1,0 +1,91 @@
+"""moto's S3 server in a process of its own, and one request to it at a time."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, Final
+
+from tests.faults.wire import CHUNK, Answer, BrokenOff, Head, nothing, read_body, read_head
+
+# It ends with its parent, however that ends: nothing is then left to hold its standard input open.
+_SERVER: Final = """
+import logging, sys
+from moto.server import ThreadedMotoServer
+logging.getLogger("werkzeug").setLevel(logging.ERROR)
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print(*server.get_host_and_port(), flush=True)
+sys.stdin.read()
+"""
+
+
+class MotoFailed(Exception):
+    """The server behind the proxy did not do its part; a test that meets this has proved nothing."""
+
+
+@dataclass(frozen=True)
+class Moto:
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    async def ask(self, head: Head, body: IO[bytes] | None = None) -> Answer:
+        """One request on one connection, which is how moto's server wants it; its answer's body may still be coming."""
+        reader, writer = await asyncio.open_connection(self.host, self.port)
+        try:
+            answer = await self._exchange(head, body, reader, writer)
+        except (OSError, BrokenOff) as problem:
+            writer.close()
+            raise MotoFailed(f"moto broke off at {head.start}: {problem}") from problem
+        silent = head.start.startswith("HEAD ") or answer.status in (204, 304)
+        content = nothing() if silent else _content(reader, answer)
+        return Answer(answer.without("Connection"), content, writer.close)
+
+    async def _exchange(
+        self, head: Head, body: IO[bytes] | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> Head:
+        writer.write(head.having("Connection", "close").encode())
+        if body is not None:
+            body.seek(0)
+            while data := body.read(CHUNK):
+                writer.write(data)
+                await writer.drain()
+        answer = await read_head(reader)
+        if answer is None:
+            raise MotoFailed(f"moto closed the connection without an answer to {head.start}")
+        return answer
+
+
+async def _content(reader: asyncio.StreamReader, answer: Head) -> AsyncIterator[bytes]:
+    try:
+        async for chunk in read_body(reader, answer, until_close=True):
+            yield chunk
+    except (OSError, BrokenOff) as problem:
+        raise MotoFailed(f"moto broke off in an answer: {problem}") from problem
+
+
+async def whole(answer: Answer) -> bytes:
+    """For the small answers that are read and amended."""
+    try:
+        return b"".join([chunk async for chunk in answer.body])
+    finally:
+        answer.close()
+
+
+@contextmanager
+def moto_process() -> Iterator[Moto]:
+    with subprocess.Popen(
+        [sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        host, port = process.stdout.readline().split()
+        try:
+            yield Moto(host, int(port))
+        finally:
+            process.kill()
