@@ -1,67 +1,124 @@
-"""Writes the part of docs/conformance.md that PyTorch's operator database judges.
+"""Writes docs/conformance.md: what PyTorch's operator database and ONNX's node tests say of the operators.
 
-    python benchmarks/conformance.py [--most N]
+    python benchmarks/conformance.py [--most N] [--workers N]
 
-Without --most every sample of every type is run, which takes a quarter of an hour or more.
+Without --most every sample of every type is run, which takes a quarter of an hour on two cores.
 """
 
 import argparse
+import re
 import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import date
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from tests.conformance.opinfo import DTYPES, Verdict, judge, operators
+import numpy
+import onnx
+import torch
+
+from emulator.ops import OPERATORS
+from tests.conformance.onnx_report import Outcome, outcomes
+from tests.conformance.opinfo import DTYPES, Verdict, judged
 
 PAGE = Path(__file__).parent.parent / "docs" / "conformance.md"
-_BEGIN, _END = "<!-- opinfo: begin -->", "<!-- opinfo: end -->"
-_TITLE = "# Conformance\n\nWhat independent judges say of the operators; `benchmarks/conformance.py` makes this page.\n"
+
+# What makes two reasons differ though they say the same: places in a source, types, names, numbers.
+_PARTICULARS = re.compile(r" at \S+:\d+| with x\d+ \[[^:]*|\b\w+\[[\d,]*\]|'[^']*'|\b\d+\b")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--most", type=int, help="samples of each operator and type")
-    most = parser.parse_args().most
-    verdicts: dict[str, Verdict] = {}
-    for name, entry in operators().items():
-        verdict = verdicts[name] = Verdict()
-        for dtype in DTYPES:
-            judge(entry, dtype, most, verdict)
+    parser.add_argument("--workers", type=int, help="processes; as many as there are cores unless told")
+    args = parser.parse_args()
+    verdicts = dict(judged(args.most, args.workers))
+    found = list(outcomes())
+    for name, verdict in verdicts.items():
         for failure in verdict.failed:
             print(f"{name}: {failure}", file=sys.stderr)
-    _replace(section(verdicts, most))
-    return int(any(verdict.failed for verdict in verdicts.values()))
+    PAGE.write_text(page(verdicts, found, args.most))
+    failed = any(verdict.failed for verdict in verdicts.values()) or any(one.verdict == "failed" for one in found)
+    return int(failed)
 
 
-def section(verdicts: dict[str, Verdict], most: int | None) -> str:
-    passed = sum(verdict.passed for verdict in verdicts.values())
-    unsupported = sum(sum(verdict.unsupported.values()) for verdict in verdicts.values())
-    failed = sum(len(verdict.failed) for verdict in verdicts.values())
-    samples = f"at most {most} samples of each type" if most else "every sample"
-    types = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+def page(verdicts: Mapping[str, Verdict], found: list[Outcome], most: int | None) -> str:
+    versions = f"PyTorch {torch.__version__}, ONNX {onnx.__version__}, numpy {numpy.__version__}"
     lines = [
-        "## PyTorch's operator database\n",
-        f"{len(verdicts)} operators, {samples} ({types}), each traced, imported, run on the emulator and held against",
-        f"PyTorch: **{passed} passed, {unsupported} unsupported, {failed} failed**. Unsupported samples are refused",
-        "before anything runs, with the reason shown.\n",
-        "| Operator | Passed | Unsupported | Failed | Most frequent reason |",
-        "| --- | ---: | ---: | ---: | --- |",
-        *(_row(name, verdict) for name, verdict in sorted(verdicts.items())),
+        "# Conformance\n",
+        "What independent judges say of the operators: PyTorch's own operator database, and ONNX's node tests through",
+        "its standard backend interface. Unsupported means refused before anything runs, with a reason; failed means",
+        f"another result. `benchmarks/conformance.py` wrote this page on {date.today().isoformat()} with {versions}.\n",
+        *_opinfo(verdicts, most),
+        *_onnx(found),
+        *_ours(verdicts, found),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _row(name: str, verdict: Verdict) -> str:
-    reason = verdict.unsupported.most_common(1)[0][0].replace("|", "\\|") if verdict.unsupported else ""
-    return f"| `{name}` | {verdict.passed} | {sum(verdict.unsupported.values())} | {len(verdict.failed)} | {reason} |"
+def _opinfo(verdicts: Mapping[str, Verdict], most: int | None) -> Iterable[str]:
+    passed = sum(verdict.passed for verdict in verdicts.values())
+    failed = sum(len(verdict.failed) for verdict in verdicts.values())
+    reasons = Counter[str]()
+    for verdict in verdicts.values():
+        for reason, count in verdict.unsupported.items():
+            reasons[_general(reason)] += count
+    samples = f"at most {most} samples of each type" if most else "every sample"
+    types = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+    yield "## PyTorch's operator database\n"
+    yield f"{len(verdicts)} operators, {samples} ({types}), each traced, imported, run on the emulator and held against"
+    yield f"PyTorch: **{passed} passed, {reasons.total()} unsupported, {failed} failed**.\n"
+    yield from _grouped(reasons, "samples")
+    yield from ("| Operator | Passed | Unsupported | Failed |", "| --- | ---: | ---: | ---: |")
+    for name, verdict in sorted(verdicts.items()):
+        yield f"| `{name}` | {verdict.passed} | {verdict.unsupported.total()} | {len(verdict.failed)} |"
+    yield ""
 
 
-def _replace(text: str) -> None:
-    """Other judges' sections of the page stay as they are."""
-    page = PAGE.read_text() if PAGE.is_file() else _TITLE
-    before, _, rest = page.partition(_BEGIN)
-    after = rest.partition(_END)[2] or "\n"
-    PAGE.write_text(f"{before.rstrip()}\n\n{_BEGIN}\n\n{text}\n{_END}{after}")
+def _onnx(found: list[Outcome]) -> Iterable[str]:
+    totals = Counter(one.verdict for one in found)
+    figures = ", ".join(f"{totals[verdict]} {verdict}" for verdict in ("passed", "unsupported", "failed"))
+    yield "## ONNX's node tests\n"
+    yield f"{len(found)} tests, operator set {onnx.defs.onnx_opset_version()}: **{figures}**. A test counts for each"
+    yield "operator in its model.\n"
+    yield from _grouped(Counter(_general(one.reason) for one in found if one.verdict == "unsupported"), "tests")
+    table: dict[str, Counter[str]] = {}
+    for one in found:
+        for operator in one.operators:
+            table.setdefault(operator, Counter())[one.verdict] += 1
+    yield from ("| Operator | Passed | Unsupported | Failed |", "| --- | ---: | ---: | ---: |")
+    for operator, counts in sorted(table.items()):
+        yield f"| `{operator}` | {counts['passed']} | {counts['unsupported']} | {counts['failed']} |"
+    yield ""
+
+
+def _ours(verdicts: Mapping[str, Verdict], found: list[Outcome]) -> Iterable[str]:
+    """How often each operator of the graph took part in something that passed."""
+    samples = sum((verdict.used for verdict in verdicts.values()), Counter[str]())
+    tests = Counter(name for one in found if one.verdict == "passed" for name in one.used)
+    yield "## The graph's own operators\n"
+    yield "How many passed samples and node tests each took part in. What ranks say to each other has no counterpart"
+    yield "in either; the tests of tensor parallelism hold it against the whole model.\n"
+    yield from ("| Operator | Samples | Node tests |", "| --- | ---: | ---: |")
+    for name in sorted(OPERATORS):
+        yield f"| `{name}` | {samples[name]} | {tests[name]} |"
+
+
+def _grouped(reasons: Counter[str], unit: str) -> Iterable[str]:
+    yield from (f"| Why unsupported | {unit.capitalize()} |", "| --- | ---: |")
+    for reason, count in sorted(reasons.items(), key=lambda item: (-item[1], item[0])):
+        yield f"| {reason} | {count} |"
+    yield ""
+
+
+def _general(reason: str) -> str:
+    """The advice alone, without the operator that is told it and what is particular about the case."""
+    advice = reason.rpartition("; the first is ")[2]
+    if advice != reason or re.match(r"[\w.:]+(\.\w+)?(, result \d+)?: ", advice):
+        advice = re.sub(r"^.*?: ", "", advice, count=1)
+    return " ".join(_PARTICULARS.sub(" …", advice).replace("|", "\\|").split())
 
 
 if __name__ == "__main__":

@@ -1,22 +1,24 @@
 """How many model classes of transformers lower to a graph, and what stands in the way of the others.
 
-Usage: nice python benchmarks/sweep.py FOLDER [--only PART] [--workers N] [--timeout SECONDS] [--again KIND]
+Usage: nice python benchmarks/sweep.py FOLDER [--mapping NAME] [--only PART] [--workers N] [--timeout S] [--again KIND]
 
-Every class behind transformers' automatic base, causal and masked language models is built from its default
-configuration, cut to two layers, and captured. Each class has a process and a time-out of its own. Answers are kept in
-FOLDER/sweep.jsonl as they come: a sweep that was interrupted goes on where it stopped, and `--again` asks once more
-for those whose answer was of a kind. The table goes to standard output.
+Every class behind transformers' automatic base, causal and masked language models (or behind the mappings named) is
+built from its default configuration, cut to two layers where that can be built, and captured. Each class has a process
+and a time-out of its own. Answers are kept in FOLDER/sweep.jsonl as they come: a sweep that was interrupted goes on
+where it stopped, and `--again` asks once more for those whose answer was of a kind. The page goes to standard output.
 """
 
 import argparse
+import contextlib
 import json
 import multiprocessing
+import re
 import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -29,11 +31,25 @@ _DEPTHS = (
     *("encoder_layers", "decoder_layers", "num_hidden_groups", "num_blocks", "n_blocks", "num_transformer_layers"),
     *("encoder_n_layers", "decoder_n_layers", "speech_encoder_layers", "t2u_encoder_layers", "t2u_decoder_layers"),
 )
+# By name: the task that its classes are for, and the mapping.
 _MAPPINGS = {
-    "feature-extraction": "MODEL_MAPPING_NAMES",
-    "text-generation": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
-    "fill-mask": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "base": ("feature-extraction", "MODEL_MAPPING_NAMES"),
+    "causal": ("text-generation", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"),
+    "masked": ("fill-mask", "MODEL_FOR_MASKED_LM_MAPPING_NAMES"),
+    "seq2seq": ("text2text-generation", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"),
+    "image-classification": ("image-classification", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES"),
+    "speech": ("automatic-speech-recognition", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES"),
+    "ctc": ("automatic-speech-recognition", "MODEL_FOR_CTC_MAPPING_NAMES"),
 }
+_USUAL = ("base", "causal", "masked")
+_HEADING = """# Breadth: the model classes of transformers
+
+Every class behind transformers' automatic mappings ({}), from its default configuration cut to two layers where that
+can be built, captured in float32 with {} tokens and a batch of one, with torch {} and transformers {}, by
+`benchmarks/sweep.py`. Capturing is all it tries: no graph of it is executed. `CaptureError`: the class has no default
+model on this machine, needs an input whose shape no configuration tells, or raises an error in tracing. `GraphBreak`:
+it decides by a tensor's value. `UnsupportedOperators`: it uses operators that have no counterpart.
+"""
 
 
 @dataclass(frozen=True)
@@ -52,6 +68,7 @@ class Answer:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--mapping", action="append", choices=_MAPPINGS, help="may be repeated")
     parser.add_argument("--only", default="", help="classes whose name holds this text")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=600)
@@ -61,7 +78,8 @@ def main() -> int:
     book = given.folder / "sweep.jsonl"
     latest = {answer.name: answer for answer in _read(book)}
     known = {name: answer for name, answer in latest.items() if answer.kind not in given.again}
-    every = _classes()
+    mappings = given.mapping or _USUAL
+    every = _classes(mappings)
     chosen = {name: case for name, case in every.items() if name not in known and given.only in name}
     _prepare()
     with book.open("a") as out:
@@ -70,7 +88,7 @@ def main() -> int:
             out.write(json.dumps(asdict(answer)) + "\n")
             out.flush()
             print(f"{len(known)}/{len(every)} {answer.name}: {answer.kind} {answer.says[:150]}", file=sys.stderr)
-    _print_table([known[name] for name in every if name in known], len(every))
+    _print_page([known[name] for name in every if name in known], len(every), mappings)
     return 0 if all(answer.kind not in ("Untyped", "TimedOut") for answer in known.values()) else 1
 
 
@@ -80,12 +98,12 @@ def _read(book: Path) -> Iterator[Answer]:
             yield Answer(**json.loads(line))
 
 
-def _classes() -> dict[str, tuple[str, str]]:
+def _classes(mappings: Iterable[str] = _USUAL) -> dict[str, tuple[str, str]]:
     """Task and model type by class name; a class in several mappings counts once, under the first."""
     from transformers.models.auto import modeling_auto
 
     found: dict[str, tuple[str, str]] = {}
-    for task, mapping in _MAPPINGS.items():
+    for task, mapping in (_MAPPINGS[name] for name in mappings):
         for model_type, names in getattr(modeling_auto, mapping).items():
             for name in (names,) if isinstance(names, str) else names:
                 found.setdefault(name, (task, model_type))
@@ -149,7 +167,7 @@ def _tried(name: str, task: str, model_type: str) -> tuple[str, str, int]:
     import torch
 
     from emulator.capture.export import capture_module
-    from emulator.capture.model import instantiate
+    from emulator.capture.packed import hold_grid
     from emulator.capture.request import CaptureRequest
     from emulator.capture.signature import input_types
     from emulator.errors import CompileError, UnsupportedOperators
@@ -157,14 +175,15 @@ def _tried(name: str, task: str, model_type: str) -> tuple[str, str, int]:
 
     try:
         kind, config = _class_and_configuration(name, model_type)
-        request = CaptureRequest({"model_type": model_type}, task, "forward", 1, SEQUENCE, "float32")
-        model = instantiate(kind, config, request.dtype)
+        request = CaptureRequest({"model_type": model_type}, task, "forward", 1, _sequence(config), "float32")
+        model = _built(name, model_type, kind, config)
+        hold_grid(model, request.batch)
         types = input_types(model, request).items()
         empty = {name: torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta") for name, t in types}
         graph = capture_module(model, empty)
         check(graph, after="capture")
     except UnsupportedOperators as fault:
-        return type(fault).__name__, "; ".join(map(str, fault.findings)), 0
+        return type(fault).__name__, "; ".join(_grouped(fault.findings)), 0
     except CompileError as fault:
         return type(fault).__name__, str(fault), 0
     except Exception as fault:  # what the compiler did not foresee is what a sweep is for
@@ -172,22 +191,53 @@ def _tried(name: str, task: str, model_type: str) -> tuple[str, str, int]:
     return "lowered", "", len(graph.nodes)
 
 
-def _class_and_configuration(name: str, model_type: str) -> tuple[Any, Any]:
+def _grouped(findings: Iterable[Any]) -> Iterator[str]:
+    """Findings in one sentence each, those of equal layers in one."""
+    counts: Counter[Any] = Counter()
+    for finding in findings:
+        module = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", finding.module)
+        counts[replace(finding, module=module, count=1)] += finding.count
+    for finding, count in counts.items():
+        yield str(replace(finding, count=count))
+
+
+def _built(name: str, model_type: str, kind: Any, config: Any) -> Any:
+    """The model, in its full depth if its layers do not stand being cut."""
+    from emulator.capture.model import instantiate
+    from emulator.errors import CaptureError
+
+    try:
+        return instantiate(kind, config, "float32")
+    except CaptureError:
+        return instantiate(kind, _class_and_configuration(name, model_type, whole=True)[1], "float32")
+
+
+def _sequence(config: Any) -> int:
+    """As many tokens as asked for, or as few as the text model takes."""
+    inner = [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
+    limits = [getattr(part, "max_position_embeddings", None) for part in (config, *inner)]
+    return min([SEQUENCE, *(limit for limit in limits if isinstance(limit, int) and limit > 0)])
+
+
+def _class_and_configuration(name: str, model_type: str, *, whole: bool = False) -> tuple[Any, Any]:
     import transformers
 
-    from emulator.capture.model import one_line, quiet_libraries
+    from emulator.capture.model import leave_out_caches, one_line, quiet_libraries
     from emulator.errors import CaptureError
 
     try:
         with quiet_libraries():
-            config = _cut(transformers.AutoConfig.for_model(model_type))
+            config = transformers.AutoConfig.for_model(model_type)
+            config = config if whole else _cut(config)
+            config.use_cache = False
+            leave_out_caches(config)
             return getattr(transformers, name), config
     except Exception as fault:
         raise CaptureError(f"transformers has no default {name} on this machine: {one_line(fault)}") from fault
 
 
 def _cut(config: Any) -> Any:
-    """The configuration with at most so many layers, in a stage where it has several, and without a cache."""
+    """The configuration with at most so many layers, in a stage where it has several."""
     if isinstance(getattr(config, "depths", None), list | tuple):
         config.depths = [min(depth, LAYERS) for depth in config.depths]  # a depth for each stage; their number stays
     else:
@@ -202,7 +252,6 @@ def _cut(config: Any) -> Any:
     for inner in getattr(config, "sub_configs", {}):
         if getattr(config, inner, None) is not None:
             _cut(getattr(config, inner))
-    config.use_cache = False
     return config
 
 
@@ -210,10 +259,15 @@ def _cut_depth(config: Any) -> None:
     for name in _DEPTHS:
         depth = getattr(config, name, None)
         if isinstance(depth, int) and not isinstance(depth, bool) and depth > LAYERS:
-            setattr(config, name, LAYERS)
+            with contextlib.suppress(AttributeError, NotImplementedError):  # computed from other settings
+                setattr(config, name, LAYERS)
 
 
-def _print_table(answers: list[Answer], every: int) -> None:
+def _print_page(answers: list[Answer], every: int, mappings: Iterable[str]) -> None:
+    import torch
+    import transformers
+
+    print(_HEADING.format(", ".join(mappings), SEQUENCE, torch.__version__, transformers.__version__))
     kinds = Counter(answer.kind for answer in answers)
     by_type: dict[str, set[str]] = {}
     for answer in answers:

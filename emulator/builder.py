@@ -88,6 +88,9 @@ class GraphBuilder:
         """The node that defined a value, if a node did."""
         return self._nodes.get(value)
 
+    def is_input(self, value: Value) -> bool:
+        return value in self._inputs.values()
+
     def table_of(self, value: Value) -> Array | None:
         """The numbers of a value, if it is a constant."""
         return self._constants.get(value)

@@ -1,15 +1,55 @@
 """From a request to the finished graph: the one door that builds and checks go through."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
 from emulator.capture import CaptureRequest, capture
 from emulator.graph import Graph
 from emulator.passes import PassOptions, run_passes
+from emulator.passes.roll import roll
+from emulator.passes.shard import Piece, apply, plan
+from emulator.repeat import unroll
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled model: the graph that each rank runs, and the whole that all of them together stand for.
+
+    Weights and states that are not listed are whole on every rank.
+    """
+
+    whole: Graph
+    graph: Graph
+    degree: int
+    parameters: Mapping[str, Piece]
+    states: Mapping[str, Piece]
+
+
+def compile_program(request: CaptureRequest, options: PassOptions) -> Program:
+    """All passes, and the division among ranks that the options ask for, by the authors' own plan if they made one."""
+    whole = compile_graph(request, replace(options, tensor_parallel=1))
+    if options.tensor_parallel > 1 and not options.published_plan:
+        from emulator.capture.published import published_plan
+
+        options = replace(options, published_plan=published_plan(request))
+    return divided(whole, options)
+
+
+def divided(whole: Graph, options: PassOptions) -> Program:
+    """A compiled graph as a program for so many ranks."""
+    if options.tensor_parallel == 1:
+        return Program(whole, whole, 1, {}, {})
+    layers = unroll(whole)
+    found = plan(layers, options.tensor_parallel, dict(options.published_plan))
+    graph = run_passes(apply(layers, found), options, (roll,))
+    return Program(whole, graph, found.degree, found.parameters, found.states)
 
 
 def compile_graph(request: CaptureRequest, options: PassOptions) -> Graph:
     """The graph after all passes. Its cost does not grow with a model's depth where layers provably repeat."""
     from emulator.capture.depth import compile_by_depth
 
-    def compile_whole(whole: CaptureRequest) -> Graph:
-        return run_passes(capture(whole), options)
+    def finish(graph: Graph) -> Graph:
+        return run_passes(graph, options)
 
-    return compile_by_depth(request, compile_whole) or compile_whole(request)
+    return compile_by_depth(request, finish) or finish(capture(request))

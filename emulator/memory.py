@@ -19,25 +19,11 @@ _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
 CODE_PER_PHYSICAL_CORE: Final = 96 * _MIB  # instructions and their rings, by the runtime's documentation
 
-# The degrees of the public tensor-parallel library. None are published for Trn3, whose cores group like Trn2's.
-_DEGREES: Final[Mapping[str, tuple[int, ...]]] = {
-    "inf2": (1, 2, 4, 8, 24),
-    "trn1": (1, 2, 8, 16, 32),
-    "trn1n": (1, 2, 8, 16, 32),
-    "trn2": (1, 2, 4, 8, 16, 32, 64),
-    "trn3": (1, 2, 4, 8, 16, 32, 64),
-}
-
 _VIEWS: Final = (Reshape, Broadcast, Slice, Transpose)
 _UPDATES: Final = (SliceUpdate, IndexUpdate)
 _IN_PLACE: Final = (Unary, Binary, Where, Cast)
 
 Size: TypeAlias = Callable[[Value], int]  # bytes of a value on one rank
-
-
-def degrees(target: Instance) -> tuple[int, ...]:
-    """The tensor-parallel degrees that one instance offers."""
-    return tuple(degree for degree in _DEGREES[target.compiler_target] if degree <= target.logical_cores)
 
 
 def capacity(target: Instance) -> int:
@@ -70,13 +56,16 @@ class Footprint:
         return self.data + code_bytes(target)
 
 
-def footprints(programs: Sequence[Graph], degrees: Sequence[int]) -> tuple[list[Footprint], dict[int, str]]:
-    """What each degree takes, and for a degree that the model cannot have, the reason."""
+def footprints(
+    programs: Sequence[Graph], degrees: Sequence[int], published: Mapping[str, str] | None = None
+) -> tuple[list[Footprint], dict[int, str]]:
+    """What each degree takes, by the published plan if there is one; and why the model cannot have a degree."""
     found, refused = [], {}
-    divisions = {graph: divide(_first_iteration(graph)) for graph in programs} if max(degrees, default=1) > 1 else {}
+    several = programs if max(degrees, default=1) > 1 else ()
+    divisions = {graph: divide(_first_iteration(graph), published) for graph in several}
     for degree in degrees:
         plans = {graph: division.plan(degree) for graph, division in divisions.items() if degree > 1}
-        reasons = [plan.reason for plan in plans.values() if plan.reason]
+        reasons = [str(plan.refusal) for plan in plans.values() if plan.refusal]
         if reasons:
             refused[degree] = reasons[0]
         else:

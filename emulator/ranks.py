@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from threading import Barrier, BrokenBarrierError
 from typing import TypeVar
 
+from emulator.compile import Program
 from emulator.errors import ExecutionError
 from emulator.fast import LoadedGraph
 from emulator.graph import Graph
@@ -100,6 +101,27 @@ class LoadedRanks:
         for fault in sorted(faults, key=lambda fault: isinstance(fault, BrokenBarrierError)):
             raise fault  # the cause, not that others waited in vain
         return [rank.result() for rank in ranks]
+
+
+class LoadedProgram:
+    """A compiled program with its weights, seen from outside: whole tensors go in, and whole ones come out."""
+
+    def __init__(self, program: Program, parameters: Mapping[str, Array]) -> None:
+        self._program = program
+        self._ranks = LoadedRanks(program.graph, parameters)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """One forward pass: the outputs, and among them what the states are after it."""
+        program, given = self._program, dict(inputs)
+        before: list[dict[str, Array]] = [{} for _ in range(program.degree)]
+        for name, piece in program.states.items():
+            for own, share in zip(before, piece.parted(given.pop(name), program.degree), strict=True):
+                own[name] = share
+        outputs, after = self._ranks.run(given, before)
+        for name in after[0]:
+            shares = [own[name] for own in after]
+            outputs[name] = program.states[name].joined(shares) if name in program.states else shares[0]
+        return {name: outputs[name] for name in program.whole.outputs}
 
 
 def execute_ranks(graph: Graph, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -23,6 +23,9 @@ class DType(StrEnum):
     FLOAT8_E5M2 = "float8_e5m2"
     FLOAT8_E4M3 = "float8_e4m3"  # the accelerator's own: finite up to 240
     FLOAT8_E4M3FN = "float8_e4m3fn"  # the Open Compute Project's: finite up to 448, no infinity
+    UINT64 = "uint64"
+    UINT32 = "uint32"
+    UINT16 = "uint16"
     INT64 = "int64"
     INT32 = "int32"
     INT16 = "int16"
@@ -61,6 +64,7 @@ class DType(StrEnum):
         return self.value.replace("bfloat", "bf").replace("tfloat", "tf").replace("float", "f").replace("int", "i")
 
 
+_UNSIGNED = {DType.UINT64, DType.UINT32, DType.UINT16, DType.UINT8}
 _FLOAT_WIDTHS = {
     DType.FLOAT32: 4,
     DType.TFLOAT32: 4,
@@ -130,6 +134,8 @@ def _widest(a: DType, b: DType) -> DType:
         return a
     if a.is_float:
         return _widest_float(a, b)
+    if DType.UINT64 in (a, b) and not {a, b} <= _UNSIGNED:
+        return DType.INT64  # no integer type holds both
     return DType(np.promote_types(a.value, b.value).name)
 
 

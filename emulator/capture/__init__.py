@@ -19,6 +19,8 @@ __all__ = [
     "capture",
     "capture_file",
     "example_inputs",
+    "file_outputs",
+    "file_parameters",
     "parameter_specs",
     "reference_outputs",
 ]
@@ -42,6 +44,31 @@ def capture_file(path: Path, sizes: Mapping[str, int] | None = None) -> Graph:
 
         return capture_exported(path)
     raise CaptureError(f"{path.name} is neither a .pt2 nor an .onnx file")
+
+
+def file_parameters(path: Path) -> dict[str, Array]:
+    """The weights in a saved program, by the names that they have in its graph."""
+    if path.suffix == ".onnx":
+        from emulator.capture.onnx import onnx_parameters
+
+        return onnx_parameters(path)
+    from emulator.capture.exported import exported_parameters
+
+    return exported_parameters(path)
+
+
+def file_outputs(path: Path, graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """What the makers' own interpreter computes with a saved program: PyTorch, or ONNX's reference evaluator.
+
+    `graph` is what `capture_file` made of the file, for the names of its results.
+    """
+    if path.suffix == ".onnx":
+        from emulator.capture.onnx import run_onnx
+
+        return run_onnx(path, inputs)
+    from emulator.capture.exported import run_exported
+
+    return run_exported(path, graph, inputs)
 
 
 def parameter_specs(request: CaptureRequest) -> dict[str, TensorType]:

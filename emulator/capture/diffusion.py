@@ -37,7 +37,7 @@ def _library() -> Any:
     try:
         return importlib.import_module("diffusers")
     except ImportError:
-        raise CaptureError("a diffusion model needs the diffusers library: pip install diffusers") from None
+        raise CaptureError("a diffusion model needs the diffusers library: pip install 'nxpipe[diffusion]'") from None
 
 
 class _Untied:

@@ -19,9 +19,10 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from emulator.capture.aten import is_known
 from emulator.capture.decoder import cache_types, flat, grouped, make_stepwise, step_input_types
+from emulator.capture.host import small_constants_known, with_constants_if_needed
 from emulator.capture.importer import import_program
 from emulator.capture.model import build_model, quiet_libraries, stored_names
-from emulator.capture.provenance import failing_line
+from emulator.capture.provenance import failing_line, why
 from emulator.capture.request import CaptureRequest
 from emulator.capture.signature import input_types
 from emulator.errors import CaptureError, GraphBreak
@@ -34,7 +35,11 @@ _ESCAPES = ("passed to FakeTensor.__format__", ".numpy() is not supported for te
 
 def capture_model(request: CaptureRequest) -> Graph:
     """Build the model, trace it, import the trace."""
-    model = build_model(request)
+    return capture_built(build_model(request), request)
+
+
+def capture_built(model: Any, request: CaptureRequest) -> Graph:
+    """The graph of a model that `build_model` made; it is used up."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     names = _replace_parameters_by_fakes(model, mode)
     if not request.has_cache:
@@ -68,6 +73,10 @@ def _fakes(mode: FakeTensorMode, types: Mapping[str, TensorType]) -> dict[str, A
 
 
 def _traced(module: Any, inputs: Mapping[str, Any], names: Mapping[str, str]) -> Graph:
+    return with_constants_if_needed(lambda: _traced_once(module, inputs, names))
+
+
+def _traced_once(module: Any, inputs: Mapping[str, Any], names: Mapping[str, str]) -> Graph:
     with _explaining(module, inputs):
         arguments = grouped(inputs)
         program = torch.export.export(module, (), arguments, strict=False)
@@ -114,7 +123,7 @@ def lower_to_known_operators(program: Any) -> Any:
 def _explaining(module: Any, inputs: Mapping[str, Any]) -> Iterator[None]:
     """Run the model's own code quietly; it may raise anything, and what it raises becomes a sentence."""
     try:
-        with quiet_libraries(), quiet_torch(), torch.no_grad():
+        with quiet_libraries(), quiet_torch(), torch.no_grad(), small_constants_known():
             yield
     except CaptureError:
         raise
@@ -133,7 +142,7 @@ def _explained(module: Any, inputs: Mapping[str, Any], fault: Exception) -> Capt
             place,
         )
     shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in inputs.items())
-    reason = next(iter(str(fault).splitlines()), "") or "no reason given"
+    reason = (next(iter(str(fault).splitlines()), "") or "no reason given")[:300] + why(fault)
     return CaptureError(
         f"{type(module).__name__} cannot be traced with {shapes}: {type(fault).__name__}{at}: {reason}", place
     )

@@ -5,6 +5,7 @@ code. This reader never does: it takes the program's JSON and the raw bytes of t
 anything else. Weights are not read for the graph.
 """
 
+import contextlib
 import json
 import zipfile
 import zlib
@@ -31,26 +32,64 @@ _DAMAGED = (zipfile.BadZipFile, ValueError, EOFError, RuntimeError, zlib.error)
 
 def capture_exported(path: Path) -> Graph:
     """The graph of a saved program; its parameters go by the names that the exported module had."""
-    with _Archive(path) as archive:
-        program = archive.program()
-        try:
-            with quiet_libraries(), quiet_torch(), torch.no_grad():
-                deserialised = serialize.ExportedProgramDeserializer().deserialize(
-                    program, archive.weights(read=False), archive.constants()
-                )
-                _share_mode(deserialised)
-                lowered = lower_to_known_operators(deserialised)
-        except Exception as fault:  # whatever a damaged or newer program leads torch to raise
-            reason = " ".join(str(fault).split())
-            raise CaptureError(f"{path.name} is no program that torch {torch.__version__} reads: {reason}") from fault
+    with _Archive(path) as archive, _explaining(path):
+        program = archive.deserialised(read=False)
+        _share_mode(program)
+        lowered = lower_to_known_operators(program)
     return import_program(lowered, {})
+
+
+def run_exported(path: Path, graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """What PyTorch computes with a saved program and its weights, one operator after another.
+
+    `graph` is the file's own: that it exists shows that the file calls nothing but operators of ours.
+    """
+    with _Archive(path) as archive, _explaining(path):
+        program = archive.deserialised(read=True)
+        results = torch.fx.Interpreter(program.graph_module).run(*_arguments(program, inputs))
+    kinds = (spec.kind.name for spec in program.graph_signature.output_specs)
+    wanted = [result for kind, result in zip(kinds, results, strict=True) if kind == "USER_OUTPUT"]
+    tensors = [result for result in wanted if isinstance(result, torch.Tensor)]
+    return {name: _plain(tensor) for name, tensor in zip(graph.outputs, tensors, strict=True)}
+
+
+def _arguments(program: Any, inputs: Mapping[str, Array]) -> Iterator[Any]:
+    """Weights, constants and inputs, in the order of the program's placeholders."""
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+        value = node.meta.get("val")
+        if spec.kind.name != "USER_INPUT":
+            held = program.state_dict if spec.target in program.state_dict else program.constants
+            yield held[spec.target].clone()
+        elif isinstance(value, torch.Tensor):
+            yield torch.from_numpy(inputs[node.name].copy()).to(value.dtype)
+        else:
+            yield getattr(spec.arg, "value", None)
+
+
+def _plain(tensor: Any) -> Array:
+    exact: Array = (tensor.float() if tensor.is_floating_point() else tensor).detach().numpy()
+    return exact
+
+
+@contextlib.contextmanager
+def _explaining(path: Path) -> Iterator[None]:
+    """Whatever a damaged or newer program leads torch to raise becomes a sentence."""
+    try:
+        with quiet_libraries(), quiet_torch(), torch.no_grad():
+            yield
+    except CaptureError:
+        raise
+    except Exception as fault:
+        reason = " ".join(str(fault).split())
+        raise CaptureError(f"{path.name} is no program that torch {torch.__version__} reads: {reason}") from fault
 
 
 def exported_parameters(path: Path) -> dict[str, Array]:
     """The weights that a saved program carries, by name."""
     with _Archive(path) as archive:
         weights = archive.weights(read=True)
-    return {name: (t.float() if t.is_floating_point() else t).numpy() for name, t in weights.items()}
+    return {name: _plain(tensor) for name, tensor in weights.items()}
 
 
 def _share_mode(program: Any) -> None:
@@ -88,8 +127,11 @@ class _Archive:
     def _bytes(self, entry: str) -> bytes:
         if entry not in self._entries:
             raise CaptureError(f"{self._name} has no {entry}; {_ANSWER}")
+        stored = self._zip.getinfo(self._entries[entry])
+        if stored.file_size > stored.compress_size:  # torch never compresses; a small file could fill the memory
+            raise CaptureError(f"{entry} in {self._name} is compressed, which torch.export.save never does; {_ANSWER}")
         try:
-            return self._zip.read(self._entries[entry])
+            return self._zip.read(stored)
         except (OSError, *_DAMAGED) as fault:
             raise CaptureError(f"{entry} in {self._name} is damaged: {fault}") from fault
 
@@ -115,6 +157,11 @@ class _Archive:
         except Exception as fault:  # it trusts its input, and fails in any way on another
             raise CaptureError(f"{self._name} does not describe a program: {type(fault).__name__} {fault}") from fault
 
+    def deserialised(self, *, read: bool) -> Any:
+        """torch's own exported program, with its weights or without."""
+        parts = (self.program(), self.weights(read=read), self.constants())
+        return serialize.ExportedProgramDeserializer().deserialize(*parts)
+
     def weights(self, *, read: bool) -> dict[str, Any]:
         """Parameters and buffers; tensors of the meta device where they are not to be read."""
         return self._tensors("data/weights/", read)
@@ -128,7 +175,7 @@ class _Archive:
         try:
             metas = {name: (entry, self._meta(name, entry)) for name, entry in listing["config"].items()}
             return {
-                name: self._filled(folder + entry["path_name"], meta) if read else _typed(meta, entry["is_param"])
+                name: _marked(self._filled(folder + entry["path_name"], meta) if read else _empty(meta), entry)
                 for name, (entry, meta) in metas.items()
             }
         except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as fault:
@@ -151,9 +198,13 @@ def _layout(meta: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(serialize.deserialize_size(meta.sizes)), tuple(serialize.deserialize_stride(meta.strides))
 
 
-def _typed(meta: Any, is_parameter: bool) -> Any:
-    empty = torch.empty_strided(*_layout(meta), dtype=serialize.deserialize_scalar_type(meta.dtype), device="meta")
-    return torch.nn.Parameter(empty, requires_grad=False) if is_parameter else empty
+def _empty(meta: Any) -> Any:
+    return torch.empty_strided(*_layout(meta), dtype=serialize.deserialize_scalar_type(meta.dtype), device="meta")
+
+
+def _marked(tensor: Any, entry: Mapping[str, Any]) -> Any:
+    """A parameter where the program knows it as one."""
+    return torch.nn.Parameter(tensor, requires_grad=False) if entry["is_param"] else tensor
 
 
 def _entries(content: Any) -> Iterator[tuple[str, Any]]:

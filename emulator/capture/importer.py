@@ -2,13 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from emulator.builder import GraphBuilder
-from emulator.capture.aten import NotExpressible, Site, importer_of, states_a_fact
+from emulator.capture.aten import Complex, NotExpressible, Site, complex_importer_of, importer_of, states_a_fact
+from emulator.capture.host import HostValues
 from emulator.capture.model import tensor_type
 from emulator.capture.provenance import origin_of
 from emulator.errors import CaptureError, Finding, IllTyped, UnsupportedOperators
@@ -22,6 +24,8 @@ _BY_PRODUCT = "this result is a by-product that the compiler leaves out; use the
 _SIZE_DEPENDS_ON_DATA = "the size of its result depends on data; use torch.where, or pad to a fixed size"
 _VALUE_ESCAPES = "a tensor's value becomes a Python number, which a compiled program cannot do; keep it a tensor"
 _NO_TYPE = "the hardware has no such element type; use float32, bfloat16, float16, an integer or a boolean"
+# Types that models compute constants in; other types than these have no use before a program runs.
+_HOST_TYPES = (torch.float64, torch.complex128)
 
 
 class _Poison:
@@ -29,6 +33,13 @@ class _Poison:
 
 
 _POISON = _Poison()
+
+
+@dataclass(frozen=True)
+class _Unrounded:
+    """Numbers known while compiling, in a type that the hardware does not have."""
+
+    numbers: Any
 
 
 def import_program(program: Any, names: Mapping[str, str]) -> Graph:
@@ -45,11 +56,18 @@ class _Importer:
         self._names = names
         self._builder = GraphBuilder()
         self._problems: Counter[tuple[str, Origin, str]] = Counter()
+        self._lifted: dict[Any, Any] = {}
 
     def graph(self) -> Graph:
         module = self._program.graph_module
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         specs = self._program.graph_signature.input_specs
+        constants, state = self._program.constants, self._program.state_dict
+        self._lifted = {
+            node: constants[spec.target]
+            for node, spec in zip(placeholders, specs, strict=True)
+            if spec.target in constants and spec.target not in state
+        }
         arguments = [self._argument(node, spec) for node, spec in zip(placeholders, specs, strict=True)]
         results = self._kept(self._run(module, arguments))
         if self._problems:
@@ -63,16 +81,37 @@ class _Importer:
         """The model's own results. What it wrote to its arguments is dropped; what it wrote to buffers is reported."""
         specs = self._program.graph_signature.output_specs
         for spec, result in zip(specs, results, strict=True):
-            computed = isinstance(result, Value) and self._builder.node_of(result) is not None
-            if spec.kind.name in ("BUFFER_MUTATION", "PARAMETER_MUTATION") and computed:
+            if self._is_remembered(spec.kind.name, result):
                 self._problem(f"assignment to {spec.target}", Origin(spec.target.rpartition(".")[0]), _REMEMBERS)
         return [result for result, spec in zip(results, specs, strict=True) if spec.kind.name == "USER_OUTPUT"]
+
+    def _is_remembered(self, kind: str, result: Any) -> bool:
+        """Whether the next call would see it. Of weights rewritten from weights, a call has the checkpoint's."""
+        if not isinstance(result, Value) or self._builder.node_of(result) is None:
+            return False
+        return kind == "BUFFER_MUTATION" or (kind == "PARAMETER_MUTATION" and self._follows_from_inputs(result))
+
+    def _follows_from_inputs(self, result: Value) -> bool:
+        waiting, seen = [result], {result}
+        while waiting:
+            value = waiting.pop()
+            node = self._builder.node_of(value)
+            if node is None and self._builder.is_input(value):
+                return True
+            fresh = [operand for operand in (node.operands if node else ()) if operand not in seen]
+            seen.update(fresh)
+            waiting += fresh
+        return False
 
     def _argument(self, node: Any, spec: Any) -> Any:
         """A placeholder as an input, a parameter or a constant; a parameter that nothing uses stays out."""
         kind, state = spec.kind.name, self._program.state_dict
         if not isinstance(node.meta.get("val"), torch.Tensor):
             return None
+        if kind != "USER_INPUT" and not node.users:
+            return None
+        if kind != "USER_INPUT" and spec.target in self._program.constants and spec.target not in state:
+            return self._held(self._program.constants[spec.target])
         try:
             type_ = tensor_type(node.meta["val"])
         except ValueError:
@@ -80,35 +119,54 @@ class _Importer:
             return _POISON
         if kind == "USER_INPUT":
             return self._builder.input(node.name, type_)
-        if not node.users:
-            return None
-        if kind == "PARAMETER" or (kind == "BUFFER" and spec.target in state):
-            return self._builder.parameter(self._names.get(spec.target, spec.target), type_)
-        return self._builder.constant(_numbers(self._program.constants[spec.target]), type_.dtype)
+        return self._builder.parameter(self._names.get(spec.target, spec.target), type_)
+
+    def _held(self, numbers: Any) -> Any:
+        """Numbers that are known, as constants of the graph where the hardware has their type."""
+        if isinstance(numbers, tuple | list):
+            return [self._held(part) for part in numbers]
+        if numbers.dtype is torch.complex64:
+            return Complex(self._held(numbers.real.contiguous()), self._held(numbers.imag.contiguous()))
+        try:
+            return self._builder.constant(_numbers(numbers), tensor_type(numbers).dtype)
+        except ValueError:
+            return _Unrounded(numbers)
+
+    def _rounded(self, operand: Any) -> Any:
+        """A number that meets a computed tensor, in the type that such tensors have."""
+        if not isinstance(operand, _Unrounded):
+            return operand
+        return self._held(operand.numbers.to(torch.complex64 if operand.numbers.is_complex() else torch.float32))
 
     def _run(self, module: Any, arguments: list[Any]) -> list[Any]:
         """Import the calls of one graph module; higher-order operators come back here for their bodies."""
         known: dict[Any, Any] = {}
         remaining = iter(arguments)
+        needed, host = _needed(module.graph), HostValues(module.graph, self._lifted)
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 known[node] = next(remaining)
             elif node.op == "get_attr":
                 known[node] = getattr(module, node.target)
-            elif node.op == "call_function":
-                known[node] = self._call(node, known)
+            elif node.op == "call_function" and node in needed:
+                known[node] = self._call(node, known, host)
             elif node.op == "output":
                 results = torch.fx.map_arg(node.args[0], lambda used: known[used])
                 return list(results) if isinstance(results, tuple | list) else [results]
         raise CaptureError("the traced program has no output")
 
-    def _call(self, node: Any, known: Mapping[Any, Any]) -> Any:
+    def _call(self, node: Any, known: Mapping[Any, Any], host: HostValues) -> Any:
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda used: known[used])
         if node.target.__name__ == "getitem":
             return self._part(node, *args)
+        if _needs_host(node, args, kwargs):
+            numbers = host.of(node)
+            if numbers is not None:
+                return self._held(numbers)
+            args, kwargs = pytree.tree_map(self._rounded, (args, kwargs))
         poisoned = _POISON in pytree.tree_leaves((args, kwargs))
         if isinstance(node.target, torch._ops.OpOverload):
-            return self._operator(node, args, kwargs, poisoned)
+            return self._operator(node, args, kwargs, None if poisoned else host)
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             return self._region(node, args)
         if not poisoned:  # Python arithmetic on sizes, which are fixed unless they follow from something reported
@@ -133,22 +191,31 @@ class _Importer:
             return _POISON
         return self._run(args[bodies[0]], list(args[bodies[0] + 1 :]))
 
-    def _operator(self, node: Any, args: Any, kwargs: Any, poisoned: bool) -> Any:
+    def _operator(self, node: Any, args: Any, kwargs: Any, host: HostValues | None) -> Any:
+        """One operator; `host` is missing if an operand could not be imported, which was reported."""
         if states_a_fact(node.target):
             return _POISON
-        importer, origin = importer_of(node.target), origin_of(node.meta)
+        operands = pytree.tree_leaves((args, kwargs))
+        complex_ = any(isinstance(operand, Complex) for operand in operands)
+        importer: Any = (complex_importer_of if complex_ else importer_of)(node.target)
+        origin = origin_of(node.meta)
         try:
             site = Site(self._builder, _result_types(node.meta["val"]), origin)
             if importer is None:
                 raise NotExpressible(_NO_IMPORTER)
-            imported = _POISON if poisoned else importer(site, *_bound(node.target, args, kwargs))
+            imported = _POISON if host is None else importer(site, *_bound(node.target, args, kwargs))
         except (NotExpressible, IllTyped) as problem:
-            if importer is None or not poisoned:
+            numbers = host.of(node) if host else None
+            if isinstance(numbers, torch.Tensor):
+                return self._held(numbers)
+            if importer is None or host:
                 self._problem(str(node.target), origin, str(problem))
             return _POISON
+        if isinstance(imported, _Poison):
+            return imported
         if isinstance(imported, list):
             return [_agreed(site, value, type_) for value, type_ in zip(imported, site.results, strict=False)]
-        return imported if isinstance(imported, _Poison) else _agreed(site, imported, site.result)
+        return _agreed(site, _as_declared(site, imported, node.meta["val"]), site.result)
 
     def _problem(self, operator: str, origin: Origin, advice: str) -> None:
         self._problems[operator, origin, advice] += 1
@@ -160,6 +227,30 @@ def _bound(target: Any, args: Any, kwargs: Any) -> list[Any]:
     return [*args, *(kwargs.get(argument.name, argument.default_value) for argument in schema[len(args) :])]
 
 
+def _needed(graph: Any) -> set[Any]:
+    """The calls whose results reach an output; what only an assertion reads decides nothing."""
+    needed: set[Any] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "output" or node in needed:
+            needed.update((node, *node.all_input_nodes))
+    return needed
+
+
+def _needs_host(node: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a call takes or gives numbers of a type that the hardware does not have."""
+    given = pytree.tree_leaves(node.meta.get("val"))
+    return any(isinstance(tensor, torch.Tensor) and tensor.dtype in _HOST_TYPES for tensor in given) or any(
+        isinstance(operand, _Unrounded) for operand in pytree.tree_leaves((args, kwargs))
+    )
+
+
+def _as_declared(site: Site, imported: Any, result: Any) -> Any:
+    """Casts between real and complex numbers add a part of zeros, or drop one."""
+    if result.is_complex() and isinstance(imported, Value):
+        return Complex(imported, site.filled(0, site.result))
+    return imported.real if isinstance(imported, Complex) and not result.is_complex() else imported
+
+
 def _result_types(result: Any) -> tuple[TensorType, ...]:
     parts = result if isinstance(result, tuple | list) else (result,)
     if not all(isinstance(part, torch.Tensor) for part in parts):
@@ -167,13 +258,15 @@ def _result_types(result: Any) -> tuple[TensorType, ...]:
     if not all(type(size) is int for part in parts for size in part.shape):
         raise NotExpressible(_SIZE_DEPENDS_ON_DATA)
     try:
-        return tuple(tensor_type(part) for part in parts)
+        return tuple(tensor_type(part.real if part.dtype is torch.complex64 else part) for part in parts)
     except ValueError:
         raise NotExpressible(_NO_TYPE) from None
 
 
-def _agreed(site: Site, value: Value, expected: TensorType) -> Value:
+def _agreed(site: Site, value: Any, expected: TensorType) -> Any:
     """PyTorch's own verdict on the result is the last word on its element type, and a check on its shape."""
+    if isinstance(value, Complex):
+        return Complex(_agreed(site, value.real, expected), _agreed(site, value.imaginary, expected))
     if value.type.shape != expected.shape:
         raise CaptureError(f"an importer made {value.type} at {site.origin}, where PyTorch has {expected}")
     return site.cast(value, expected.dtype)

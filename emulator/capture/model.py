@@ -8,6 +8,8 @@ import torch
 import transformers
 
 from emulator.capture.diffusion import DIFFUSION, build_diffusion_model
+from emulator.capture.packed import hold_grid
+from emulator.capture.provenance import where_and_why
 from emulator.capture.request import TASKS, CaptureRequest
 from emulator.errors import CaptureError
 from emulator.types import DType, TensorType
@@ -24,7 +26,9 @@ def build_model(request: CaptureRequest) -> Any:
     if request.task in DIFFUSION:
         return build_diffusion_model(request)
     config = _configuration(request.config)
-    return instantiate(_model_class(request.task, config), config, request.dtype)
+    model = instantiate(_model_class(request.task, config), config, request.dtype)
+    hold_grid(model, request.batch)
+    return model
 
 
 def instantiate(kind: Any, config: Any, dtype: str) -> Any:
@@ -34,11 +38,20 @@ def instantiate(kind: Any, config: Any, dtype: str) -> Any:
     """
     try:
         with quiet_libraries(), torch.device("meta"), torch.no_grad():
-            model = kind._from_config(config, dtype=getattr(torch, dtype)).eval()
+            model = kind._from_config(_own_configuration(kind, config), dtype=getattr(torch, dtype)).eval()
     except Exception as fault:  # third-party code: whatever it raises is a reason why there is no model
-        raise CaptureError(f"{kind.__name__} cannot be built from this configuration: {one_line(fault)}") from fault
+        raise CaptureError(
+            f"{kind.__name__} cannot be built from this configuration: {one_line(fault)}{where_and_why(fault)}"
+        ) from fault
     give_buffers_their_values(model)
     return model
+
+
+def _own_configuration(kind: Any, config: Any) -> Any:
+    """Of a configuration of several models, the one that this class is a model of."""
+    own = getattr(kind, "config_class", None)
+    inner = [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
+    return next((part for part in inner if own and type(part) is own and type(config) is not own), config)
 
 
 def one_line(fault: Exception) -> str:
@@ -59,10 +72,21 @@ def _configuration(given: Mapping[str, object]) -> Any:
     changes = {key: value for key, value in (_OVERRIDDEN | _SWITCHED_OFF).items() if value is not None}
     try:
         with quiet_libraries():
-            return transformers.AutoConfig.for_model(kind, **(settings | changes))
+            config = transformers.AutoConfig.for_model(kind, **(settings | changes))
+            leave_out_caches(config)
+            return config
     except Exception as fault:  # transformers validates with several libraries' exceptions
         reason = " ".join(str(fault).split())
         raise CaptureError(f"transformers rejects this {kind!r} configuration: {reason}") from fault
+
+
+def leave_out_caches(config: Any) -> None:
+    """The parts of a configuration of several models say for themselves whether they return a cache."""
+    for name in getattr(config, "sub_configs", {}):
+        part = getattr(config, name, None)
+        if part is not None:
+            part.use_cache = False
+            leave_out_caches(part)
 
 
 def _model_class(task: str, config: Any) -> Any:

@@ -1,10 +1,12 @@
 """Where a traced operation, or a failure to trace, stands in the user's model; never a path of this machine."""
 
+import inspect
+import linecache
 import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +15,9 @@ from typing import Any
 from emulator.graph import Origin
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_READ = re.compile(r"\b((?:self\.)?config|self)\.(\w+)")
+# What Python and PyTorch raise when they are given nothing in place of a number or a table.
+_OF_THE_WRONG_KIND = TypeError | AttributeError | ValueError
 _STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
 # Code that runs models is never the user's model.
 _MACHINERY = ("torch/", "emulator/")
@@ -38,6 +43,52 @@ def failing_line(failure: TracebackType | None) -> str:
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(failure)]
     own = [(path, line) for path, line in frames if "site-packages" not in Path(path).parts]
     return _innermost(own) or _innermost(frames)
+
+
+def where_and_why(fault: BaseException) -> str:
+    """In a message's words: the line that failed, and the settings read there that the configuration leaves unset."""
+    place = failing_line(fault.__traceback__)
+    return (f", at {place}" if place else "") + why(fault)
+
+
+def why(fault: BaseException) -> str:
+    unset = _unset_settings(fault.__traceback__) if isinstance(fault, _OF_THE_WRONG_KIND) else []
+    return f"; the configuration leaves {', '.join(unset)} unset" if unset else ""
+
+
+def _unset_settings(failure: TracebackType | None) -> list[str]:
+    """Settings that are None where the innermost line of a model's code, or one that called it, reads them."""
+    for frame, line in reversed(list(traceback.walk_tb(failure))):
+        if _place(frame.f_code.co_filename):
+            found = list(_unset_on(linecache.getline(frame.f_code.co_filename, line), frame.f_locals))
+            if found:
+                return list(dict.fromkeys(found))
+    return []
+
+
+def _unset_on(line: str, known: Mapping[str, Any]) -> Iterator[str]:
+    """Of `config.width` the width; of `self.width` the setting that the attribute was taken from."""
+    owner = known.get("self")
+    config = known.get("config", getattr(owner, "config", None))
+    for holder, name in _READ.findall(line):
+        if holder.endswith("config") and config is not None:
+            if _holds_nothing(config, name):
+                yield name
+        elif owner is not None and _holds_nothing(owner, name):
+            yield from _taken_from(type(owner), name)
+
+
+def _holds_nothing(owner: Any, name: str) -> bool:
+    """Without asking properties, which are code that may fail once more."""
+    return getattr(owner, "__dict__", {}).get(name, 0) is None
+
+
+def _taken_from(kind: type, attribute: str) -> list[str]:
+    try:
+        source = inspect.getsource(kind)
+    except (OSError, TypeError):  # a class that was made without a file
+        return []
+    return re.findall(rf"self\.{attribute}\s*=\s*(?:self\.)?config\.(\w+)", source)
 
 
 def _innermost(frames: Iterable[tuple[str, Any]]) -> str:

@@ -2,25 +2,18 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from emulator.capture.answer import Answer
 from emulator.capture.decoder import make_stepwise
 from emulator.capture.model import build_model, quiet_libraries, tensor_type
 from emulator.capture.request import CaptureRequest
 from emulator.errors import MissingTensor
 from emulator.numerics import Array
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a model gave: its outputs by name, and what each of its layers gave, by the layer's module path."""
-
-    outputs: Mapping[str, Array]
-    layers: Mapping[str, Array]
 
 
 def run_eagerly(

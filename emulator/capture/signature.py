@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from emulator.capture.diffusion import DIFFUSION, diffusion_input_types
+from emulator.capture.packed import PATCH_MASK, PATCHES, patch_mask_type, patches_type
 from emulator.capture.request import CaptureRequest
 from emulator.errors import CaptureError
 from emulator.types import DType, TensorType
@@ -169,4 +170,6 @@ _TYPES: dict[str, Callable[[Any, CaptureRequest], TensorType]] = {
     "input_features": _spectrogram,
     "input_features_mask": _frames,
     "past_values": _series,
+    PATCHES: patches_type,
+    PATCH_MASK: patch_mask_type,
 }

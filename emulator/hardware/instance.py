@@ -16,6 +16,17 @@ from emulator.hardware.core import CORES
 CompilerTarget = Literal["inf2", "trn1", "trn1n", "trn2", "trn3"]
 Topology = Literal["single", "ring", "torus2d_4x4", "switched"]
 
+# The degrees of the public tensor-parallel library. None are published for Trn3, whose cores group like Trn2's.
+_DEGREES: Mapping[CompilerTarget, tuple[int, ...]] = MappingProxyType(
+    {
+        "inf2": (1, 2, 4, 8, 24),
+        "trn1": (1, 2, 8, 16, 32),
+        "trn1n": (1, 2, 8, 16, 32),
+        "trn2": (1, 2, 4, 8, 16, 32, 64),
+        "trn3": (1, 2, 4, 8, 16, 32, 64),
+    }
+)
+
 
 @dataclass(frozen=True)
 class Bandwidth:
@@ -66,6 +77,11 @@ class Instance:
     def logical_cores(self) -> int:
         """Cores that a program sees when nobody changes the generation's default grouping."""
         return self.cores // CORES[self.core].lnc_default
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """The tensor-parallel degrees that one instance offers."""
+        return tuple(degree for degree in _DEGREES[self.compiler_target] if degree <= self.logical_cores)
 
 
 class UnknownInstance(LookupError):

@@ -10,7 +10,7 @@ from emulator.ops.linalg import GroupedMatMul, Linear, MatMul
 from emulator.ops.normalise import LayerNorm, RmsNorm, Softmax
 from emulator.ops.pool import Pool, Resample
 from emulator.ops.reduce import ArgReduce, ArgSort, Cumulate, Reduce
-from emulator.ops.shape import Broadcast, Concat, Flip, Pad, Reshape, Slice, SliceUpdate, Transpose
+from emulator.ops.shape import Bitcast, Broadcast, Concat, Flip, Pad, Reshape, Slice, SliceUpdate, Transpose
 
 __all__ = [
     "OPERATORS",
@@ -21,6 +21,7 @@ __all__ = [
     "Attention",
     "Attribute",
     "Binary",
+    "Bitcast",
     "Broadcast",
     "Cast",
     "Concat",

@@ -144,12 +144,16 @@ class AllGather(_Blocks, Operator, name="all_gather"):
         return self.with_length(x, whole)
 
     def compute(self, x: Array) -> Array:
-        shares = [self.unfolded(share) for share in _membership(self, self.degree).exchange(x)]
+        return self.joined(_membership(self, self.degree).exchange(x))
+
+    def joined(self, of_ranks: Sequence[Array]) -> Array:
+        """The whole, from what every rank holds."""
+        shares = [self.unfolded(share) for share in of_ranks]
         start, blocks = 0, []
         for size, parts in zip(self.sizes, self.parts, strict=True):
             length = size // parts
             owners = shares[:: self.degree // parts]  # of ranks that share a piece, the first
             blocks += [owner.take(range(start, start + length), axis=self.axis + 1) for owner in owners]
             start += length
-        joined = np.concatenate(blocks, axis=self.axis + 1)
-        return joined.reshape(*x.shape[: self.axis], -1, *x.shape[self.axis + 1 :])
+        whole, shape = np.concatenate(blocks, axis=self.axis + 1), of_ranks[0].shape
+        return whole.reshape(*shape[: self.axis], -1, *shape[self.axis + 1 :])

@@ -5,25 +5,34 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator.numerics import Array, Floats, erf, map_pieces, to_integer
+from emulator.numerics import Array, Floats, atanh_erf, erf, map_pieces, to_integer
 from emulator.ops.base import Operator, broadcast_shape, require
 from emulator.types import DType, TensorType, promote
 
 _SQRT_HALF = np.float32(np.sqrt(0.5))
 _SQRT_2_OVER_PI = np.float32(np.sqrt(2 / np.pi))
-_HALF, _ONE = np.float32(0.5), np.float32(1)
+_ONE = np.float32(1)
 
 
 def _gelu(x: Floats) -> Array:
-    half = _HALF * x
-    result = erf(x * _SQRT_HALF)
-    result *= half
-    result += half
-    return result
+    return _gated(x, atanh_erf(x * _SQRT_HALF))
 
 
 def _gelu_tanh(x: Floats) -> Array:
-    return _HALF * x * (_ONE + np.tanh(_SQRT_2_OVER_PI * (x + np.float32(0.044715) * x * x * x)))
+    inner = np.float32(0.044715) * x
+    inner *= x
+    inner *= x
+    inner += x
+    inner *= _SQRT_2_OVER_PI
+    return _gated(x, inner)
+
+
+def _gated(x: Floats, inner: Floats) -> Floats:
+    """x/2 * (1 + tanh(inner)), written so that nothing cancels where the tangent is close to -1."""
+    inner *= np.float32(-2)
+    np.exp(inner, out=inner)
+    inner += _ONE
+    return np.divide(x, inner, out=inner)
 
 
 def _sigmoid(x: Floats) -> Array:
@@ -31,7 +40,9 @@ def _sigmoid(x: Floats) -> Array:
 
 
 def _silu(x: Floats) -> Array:
-    return x / (_ONE + np.exp(-x))
+    below = np.exp(-x)
+    below += _ONE
+    return np.divide(x, below, out=below)
 
 
 def _softplus(x: Floats) -> Array:

@@ -79,14 +79,14 @@ _SCATTERS = {"add": np.add, "maximum": np.maximum, "minimum": np.minimum, "multi
 class ScatterAlong(Operator, name="scatter_along"):
     """The first operand, with elements replaced by (or combined with) an update's: `take_along` backwards.
 
-    With `function` empty, of several updates of one element the last counts.
+    With `combine` empty, of several updates of one element the last counts.
     """
 
     axis: int
-    function: str
+    combine: str
 
     def infer(self, x: TensorType, update: TensorType, indices: TensorType) -> TensorType:
-        require(not self.function or self.function in _SCATTERS, self, "there is no combination of this name")
+        require(not self.combine or self.combine in _SCATTERS, self, "there is no combination of this name")
         require_axes(self, (self.axis,), x.rank)
         _require_integers(self, indices)
         inside = indices.rank == x.rank and all(
@@ -102,8 +102,8 @@ class ScatterAlong(Operator, name="scatter_along"):
         where: list[Any] = list(np.indices(indices.shape, sparse=True))
         where[self.axis] = indices
         result = x.copy()
-        if self.function:
-            _SCATTERS[self.function].at(result, tuple(where), update)
+        if self.combine:
+            _SCATTERS[self.combine].at(result, tuple(where), update)
         else:
             result[tuple(where)] = update
         return result
@@ -155,12 +155,13 @@ class Index(_Addressed, Operator, name="index"):
 
 @dataclass(frozen=True)
 class IndexUpdate(_Addressed, Operator, name="index_update"):
-    """The first operand, with the elements at computed addresses replaced by (or added to) the second."""
+    """The first operand, with the elements at computed addresses replaced by (or combined with) the second's."""
 
     axes: tuple[int, ...]
-    accumulate: bool
+    combine: str
 
     def infer(self, x: TensorType, update: TensorType, *indices: TensorType) -> TensorType:
+        require(not self.combine or self.combine in _SCATTERS, self, "there is no combination of this name")
         hole = self.addressed_shape(self, x, indices)
         fits = update.dtype is x.dtype and broadcast_shape(self, (update.shape, hole)) == hole
         require(fits, self, f"{update} does not fill a place of {x.with_shape(hole)}")
@@ -169,8 +170,8 @@ class IndexUpdate(_Addressed, Operator, name="index_update"):
     def compute(self, x: Array, update: Array, *indices: Array) -> Array:
         result = x.copy()
         where = self.address(x, indices)
-        if self.accumulate:
-            np.add.at(result, where, update)
+        if self.combine:
+            _SCATTERS[self.combine].at(result, where, update)
         else:
             result[where] = update
         return result

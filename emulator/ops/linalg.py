@@ -1,5 +1,6 @@
 """Matrix products: the tensor engine's work. Operands of one float type, sums in float32, any float type out."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -35,7 +36,7 @@ class Linear(Operator, name="linear"):
 
     def compute(self, x: Array, weight: Array, bias: Array | None = None) -> Array:
         # The weight on the left is the faster way round, and leaves the result's rows as columns in memory.
-        columns = weight @ x.reshape(-1, x.shape[-1]).T
+        columns = weight @ x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).T
         if bias is not None:
             columns += bias[:, np.newaxis]
         return columns.T.reshape(x.shape[:-1] + weight.shape[:1])

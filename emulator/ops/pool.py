@@ -9,7 +9,7 @@ import numpy as np
 from emulator.numerics import Array
 from emulator.ops.base import Operator, require
 from emulator.ops.convolve import padded_places, sliding_windows
-from emulator.types import TensorType
+from emulator.types import DType, TensorType
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Pool(Operator, name="pool"):
         attributes = (self.window, self.stride, self.before, self.after, self.dilation)
         fits = {len(attribute) for attribute in attributes} == {x.rank - 2} and x.rank >= 3
         require(fits, self, f"{x} needs a window, stride, paddings and dilation on each place axis")
-        require(x.dtype.is_float, self, f"{x} is not a float")
+        require(x.dtype is not DType.BOOL, self, f"{x} is no number")
         require(min(self.window + self.stride + self.dilation) > 0, self, "windows, strides, dilations start at 1")
         require(min(self.before + self.after) >= 0, self, "padding cannot be negative")
         places = []
@@ -38,11 +38,12 @@ class Pool(Operator, name="pool"):
         return x.with_shape((*x.shape[:2], *places))
 
     def compute(self, x: Array) -> Array:
-        filling, fold = (-math.inf, np.maximum) if self.function == "max_pool" else (0.0, np.add)
+        lowest = -math.inf if x.dtype == np.float32 else np.iinfo(x.dtype).min
+        filling, fold = (lowest, np.maximum) if self.function == "max_pool" else (0, np.add)
         padded = padded_places(x, self.before, self.after, filling)
         windows = sliding_windows(padded, self.window, self.stride, self.dilation)
         first, *others = np.ndindex(self.window)
-        result = windows[(..., *first)].astype(np.float32)
+        result = windows[(..., *first)].copy()
         for at in others:
             fold(result, windows[(..., *at)], out=result)
         return result
@@ -90,13 +91,14 @@ class Resample(Operator, name="resample"):
         return np.asarray(total)
 
 
-def _linear_taps(fraction: Array) -> list[tuple[int, Array]]:
+def linear_taps(fraction: Array) -> list[tuple[int, Array]]:
+    """Neighbours of a place, by their distance from the one before it, and their shares."""
     return [(0, 1 - fraction), (1, fraction)]
 
 
-def _cubic_taps(fraction: Array) -> list[tuple[int, Array]]:
-    """Keys' convolution with a = -3/4, as PyTorch has it."""
-    a = np.float32(-0.75)
+def cubic_taps(fraction: Array, constant: float = -0.75) -> list[tuple[int, Array]]:
+    """Keys' convolution; PyTorch's constant unless another is given."""
+    a = fraction.dtype.type(constant)
 
     def inside(d: Array) -> Array:
         return np.asarray(((a + 2) * d - (a + 3)) * d * d + 1)
@@ -108,4 +110,4 @@ def _cubic_taps(fraction: Array) -> list[tuple[int, Array]]:
     return [(-1, outside(f + 1)), (0, inside(f)), (1, inside(1 - f)), (2, outside(2 - f))]
 
 
-_TAPS = {"cubic": _cubic_taps, "linear": _linear_taps}
+_TAPS = {"cubic": cubic_taps, "linear": linear_taps}

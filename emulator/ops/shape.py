@@ -8,7 +8,7 @@ import numpy as np
 
 from emulator.numerics import Array
 from emulator.ops.base import Operator, broadcast_shape, require, require_axes
-from emulator.types import TensorType
+from emulator.types import DType, TensorType
 
 
 @dataclass(frozen=True)
@@ -156,6 +156,27 @@ class Pad(Operator, name="pad"):
 
     def compute(self, x: Array, filling: Array) -> Array:
         return np.pad(x, list(zip(self.before, self.after, strict=True)), constant_values=filling.item())
+
+
+@dataclass(frozen=True)
+class Bitcast(Operator, name="bitcast"):
+    """The same bytes read as another element type; the last axis grows or shrinks where an element's size differs."""
+
+    source: DType
+    dtype: DType
+    moves_only: ClassVar[bool] = True
+
+    def infer(self, x: TensorType) -> TensorType:
+        require(x.dtype is self.source, self, f"{x} is not of {self.source}")
+        before, after = self.source.itemsize, self.dtype.itemsize
+        if before == after:
+            return x.with_dtype(self.dtype)
+        require(x.rank > 0 and x.shape[-1] * before % after == 0, self, f"{x} holds no whole number of {self.dtype}")
+        return TensorType((*x.shape[:-1], x.shape[-1] * before // after), self.dtype)
+
+    def compute(self, x: Array) -> Array:
+        stored = np.ascontiguousarray(x, self.source.stored).reshape(x.shape)
+        return np.asarray(stored.view(self.dtype.stored).astype(self.dtype.held))
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,14 @@ AUTOCAST_TYPES = {
     "tf32": DType.TFLOAT32,
     "fp8_e4m3": DType.FLOAT8_E4M3,
 }
-# The compiler's targets that have the standard's E4M3, up to 448, in place of their own, up to 240.
-_STANDARD_E4M3 = ("trn3",)
+# The E4M3 of each of the compiler's targets: the standard's ends at 448, that of the older ones at 240.
+_E4M3 = {
+    "inf2": DType.FLOAT8_E4M3,
+    "trn1": DType.FLOAT8_E4M3,
+    "trn1n": DType.FLOAT8_E4M3,
+    "trn2": DType.FLOAT8_E4M3,
+    "trn3": DType.FLOAT8_E4M3FN,
+}
 
 
 @dataclass(frozen=True)
@@ -34,12 +40,14 @@ class PassOptions:
         if self.autocast_type not in AUTOCAST_TYPES:
             allowed = ", ".join(AUTOCAST_TYPES)
             raise OptionsInvalid(f"autocast type {self.autocast_type!r} is unknown; choose one of {allowed}")
+        if self.autocast != "none" and self.autocast_type == "fp8_e4m3" and self.target not in (None, *_E4M3):
+            having = ", ".join(_E4M3)
+            raise OptionsInvalid(f"target {self.target!r} has no fp8_e4m3 to cast to, as {having} have; take bf16")
         if self.tensor_parallel < 1:
             raise OptionsInvalid(f"a tensor-parallel degree of {self.tensor_parallel} is no number of ranks")
 
     @property
     def narrow(self) -> DType:
         """The type that float32 work is cast to."""
-        if self.autocast_type == "fp8_e4m3" and self.target in _STANDARD_E4M3:
-            return DType.FLOAT8_E4M3FN
-        return AUTOCAST_TYPES[self.autocast_type]
+        general = AUTOCAST_TYPES[self.autocast_type]
+        return _E4M3[self.target] if general is DType.FLOAT8_E4M3 and self.target is not None else general

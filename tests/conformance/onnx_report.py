@@ -25,7 +25,7 @@ from emulator.passes import PassOptions, run_passes
 
 # The tests' tolerance is finer than these types: programs that round at other places differ by a last bit of the
 # largest numbers.
-_ROUNDING = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
+_ROUNDING = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23}
 
 
 class EmulatorRep(BackendRep):
@@ -33,6 +33,7 @@ class EmulatorRep(BackendRep):
 
     def __init__(self, model: Any) -> None:
         self._model = model
+        self.used: frozenset[str] = frozenset()  # the graph's operators, once it has run
 
     def run(self, inputs: Any, **_: Any) -> list[Array]:
         names = [declared.name for declared in self._model.graph.input]
@@ -40,6 +41,7 @@ class EmulatorRep(BackendRep):
         # Sequences and optional values are no tensors; a model that takes them is refused before they matter.
         arrays = {name: np.asarray(array) for name, array in given.items() if not isinstance(array, list | NoneType)}
         graph, constants = _compiled(self._model, arrays)
+        self.used = frozenset(node.op.name for node in graph.nodes)
         results = execute(graph, {}, {name: arrays[name] for name in graph.inputs if name not in constants})
         return [_stored(results[output.name], output) for output in self._model.graph.output]
 
@@ -74,12 +76,13 @@ class EmulatorBackend(Backend):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one node test; `operators` are those of its model."""
+    """What became of one node test; `operators` are those of its model, `used` those of the last graph it became."""
 
     test: str
     operators: tuple[str, ...]
     verdict: str
     reason: str
+    used: frozenset[str]
 
 
 @cache
@@ -94,12 +97,12 @@ def node_tests() -> tuple[Any, ...]:
 
 def outcome(test: Any) -> Outcome:
     operators = tuple(sorted({node.op_type for node in test.model.graph.node}))
-    verdict, reason = _verdict(test)
-    return Outcome(test.name, operators, verdict, " ".join(reason.split()))
-
-
-def _verdict(test: Any) -> tuple[str, str]:
     backend = EmulatorBackend.prepare(test.model)
+    verdict, reason = _verdict(test, backend)
+    return Outcome(test.name, operators, verdict, " ".join(reason.split()), backend.used)
+
+
+def _verdict(test: Any, backend: EmulatorRep) -> tuple[str, str]:
     for inputs, expected in test.data_sets:
         try:
             found = backend.run(_as_arrays(inputs))
@@ -134,15 +137,6 @@ def _difference(found: Array, wanted: Any, test: Any) -> str:
 
 def outcomes() -> Iterator[Outcome]:
     return (outcome(test) for test in node_tests())
-
-
-def counts() -> dict[str, Counter[str]]:
-    """For each operator, in how many tests of it each verdict was reached; for the conformance page."""
-    table: dict[str, Counter[str]] = {}
-    for found in outcomes():
-        for operator in found.operators:
-            table.setdefault(operator, Counter())[found.verdict] += 1
-    return table
 
 
 def report(found: Sequence[Outcome]) -> str:

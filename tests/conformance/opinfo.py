@@ -3,9 +3,12 @@
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ from emulator.errors import CaptureError, UnsupportedOperators
 from emulator.fast import execute
 from emulator.numerics import Array
 from emulator.passes import PassOptions, run_passes
+from emulator.types import DType
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 
@@ -26,6 +30,10 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 # a tensor: where PyTorch keeps an operator whole and we compute in steps, small results inherit errors of large ones.
 _TOLERANCE = {torch.float32: 1.3e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
 _ABSOLUTE = 1e-5
+
+# What the graph has; a sample whose result is of another type asks for something that the hardware cannot hold.
+_HELD = {getattr(torch, dtype.value) for dtype in DType if hasattr(torch, dtype.value)}
+_NO_TYPE = "the hardware has no such element type"
 
 _POSITIONS = {"argsort", "sort", "topk"}
 # What these hold is anybody's guess, in PyTorch too: only their types can be compared.
@@ -39,8 +47,10 @@ class Verdict:
     passed: int = 0
     unsupported: Counter[str] = field(default_factory=Counter)
     failed: list[str] = field(default_factory=list)
+    used: Counter[str] = field(default_factory=Counter)  # the graph's operators, by how many passed samples have them
 
 
+@cache
 def operators() -> dict[str, Any]:
     """The entries of the database whose operator the compiler imports, by name."""
     ours = {name.partition(".")[0] for name in _IMPORTERS}
@@ -59,7 +69,7 @@ def judge(entry: Any, dtype: torch.dtype, most: int | None, verdict: Verdict) ->
     with _quiet():
         for number, sample in enumerate(islice(entry.sample_inputs("cpu", dtype), most)):
             try:
-                _judge_sample(entry, sample)
+                used = _judge_sample(entry, sample)
             except (CaptureError, UnsupportedOperators) as reason:
                 verdict.unsupported[_short(reason)] += 1
             except _PyTorchRefuses:
@@ -68,13 +78,29 @@ def judge(entry: Any, dtype: torch.dtype, most: int | None, verdict: Verdict) ->
                 verdict.failed.append(f"{dtype} sample {number}: {type(fault).__name__}: {str(fault)[:300]}")
             else:
                 verdict.passed += 1
+                verdict.used.update(used)
+
+
+def judged(most: int | None, workers: int | None = None) -> Iterator[tuple[str, Verdict]]:
+    """All operators and types, shared out among processes; each operator is told of as soon as it is done."""
+    with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        waiting = {pool.submit(_judged, name, most) for name in operators()}
+        for done in as_completed(waiting):
+            yield done.result()
+
+
+def _judged(name: str, most: int | None) -> tuple[str, Verdict]:
+    verdict = Verdict()
+    for dtype in DTYPES:
+        judge(operators()[name], dtype, most, verdict)
+    return name, verdict
 
 
 class _PyTorchRefuses(Exception):
     """PyTorch itself does not run this sample."""
 
 
-def _judge_sample(entry: Any, sample: Any) -> None:
+def _judge_sample(entry: Any, sample: Any) -> set[str]:
     call = (sample.input, sample.args, sample.kwargs)
     leaves, spec = pytree.tree_flatten(call)
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -85,16 +111,20 @@ def _judge_sample(entry: Any, sample: Any) -> None:
             expected = module(**{name: tensor.clone() for name, tensor in tensors.items()})
     except Exception as refusal:
         raise _PyTorchRefuses from refusal
+    foreign = {leaf.dtype for leaf in pytree.tree_leaves(expected) if isinstance(leaf, torch.Tensor)} - _HELD
+    if foreign:
+        raise CaptureError(f"the result is {', '.join(sorted(map(_name, foreign)))}: {_NO_TYPE}")
     graph = run_passes(capture_module(module, tensors), PassOptions())
     found = execute(graph, {}, {name: _numpy(tensor) for name, tensor in tensors.items() if name in graph.inputs})
     wanted = [leaf for leaf in pytree.tree_leaves(expected) if isinstance(leaf, torch.Tensor)]
     assert len(found) == len(wanted), f"{len(found)} results, where PyTorch has {len(wanted)}"
     for (name, array), theirs in zip(found.items(), wanted, strict=True):
-        assert graph.outputs[name].type.dtype == str(theirs.dtype).removeprefix("torch."), "another element type"
+        assert graph.outputs[name].type.dtype == _name(theirs.dtype), "another element type"
         ours = torch.from_numpy(array).to(theirs.dtype)
         assert ours.shape == theirs.shape
         if entry.name not in _UNINITIALISED and not _is_another_order(entry, leaves[0], ours, theirs):
             _agree(ours, theirs)
+    return {node.op.name for node in graph.nodes}
 
 
 def _agree(ours: Any, theirs: Any) -> None:
@@ -135,6 +165,10 @@ class _Call(torch.nn.Module):
             leaves[place] = tensors[f"x{place}"]
         given, args, kwargs = pytree.tree_unflatten(leaves, self._spec)
         return self._function(given, *args, **kwargs)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _numpy(tensor: Any) -> Array:

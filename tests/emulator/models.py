@@ -70,6 +70,32 @@ MORE_CONFIGS: dict[str, Mapping[str, Any]] = {
     "xlm-roberta": _ENCODER,
 }
 
+_UNET = {"_class_name": "UNet2DConditionModel", "sample_size": 8, "block_out_channels": [8, 16], "layers_per_block": 1}
+_UNET |= {"down_block_types": ["CrossAttnDownBlock2D", "DownBlock2D"], "cross_attention_dim": 12, "norm_num_groups": 4}
+_UNET |= {"up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D"], "attention_head_dim": 4}
+_CONDITIONS = {"addition_embed_type": "text_time", "addition_time_embed_dim": 8}
+_CONDITIONS |= {"projection_class_embeddings_input_dim": 64}
+
+DIFFUSION_CONFIGS: dict[str, Mapping[str, Any]] = {
+    "unet": _UNET,
+    "unet-xl": _UNET | _CONDITIONS | {"use_linear_projection": True, "attention_head_dim": [2, 4]},
+    "vae": {
+        "_class_name": "AutoencoderKL",
+        "sample_size": 16,
+        "block_out_channels": [8, 16],
+        "down_block_types": ["DownEncoderBlock2D", "DownEncoderBlock2D"],
+        "up_block_types": ["UpDecoderBlock2D", "UpDecoderBlock2D"],
+        "norm_num_groups": 4,
+    },
+}
+
+
+def small_config(family: str) -> dict[str, Any]:
+    """A small model's configuration as its config.json says it."""
+    if family in DIFFUSION_CONFIGS:
+        return dict(DIFFUSION_CONFIGS[family])
+    return {"model_type": family, **(CONFIGS | MORE_CONFIGS)[family]}
+
 
 def request(
     family: str,
@@ -80,7 +106,7 @@ def request(
     **changes: Any,
 ) -> CaptureRequest:
     """A request to capture a small model; `changes` go into its configuration."""
-    config = {"model_type": family, **(CONFIGS | MORE_CONFIGS)[family], **changes}
+    config = small_config(family) | changes
     phase = "prefill" if task == "text-generation" else "forward"
     return CaptureRequest(config, task, phase, batch, sequence, dtype)
 

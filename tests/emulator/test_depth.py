@@ -1,13 +1,17 @@
 """Deep models at the price of shallow ones: what comes out is the full capture, or nothing does."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
+from torch.nn import ModuleList
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from emulator.capture import CaptureRequest, capture
 from emulator.capture.depth import compile_by_depth
+from emulator.capture.model import build_model
 from emulator.compile import compile_graph
 from emulator.errors import CaptureError
 from emulator.fast import execute
@@ -21,16 +25,40 @@ DEPTH = ("num_hidden_layers", "n_layer", "num_layers")  # as families call it
 _IDS = {"vocab_size": 101, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _TINY = _IDS | {
     "hidden_size": 32,
-    "num_hidden_layers": 7,
+    "num_hidden_layers": 9,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "intermediate_size": 48,
     "max_position_embeddings": 64,
     "head_dim": 8,
 }
-_GPT2 = _IDS | {"model_type": "gpt2", "n_embd": 32, "n_layer": 7, "n_head": 4, "n_positions": 64}
-_T5 = _IDS | {"model_type": "t5", "d_model": 32, "d_ff": 48, "d_kv": 8, "num_heads": 4, "num_layers": 8}
+_GPT2 = _IDS | {"model_type": "gpt2", "n_embd": 32, "n_layer": 9, "n_head": 4, "n_positions": 64}
+_T5 = _IDS | {"model_type": "t5", "d_model": 32, "d_ff": 48, "d_kv": 8, "num_heads": 4, "num_layers": 12}
 _FALCON = {key: value for key, value in _TINY.items() if key != "head_dim"} | {"model_type": "falcon"}
+
+_GPT_NEO = _IDS | {"model_type": "gpt_neo", "hidden_size": 32, "num_layers": 18, "num_heads": 4, "window_size": 6}
+_GPT_NEO |= {"max_position_embeddings": 64, "attention_types": [[["global", "local"], 9]]}
+_GEMMA3 = _TINY | {"model_type": "gemma3_text", "num_hidden_layers": 38, "sliding_window": 4}
+_WAV2VEC2 = _TINY | {"model_type": "wav2vec2", "conv_dim": [16, 16], "conv_kernel": [10, 3], "conv_stride": [5, 2]}
+_WAV2VEC2 |= {
+    "num_hidden_layers": 16,
+    "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 8,
+    "num_conv_pos_embedding_groups": 4,
+}
+_WHISPER = _IDS | {"model_type": "whisper", "d_model": 32, "encoder_layers": 10, "decoder_layers": 10}
+_WHISPER |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+_WHISPER |= {"num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 64, "decoder_start_token_id": 2}
+_SWIN = {
+    "model_type": "swin",
+    "image_size": 32,
+    "patch_size": 2,
+    "embed_dim": 8,
+    "depths": [2, 22],
+    "num_heads": [2, 4],
+}
+_SWIN |= {"window_size": 4}
+_CONVNEXT = {"model_type": "convnext", "image_size": 32, "depths": [2, 20], "num_stages": 2, "hidden_sizes": [8, 16]}
 
 # Family, phase, and how many layers make one iteration.
 DEEP: Mapping[str, tuple[dict[str, Any], str, int]] = {
@@ -38,15 +66,22 @@ DEEP: Mapping[str, tuple[dict[str, Any], str, int]] = {
     "llama decode": (_TINY | {"model_type": "llama"}, "decode", 1),
     "mistral": (_TINY | {"model_type": "mistral", "sliding_window": 4}, "prefill", 1),
     "qwen3": (_TINY | {"model_type": "qwen3"}, "decode", 1),
-    "gemma2": (_TINY | {"model_type": "gemma2", "sliding_window": 4, "num_hidden_layers": 12}, "forward", 2),
+    "gemma2": (_TINY | {"model_type": "gemma2", "sliding_window": 4, "num_hidden_layers": 16}, "forward", 2),
     "gemma2 of odd depth": (
-        _TINY | {"model_type": "gemma2", "sliding_window": 4, "num_hidden_layers": 13},
+        _TINY | {"model_type": "gemma2", "sliding_window": 4, "num_hidden_layers": 17},
         "decode",
         2,
     ),
     "gpt2": (_GPT2, "decode", 1),
     "bert": (_TINY | {"model_type": "bert"}, "forward", 1),
     "falcon": (_FALCON, "forward", 1),
+    "qwen2 with a window that no layer has": (_TINY | {"model_type": "qwen2", "max_window_layers": 7}, "decode", 1),
+    "gpt_neo": (_GPT_NEO, "decode", 2),
+    "gemma3": (_GEMMA3, "prefill", 6),
+    "wav2vec2": (_WAV2VEC2, "forward", 1),
+    "whisper": (_WHISPER, "forward", 1),
+    "swin, in one of its stages": (_SWIN, "forward", 2),
+    "convnext, in one of its stages": (_CONVNEXT, "forward", 1),
     "vit": (_TINY | {"model_type": "vit", "image_size": 32, "patch_size": 8}, "forward", 1),
 }
 
@@ -61,15 +96,15 @@ def test_the_lengthened_graph_is_the_full_capture(name: str) -> None:
     config, phase, period = DEEP[name]
     wanted = request(config, phase)
     whole = run_passes(capture(wanted), MATMULT)
-    graph = compile_by_depth(wanted, lambda shallow: run_passes(capture(shallow), MATMULT))
+    graph = compile_by_depth(wanted, lambda captured: run_passes(captured, MATMULT))
     assert graph is not None
     check(graph, after="lengthening")
     assert graph.key == whole.key
     assert [graph.inputs.keys(), graph.outputs.keys()] == [whole.inputs.keys(), whole.outputs.keys()]
     assert graph.parameters.keys() == whole.parameters.keys()
     assert Graph.from_bytes(graph.to_bytes()).key == whole.key
-    layers = next(config[key] for key in DEPTH if key in config)
-    assert sum(repeat.count for repeat in graph.repeats) >= layers // period - 1
+    layers = max(len(stack) for stack in build_model(wanted).modules() if isinstance(stack, ModuleList))
+    assert max(repeat.count for repeat in graph.repeats) >= layers // period - 1
 
 
 def test_provenance_counts_along() -> None:
@@ -79,21 +114,26 @@ def test_provenance_counts_along() -> None:
     assert {node.origin for node in unroll(graph).nodes} == {node.origin for node in unroll(whole).nodes}
 
 
+def layers_in(graph: Graph) -> int:
+    """How many layers a captured graph has, told by the names of their weights."""
+    return len({number[0] for name in graph.parameters if (number := re.search(r"\d+", name))})
+
+
 def calls(wanted: CaptureRequest) -> tuple[Graph, list[int]]:
-    """The compiled graph, and the depths at which the model was captured for it."""
+    """The compiled graph, and how many layers each capture for it had."""
     depths = []
 
-    def compile_whole(asked: CaptureRequest) -> Graph:
-        depths.append(next(int(asked.config[key]) for key in DEPTH if key in asked.config))  # type: ignore[call-overload]
-        return run_passes(capture(asked), PassOptions())
+    def finish(captured: Graph) -> Graph:
+        depths.append(layers_in(captured))
+        return run_passes(captured, PassOptions())
 
-    graph = compile_by_depth(wanted, compile_whole)
-    return graph or compile_whole(wanted), depths
+    graph = compile_by_depth(wanted, finish)
+    return graph or finish(capture(wanted)), depths
 
 
 def test_only_few_layers_of_a_deep_model_are_captured() -> None:
     graph, depths = calls(request(_TINY | {"model_type": "llama", "num_hidden_layers": 500}))
-    assert depths == [2, 3]
+    assert depths == [3, 2]
     assert graph.repeats[0].count == 500
     assert len(graph.to_bytes()) < 400_000
 
@@ -108,7 +148,6 @@ ODD = {
         "layer_types": ["full_attention"] * 6 + ["sliding_attention"] + ["full_attention"],
     },
     "scores scaled by the layer's number": _GPT2 | {"scale_attn_by_inverse_layer_idx": True},
-    "a setting that counts other layers": _TINY | {"model_type": "llama", "num_odd_layers": 5},
     "too few layers to save any": _TINY | {"model_type": "llama", "num_hidden_layers": 5},
 }
 
@@ -121,12 +160,34 @@ def test_a_model_whose_layers_are_not_provably_equal_is_captured_whole(name: str
     assert graph.key == run_passes(capture(wanted), PassOptions()).key
 
 
+def test_a_setting_that_counts_other_layers_does_no_harm_while_nothing_asks_for_it() -> None:
+    wanted = request(_TINY | {"model_type": "qwen2", "max_window_layers": 5, "num_hidden_layers": 9})
+    graph, depths = calls(wanted)
+    assert max(depths) < 9
+    assert graph.key == run_passes(capture(wanted), PassOptions()).key
+
+
+def test_a_run_that_asks_which_layer_is_odd_is_captured_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sixth layer of nine doubles its result: its number stands in the configuration, not in its settings."""
+    plain = LlamaDecoderLayer.forward
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = plain(self, *args, **kwargs)
+        return 2 * result if self.self_attn.layer_idx == self.self_attn.config.odd_layer else result
+
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", forward)
+    wanted = request(_TINY | {"model_type": "llama", "num_hidden_layers": 9, "odd_layer": 5})
+    graph, depths = calls(wanted)
+    assert depths[-1] == 9
+    assert graph.key == run_passes(capture(wanted), PassOptions()).key
+
+
 def test_special_first_layers_stay_outside_of_the_repeat() -> None:
-    config = _TINY | {"model_type": "qwen3_moe", "num_hidden_layers": 10, "mlp_only_layers": [0]}
+    config = _TINY | {"model_type": "qwen3_moe", "num_hidden_layers": 14, "mlp_only_layers": [0]}
     sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 1}
     wanted = request(config | sizes)
     graph, depths = calls(wanted)
-    assert max(depths) < 10
+    assert max(depths) < 14
     assert graph.key == run_passes(capture(wanted), PassOptions()).key
 
 
@@ -150,14 +211,14 @@ def test_a_lengthened_graph_runs_like_the_full_capture() -> None:
 
 
 def test_a_shallow_capture_that_fails_leaves_the_word_to_the_full_one() -> None:
-    def fails(asked: CaptureRequest) -> Graph:
-        raise CaptureError(f"no {asked.config['num_hidden_layers']} layers")
+    def fails(captured: Graph) -> Graph:
+        raise CaptureError(f"no {layers_in(captured)} layers")
 
-    assert compile_by_depth(request(_TINY | {"model_type": "llama"}), fails) is None
+    assert compile_by_depth(request(_TINY | {"model_type": "llama", "num_hidden_layers": 9}), fails) is None
 
 
 def test_both_stacks_of_an_encoder_decoder_grow() -> None:
     wanted = request(_T5)
     graph, depths = calls(wanted)
-    assert max(depths) < 8
+    assert max(depths) < 12
     assert graph.key == run_passes(capture(wanted), PassOptions()).key

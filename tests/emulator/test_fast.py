@@ -1,18 +1,25 @@
 """Execution: what is accepted, what is refused, and what a loaded graph promises."""
 
+import tracemalloc
 import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from emulator.builder import GraphBuilder
+from emulator.capture import example_inputs
 from emulator.errors import ExecutionError, MissingTensor, WrongTensor
 from emulator.fast import LoadedGraph, execute
-from emulator.graph import Graph
+from emulator.graph import Graph, Value
 from emulator.numerics import Array
 from emulator.ops import Binary, Cast, Gather, Linear, Unary
+from emulator.passes import PassOptions, run_passes
 from emulator.types import DType, TensorType
+from tests.emulator.models import captured, request
 
 F32, BF16 = DType.FLOAT32, DType.BFLOAT16
 
@@ -145,3 +152,71 @@ def test_what_depends_on_weights_alone_is_computed_once() -> None:
         from emulator.ops import OPERATORS
 
         del OPERATORS["counting"]
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    """The most bytes that work held at one time beyond what there was; numpy reports its arrays to the tracer."""
+    tracemalloc.start()
+    try:
+        kept = work()
+        peak = tracemalloc.get_traced_memory()[1]
+        del kept
+        return peak
+    finally:
+        tracemalloc.stop()
+
+
+class MadeWhenAsked(dict[str, Array]):
+    """Weights as a checkpoint gives them: nobody else keeps them in memory."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(dict.fromkeys(graph.parameters, np.empty(0)))
+        self._types = {name: value.type for name, value in graph.parameters.items()}
+        self.nbytes = sum(type_.nbytes for type_ in self._types.values())
+
+    def __getitem__(self, name: str) -> Array:
+        return np.random.default_rng(0).standard_normal(self._types[name].shape, dtype=np.float32)
+
+
+# As in a Llama of a billion parameters, the vocabulary is a fifth of all weights, and serves at both ends.
+_WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "vocab_size": 4000}
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_a_llama_takes_at_most_one_and_a_half_times_its_weights(phase: str) -> None:
+    wanted = replace(request("llama", "text-generation", 1, 16, tie_word_embeddings=True, **_WIDE), phase=phase)
+    graph = run_passes(captured(wanted), PassOptions("matmult", "bf16"))
+    parameters, inputs = MadeWhenAsked(graph), example_inputs(graph, wanted.config, seed=0)
+
+    def load_and_run() -> object:
+        loaded = LoadedGraph(graph, parameters)
+        return loaded, loaded.run(inputs)
+
+    assert parameters.nbytes < peak_of(load_and_run) <= 1.5 * parameters.nbytes
+
+
+def test_a_value_is_freed_after_its_last_use() -> None:
+    builder = GraphBuilder()
+    y = x = builder.input("x", TensorType((1 << 18,), F32))
+    for _ in range(20):
+        y = builder.add(Binary("add"), builder.add(Unary("tanh"), y), x)
+    builder.output("y", y)
+    loaded, one = LoadedGraph(builder.build(), {}), np.ones(1 << 18, np.float32)
+    assert peak_of(lambda: loaded.run({"x": one})) < 5 * one.nbytes
+
+
+@pytest.mark.parametrize("rows", [1, 7, 128])
+def test_a_run_gives_the_same_bits_each_time(rows: int) -> None:
+    builder, generator = GraphBuilder(), np.random.default_rng(0)
+    x = builder.input("x", TensorType((rows, 256), F32))
+    up = builder.add(Linear(F32), builder.add(Cast(BF16), x), builder.add(Cast(BF16), _parameter(builder, "up", 1024)))
+    down = builder.add(Linear(F32), builder.add(Unary("gelu"), up), _parameter(builder, "down", 256, 1024))
+    builder.output("y", builder.add(Binary("add"), down, x))
+    graph = builder.build()
+    loaded = LoadedGraph(graph, MadeWhenAsked(graph))
+    inputs = {"x": generator.standard_normal((rows, 256), dtype=np.float32)}
+    assert len({loaded.run(inputs)["y"].tobytes() for _ in range(5)}) == 1
+
+
+def _parameter(builder: GraphBuilder, name: str, outputs: int, width: int = 256) -> Value:
+    return builder.parameter(name, TensorType((outputs, width), F32))

@@ -28,8 +28,8 @@ from emulator.passes.clean import eliminate_common_subexpressions, eliminate_dea
 from emulator.passes.fuse import fuse
 from emulator.repeat import unroll
 from emulator.types import DType, TensorType
+from tests.emulator.divided_models import request
 from tests.emulator.models import captured, relative_error, weights
-from tests.emulator.test_shard import request
 
 F32 = DType.FLOAT32
 PLAIN = PassOptions()

@@ -5,6 +5,7 @@ import pytest
 
 from emulator.builder import GraphBuilder
 from emulator.capture import example_inputs
+from emulator.errors import OptionsInvalid
 from emulator.fast import execute
 from emulator.graph import Graph
 from emulator.ops import ArgReduce, Binary, Cast, Iota, Linear, Reduce
@@ -75,3 +76,9 @@ def test_fp8_autocast_takes_the_type_that_the_target_has(target: str | None, nar
     found = execute(graph, {"w": np.ones((1, 2), np.float32)}, {"x": np.array([[300.0, 1.0625]], np.float32)})
     # 240 is the end of the one type, 448 of the other; 1.0625 lies half-way between two numbers of both.
     assert np.isnan(found["y"].item()) if narrow == "float8_e4m3" else found["y"].item() == 288 + 1
+
+
+def test_fp8_autocast_is_refused_for_a_target_that_is_not_known_to_have_it() -> None:
+    with pytest.raises(OptionsInvalid, match=r"target 'cpu' has no fp8_e4m3 to cast to, as inf2, .*take bf16"):
+        PassOptions("matmult", "fp8_e4m3", "cpu")
+    assert PassOptions("none", "fp8_e4m3", "cpu").autocast == "none"

@@ -7,7 +7,7 @@ from emulator.capture import CaptureRequest, capture
 from emulator.compile import compile_graph
 from emulator.graph import Graph, Value
 from emulator.hardware import CORES, INSTANCES, instance
-from emulator.memory import capacity, code_bytes, degrees, footprints, peak_bytes, states
+from emulator.memory import capacity, code_bytes, footprints, peak_bytes, states
 from emulator.ops import Binary, Broadcast, Cast, IndexUpdate, MatMul, Reshape, Transpose, Unary
 from emulator.passes import PassOptions
 from emulator.repeat import unroll
@@ -88,7 +88,7 @@ def test_state_is_updated_where_it_lies() -> None:
     state = b.input("cache", _ROW)
     place = b.input("place", TensorType((1,), DType.INT64))
     row = b.input("row", TensorType((1, 8), DType.FLOAT32))
-    b.output("cache", b.add(IndexUpdate((0,), accumulate=False), state, row, place))
+    b.output("cache", b.add(IndexUpdate((0,), combine=""), state, row, place))
     graph = b.build()
     assert list(states(graph)) == ["cache"]
     assert peak_bytes(graph) == 0
@@ -145,10 +145,10 @@ def test_the_memory_of_a_core_is_the_documented_one() -> None:
 
 
 def test_degrees_are_those_of_the_documentation_that_the_instance_has_cores_for() -> None:
-    assert degrees(instance("inf2.48xlarge")) == (1, 2, 4, 8, 24)
-    assert degrees(instance("inf2.xlarge")) == (1, 2)
-    assert degrees(instance("trn1.32xlarge")) == (1, 2, 8, 16, 32)
-    assert degrees(instance("trn2.48xlarge")) == (1, 2, 4, 8, 16, 32, 64)
+    assert instance("inf2.48xlarge").degrees == (1, 2, 4, 8, 24)
+    assert instance("inf2.xlarge").degrees == (1, 2)
+    assert instance("trn1.32xlarge").degrees == (1, 2, 8, 16, 32)
+    assert instance("trn2.48xlarge").degrees == (1, 2, 4, 8, 16, 32, 64)
 
 
 def test_code_is_counted_for_each_physical_core() -> None:

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from emulator import numerics
-from emulator.numerics import Array, erf, largest_finite, round_to, settle, stochastic_rounding, to_integer
+from emulator.numerics import (
+    Array,
+    atanh_erf,
+    erf,
+    largest_finite,
+    round_to,
+    settle,
+    stochastic_rounding,
+    to_integer,
+)
 from emulator.types import DType
 
 # Every bit pattern, so that NaN payloads, infinities, denormals and ties all come up.
@@ -258,6 +267,13 @@ def test_erf_is_within_a_few_units_in_the_last_place_of_the_true_value() -> None
     assert np.abs(found).max() <= 1
     near_zero = np.abs(expected) > 0
     assert np.abs(found[near_zero] / expected[near_zero] - 1).max() < 5e-7
+
+
+def test_the_tail_of_a_distribution_does_not_cancel() -> None:
+    values = np.linspace(-4, 0, 10_001).astype(np.float32)
+    expected = np.array([math.erfc(-value) / 2 for value in values.tolist()])
+    found = 1 / (1 + np.exp(-2 * atanh_erf(values)))  # 1 + erf(x), written out, is wrong by three times
+    assert np.abs(found / expected - 1).max() < 0.25
 
 
 def test_erf_of_the_extremes() -> None:

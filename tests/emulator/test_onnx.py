@@ -109,7 +109,7 @@ def test_weights_in_a_file_of_their_own_are_found(tmp_path: Path) -> None:
 
 def test_an_open_axis_is_named_with_the_way_to_fix_it(tmp_path: Path) -> None:
     path = saved(attention_block("rows"), tmp_path)
-    with pytest.raises(CaptureError, match=r"axis 0 of input 'x' is open \('rows'\); fix it with sizes=\{'rows'"):
+    with pytest.raises(CaptureError, match=r"axis 0 of input 'x' is open \('rows'\); give it a size"):
         capture_onnx(path)
     assert capture_onnx(path, {"rows": 3}).inputs["x"].type.shape == (3, 5, 8)
     unnamed = saved(attention_block(None), tmp_path)

@@ -6,22 +6,29 @@ known, so shapes such as `view(-1, 64)` need no arithmetic here.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import wraps
 from typing import Any, TypeVar
 
-from emulator.builder import GraphBuilder
-from emulator.graph import Origin, Value
-from emulator.ops import Binary, Broadcast, Cast, Operator, Reshape, Slice, Unary
-from emulator.types import DType, TensorType
+from emulator.capture.site import NotExpressible, Site, given
+from emulator.graph import Value
+
+__all__ = [
+    "NotExpressible",
+    "Site",
+    "along_an_axis",
+    "axes_of",
+    "axis_of",
+    "given",
+    "importer_of",
+    "imports",
+    "is_known",
+    "states_a_fact",
+]
 
 Importer = Callable[..., Value | list[Value]]
 _Importer = TypeVar("_Importer", bound=Importer)
 
 _IMPORTERS: dict[str, Importer] = {}
-
-
-class NotExpressible(Exception):
-    """A call uses an operator in a way that has no counterpart; the message is advice to the model's author."""
 
 
 def imports(*names: str) -> Callable[[_Importer], _Importer]:
@@ -35,6 +42,23 @@ def imports(*names: str) -> Callable[[_Importer], _Importer]:
         return importer
 
     return register
+
+
+def along_an_axis(importer: Importer) -> Importer:
+    """Where an axis is named, PyTorch takes a scalar for a vector of one element."""
+
+    @wraps(importer)
+    def of_vectors(site: Site, x: Value, *more: Any) -> Value | list[Value]:
+        if x.type.rank:
+            return importer(site, x, *more)
+        scalars = [isinstance(operand, Value) and not operand.type.rank for operand in more]
+        vectors = [site.reshape(o, (1,)) if scalar else o for o, scalar in zip(more, scalars, strict=True)]
+        found = importer(site, site.reshape(x, (1,)), *vectors)
+        if not isinstance(found, list):
+            return site.reshape(found, site.result.shape)
+        return [site.reshape(part, type_.shape) for part, type_ in zip(found, site.results, strict=False)]
+
+    return of_vectors
 
 
 def importer_of(target: Any) -> Importer | None:
@@ -56,55 +80,6 @@ def states_a_fact(target: Any) -> bool:
     return str(target.name()).startswith(("aten::_assert", "aten::sym_"))
 
 
-@dataclass(frozen=True)
-class Site:
-    """One call of the traced program: the types that PyTorch says it returns, and where it came from."""
-
-    builder: GraphBuilder
-    results: tuple[TensorType, ...]
-    origin: Origin
-
-    @property
-    def result(self) -> TensorType:
-        return self.results[0]
-
-    def emit(self, op: Operator, *operands: Value) -> Value:
-        return self.builder.add(op, *operands, origin=self.origin)
-
-    def value(self, operand: Value | float) -> Value:
-        """A tensor as it is, a Python number as a constant."""
-        return operand if isinstance(operand, Value) else self.builder.scalar(operand)
-
-    def unary(self, function: str, x: Value) -> Value:
-        return self.emit(Unary(function), x)
-
-    def binary(self, function: str, a: Value | float, b: Value | float) -> Value:
-        return self.emit(Binary(function), self.value(a), self.value(b))
-
-    def cast(self, x: Value, dtype: DType) -> Value:
-        return x if x.type.dtype is dtype else self.emit(Cast(dtype), x)
-
-    def reshape(self, x: Value, shape: Sequence[int]) -> Value:
-        return x if x.type.shape == tuple(shape) else self.emit(Reshape(tuple(shape)), x)
-
-    def broadcast(self, x: Value, shape: Sequence[int]) -> Value:
-        return x if x.type.shape == tuple(shape) else self.emit(Broadcast(tuple(shape)), x)
-
-    def filled(self, number: float, type_: TensorType) -> Value:
-        return self.broadcast(self.builder.scalar(number, type_.dtype), type_.shape)
-
-    def slice(self, x: Value, axis: int, start: int, stop: int, step: int = 1) -> Value:
-        """A window on one axis, all of the others."""
-        starts, stops, steps = [0] * x.type.rank, list(x.type.shape), [1] * x.type.rank
-        starts[axis], stops[axis], steps[axis] = start, stop, step
-        return self.emit(Slice(tuple(starts), tuple(stops), tuple(steps)), x)
-
-
-def given(operands: Sequence[Value | None]) -> list[Value]:
-    """Optional operands come last and are left out."""
-    return [operand for operand in operands if operand is not None]
-
-
 def axis_of(x: Value, axis: int) -> int:
     """PyTorch counts axes from the end too; the graph does not."""
     return axis % max(x.type.rank, 1)
@@ -114,4 +89,4 @@ def axes_of(x: Value, axes: Sequence[int] | int | None) -> tuple[int, ...]:
     """The axes of a reduction in order; none means all."""
     if isinstance(axes, int):
         axes = (axes,)
-    return tuple(sorted(axis_of(x, axis) for axis in axes)) if axes else tuple(range(x.type.rank))
+    return tuple(sorted(axis_of(x, axis) for axis in axes)) if axes and x.type.rank else tuple(range(x.type.rank))

@@ -6,6 +6,7 @@ from typing import Any
 from emulator.capture.aten.base import NotExpressible, Site, axis_of, imports
 from emulator.graph import Value
 from emulator.ops import Where
+from emulator.types import DType
 
 _UNARY = {
     "abs": "abs",
@@ -32,7 +33,6 @@ _UNARY = {
     "relu": "relu",
     "rsqrt": "rsqrt",
     "sigmoid": "sigmoid",
-    "sign": "sign",
     "silu": "silu",
     "sin": "sin",
     "sinh": "sinh",
@@ -126,6 +126,8 @@ def rsub(site: Site, a: Value, b: Value | float, alpha: float) -> Value:
 
 @imports("div")
 def div(site: Site, a: Value | float, b: Value | float, rounding_mode: str | None = None) -> Value:
+    if rounding_mode == "trunc" and site.result.dtype.is_float:
+        return site.unary("trunc", site.cast(site.binary("divide", a, b), site.result.dtype))
     return site.binary({None: "divide", "floor": "floor_divide", "trunc": "truncating_divide"}[rounding_mode], a, b)
 
 
@@ -142,6 +144,21 @@ def square(site: Site, x: Value) -> Value:
 @imports("round.default")
 def round_(site: Site, x: Value) -> Value:
     return site.unary("round", x)
+
+
+@imports("round.decimals")
+def round_decimals(site: Site, x: Value, decimals: int) -> Value:
+    """Whole numbers of the last decimal that is kept."""
+    if not x.type.dtype.is_float:
+        return x
+    unit = float(10 ** abs(decimals))
+    there, back = ("multiply", "divide") if decimals >= 0 else ("divide", "multiply")
+    return site.binary(back, site.unary("round", site.binary(there, x, unit)), unit)
+
+
+@imports("sign", "sgn")
+def sign(site: Site, x: Value) -> Value:
+    return x if x.type.dtype is DType.BOOL else site.unary("sign", x)
 
 
 @imports("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
@@ -233,7 +250,7 @@ def log10(site: Site, x: Value) -> Value:
 @imports("atan2")
 def atan2(site: Site, y: Value, x: Value) -> Value:
     """The half-angle form, which needs no case for the quadrants but the negative half of the first axis."""
-    y, x = site.cast(y, site.result.dtype), site.cast(x, site.result.dtype)
+    y, x = site.cast(y, DType.FLOAT32), site.cast(x, DType.FLOAT32)
     radius = site.unary("sqrt", site.binary("add", square(site, x), square(site, y)))
     half = site.unary("atan", site.binary("divide", y, site.binary("add", radius, x)))
     behind = site.binary("and", site.binary("equal", y, 0), site.binary("less", x, 0))
@@ -257,6 +274,7 @@ def glu(site: Site, x: Value, dim: int) -> Value:
     return site.binary("multiply", kept, site.unary("sigmoid", gate))
 
 
-@imports("rand", "rand_like", "randn", "randn_like", "randint", "randperm", "normal", "bernoulli", "multinomial")
+@imports("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm")
+@imports("normal", "normal_functional", "bernoulli", "multinomial", "uniform", "poisson", "exponential")
 def random(site: Site, *_: Any) -> Value:
     raise NotExpressible("a compiled program draws no random numbers; draw them on the host and pass them as an input")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from emulator.capture.aten.base import NotExpressible, Site, axis_of, imports
+from emulator.capture.aten.base import NotExpressible, Site, along_an_axis, axis_of, imports
 from emulator.graph import Value
 from emulator.ops import Gather, Index, IndexUpdate, Iota, Reduce, TakeAlong, Transpose, Where
 from emulator.types import DType
@@ -15,12 +15,16 @@ def embedding(site: Site, table: Value, indices: Value, *_: Any) -> Value:
 
 
 @imports("index_select")
+@along_an_axis
 def index_select(site: Site, x: Value, dim: int, indices: Value) -> Value:
     return site.emit(Gather(axis_of(x, dim)), x, indices)
 
 
 @imports("gather")
+@along_an_axis
 def gather(site: Site, x: Value, dim: int, indices: Value, *_: Any) -> Value:
+    if not site.result.elements:  # then their ranks need not even agree
+        return site.filled(0, site.result)
     return site.emit(TakeAlong(axis_of(x, dim)), x, indices)
 
 
@@ -42,28 +46,37 @@ def index(site: Site, x: Value, indices: Sequence[Value | None]) -> Value:
 def index_put(site: Site, x: Value, indices: Sequence[Value | None], update: Value, accumulate: bool = False) -> Value:
     update = site.cast(update, x.type.dtype)
     masks = [index for index in indices if index is not None and index.type.dtype is DType.BOOL]
-    if len(masks) == 1 == len(indices) and update.type.elements == 1:
+    if len(masks) == 1 == len(indices) and _fits_each(update, x.type.shape[masks[0].type.rank :]):
         return _put_where(site, x, masks[0], update, accumulate)
     axes, given = _addressed(indices)
-    return site.emit(IndexUpdate(axes, accumulate), x, update, *given)
+    return site.emit(IndexUpdate(axes, "add" if accumulate else ""), x, update, *given)
 
 
 def _put_where(site: Site, x: Value, mask: Value, update: Value, accumulate: bool) -> Value:
-    """One number for all elements that a mask of the leading axes chooses: the sizes do not depend on data."""
-    aligned = site.reshape(mask, mask.type.shape + (1,) * (x.type.rank - mask.type.rank))
-    number = site.reshape(update, ())
-    return site.emit(Where(), aligned, site.binary("add", x, number) if accumulate else number, x)
+    """The same for all places that a mask of the leading axes chooses: the sizes do not depend on data."""
+    rest = x.type.rank - mask.type.rank
+    aligned = site.reshape(mask, mask.type.shape + (1,) * rest)
+    each = site.reshape(update, update.type.shape[max(update.type.rank - rest, 0) :])
+    return site.emit(Where(), aligned, site.binary("add", x, each) if accumulate else each, x)
+
+
+def _fits_each(update: Value, place: Sequence[int]) -> bool:
+    """Whether an update holds no more than one place, which it then is for all of them."""
+    apart = max(update.type.rank - len(place), 0)
+    return all(size == 1 for size in update.type.shape[:apart])
 
 
 @imports("index_copy")
+@along_an_axis
 def index_copy(site: Site, x: Value, dim: int, indices: Value, update: Value) -> Value:
-    return site.emit(IndexUpdate((axis_of(x, dim),), accumulate=False), x, update, indices)
+    return site.emit(IndexUpdate((axis_of(x, dim),), ""), x, update, indices)
 
 
 @imports("index_add")
+@along_an_axis
 def index_add(site: Site, x: Value, dim: int, indices: Value, update: Value, alpha: float) -> Value:
     scaled = update if alpha == 1 else site.binary("multiply", update, alpha)
-    return site.emit(IndexUpdate((axis_of(x, dim),), accumulate=True), x, scaled, indices)
+    return site.emit(IndexUpdate((axis_of(x, dim),), "add"), x, scaled, indices)
 
 
 @imports("diagonal")
@@ -87,17 +100,25 @@ def bucketize(site: Site, x: Value, edges: Value, narrow: bool, right: bool) -> 
 
 
 @imports("histc")
-def histc(site: Site, x: Value, bins: int, low: float, high: float) -> Value:
+def histc(site: Site, x: Value, bins: int, low: Value | float, high: Value | float) -> Value:
     """How many elements fall into each of equally wide bins; the last one is closed on both sides."""
-    if low == high:
-        raise NotExpressible("a histogram between the data's own extremes; give min and max")
     flat = site.reshape(x, (x.type.elements, 1))
-    place = site.binary("divide", site.binary("multiply", site.binary("subtract", flat, low), bins), high - low)
+    if low == high and x.type.elements:
+        low, high = _own_range(site, flat)
+    span = site.binary("subtract", high, low)
+    place = site.binary("divide", site.binary("multiply", site.binary("subtract", flat, low), bins), span)
     number = site.binary("minimum", site.unary("floor", place), float(bins - 1))
     inside = site.binary("and", site.binary("greater_equal", flat, low), site.binary("less_equal", flat, high))
     counted = site.emit(Iota(bins, 0, 1, DType.INT64))
     hits = site.binary("and", site.binary("equal", number, counted), inside)
     return site.cast(site.emit(Reduce("sum", (0,), False), hits), site.result.dtype)
+
+
+def _own_range(site: Site, x: Value) -> tuple[Value, Value]:
+    """The extremes of the data; a little more than that where all elements are equal."""
+    low, high = (site.emit(Reduce(extreme, (0, 1), False), x) for extreme in ("min", "max"))
+    margin = site.cast(site.binary("equal", low, high), x.type.dtype)
+    return site.binary("subtract", low, margin), site.binary("add", high, margin)
 
 
 @imports("one_hot")

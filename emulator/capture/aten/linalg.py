@@ -4,32 +4,33 @@ import math
 from typing import Any
 
 from emulator.capture.aten.base import NotExpressible, Site, given, imports
+from emulator.capture.composites.products import matrix_product, vector_product
 from emulator.graph import Value
-from emulator.ops import Attention, GroupedMatMul, Linear, MatMul, Transpose
+from emulator.ops import Attention, GroupedMatMul, Linear, Transpose
 from emulator.types import DType
 
 
 @imports("linear")
 def linear(site: Site, x: Value, weight: Value, bias: Value | None = None) -> Value:
+    if not x.type.dtype.is_float:
+        product = vector_product(site, x, site.emit(Transpose((1, 0)), weight), site.result.dtype)
+        return product if bias is None else site.binary("add", product, bias)
     return site.emit(Linear(site.result.dtype), *given([x, weight, bias]))
 
 
 @imports("mm", "bmm")
 def mm(site: Site, a: Value, b: Value, *_: Any) -> Value:
-    return site.emit(MatMul(site.result.dtype), a, b)
+    return matrix_product(site, a, b, site.result.dtype)
 
 
-@imports("matmul")
+@imports("matmul", "dot", "vdot", "mv")
 def matmul(site: Site, a: Value, b: Value) -> Value:
-    """A vector on the left is a row, on the right a column; the result forgets them."""
-    row = a if a.type.rank > 1 else site.reshape(a, (1, *a.type.shape))
-    column = b if b.type.rank > 1 else site.reshape(b, (*b.type.shape, 1))
-    return site.reshape(site.emit(MatMul(site.result.dtype), row, column), site.result.shape)
+    return vector_product(site, a, b, site.result.dtype)
 
 
 @imports("addmm")
 def addmm(site: Site, bias: Value, a: Value, b: Value, beta: float, alpha: float) -> Value:
-    if alpha == beta == 1 and bias.type.shape == b.type.shape[1:]:
+    if alpha == beta == 1 and bias.type.shape == b.type.shape[1:] and a.type.dtype.is_float:
         return site.emit(Linear(site.result.dtype), a, site.emit(Transpose((1, 0)), b), bias)
     return baddbmm(site, bias, a, b, beta, alpha)
 
@@ -37,9 +38,12 @@ def addmm(site: Site, bias: Value, a: Value, b: Value, beta: float, alpha: float
 @imports("baddbmm")
 def baddbmm(site: Site, bias: Value, a: Value, b: Value, beta: float, alpha: float) -> Value:
     # The sum is rounded once, after the bias is added.
-    product = site.emit(MatMul(DType.FLOAT32), a, b)
-    scaled = product if alpha == 1 else site.binary("multiply", product, float(alpha))
-    shifted = bias if beta == 1 else site.binary("multiply", bias, float(beta))
+    kind = float if site.result.dtype.is_float else int
+    product = matrix_product(site, a, b, DType.FLOAT32 if kind is float else site.result.dtype)
+    scaled = product if alpha == 1 else site.binary("multiply", product, kind(alpha))
+    if beta == 0:  # whatever the bias holds, and be it not-a-number, does not count
+        return site.broadcast(site.cast(scaled, site.result.dtype), site.result.shape)
+    shifted = bias if beta == 1 else site.binary("multiply", bias, kind(beta))
     return site.cast(site.binary("add", scaled, shifted), site.result.dtype)
 
 
@@ -70,13 +74,3 @@ def grouped_mm(
     if ends is None or bias is not None or rows.type.rank != 2 or matrices.type.rank != 3:
         raise NotExpressible("this form of grouped product is not compiled; sort rows by group, and pass their ends")
     return site.emit(GroupedMatMul(site.result.dtype), rows, matrices, ends)
-
-
-@imports("dot", "vdot")
-def dot(site: Site, a: Value, b: Value) -> Value:
-    return matmul(site, a, b)
-
-
-@imports("mv")
-def mv(site: Site, a: Value, b: Value) -> Value:
-    return matmul(site, a, b)

@@ -6,16 +6,16 @@ import numpy as np
 
 from emulator.capture.aten.base import NotExpressible, Site, imports
 from emulator.graph import Value
-from emulator.ops import Iota
+from emulator.ops import Iota, Where
+from emulator.types import DType
 
 
 def _arange(site: Site, start: float, step: float) -> Value:
     (length,) = site.result.shape
     dtype = site.result.dtype
-    if dtype.is_integer and isinstance(start, int) and isinstance(step, int):
-        return site.emit(Iota(length, start, step, dtype))
-    numbers = start + step * np.arange(length)
-    return site.builder.constant(np.trunc(numbers) if dtype.is_integer else numbers, dtype)
+    if dtype.is_integer:  # PyTorch cuts both to integers first, and then counts
+        return site.emit(Iota(length, int(start), int(step), dtype))
+    return site.builder.constant(start + step * np.arange(length), dtype)
 
 
 @imports("arange.default")
@@ -76,10 +76,31 @@ def eye(site: Site, *_: Any) -> Value:
 
 @imports("linspace")
 def linspace(site: Site, start: Value | float, end: Value | float, *_: Any) -> Value:
-    if isinstance(start, Value) or isinstance(end, Value) or site.result.dtype.is_integer:
-        raise NotExpressible("a range between tensors, or of integers, is not compiled; use torch.arange")
-    numbers = np.linspace(start, end, site.result.elements, dtype=np.float32)
-    return site.builder.constant(numbers, site.result.dtype)
+    """Counted from both ends, as PyTorch does, so that both are met exactly."""
+    count, whole = site.result.elements, site.result.dtype.is_integer
+    places = np.arange(count)
+    first_half = places < count // 2 if count > 1 else places == 0
+    if isinstance(start, Value) or isinstance(end, Value):
+        if whole:
+            raise NotExpressible("integers between tensors are cut off in 64 bits; make the bounds Python numbers")
+        return _between_tensors(site, site.value(start), site.value(end), first_half)
+    low, high = (float(int(bound) if whole else bound) for bound in (start, end))
+    step = (high - low) / max(count - 1, 1)
+    numbers = np.where(first_half, low + step * places, high - step * (count - 1 - places))
+    return site.builder.constant(np.trunc(numbers) if whole else numbers, site.result.dtype)
+
+
+def _between_tensors(site: Site, start: Value, end: Value, first_half: Any) -> Value:
+    count = len(first_half)
+    low, high = site.cast(start, DType.FLOAT32), site.cast(end, DType.FLOAT32)
+    step = site.binary("divide", site.binary("subtract", high, low), float(max(count - 1, 1)))
+
+    def steps(number: Any) -> Value:
+        return site.binary("multiply", step, site.builder.constant(number, DType.FLOAT32))
+
+    up = site.binary("add", low, steps(np.arange(count)))
+    down = site.binary("subtract", high, steps(count - 1 - np.arange(count)))
+    return site.emit(Where(), site.builder.constant(first_half, DType.BOOL), up, down)
 
 
 @imports("tril_indices")

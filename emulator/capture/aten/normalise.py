@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from emulator.capture.aten.base import Site, axis_of, given, imports
+from emulator.capture.aten.base import Site, along_an_axis, axis_of, given, imports
 from emulator.graph import Value
-from emulator.ops import LayerNorm, RmsNorm, Softmax, Transpose
+from emulator.ops import LayerNorm, Reduce, RmsNorm, Softmax, Transpose
 from emulator.types import DType
 
 # The step between 1 and the next number, which PyTorch's rms_norm takes when it is given no epsilon.
@@ -17,11 +17,13 @@ def _softmax(site: Site, x: Value, dim: int, *, log: bool) -> Value:
 
 
 @imports("softmax.int", "_softmax")
+@along_an_axis
 def softmax(site: Site, x: Value, dim: int, *_: Any) -> Value:
     return _softmax(site, x, dim, log=False)
 
 
 @imports("log_softmax.int", "_log_softmax")
+@along_an_axis
 def log_softmax(site: Site, x: Value, dim: int, *_: Any) -> Value:
     return _softmax(site, x, dim, log=True)
 
@@ -40,8 +42,19 @@ def layer_norm(
 def native_layer_norm(
     site: Site, x: Value, shape: Sequence[int], weight: Value | None, bias: Value | None, epsilon: float
 ) -> list[Value]:
-    """Its mean and deviation are by-products for a backward pass, which no compiled program has."""
-    return [layer_norm(site, x, shape, weight, bias, epsilon)]
+    return [
+        layer_norm(site, x, shape, weight, bias, epsilon),
+        *_statistics(site, x, tuple(range(x.type.rank - len(shape), x.type.rank)), epsilon),
+    ]
+
+
+def _statistics(site: Site, x: Value, over: tuple[int, ...], epsilon: float) -> list[Value]:
+    """Mean and inverse deviation, which are results of their own; nobody who does not read them pays for them."""
+    wide = site.cast(x, DType.FLOAT32)
+    mean = site.emit(Reduce("mean", over, True), wide)
+    centred = site.binary("subtract", wide, mean)
+    variance = site.emit(Reduce("mean", over, True), site.binary("multiply", centred, centred))
+    return [mean, site.unary("rsqrt", site.binary("add", variance, float(epsilon)))]
 
 
 @imports("group_norm")
@@ -70,7 +83,9 @@ def native_group_norm(
     groups: int,
     epsilon: float,
 ) -> list[Value]:
-    return [group_norm(site, x, groups, weight, bias, epsilon)]
+    grouped = site.reshape(x, (batch, groups, x.type.elements // max(batch * groups, 1)))
+    statistics = [site.reshape(part, (batch, groups)) for part in _statistics(site, grouped, (2,), epsilon)]
+    return [group_norm(site, x, groups, weight, bias, epsilon), *statistics]
 
 
 @imports("instance_norm")
@@ -104,6 +119,8 @@ def batch_norm(
     epsilon: float,
     *_: Any,
 ) -> Value:
+    if not x.type.elements:
+        return site.filled(0, site.result)
     if training or mean is None or variance is None:
         return _scaled_by_batch(site, x, weight, bias, epsilon)
     return _scaled_by_statistics(site, x, weight, bias, mean, variance, epsilon)
@@ -127,7 +144,9 @@ def native_batch_norm(
 def native_batch_norm_of_batch(
     site: Site, x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: float, epsilon: float
 ) -> list[Value]:
-    return [_scaled_by_batch(site, x, weight, bias, epsilon)]
+    others = tuple(axis for axis in range(x.type.rank) if axis != 1)
+    statistics = [site.reshape(part, (x.type.shape[1],)) for part in _statistics(site, x, others, epsilon)]
+    return [_scaled_by_batch(site, x, weight, bias, epsilon), *statistics]
 
 
 def _along_channels(site: Site, x: Value, operand: Value) -> Value:

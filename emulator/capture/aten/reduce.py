@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from emulator.capture.aten.base import Site, axes_of, axis_of, imports
+from emulator.capture.aten.base import Site, along_an_axis, axes_of, axis_of, imports
 from emulator.graph import Value
-from emulator.ops import ArgReduce, ArgSort, Cumulate, Reduce, TakeAlong
+from emulator.ops import ArgReduce, ArgSort, Cumulate, Iota, Reduce, TakeAlong, Where
 from emulator.types import DType
 
 Axes = Sequence[int] | int | None
@@ -72,11 +72,13 @@ def min_all(site: Site, x: Value) -> Value:
 
 
 @imports("max.dim")
+@along_an_axis
 def max_axis(site: Site, x: Value, dim: int, keep: bool) -> list[Value]:
     return [_reduced(site, "max", x, dim, keep), site.emit(ArgReduce("argmax", axis_of(x, dim), keep), x)]
 
 
 @imports("min.dim")
+@along_an_axis
 def min_axis(site: Site, x: Value, dim: int, keep: bool) -> list[Value]:
     return [_reduced(site, "min", x, dim, keep), site.emit(ArgReduce("argmin", axis_of(x, dim), keep), x)]
 
@@ -99,11 +101,13 @@ def _searched(site: Site, function: str, x: Value, dim: int | None, keep: bool) 
 
 
 @imports("argmax")
+@along_an_axis
 def argmax(site: Site, x: Value, dim: int | None, keep: bool) -> Value:
     return _searched(site, "argmax", x, dim, keep)
 
 
 @imports("argmin")
+@along_an_axis
 def argmin(site: Site, x: Value, dim: int | None, keep: bool) -> Value:
     return _searched(site, "argmin", x, dim, keep)
 
@@ -115,15 +119,17 @@ def variance(site: Site, x: Value, dims: Axes, correction: float | None, keep: b
     count = 1
     for axis in axes_of(x, dims):
         count *= x.type.shape[axis]
-    return site.binary("divide", total, float(count - (1 if correction is None else correction)))
+    return site.binary("divide", total, max(float(count - (1 if correction is None else correction)), 0.0))
 
 
 @imports("cumsum")
+@along_an_axis
 def cumsum(site: Site, x: Value, dim: int, *_: Any) -> Value:
     return site.emit(Cumulate("cumsum", axis_of(x, dim)), site.cast(x, site.result.dtype))
 
 
 @imports("cumprod")
+@along_an_axis
 def cumprod(site: Site, x: Value, dim: int, *_: Any) -> Value:
     return site.emit(Cumulate("cumprod", axis_of(x, dim)), site.cast(x, site.result.dtype))
 
@@ -135,21 +141,25 @@ def _ordered(site: Site, x: Value, dim: int, descending: bool) -> list[Value]:
 
 
 @imports("sort.default")
+@along_an_axis
 def sort(site: Site, x: Value, dim: int, descending: bool) -> list[Value]:
     return _ordered(site, x, dim, descending)
 
 
 @imports("sort.stable")
+@along_an_axis
 def sort_stable(site: Site, x: Value, stable: bool | None, dim: int, descending: bool) -> list[Value]:
     return _ordered(site, x, dim, descending)
 
 
 @imports("argsort.default")
+@along_an_axis
 def argsort(site: Site, x: Value, dim: int, descending: bool) -> Value:
     return site.emit(ArgSort(axis_of(x, dim), descending), x)
 
 
 @imports("topk")
+@along_an_axis
 def topk(site: Site, x: Value, k: int, dim: int, largest: bool, ordered: bool) -> list[Value]:
     """The head of the sorted axis, which is also right when the caller does not ask for order."""
     axis = axis_of(x, dim)
@@ -183,19 +193,33 @@ def vector_norm(site: Site, x: Value, order: float, dims: Axes, keep: bool, *_: 
 def logsumexp(site: Site, x: Value, dims: Axes, keep: bool) -> Value:
     wide = site.cast(x, DType.FLOAT32)
     highest = _reduced(site, "max", wide, dims, True)
+    # An infinite largest element stays outside, because the difference of infinities is not a number.
+    highest = site.emit(Where(), site.unary("isfinite", highest), highest, site.value(0.0))
     total = _reduced(site, "sum", site.unary("exp", site.binary("subtract", wide, highest)), dims, keep)
     return site.binary("add", site.unary("log", total), site.reshape(highest, total.type.shape))
 
 
+def _running_extreme(site: Site, function: str, x: Value, axis: int) -> list[Value]:
+    """With the place where each extreme was seen last: the largest number of a place that equals it."""
+    extremes = site.emit(Cumulate(function, axis), x)
+    size, after = x.type.shape[axis], x.type.rank - axis - 1
+    places = site.reshape(site.emit(Iota(size, 0, 1, DType.INT64)), (size, *[1] * after))
+    seen = site.binary("equal", x, extremes)
+    if x.type.dtype.is_float:
+        seen = site.binary("or", seen, site.unary("isnan", x))
+    return [extremes, site.emit(Cumulate("cummax", axis), site.emit(Where(), seen, places, site.value(0)))]
+
+
 @imports("cummax")
+@along_an_axis
 def cummax(site: Site, x: Value, dim: int) -> list[Value]:
-    """Where the extremes stand is left out: models ask for the values."""
-    return [site.emit(Cumulate("cummax", axis_of(x, dim)), x)]
+    return _running_extreme(site, "cummax", x, axis_of(x, dim))
 
 
 @imports("cummin")
+@along_an_axis
 def cummin(site: Site, x: Value, dim: int) -> list[Value]:
-    return [site.emit(Cumulate("cummin", axis_of(x, dim)), x)]
+    return _running_extreme(site, "cummin", x, axis_of(x, dim))
 
 
 @imports("_is_all_true")
@@ -209,5 +233,6 @@ def is_any_true(site: Site, x: Value) -> Value:
 
 
 @imports("argsort.stable")
+@along_an_axis
 def argsort_stable(site: Site, x: Value, stable: bool, dim: int, descending: bool) -> Value:
     return site.emit(ArgSort(axis_of(x, dim), descending), x)

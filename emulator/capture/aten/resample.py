@@ -1,12 +1,14 @@
 """Stretching and shrinking the places of images."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from emulator.capture.aten.base import Site, imports
-from emulator.capture.aten.window import Sizes, mixed
+from emulator.capture.aten.window import Sizes
+from emulator.capture.composites.sample import grid_sampled
+from emulator.capture.composites.stretch import smoothing
+from emulator.capture.composites.windows import mixed
 from emulator.graph import Value
 from emulator.ops import Resample
 
@@ -71,20 +73,12 @@ def _smoothed(site: Site, x: Value, aligned: bool, factors: Sequence[float | Non
     """With antialiasing a new place mixes more neighbours the more the axis shrinks; a table of shares says how."""
     scales = _scales(site, x, factors, aligned)
     for axis, (size, scale) in enumerate(zip(site.result.shape[2:], scales, strict=True), 2):
-        x = mixed(site, x, axis, _smoothing(x.type.shape[axis], size, scale, cubic=cubic))
+        places, constant = (np.arange(size) + 0.5) * scale - 0.5, -0.5 if cubic else None
+        x = mixed(site, x, axis, smoothing(x.type.shape[axis], places, scale, cubic=constant, beyond=False))
     return x
 
 
-def _smoothing(old: int, new: int, scale: float, *, cubic: bool) -> Any:
-    stretch = max(scale, 1.0)
-    centres = (np.arange(new) + 0.5) * scale
-    distance = np.abs((np.arange(old)[:, None] + 0.5 - centres[None, :]) / stretch)
-    shares = _cubic(distance) if cubic else np.maximum(1 - distance, 0)
-    return (shares / shares.sum(axis=0)).astype(np.float32)
-
-
-def _cubic(d: Any, a: float = -0.5) -> Any:
-    """Keys' kernel; images are smoothed with a = -1/2, unlike stretched ones."""
-    inner = ((a + 2) * d - (a + 3)) * d * d + 1
-    outer = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-    return np.where(d <= 1, inner, np.where(d < 2, outer, 0))
+@imports("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
+def grid_sampler(site: Site, x: Value, grid: Value, mode: int, padding: int, aligned: bool) -> Value:
+    by_number = ("linear", "nearest", "cubic"), ("zeros", "border", "reflection")
+    return grid_sampled(site, x, grid, by_number[0][mode], by_number[1][padding], aligned)

@@ -1,8 +1,8 @@
 """Writes at computed places along an axis, and selections by a mask whose size stays fixed."""
 
-from typing import Any
+import numpy as np
 
-from emulator.capture.aten.base import NotExpressible, Site, axis_of, imports
+from emulator.capture.aten.base import Site, axis_of, imports
 from emulator.graph import Value
 from emulator.ops import Cumulate, Gather, ScatterAlong, Where
 from emulator.types import DType
@@ -63,11 +63,19 @@ def _emptied(site: Site, x: Value, dim: int, indices: Value, update: Value, func
     """Elements that will be written start from what combining leaves alone, instead of from their own value."""
     if function in ("add", "multiply"):
         blank = site.filled(0 if function == "add" else 1, update.type)
-    elif x.type.dtype.is_float:
-        blank = site.filled(float("-inf" if function == "maximum" else "inf"), update.type)
     else:
-        raise NotExpressible("an extreme of integers that leaves out the element itself is not compiled")
+        blank = site.filled(_extreme(x.type.dtype, lowest=function == "maximum"), update.type)
     return _scattered(site, "", x, dim, indices, blank)
+
+
+def _extreme(dtype: DType, *, lowest: bool) -> float:
+    """What every other number wins against."""
+    if dtype.is_float:
+        return float("-inf" if lowest else "inf")
+    if dtype is DType.BOOL:
+        return not lowest
+    limits = np.iinfo(dtype.value)
+    return int(limits.min if lowest else limits.max)
 
 
 def _scattered_mean(site: Site, x: Value, dim: int, indices: Value, update: Value, include_self: bool) -> Value:
@@ -96,5 +104,13 @@ def masked_scatter(site: Site, x: Value, mask: Value, source: Value) -> Value:
 
 
 @imports("index_reduce")
-def index_reduce(site: Site, *_: Any) -> Value:
-    raise NotExpressible("use scatter_reduce, with the indices expanded to the shape of the update")
+def index_reduce(
+    site: Site, x: Value, dim: int, indices: Value, update: Value, reduce: str, include_self: bool = True
+) -> Value:
+    """One index for each slice of the update: the same for all of its elements."""
+    if not x.type.rank:
+        x, update = site.reshape(x, (1,)), site.reshape(update, (1,))
+    axis = axis_of(x, dim)
+    column = site.reshape(indices, (indices.type.elements, *[1] * (x.type.rank - axis - 1)))
+    each = site.broadcast(column, update.type.shape)
+    return site.reshape(scatter_reduce(site, x, axis, each, update, reduce, include_self), site.result.shape)

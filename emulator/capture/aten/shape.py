@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from emulator.capture.aten.base import NotExpressible, Site, axes_of, axis_of, imports
+from emulator.capture.composites.windows import continued
 from emulator.graph import Value
-from emulator.ops import Concat, Flip, Iota, Pad, SliceUpdate, Transpose, Where
+from emulator.ops import Bitcast, Concat, Flip, Iota, Pad, SliceUpdate, Transpose, Where
 from emulator.types import DType, TensorType
 
 
@@ -14,9 +15,14 @@ def reshape(site: Site, x: Value, *_: Any) -> Value:
     return site.reshape(x, site.result.shape)
 
 
+@imports("as_strided")
+def as_strided(site: Site, x: Value, *_: Any) -> Value:
+    raise NotExpressible("strides describe memory, which a graph does not have; use slices, unfold, expand or permute")
+
+
 @imports("view.dtype")
 def reinterpret(site: Site, x: Value, *_: Any) -> Value:
-    raise NotExpressible("bits cannot be read as another type; use .to(dtype)")
+    return site.emit(Bitcast(x.type.dtype, site.result.dtype), x)
 
 
 @imports("expand", "expand_as", "broadcast_to")
@@ -180,9 +186,31 @@ def constant_pad_nd(site: Site, x: Value, pad: Sequence[int], number: float = 0)
 
 @imports("pad")
 def pad_(site: Site, x: Value, pad: Sequence[int], mode: str, number: float | None = None) -> Value:
-    if mode != "constant":
-        raise NotExpressible(f"padding in mode {mode!r} is not compiled; pad with a constant")
-    return constant_pad_nd(site, x, pad, number or 0)
+    return constant_pad_nd(site, x, pad, number or 0) if mode == "constant" else _padded(site, x, pad, _MODES[mode])
+
+
+_MODES = {"circular": "wrap", "reflect": "reflect", "replicate": "edge"}
+
+
+def _padded(site: Site, x: Value, pad: Sequence[int], mode: str) -> Value:
+    """With the tensor's own elements, an axis at a time; before it goes round in circles, it is cut."""
+    for i in range(len(pad) // 2):
+        axis, before, after = x.type.rank - 1 - i, pad[2 * i], pad[2 * i + 1]
+        if mode == "wrap" and min(before, after) < 0:
+            x = site.slice(x, axis, max(-before, 0), x.type.shape[axis] - max(-after, 0))
+            before, after = max(before, 0), max(after, 0)
+        x = continued(site, x, axis, before, after, mode)
+    return x
+
+
+@imports("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
+def reflection_pad(site: Site, x: Value, pad: Sequence[int]) -> Value:
+    return _padded(site, x, pad, "reflect")
+
+
+@imports("replication_pad1d", "replication_pad2d", "replication_pad3d")
+def replication_pad(site: Site, x: Value, pad: Sequence[int]) -> Value:
+    return _padded(site, x, pad, "edge")
 
 
 def _triangle(site: Site, x: Value, comparison: str, diagonal: int) -> Value:

@@ -6,9 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from emulator.capture.aten.base import NotExpressible, Site, given, imports
+from emulator.capture.aten.base import Site, given, imports
+from emulator.capture.composites.windows import (
+    Geometry,
+    folded,
+    largest_of,
+    mixed,
+    put_back,
+    sliding_places,
+    stretched_places,
+    transposed_convolution,
+)
 from emulator.graph import Value
-from emulator.ops import Concat, Convolution, Flip, MatMul, Pad, Pool, Transpose
+from emulator.ops import Concat, Convolution, Pool, Transpose
 from emulator.types import DType
 
 Sizes = Sequence[int]
@@ -36,20 +46,21 @@ def convolution(
     stride, dilation = _each(stride, axes), _each(dilation, axes)
     before = after = _each(padding, axes)
     if x.type.rank == axes + 1:
-        raise NotExpressible("a convolution without a batch axis; add one with unsqueeze(0)")
+        x = site.reshape(x, (1, *x.type.shape))
     if transposed:
-        return _transposed(site, x, weight, bias, stride, before, dilation, _each(output_padding, axes), groups)
-    op = Convolution(stride, before, after, dilation, groups, site.result.dtype)
-    return site.emit(op, *given([x, weight, bias]))
+        geometry, extra = Geometry(stride, before, after, dilation), _each(output_padding, axes)
+        result = transposed_convolution(site, x, weight, bias, geometry, extra, groups, site.result.dtype)
+    else:
+        op = Convolution(stride, before, after, dilation, groups, site.result.dtype)
+        result = site.emit(op, *given([x, weight, bias]))
+    return site.reshape(result, site.result.shape)
 
 
 @imports("conv1d.default", "conv2d.default", "conv3d.default")
 def conv(
     site: Site, x: Value, weight: Value, bias: Value | None, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
 ) -> Value:
-    batched = x if x.type.rank == weight.type.rank else site.reshape(x, (1, *x.type.shape))
-    result = convolution(site, batched, weight, bias, stride, padding, dilation, False, (0,), groups)
-    return site.reshape(result, site.result.shape)
+    return convolution(site, x, weight, bias, stride, padding, dilation, False, (0,), groups)
 
 
 @imports("conv1d.padding", "conv2d.padding", "conv3d.padding")
@@ -64,49 +75,8 @@ def conv_padded_by_name(
         total = [0] * axes
     before, after = tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
     op = Convolution(_each(stride, axes), before, after, dilation, groups, site.result.dtype)
-    return site.emit(op, *given([x, weight, bias]))
-
-
-def _transposed(
-    site: Site,
-    x: Value,
-    weight: Value,
-    bias: Value | None,
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-    extra: tuple[int, ...],
-    groups: int,
-) -> Value:
-    """As a plain convolution: zeros between the places of x, and the window turned around.
-
-    The weight comes as [inputs, outputs of a group, window ...].
-    """
-    axes = len(stride)
-    inputs, outputs, *window = weight.type.shape
-    apart = site.reshape(weight, (groups, inputs // groups, outputs, *window))
-    order = (0, 2, 1, *range(3, 3 + axes))
-    swapped = site.reshape(site.emit(Transpose(order), apart), (groups * outputs, inputs // groups, *window))
-    turned = site.emit(Flip(tuple(range(2, 2 + axes))), swapped)
-    for axis, step in enumerate(stride, 2):
-        x = _spread(site, x, axis, step)
-    reach = [gap * (length - 1) for gap, length in zip(dilation, window, strict=True)]
-    before = tuple(r - p for r, p in zip(reach, padding, strict=True))
-    after = tuple(b + e for b, e in zip(before, extra, strict=True))
-    op = Convolution((1,) * axes, before, after, dilation, groups, site.result.dtype)
-    return site.emit(op, *given([x, turned, bias]))
-
-
-def _spread(site: Site, x: Value, axis: int, step: int) -> Value:
-    """Zeros between neighbours on an axis."""
-    if step == 1:
-        return x
-    shape = x.type.shape
-    cells = site.reshape(x, (*shape[: axis + 1], 1, *shape[axis + 1 :]))
-    after = tuple(step - 1 if i == axis + 1 else 0 for i in range(cells.type.rank))
-    padded = site.emit(Pad((0,) * len(after), after), cells, site.builder.scalar(0, x.type.dtype))
-    length = (shape[axis] - 1) * step + 1
-    return site.slice(site.reshape(padded, (*shape[:axis], shape[axis] * step, *shape[axis + 1 :])), axis, 0, length)
+    batched = x if x.type.rank == weight.type.rank else site.reshape(x, (1, *x.type.shape))
+    return site.reshape(site.emit(op, *given([batched, weight, bias])), site.result.shape)
 
 
 def _pooled(
@@ -134,8 +104,12 @@ def max_pool(site: Site, x: Value, window: Sizes, stride: Sizes, padding: Sizes,
 def max_pool_with_indices(
     site: Site, x: Value, window: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil: bool
 ) -> list[Value]:
-    """The indices serve a backward pass, or an unpooling that no operator of ours does."""
-    return [max_pool(site, x, window, stride, padding, dilation, ceil)]
+    axes = max(len(window), _axes(site))
+    pooled = max_pool(site, x, window, stride, padding, dilation, ceil)
+    window, before = _each(window, axes), _each(padding, axes)
+    geometry = Geometry(_each(stride, axes) if stride else window, before, before, _each(dilation, axes))
+    found, made = x.type.shape[-axes:], site.result.shape[-axes:]
+    return [pooled, largest_of(site, x, sliding_places(found, window, geometry, made), made)[1]]
 
 
 def _axes(site: Site) -> int:
@@ -191,22 +165,25 @@ def _averaged(site: Site, x: Value, axis: int, size: int) -> Value:
     return mixed(site, x, axis, shares)
 
 
-def mixed(site: Site, x: Value, axis: int, shares: Any) -> Value:
-    """Each new place of an axis as a mixture of the old ones."""
-    order = list(range(x.type.rank))
-    order[axis], order[-1] = order[-1], order[axis]
-    turned = site.emit(Transpose(tuple(order)), x)
-    mixed = site.emit(MatMul(x.type.dtype), turned, site.builder.constant(shares, x.type.dtype))
-    return site.emit(Transpose(tuple(order)), mixed)
-
-
-@imports("adaptive_max_pool1d", "adaptive_max_pool2d")
+@imports("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 def adaptive_max_pool(site: Site, x: Value, sizes: Sizes) -> list[Value]:
-    found = x.type.shape[-len(sizes) :]
-    if any(f % s for f, s in zip(found, sizes, strict=True)):
-        raise NotExpressible(f"adaptive pooling from {list(found)} to {list(sizes)} has windows of unequal size")
-    window = tuple(f // s for f, s in zip(found, sizes, strict=True))
-    return [_pooled(site, "max_pool", x, window, window, (0,), (1,), len(sizes))]
+    found, made = x.type.shape[-len(sizes) :], site.result.shape[-len(sizes) :]
+    return list(largest_of(site, x, stretched_places(found, made), made))
+
+
+@imports("max_unpool2d", "max_unpool3d")
+def max_unpool(site: Site, x: Value, places: Value, sizes: Sizes, *_: Any) -> Value:
+    return put_back(site, x, places, site.result.shape[-len(sizes) :])
+
+
+@imports("col2im")
+def fold(
+    site: Site, columns: Value, sizes: Sizes, window: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes
+) -> Value:
+    batched = columns if columns.type.rank == 3 else site.reshape(columns, (1, *columns.type.shape))
+    margin = _each(padding, 2)
+    geometry = Geometry(_each(stride, 2), margin, margin, _each(dilation, 2))
+    return site.reshape(folded(site, batched, tuple(sizes), _each(window, 2), geometry), site.result.shape)
 
 
 @imports("unfold.default")

@@ -24,6 +24,14 @@ def onnx_parameters(path: Path) -> dict[str, Array]:
     return parameters(path)
 
 
+def run_onnx(path: Path, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """What ONNX's own reference evaluator computes with the file."""
+    _require_onnx()
+    from emulator.capture.onnx.reference import evaluate
+
+    return evaluate(path, inputs)
+
+
 def _require_onnx() -> None:
     try:
         import onnx  # noqa: F401

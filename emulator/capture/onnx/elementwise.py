@@ -5,7 +5,8 @@ from functools import reduce
 from emulator.capture.aten.base import NotExpressible
 from emulator.capture.onnx.base import OnnxSite, imports
 from emulator.graph import Value
-from emulator.ops import Where
+from emulator.numerics import largest_finite
+from emulator.ops import Bitcast, Where
 from emulator.types import DType
 
 _UNARY = {
@@ -124,9 +125,15 @@ def cast_like(site: OnnxSite, x: Value, like: Value) -> Value:
 def _cast(site: OnnxSite, x: Value, dtype: DType) -> Value:
     if dtype is DType.BOOL and x.type.dtype is not DType.BOOL:
         return site.binary("not_equal", x, site.like(x, 0))
-    if dtype.value.startswith("float8") or x.type.dtype.value.startswith("float8"):
-        raise NotExpressible("casts to and from eight-bit floats belong to the compiler's options, not to a model")
+    if dtype.value.startswith("float8") and site.attribute("saturate", 1):
+        wide, highest = site.floats(x), largest_finite(dtype)
+        x = site.binary("minimum", site.binary("maximum", wide, site.like(wide, -highest)), site.like(wide, highest))
     return site.cast(x, dtype)
+
+
+@imports("BitCast")
+def bit_cast(site: OnnxSite, x: Value) -> Value:
+    return site.emit(Bitcast(x.type.dtype, dtype_of(site.attribute("to"))), x)
 
 
 def dtype_of(element: int) -> DType:

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from emulator.capture.aten.base import NotExpressible
 from emulator.capture.onnx.base import OnnxSite, axis_in, imports
 from emulator.graph import Value
 from emulator.ops import (
@@ -60,21 +59,35 @@ def gather_nd(site: OnnxSite, x: Value, indices: Value) -> Value:
     return site.emit(Index(tuple(range(len(columns)))), x, *columns)
 
 
+_COMBINED = {"none": "", "add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
+
+
 @imports("ScatterND")
 def scatter_nd(site: OnnxSite, x: Value, indices: Value, update: Value) -> Value:
-    how = site.attribute("reduction", "none")
-    if how not in ("none", "add"):
-        raise NotExpressible(f"it combines with {how}; only replacing and adding move through memory")
     columns = _columns(site, indices)
-    return site.emit(IndexUpdate(tuple(range(len(columns))), how == "add"), x, update, *columns)
+    how = _COMBINED[site.attribute("reduction", "none")]
+    return site.emit(IndexUpdate(tuple(range(len(columns))), how), x, update, *columns)
 
 
 @imports("ScatterElements", "Scatter")
 def scatter_elements(site: OnnxSite, x: Value, indices: Value, update: Value) -> Value:
-    how = {"none": "", "add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
     axis = site.axis(x, 0)
     places = _counted_from_the_front(site, indices, x.type.shape[axis])
-    return site.emit(ScatterAlong(axis, how[site.attribute("reduction", "none")]), x, update, places)
+    return site.emit(ScatterAlong(axis, _COMBINED[site.attribute("reduction", "none")]), x, update, places)
+
+
+@imports("TensorScatter")
+def tensor_scatter(site: OnnxSite, cache: Value, update: Value, starts: Value | None = None) -> Value:
+    """New keys or values written into a cache, for each row of the batch from a place of its own on."""
+    axis = site.axis(cache, -2)
+    count, size = update.type.shape[axis], cache.type.shape[axis]
+    steps = site.builder.constant(np.arange(count).reshape(-1, *[1] * (cache.type.rank - axis - 1)), DType.INT64)
+    if starts is not None:
+        first = site.reshape(starts, (starts.type.elements, *[1] * (cache.type.rank - 1)))
+        steps = site.binary("add", first, steps)
+    if site.attribute("mode", "linear") == "circular":
+        steps = site.binary("remainder", steps, size)
+    return site.emit(ScatterAlong(axis, ""), cache, update, site.broadcast(steps, update.type.shape))
 
 
 @imports("TopK")

@@ -2,42 +2,35 @@
 
 import math
 
-from emulator.capture.aten.base import NotExpressible, given
+from emulator.capture.composites.products import einsum, matrix_product, vector_product
 from emulator.capture.onnx.base import OnnxSite, imports
+from emulator.capture.site import NotExpressible, given
 from emulator.graph import Value
-from emulator.ops import ArgReduce, Iota, LayerNorm, Linear, MatMul, Reduce, RmsNorm, Softmax, Transpose
+from emulator.ops import ArgReduce, Iota, LayerNorm, Linear, Reduce, RmsNorm, Softmax, Transpose
 from emulator.types import DType
-
-
-def _float_only(*operands: Value) -> None:
-    if not all(operand.type.dtype.is_float for operand in operands):
-        raise NotExpressible("products of integer matrices have no engine; cast them to float32")
 
 
 @imports("MatMul")
 def matmul(site: OnnxSite, a: Value, b: Value) -> Value:
-    """A vector on the left is a row, on the right a column; the result forgets them."""
-    _float_only(a, b)
-    row = a if a.type.rank > 1 else site.reshape(a, (1, *a.type.shape))
-    column = b if b.type.rank > 1 else site.reshape(b, (*b.type.shape, 1))
-    product = site.emit(MatMul(a.type.dtype), row, column)
-    shape = list(product.type.shape)
-    if b.type.rank == 1:
-        del shape[-1]
-    if a.type.rank == 1:
-        del shape[-1 if b.type.rank == 1 else -2]
-    return site.reshape(product, shape)
+    return vector_product(site, a, b, a.type.dtype)
+
+
+@imports("Einsum")
+def einsum_(site: OnnxSite, *operands: Value) -> Value:
+    return einsum(site, site.attribute("equation"), operands, operands[0].type.dtype)
 
 
 @imports("Gemm")
 def gemm(site: OnnxSite, a: Value, b: Value, c: Value | None = None) -> Value:
-    _float_only(a, b)
     alpha, beta = site.attribute("alpha", 1.0), site.attribute("beta", 1.0)
     rows = site.emit(Transpose((1, 0)), a) if site.attribute("transA", 0) else a
     weight = b if site.attribute("transB", 0) else site.emit(Transpose((1, 0)), b)
-    if alpha == beta == 1 and c is not None and c.type.shape == weight.type.shape[:1]:
+    if alpha == beta == 1 and c is not None and c.type.shape == weight.type.shape[:1] and c.type.dtype.is_float:
         return site.emit(Linear(a.type.dtype), rows, weight, c)
-    product = site.emit(Linear(a.type.dtype), rows, weight)
+    if a.type.dtype.is_float:
+        product = site.emit(Linear(a.type.dtype), rows, weight)
+    else:
+        product = matrix_product(site, rows, site.emit(Transpose((1, 0)), weight), a.type.dtype)
     scaled = product if alpha == 1 else site.binary("multiply", product, site.like(product, alpha))
     if c is None:
         return scaled
@@ -126,14 +119,28 @@ def group_norm(site: OnnxSite, x: Value, scale: Value, bias: Value) -> Value:
 
 
 @imports("BatchNormalization")
-def batch_norm(site: OnnxSite, x: Value, scale: Value, bias: Value, mean: Value, variance: Value) -> Value:
-    if site.attribute("training_mode", 0) or site.wanted > 1:
-        raise NotExpressible("it is in training mode; export the model for inference")
+def batch_norm(site: OnnxSite, x: Value, scale: Value, bias: Value, mean: Value, variance: Value) -> list[Value]:
+    """In training mode by the batch's own statistics, which also move the running ones."""
+    running: list[Value] = []
+    if site.attribute("training_mode", 0):
+        others = tuple(axis for axis in range(x.type.rank) if axis != 1)
+        wide = site.cast(x, DType.FLOAT32)
+        own = site.emit(Reduce("mean", others, False), wide)
+        centred = site.binary("subtract", wide, _by_channel(site, own, x))
+        spread = site.emit(Reduce("mean", others, False), site.binary("multiply", centred, centred))
+        running = [_moved(site, mean, own), _moved(site, variance, spread)]
+        mean, variance = own, spread
     epsilon = site.attribute("epsilon", 1e-5)
     deviation = site.unary("rsqrt", site.binary("add", site.cast(variance, DType.FLOAT32), epsilon))
     factor = site.binary("multiply", deviation, scale)
     centred = site.binary("subtract", x, _by_channel(site, mean, x))
-    return _scaled(site, centred, x, factor, bias)
+    return [_scaled(site, centred, x, factor, bias), *running]
+
+
+def _moved(site: OnnxSite, running: Value, own: Value) -> Value:
+    momentum = site.attribute("momentum", 0.9)
+    kept = site.binary("multiply", running, site.like(running, momentum))
+    return site.cast(site.binary("add", kept, site.binary("multiply", own, 1 - momentum)), running.type.dtype)
 
 
 @imports("LpNormalization")

@@ -9,18 +9,23 @@ import numpy as np
 import onnx
 
 from emulator.builder import GraphBuilder
-from emulator.capture.aten.base import NotExpressible
 from emulator.capture.onnx.base import SMALL, OnnxSite, ValueNeeded
+from emulator.capture.onnx.control import CONTROL, Body
 from emulator.capture.onnx.elementwise import dtype_of
 from emulator.capture.onnx.functions import attributes_of, fill_attributes, taken_apart
+from emulator.capture.onnx.refused import reason_for
 from emulator.capture.onnx.table import IMPORTERS
+from emulator.capture.site import NotExpressible
 from emulator.errors import CaptureError, Finding, IllTyped, UnsupportedOperators
 from emulator.graph import Graph, Origin, Value
 from emulator.numerics import Array
 from emulator.types import TensorType
 
-_NO_IMPORTER = "the compiler has no such operator; write it with elementwise, matrix and reduction operators"
 _OWN_DOMAINS = ("", "ai.onnx")
+
+
+class _AlreadyReported(Exception):
+    """Something inside a body could not be imported, and is among the problems."""
 
 
 class _Poison:
@@ -97,6 +102,7 @@ class _Importer:
         self._inputs: dict[str, Value] = {}
         self._problems: Counter[tuple[str, Origin, str]] = Counter()
         self._needed: dict[str, str] = {}
+        self._initial: dict[str, Any] = {}  # initialisers of the graph being read, and of those around it
         self._opsets = {entry.domain: entry.version for entry in model.opset_import}
         self._functions = {(f.domain, f.name): f for f in model.functions}
 
@@ -146,11 +152,12 @@ class _Importer:
         open_axis = f"axis {axis} of input {name!r} is open"
         if not dim.dim_param:
             raise CaptureError(f"{open_axis} and has no name; export the model with a fixed size there")
-        raise CaptureError(f"{open_axis} ({dim.dim_param!r}); fix it with sizes={{{dim.dim_param!r}: ...}}")
+        raise CaptureError(f"{open_axis} ({dim.dim_param!r}); give it a size by this name")
 
     def _run(self, proto: Any, scope: _Scope, place: str) -> None:
         """Import a graph's or a function's nodes into a scope of named values."""
-        initial = {tensor.name: tensor for tensor in getattr(proto, "initializer", ())}
+        around = self._initial
+        self._initial = initial = around | {tensor.name: tensor for tensor in getattr(proto, "initializer", ())}
         for number, node in enumerate(proto.node):
             operands = []
             for name in node.input:
@@ -163,6 +170,7 @@ class _Importer:
         for name in {output.name for output in getattr(proto, "output", ()) if not isinstance(output, str)}:
             if name not in scope and name in initial:
                 scope[name] = self._initialiser(initial[name])
+        self._initial = around
 
     def _initialiser(self, tensor: Any) -> Value | _Poison:
         """Weights are parameters; small tables of integers, and single numbers, are part of the program."""
@@ -183,6 +191,8 @@ class _Importer:
             if any(operand is _POISON for operand in operands):
                 return poisoned
             return self._imported(node, operands, scope, origin)
+        except _AlreadyReported:
+            return poisoned
         except ValueNeeded as problem:
             for name in self._inputs_behind(problem.value):
                 self._needed.setdefault(name, f"{label} at {origin} cannot be compiled: {problem}")
@@ -200,21 +210,20 @@ class _Importer:
         if (node.domain, node.op_type) in self._functions:
             function = self._functions[node.domain, node.op_type]
             return self._function(function, operands, attributes, origin)
-        if node.domain not in _OWN_DOMAINS:
-            raise NotExpressible(_NO_IMPORTER)
-        if node.op_type == "Constant":
+        if node.op_type == "Constant" and node.domain in _OWN_DOMAINS:
             return [self._constant(attributes)]
-        if node.op_type == "If":
-            return self._branch(operands[0], attributes, scope, origin)
-        opset = self._opsets.get("", 1)
-        importer = IMPORTERS.get(node.op_type)
+        own = node.domain in _OWN_DOMAINS
+        opset = self._opsets.get("" if own else node.domain, 1)
+        wanted = sum(bool(name) for name in node.output)
+        site = OnnxSite(self._builder, (), origin, node.op_type, attributes, opset, wanted)
+        if own and node.op_type in CONTROL:
+            return CONTROL[node.op_type](site, self._body(scope, origin), *operands)
+        importer = IMPORTERS.get(node.op_type) if own else None
         expanded = None if importer else taken_apart(node, operands, opset)
         if expanded is not None:
             return self._function(expanded, operands, attributes, origin)
         if importer is None:
-            raise NotExpressible(_NO_IMPORTER)
-        wanted = sum(bool(name) for name in node.output)
-        site = OnnxSite(self._builder, (), origin, node.op_type, attributes, opset, wanted)
+            raise NotExpressible(reason_for(node.op_type, node.domain))
         result = importer(site, *operands)
         return result if isinstance(result, list) else [result]
 
@@ -227,15 +236,19 @@ class _Importer:
         kind = onnx.TensorProto.FLOAT if "float" in name else onnx.TensorProto.INT64
         return self._builder.constant(np.asarray(held), dtype_of(kind))
 
-    def _branch(self, condition: Any, attributes: Mapping[str, Any], scope: _Scope, origin: Origin) -> list[Any]:
-        """A branch is taken here and now, or not at all."""
-        table = self._builder.table_of(condition)
-        if table is None:
-            raise NotExpressible("it decides by a tensor's value, which a compiled program cannot; use Where")
-        body = attributes["then_branch" if table.reshape(-1)[0] else "else_branch"]
-        inner = dict(scope)
-        self._run(body, inner, origin.source)
-        return [inner.get(output.name, _POISON) for output in body.output]
+    def _body(self, scope: _Scope, origin: Origin) -> Body:
+        """How a branch or a loop runs its body: in the scope around it, on inputs of its own."""
+
+        def run(body: Any, operands: Sequence[Value]) -> list[Value]:
+            inner = scope | {declared.name: value for declared, value in zip(body.input, operands, strict=True)}
+            self._run(body, inner, origin.source)
+            results = [inner.get(output.name) for output in body.output]
+            found = [value for value in results if isinstance(value, Value)]
+            if len(found) < len(results):
+                raise _AlreadyReported
+            return found
+
+        return run
 
     def _function(self, function: Any, operands: list[Any], attributes: Mapping[str, Any], origin: Origin) -> list[Any]:
         """A function of the model or of the standard: its nodes in a scope of their own."""
@@ -244,12 +257,11 @@ class _Importer:
         for node in body.node:
             fill_attributes(node, attributes, function)
         scope: _Scope = dict(zip(body.input, operands, strict=False))
-        before = self._opsets
+        before, around = self._opsets, self._initial
         self._opsets = {entry.domain: entry.version for entry in body.opset_import} or before
-        try:
-            self._run(body, scope, origin.source)
-        finally:
-            self._opsets = before
+        self._initial = {}
+        self._run(body, scope, origin.source)
+        self._opsets, self._initial = before, around
         return [scope.get(name, _POISON) for name in body.output]
 
     def _inputs_behind(self, value: Value) -> list[str]:

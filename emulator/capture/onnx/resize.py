@@ -5,11 +5,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from emulator.capture.aten.base import NotExpressible
+from emulator.capture.composites.stretch import smoothing
+from emulator.capture.composites.windows import mixed
 from emulator.capture.onnx.base import OnnxSite, axis_in, imports
+from emulator.capture.site import NotExpressible
 from emulator.graph import Value
 from emulator.numerics import Array
-from emulator.ops import Gather, MatMul, Transpose
+from emulator.ops import Gather, Where
+from emulator.ops.pool import cubic_taps, linear_taps
 from emulator.types import DType
 
 # Where a new place stands on the old axis, from its number, the scale, and the new and old sizes.
@@ -30,21 +33,48 @@ _NEAREST: dict[str, Callable[[Array], Array]] = {
 }
 
 
-@imports("Resize")
+@imports("Resize", "Upsample")
 def resize(
     site: OnnxSite, x: Value, roi: Value | None = None, scales: Value | None = None, sizes: Value | None = None
 ) -> Value:
-    mode, rule = site.attribute("mode", "nearest"), site.attribute("coordinate_transformation_mode", "half_pixel")
-    if site.attribute("antialias", 0) or rule not in _PLACES:
-        raise NotExpressible(f"it resizes by {rule}, or smooths as it shrinks; use half_pixel without antialias")
+    """The older operator has no region, and places new elements by their numbers alone."""
+    old_kind = site.operator == "Upsample"
+    if old_kind:
+        roi, scales = None, roi
+    rule = site.attribute("coordinate_transformation_mode", "asymmetric" if old_kind else "half_pixel")
     axes = [axis_in(axis, x.type.rank) for axis in site.attribute("axes", range(x.type.rank))]
-    for axis, scale, new in _targets(site, x, axes, scales, sizes):
+    for number, (axis, scale, new) in enumerate(_targets(site, x, axes, scales, sizes)):
         old = x.type.shape[axis]
-        if (scale, new) == (1, old):
-            continue
-        at = _PLACES[rule](np.arange(new, dtype=np.float64), scale, new, old)
-        x = _nearest(site, x, axis, at) if mode == "nearest" else _mixed(site, x, axis, _weights(site, mode, at, old))
+        if rule == "tf_crop_and_resize":
+            if roi is None:
+                raise NotExpressible("it crops to a region that it is not given")
+            region = site.table("region", roi).astype(np.float64)
+            x = _cropped(site, x, axis, new, region[number], region[number + len(axes)])
+        elif (scale, new) != (1, old):
+            x = _resized(site, x, axis, _PLACES[rule](np.arange(new, dtype=np.float64), scale, new, old), scale)
     return x
+
+
+def _resized(site: OnnxSite, x: Value, axis: int, at: Array, scale: float) -> Value:
+    mode, old = site.attribute("mode", "nearest"), x.type.shape[axis]
+    if mode == "nearest":
+        return _nearest(site, x, axis, at)
+    if site.attribute("antialias", 0):
+        constant = site.attribute("cubic_coeff_a", -0.75) if mode == "cubic" else None
+        beyond = not site.attribute("exclude_outside", 0)
+        return mixed(site, x, axis, smoothing(old, at, 1 / scale, cubic=constant, beyond=beyond))
+    return mixed(site, x, axis, _weights(site, mode, at, old).T)
+
+
+def _cropped(site: OnnxSite, x: Value, axis: int, new: int, start: float, end: float) -> Value:
+    """A region of an axis stretched over the new one; what lies outside of the old one is filled."""
+    last = x.type.shape[axis] - 1
+    steps = np.arange(new) / max(new - 1, 1) if new > 1 else np.full(1, 0.5)
+    at = (start + steps * (end - start)) * last
+    stretched = _resized(site, x, axis, at, 1.0)
+    inside = ((at >= 0) & (at <= last)).reshape(-1, *[1] * (x.type.rank - axis - 1))
+    filling = site.like(x, site.attribute("extrapolation_value", 0.0))
+    return site.emit(Where(), site.builder.constant(inside, DType.BOOL), stretched, filling)
 
 
 def _targets(
@@ -67,7 +97,8 @@ def _targets(
 
 
 def _nearest(site: OnnxSite, x: Value, axis: int, at: Array) -> Value:
-    near = _NEAREST[site.attribute("nearest_mode", "round_prefer_floor")](at)
+    rounding = "floor" if site.operator == "Upsample" else site.attribute("nearest_mode", "round_prefer_floor")
+    near = _NEAREST[rounding](at)
     places = np.clip(near, 0, x.type.shape[axis] - 1).astype(np.int64)
     return site.emit(Gather(axis), x, site.builder.constant(places, DType.INT64))
 
@@ -75,7 +106,7 @@ def _nearest(site: OnnxSite, x: Value, axis: int, at: Array) -> Value:
 def _weights(site: OnnxSite, mode: str, at: Array, old: int) -> Array:
     """A row for each new place: how much of each old one it takes."""
     base = np.floor(at)
-    taps = _linear(at - base) if mode == "linear" else _cubic(at - base, site.attribute("cubic_coeff_a", -0.75))
+    taps = linear_taps(at - base) if mode == "linear" else cubic_taps(at - base, site.attribute("cubic_coeff_a", -0.75))
     weights = np.zeros((len(at), old))
     for offset, share in taps:
         place = base + offset
@@ -83,30 +114,3 @@ def _weights(site: OnnxSite, mode: str, at: Array, old: int) -> Array:
             share = np.where((place >= 0) & (place < old), share, 0)
         np.add.at(weights, (np.arange(len(at)), np.clip(place, 0, old - 1).astype(np.int64)), share)
     return np.asarray(weights / weights.sum(1, keepdims=True))
-
-
-def _linear(fraction: Array) -> list[tuple[int, Array]]:
-    return [(0, 1 - fraction), (1, fraction)]
-
-
-def _cubic(fraction: Array, a: float) -> list[tuple[int, Array]]:
-    """Keys' convolution."""
-
-    def near(d: Array) -> Array:
-        return np.asarray(((a + 2) * d - (a + 3)) * d * d + 1)
-
-    def far(d: Array) -> Array:
-        return np.asarray(((a * d - 5 * a) * d + 8 * a) * d - 4 * a)
-
-    return [(-1, far(fraction + 1)), (0, near(fraction)), (1, near(1 - fraction)), (2, far(2 - fraction))]
-
-
-def _mixed(site: OnnxSite, x: Value, axis: int, weights: Array) -> Value:
-    order = [i for i in range(x.type.rank) if i != axis] + [axis]
-    rows = site.emit(Transpose(tuple(order)), x)
-    mixture = site.builder.constant(weights.T, x.type.dtype)
-    if x.type.rank == 1:
-        row = site.reshape(rows, (1, x.type.elements))
-        return site.reshape(site.emit(MatMul(x.type.dtype), row, mixture), (len(weights),))
-    mixed = site.emit(MatMul(x.type.dtype), rows, mixture)
-    return site.emit(Transpose(tuple(np.argsort(order).tolist())), mixed)

@@ -4,11 +4,12 @@ import math
 
 import numpy as np
 
-from emulator.capture.aten.base import NotExpressible
+from emulator.capture.composites.windows import continued
 from emulator.capture.onnx.base import OnnxSite, axis_in, imports
 from emulator.capture.onnx.elementwise import dtype_of
+from emulator.capture.site import NotExpressible
 from emulator.graph import Value
-from emulator.ops import Concat, Flip, Gather, Iota, Pad, Transpose, Where
+from emulator.ops import Concat, Flip, Iota, Pad, Transpose, Where
 from emulator.types import DType, TensorType
 
 
@@ -137,20 +138,12 @@ def pad(
     mode = site.attribute("mode", "constant")
     if mode != "constant":
         for axis, before, after in sides:
-            x = _mirrored(site, x, axis, max(before, 0), max(after, 0), mode)
+            x = continued(site, x, axis, max(before, 0), max(after, 0), mode)
         return x
     scalar = site.like(x, site.attribute("value", 0)) if filling is None else site.reshape(filling, ())
     amounts = {axis: (max(before, 0), max(after, 0)) for axis, before, after in sides}
     both = [amounts.get(axis, (0, 0)) for axis in range(x.type.rank)]
     return site.emit(Pad(tuple(b for b, _ in both), tuple(a for _, a in both)), x, scalar)
-
-
-def _mirrored(site: OnnxSite, x: Value, axis: int, before: int, after: int, mode: str) -> Value:
-    if mode not in ("edge", "reflect", "wrap"):
-        raise NotExpressible(f"it pads by {mode}; use constant, edge, reflect or wrap")
-    numbers = np.arange(x.type.shape[axis])
-    places = np.pad(numbers, (before, after), mode)  # type: ignore[call-overload]
-    return site.emit(Gather(axis), x, site.builder.constant(places, DType.INT64))
 
 
 @imports("ConstantOfShape")

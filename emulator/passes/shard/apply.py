@@ -12,6 +12,7 @@ from emulator.ops import (
     Binary,
     Broadcast,
     Cast,
+    Convolution,
     Gather,
     GroupedMatMul,
     Linear,
@@ -24,7 +25,8 @@ from emulator.ops import (
     Where,
 )
 from emulator.passes.shard.layout import Layout, Split
-from emulator.passes.shard.plan import DegreeImpossible, Plan
+from emulator.passes.shard.merge import merge_sums
+from emulator.passes.shard.plan import Plan
 from emulator.passes.shard.walk import Verdict
 from emulator.types import DType
 
@@ -34,8 +36,8 @@ def apply(graph: Graph, plan: Plan) -> Graph:
 
     Inputs and outputs are whole on every rank, but for states, which stay where they are: each rank has its heads.
     """
-    if plan.reason is not None:
-        raise DegreeImpossible(plan.reason)
+    if plan.refusal is not None:
+        raise plan.refusal
     return graph if plan.degree == 1 else _Sharder(graph, plan).graph()
 
 
@@ -62,7 +64,7 @@ class _Sharder:
         for name, value in self._old.outputs.items():
             keeps = self._real(self._walk.layout(self._old.inputs[name])) if name in self._old.inputs else None
             self._builder.output(name, self._moved_to(value, keeps, Origin(name)))
-        return self._builder.build()
+        return merge_sums(self._builder.build())
 
     def _real(self, layout: Layout) -> Layout:
         """At this degree, a cut that nothing can share leaves a tensor whole."""
@@ -108,6 +110,8 @@ class _Sharder:
         if isinstance(op, Reshape | Broadcast) and result is not None:
             return replace(op, shape=result.local(op.shape, self._degree))
         held = self._real(verdict.operands[0]) if verdict.operands else None
+        if isinstance(op, Convolution) and held is not None:
+            return replace(op, groups=op.groups // held.parts(self._degree)[0])
         if isinstance(op, Slice | SliceUpdate) and held is not None:
             return self._local_window(op, held, node.operands[0])
         return op
@@ -128,7 +132,7 @@ class _Sharder:
     def _reduced(self, node: Node, operands: list[Value], wanted: list[Layout]) -> Value:
         if isinstance(node.op, Gather):
             return self._looked_up(node, operands, wanted[0])
-        if isinstance(node.op, Linear):
+        if isinstance(node.op, Linear | Convolution):
             return self._row_product(node, node.op, operands)
         op = replace(node.op, out=DType.FLOAT32) if isinstance(node.op, MatMul | GroupedMatMul) else node.op
         total = self._sum(self._builder.add(op, *operands, origin=node.origin), node.origin)
@@ -141,12 +145,15 @@ class _Sharder:
         dtype = node.result.type.dtype
         return value if value.type.dtype is dtype else self._builder.add(Cast(dtype), value, origin=node.origin)
 
-    def _row_product(self, node: Node, op: Linear, operands: list[Value]) -> Value:
+    def _row_product(self, node: Node, op: Linear | Convolution, operands: list[Value]) -> Value:
         """Partial sums travel in float32, are rounded once when complete, and get the bias once."""
         x, weight, *bias = operands
         partial = self._builder.add(replace(op, out=DType.FLOAT32), x, weight, origin=node.origin)
         total = self._sum(partial, node.origin)
         for row in bias:
+            if isinstance(op, Convolution):
+                column = (*row.type.shape, *[1] * (total.type.rank - 2))
+                row = self._builder.add(Reshape(column), row, origin=node.origin)
             total = self._builder.add(Binary("add"), total, row, origin=node.origin)
         return self._cast(total, node)
 

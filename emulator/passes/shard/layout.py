@@ -18,6 +18,7 @@ class Cut:
         self._units = units
         self._name = name
         self._even = False
+        self._added = False
         self._shared = False
         self._coarser: list[Cut] = []
 
@@ -39,8 +40,13 @@ class Cut:
 
     @property
     def even(self) -> bool:
-        """Whether the pieces are added up in the end, so that each unit must be on exactly one rank."""
+        """Whether a degree that this work cannot be shared by is refused, instead of leaving the work whole."""
         return self.root()._even
+
+    @property
+    def added(self) -> bool:
+        """Whether each rank's part of a sum hangs on this cut, so that no two ranks may have the same unit."""
+        return self.root()._added
 
     def limit(self, size: int) -> None:
         """An axis of this size is divided so; pieces must be whole there too."""
@@ -48,6 +54,9 @@ class Cut:
 
     def require_even(self) -> None:
         self.root()._even = True
+
+    def add_up(self) -> None:
+        self.root()._added = True
 
     def serves(self, finer: "Cut") -> None:
         """Each unit of this cut is needed by a run of units of the finer one: key heads, by the query heads."""
@@ -66,6 +75,7 @@ class Cut:
         theirs._joined = mine
         mine._units = math.gcd(mine._units, theirs._units)
         mine._even |= theirs._even
+        mine._added |= theirs._added
         mine._shared |= theirs._shared
         mine._coarser += theirs._coarser
 
@@ -73,11 +83,14 @@ class Cut:
         """Into how many pieces the work falls at a degree: one each, or one for several ranks, or one for all."""
         if self.units % degree == 0:
             return degree
-        return self.units if self.root()._shared and degree % self.units == 0 else 1
+        return self.units if self._may_be_shared(degree) else 1
+
+    def _may_be_shared(self, degree: int) -> bool:
+        return self.root()._shared and not self.added and degree % self.units == 0
 
     def allows(self, degree: int) -> bool:
         """Whether ranks can share this work without doing any of it twice where that would be counted twice."""
-        fits = all(cut.units % degree == 0 or degree % cut.units == 0 for cut in self.served_by)
+        fits = all(cut.units % degree == 0 or cut._may_be_shared(degree) for cut in self.served_by)
         return fits and (not self.even or self.units % degree == 0)
 
 

@@ -5,13 +5,16 @@ rows by its inputs. The model's own published plan, where there is one, says whi
 """
 
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from emulator.errors import CompileError
 from emulator.graph import Graph, Value
+from emulator.numerics import Array
+from emulator.ops import AllGather, RankSlice
 from emulator.passes.shard.layout import Cut, Layout
+from emulator.passes.shard.published import may_split, unmet
 from emulator.passes.shard.rules import rule_of
 from emulator.passes.shard.walk import Hints, Walk
 from emulator.types import TensorType
@@ -19,11 +22,15 @@ from emulator.types import TensorType
 # Each walk leaves fewer weights divided or more seams known, so it ends by itself.
 _MOST_WALKS = 64
 _PATIENT_WALKS = 16
-_BY_OUTPUTS = ("colwise", "packed_colwise", "colwise_gather_output", "embedding_rowwise")
 
 
 class DegreeImpossible(CompileError):
-    """A model cannot be divided among so many ranks."""
+    """A model cannot be divided among so many ranks; `degrees` are those that it can."""
+
+    def __init__(self, reason: str, degrees: Sequence[int]) -> None:
+        super().__init__(f"{reason}; degrees that work: {', '.join(map(str, degrees))}")
+        self.reason = reason
+        self.degrees = tuple(degrees)
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,15 @@ class Piece:
         length = sum(size // parts for size, parts in zip(self.sizes, self.parts, strict=True))
         return whole.with_shape((*whole.shape[: self.axis], length, *whole.shape[self.axis + 1 :]))
 
+    def parted(self, whole: Array, degree: int) -> list[Array]:
+        """What each rank has of a tensor."""
+        cut = RankSlice(self.axis, 1, self.sizes, self.parts, degree)
+        return [cut.piece(whole, rank) for rank in range(degree)]
+
+    def joined(self, shares: Sequence[Array]) -> Array:
+        """The tensor of which ranks have these."""
+        return AllGather(self.axis, 1, self.sizes, self.parts, len(shares)).joined(shares)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -46,7 +62,7 @@ class Plan:
     degree: int
     parameters: Mapping[str, Piece]
     states: Mapping[str, Piece]
-    reason: str | None  # why this degree is impossible
+    refusal: DegreeImpossible | None  # why there is none
     walk: Walk = field(repr=False, compare=False)
 
     def bytes_per_rank(self, graph: Graph) -> int:
@@ -65,16 +81,19 @@ class Division:
 
     graph: Graph
     walk: Walk
+    unmet: tuple[str, ...]  # what of the published plan is not followed, and why
 
     def plan(self, degree: int) -> Plan:
-        """The plan at a degree; `reason` says why if there is none."""
+        """The plan at a degree; `refusal` says why if there is none."""
         parameters, states = (self._pieces(side, degree) for side in (self.graph.parameters, self.graph.inputs))
         return Plan(degree, parameters, states, self._obstacle(degree), self.walk)
 
     def degrees(self) -> list[int]:
-        """All that are possible: each divides what must be shared evenly."""
-        most = math.gcd(*[cut.units for cut in self._cuts() if cut.even]) or 1
-        return [degree for degree in range(1, most + 1) if most % degree == 0 and self._possible(degree)]
+        """All that are possible: each divides what must be shared evenly, or else something that may be shared."""
+        cuts = self._cuts
+        even = math.gcd(*[cut.units for cut in cuts if cut.even])
+        most = even or max((cut.units for cut in cuts if cut.added), default=1)
+        return [degree for degree in range(1, most + 1) if even % degree == 0 and self._possible(degree)]
 
     def _pieces(self, values: Mapping[str, Value], degree: int) -> dict[str, Piece]:
         pieces = {}
@@ -84,38 +103,40 @@ class Division:
                 pieces[name] = Piece(layout.axis, layout.sizes, layout.parts(degree))
         return pieces
 
+    @cached_property
     def _cuts(self) -> dict[Cut, None]:
         layouts: list[Layout] = [*self.walk.layouts.values()]
         return dict.fromkeys(cut.root() for layout in layouts if layout is not None for cut in layout.cuts)
 
-    def _obstacle(self, degree: int) -> str | None:
+    def _obstacle(self, degree: int) -> DegreeImpossible | None:
         if self._possible(degree):
             return None
-        way_out = f"degrees that work: {', '.join(map(str, self.degrees()))}"
-        bad = next((cut for cut in self._cuts() if not cut.allows(degree)), None)
+        bad = next((cut for cut in self._cuts if not cut.allows(degree)), None)
         if bad is None:
-            return f"no weight of this model can be divided among {degree} ranks; {way_out}"
+            return DegreeImpossible(f"no weight of this model can be divided among {degree} ranks", self.degrees())
         keys = [str(cut.units) for cut in bad.served_by]
         served = f" and the {keys[0]} key heads that serve them" if keys else ""
-        return f"the {bad.units} units of {bad.name}{served} cannot be shared by {degree} ranks; {way_out}"
+        why = f"the {bad.units} units of {bad.name}{served} cannot be shared by {degree} ranks"
+        return DegreeImpossible(why, self.degrees())
 
     def _possible(self, degree: int) -> bool:
-        cuts = self._cuts()
-        return degree == 1 or (any(cut.even for cut in cuts) and all(cut.allows(degree) for cut in cuts))
+        cuts = self._cuts
+        shared = any(cut.units % degree == 0 for cut in cuts if cut.even or cut.added)
+        return degree == 1 or (shared and all(cut.allows(degree) for cut in cuts))
 
 
 def divide(graph: Graph, published: Mapping[str, str] | None = None) -> Division:
     """Find the division of a graph, walking it until nothing has to be gathered that was divided."""
     hints = Hints()
-    may_split = _published(graph, published or {})
+    chosen = may_split(graph, published or {})
     for number in range(_MOST_WALKS):
-        walk = Walk(graph, may_split, hints)
+        walk = Walk(graph, chosen, hints)
         walk.run(rule_of)
         # What came of a first regret may be regretted in vain, so that for a while only the first is learned from.
-        regretted = list(walk.gathered)
-        better = _learned(hints, walk, regretted[:1] if number < _PATIENT_WALKS else regretted)
+        regretted = list(walk.gathered.items())
+        better = _learned(hints, walk, dict(regretted[:1] if number < _PATIENT_WALKS else regretted))
         if better == hints:
-            return Division(graph, walk)
+            return Division(graph, walk, tuple(unmet(walk, hints.whole, published or {})))
         hints = better
     raise CompileError("the division of this graph does not settle; compile it with a tensor-parallel degree of 1")
 
@@ -125,24 +146,10 @@ def plan(graph: Graph, degree: int, published: Mapping[str, str] | None = None) 
     return divide(graph, published).plan(degree)
 
 
-def _learned(hints: Hints, walk: Walk, regretted: Sequence[str]) -> Hints:
+def _learned(hints: Hints, walk: Walk, regretted: Mapping[str, str]) -> Hints:
     """Seams first: what they allow to stay divided need not be made whole."""
     new = {name: tuple(sorted(places)) for name, places in walk.seams.items() if places}
     if new:
         old = hints.seams
         return Hints(hints.whole, {**old, **{n: tuple(sorted({*old.get(n, ()), *p})) for n, p in new.items()}})
-    return Hints(hints.whole.union(regretted), hints.seams)
-
-
-def _published(graph: Graph, plan: Mapping[str, str]) -> Callable[[str], bool]:
-    """Which weights a published plan divides by outputs; any, if it names none of this graph's."""
-    patterns = [_pattern(name) for name, style in plan.items() if style in _BY_OUTPUTS]
-    named = {name for name in graph.parameters if any(pattern.search(name) for pattern in patterns)}
-    tables = {name for name in graph.parameters if "embed" in name}
-    return (lambda name: name in named | tables) if named else (lambda name: True)
-
-
-def _pattern(published: str) -> re.Pattern[str]:
-    """`layers.*.mlp.up_proj` names a module or a parameter, below whatever the whole model calls its base."""
-    parts = [r"\d+" if part == "*" else re.escape(part) for part in published.split(".")]
-    return re.compile(r"(^|\.)" + r"\.".join(parts) + r"(\.weight|\.bias|\.\w+)?$")
+    return Hints({**regretted, **hints.whole}, hints.seams)

@@ -4,8 +4,10 @@ Whatever a rule does not understand is computed whole, on every rank: a walk is 
 knows where this one had to gather, is better.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 from emulator.graph import Graph, Node, Value
@@ -26,7 +28,7 @@ class Verdict:
 class Hints:
     """What earlier walks learned."""
 
-    whole: frozenset[str] = frozenset()  # weights that had better stay in one piece
+    whole: Mapping[str, str] = field(default_factory=dict)  # weights that had better stay in one piece, and why
     seams: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # where a weight's rows are several tensors
 
 
@@ -43,7 +45,7 @@ class Walk:
         self.graph = graph
         self.layouts: dict[Value, Layout] = {}
         self.verdicts: dict[Value, Verdict] = {}  # by the result of the node
-        self.gathered: dict[str, None] = {}  # the weights that should have stayed whole, as they were met
+        self.gathered: dict[str, str] = {}  # the weights that should have stayed whole, as they were met, and why
         self.seams: dict[str, set[int]] = {}
         self._may_split = may_split
         self._hints = hints
@@ -53,6 +55,7 @@ class Walk:
         self._links: dict[Value, list[Value]] = {root: [root] for root in self._names}
         self._settled: set[Value] = set()
         self._fresh: list[tuple[str, int, Split]] = []
+        self._here: Node | None = None  # where the walk is
         self.varying = set(graph.inputs.values())
         self.vocabulary = self._largest_looked_up_table()
 
@@ -64,6 +67,7 @@ class Walk:
             if self._extends_chain(node):
                 chained.append(node)
                 continue
+            self._here = node
             self.verdicts[node.result] = verdict = rule_of(self, node)(self, node)
             self.layouts[node.result] = verdict.result if can_be_divided(verdict.result) else None
         for node in chained:
@@ -87,8 +91,18 @@ class Walk:
         self.layouts[node.result] = layout and layout.at(self._chains[node.result].order.index(layout.axis))
         return True
 
-    def is_weight(self, value: Value) -> bool:
-        return value in self._chains
+    def uses(self, weight: Value) -> list[Verdict]:
+        """What was decided for the nodes that read a weight. Of layers stored once, only the first one's are read."""
+        links = self._links[weight]
+        return [self.verdicts[reader] for link in links for reader in self._readers[link] if reader not in links]
+
+    @cached_property
+    def _readers(self) -> Mapping[Value, Sequence[Value]]:
+        readers: defaultdict[Value, list[Value]] = defaultdict(list)
+        for node in self.graph.nodes:
+            for operand in node.operands:
+                readers[operand].append(node.result)
+        return readers
 
     def adopt(self, value: Value, layout: Split) -> bool:
         """Lay out a weight or a state as its first reader wants it; no, if it is something else or already settled."""
@@ -175,7 +189,8 @@ class Walk:
         """A divided value had to be gathered; its weights stay whole next time."""
         mine = {cut.root() for cut in layout.cuts}
         causes = [name for name, _, fresh in self._fresh if mine & {cut.root() for cut in fresh.cuts}]
-        self.gathered.update(dict.fromkeys(causes))
+        place = f"{self._here.op.label} {self._here.origin}".strip() if self._here else "the program"
+        self.gathered.update(dict.fromkeys(causes, f"{place} needs what comes of it in one piece"))
 
     def _bring_states_home(self) -> None:
         """What a state is after a step must lie as it lay before."""
@@ -184,7 +199,7 @@ class Walk:
             if before is not None and after is not None and before.matches(after):
                 before.join(after)
             elif before is not None or after is not None:
-                self.gathered[name] = None
+                self.gathered[name] = "what it is after a step lies otherwise than before"
                 for layout in (before, after):
                     if layout is not None and name in self._hints.whole:
                         self._regret(layout)
