@@ -48,7 +48,6 @@ def _fill(store: str, count: int) -> None:
     """Artifacts that differ in one field: small, but complete and verified as any."""
     from artifact_store import open_store
     from artifact_store.canonical import canonical_json
-    from artifact_store.digest import sha256_hex
     from artifact_store.manifest import Executable, Manifest, ModelRef
 
     opened = open_store(store)
@@ -69,8 +68,7 @@ def _fill(store: str, count: int) -> None:
                 model=ModelRef(id=f"example/model-{index:03}", revision=None, task="feature-extraction"),
                 target="inf2",
                 backend="emulator",
-                request_key=sha256_hex(canonical_json(inputs)),
-                key_inputs=inputs,
+                key_inputs=opened.put_blob(canonical_json(inputs)),
                 executables=(program,),
                 weights=(),
                 files=(),

@@ -3,7 +3,7 @@
 A request whose artifact the store holds stops at the first step, before numpy or torch is imported.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,12 +11,14 @@ from artifact_store import Published, Store
 from artifact_store.canonical import canonical_json
 from artifact_store.digest import sha256_hex
 from artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
+from artifact_store.weights import Elements, put_weights
 from pipeline.evidence import NO_EVIDENCE, Evidence, Step, gather
 from pipeline.request import BuildRequest, Shape
 from pipeline.verify import Thresholds
 
 if TYPE_CHECKING:
-    from emulator.graph import Graph
+    from emulator.compile import Program
+    from emulator.passes.shard import Piece
     from pipeline.models.weights import Tensors
 
 
@@ -39,7 +41,7 @@ def build(
     programs = {shape: _compile(request, shape, step) for shape in sorted(request.shapes)}
     evidence = gather(request, programs, tensors, step, thresholds) if thresholds else NO_EVIDENCE
     with step(f"store {len(tensors)} tensors"):
-        weights = tuple(_store_tensor(name, tensors, store) for name in tensors)
+        weights = put_weights(store.blobs, _elements(tensors))
     with step("publish"):
         return Built(store.publish(_manifest(request, inputs, programs, weights, evidence, store)), cached=False)
 
@@ -53,20 +55,25 @@ def _tensors(request: BuildRequest, step: Step) -> "Tensors":
         return Tensors(request.weights, parameter_specs(request.capture(request.shapes[0])))
 
 
-def _compile(request: BuildRequest, shape: Shape, step: Step) -> "Graph":
+def _compile(request: BuildRequest, shape: Shape, step: Step) -> "Program":
     """One program, through all of the compiler's front end."""
-    from emulator.compile import compile_graph
+    from emulator.compile import compile_program
     from emulator.passes import PassOptions
+    from emulator.passes.shard import DegreeImpossible
 
     with step(f"compile {shape.name}"):
-        options = PassOptions(request.autocast, request.autocast_type, request.target.compiler_target)
-        return compile_graph(request.capture(shape), options)
+        target = request.target.compiler_target
+        options = PassOptions(request.autocast, request.autocast_type, target, request.tensor_parallel)
+        try:
+            return compile_program(request.capture(shape), options)
+        except DegreeImpossible as error:
+            raise request.without_degree(error.reason, error.degrees) from error
 
 
 def _manifest(
     request: BuildRequest,
     inputs: dict[str, object],
-    programs: Mapping[Shape, "Graph"],
+    programs: Mapping[Shape, "Program"],
     weights: tuple[Tensor, ...],
     evidence: Evidence,
     store: Store,
@@ -74,34 +81,47 @@ def _manifest(
     """Store what is not stored yet, and name everything by its digest."""
     source = request.source
     files = {"config.json": canonical_json(source.relevant_config()), **evidence.golden}
+    files |= {f"ranks/{shape.name}.json": _ranks(program) for shape, program in programs.items() if program.degree > 1}
     return Manifest(
         model=ModelRef(id=source.id, revision=source.revision, task=source.task),
         target=request.target.compiler_target,
         backend="emulator",
-        request_key=sha256_hex(canonical_json(inputs)),
-        key_inputs=inputs,
-        executables=tuple(_executable(request, shape, graph, store) for shape, graph in programs.items()),
+        key_inputs=store.put_blob(canonical_json(inputs)),
+        executables=tuple(_executable(shape, program, store) for shape, program in programs.items()),
         weights=weights,
         files=tuple(File(path=path, blob=store.put_blob(content)) for path, content in files.items()),
         report=dict(evidence.report),
     )
 
 
-def _executable(request: BuildRequest, shape: Shape, graph: "Graph", store: Store) -> Executable:
+def _executable(shape: Shape, program: "Program", store: Store) -> Executable:
     return Executable(
         name=shape.name,
         phase=shape.phase,
         batch=shape.batch,
         sequence=shape.sequence,
-        tensor_parallel=request.tensor_parallel,
-        graph_key=graph.key,
-        blob=store.put_blob(graph.to_bytes()),
+        tensor_parallel=program.degree,
+        graph_key=program.graph.key,
+        blob=store.put_blob(program.graph.to_bytes()),
     )
 
 
-def _store_tensor(name: str, tensors: "Tensors", store: Store) -> Tensor:
+def _ranks(program: "Program") -> bytes:
+    """Which piece of which tensor each rank has: weights are stored whole, one copy for all degrees."""
+
+    def described(pieces: "Mapping[str, Piece]") -> dict[str, object]:
+        return {
+            name: {"axis": piece.axis, "sizes": list(piece.sizes), "parts": list(piece.parts)}
+            for name, piece in pieces.items()
+        }
+
+    return canonical_json({"weights": described(program.parameters), "states": described(program.states)})
+
+
+def _elements(tensors: "Tensors") -> Iterator[Elements]:
+    """One after the other, so that no more than one large tensor is in memory."""
     import numpy as np
 
-    kind, elements = tensors.kinds[name], np.ascontiguousarray(tensors[name])
-    blob = store.put_blob(elements.reshape(-1).view(np.uint8).data)
-    return Tensor(name=name, dtype=str(kind.dtype), shape=kind.shape, blob=blob)
+    for name in tensors:
+        kind, elements = tensors.kinds[name], np.ascontiguousarray(tensors[name])
+        yield Elements(name, str(kind.dtype), kind.shape, elements.reshape(-1).view(np.uint8).data)

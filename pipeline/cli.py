@@ -4,6 +4,7 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -22,7 +23,7 @@ COMMANDS = {
     "doctor": ("pipeline.commands.doctor:doctor", "Say what is installed, what is missing for which command."),
     "explain": ("pipeline.commands.explain:explain", "Print a model's programs after one of the compiler's passes."),
     "init": ("pipeline.commands.init:init", "Write nxpipe.toml and a release workflow into a repository."),
-    "store": ("pipeline.commands.store:store", "List and inspect published artifacts."),
+    "store": ("pipeline.commands.store.group:store", "List and inspect published artifacts."),
     "verify": ("pipeline.commands.verify:verify", "Compare the emulated model with PyTorch, layer by layer if asked."),
     "version": ("pipeline.commands.version:version", "Print the versions of nxpipe, its backends and libraries."),
 }
@@ -78,23 +79,27 @@ class Group(_ShortHelp, click.Group):
 class LazyGroup(Group):
     """Imports a subcommand when it is asked for, so that the others cost nothing."""
 
+    def __init__(self, *args: Any, homes: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._homes = homes
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(COMMANDS)
+        return sorted(self._homes)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self._homes:
             return None
-        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        module, _, attribute = self._homes[cmd_name][0].partition(":")
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in sorted(COMMANDS.items())])
+            formatter.write_dl([(name, text) for name, (_, text) in sorted(self._homes.items())])
 
 
-@click.group(cls=LazyGroup)
+@click.group(cls=LazyGroup, homes=COMMANDS)
 def cli() -> None:
     """Ship models to AWS Inferentia2 and Trainium without renting one to find out.
 

@@ -1,43 +1,57 @@
-"""`nxpipe verify`: a model run on the emulator and in PyTorch, on the same weights and inputs, layer by layer if asked.
+"""A program run on the emulator and by a reference, on the same weights and inputs, layer by layer if asked.
 
-The yardstick is PyTorch in fp32. PyTorch's own bf16 stands beside the emulator: what a user of that type lives with.
+The yardstick is the first reference of a case: PyTorch in fp32 for a model. Others stand beside the emulator, as
+PyTorch's own bf16 does: what a user of that type lives with.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pipeline.errors import BuildRefused
 from pipeline.evidence import Step
 from pipeline.machine import available_memory
-from pipeline.models.depth import first_layers
 from pipeline.output import human_bytes
-from pipeline.request import BuildRequest, Shape
 from pipeline.verify import Arrays, Deviation, Thresholds, compare
 
 if TYPE_CHECKING:
-    from emulator.capture.reference import Answer
+    from emulator.capture.answer import Answer
     from emulator.graph import Graph, Value
-    from pipeline.models.weights import Tensors
+
+Batches: TypeAlias = Sequence[Arrays]
+Asked: TypeAlias = "Callable[[Batches], list[Answer]]"
+Emulated: TypeAlias = "Callable[[Batches, Answer | None], list[Answer]]"  # with layers like those, if given
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What to compare: the modes beside the request's own, the text to read, how deep to look."""
+    """What to compare: the modes beside the one asked for, the text to read, how deep and how far to look."""
 
-    modes: tuple[str, ...]
+    modes: tuple[str, ...] = ()
     prompts: Sequence[str] = ()
     layers: bool = False
     slice_layers: int | None = None
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One program, what it is fed, and who answers: the emulator in some ways, references beside it."""
+
+    program: str
+    fed: str  # in words: where the inputs come from
+    inputs: Batches
+    ways: Mapping[str, Emulated]
+    references: Mapping[str, Asked]  # the first is the yardstick
 
 
 @dataclass(frozen=True)
 class Run:
-    """One way of running a program, held against PyTorch fp32."""
+    """One way of running a program, held against the yardstick."""
 
-    way: str  # "none", "matmult", "all", or "PyTorch bf16"
+    way: str  # "none", "matmult", "all", or the name of a reference
     outputs: tuple[Deviation, ...]
-    layers: tuple[Deviation, ...]
+    layers: tuple[Deviation, ...] = ()
 
     def faults(self, allowed: Thresholds) -> list[str]:
         return [f"{found.output}: {fault}" for found in self.outputs for fault in found.faults(allowed)]
@@ -52,75 +66,46 @@ class Comparison:
     """All that was found out about one program."""
 
     program: str
+    fed: str
+    yardstick: str
     emulated: tuple[Run, ...]
-    pytorch: Run
+    beside: tuple[Run, ...]
 
 
-def compare_model(request: BuildRequest, trial: Trial, step: Step) -> Iterator[Comparison]:
-    """Every program of the request, in each mode."""
-    from emulator.capture import parameter_specs
-    from pipeline.models.weights import Tensors
-
-    if trial.slice_layers is not None:
-        source = request.source
-        request = replace(request, source=replace(source, config=first_layers(source.config, trial.slice_layers)))
-    request.check()
-    for shape in sorted(request.shapes):
-        tensors = Tensors(request.weights, parameter_specs(request.capture(shape)))
-        _refuse_what_memory_cannot_hold(request.source.id, tensors)
-        yield _compare_program(request, shape, tensors, trial, step)
-
-
-def _compare_program(request: BuildRequest, shape: Shape, tensors: "Tensors", trial: Trial, step: Step) -> Comparison:
-    from emulator.capture import capture
-
-    with step(f"capture {shape.name}"):
-        graph = capture(request.capture(shape))
-    inputs = _inputs(request, shape, graph, trial.prompts)
+def compare_case(case: Case, step: Step, *, layers: bool = False) -> Comparison:
+    """The case's ways and references, each held against the first reference."""
     answers = {}
-    for dtype in ("float32", "bfloat16"):
-        with step(f"run {shape.name} in PyTorch {dtype}"):
-            answers[dtype] = _in_pytorch(request, shape, tensors, dtype, inputs)
-    truth = answers["float32"]
+    for name, ask in case.references.items():
+        with step(f"run {case.program} in {name}"):
+            answers[name] = ask(case.inputs)
+    yardstick, *others = answers
+    truth = answers[yardstick]
     runs = []
-    for mode in dict.fromkeys((request.autocast, *trial.modes)):
-        with step(f"emulate {shape.name}, autocast {mode}"):
-            found = _emulated(replace(request, autocast=mode), graph, tensors, inputs, truth if trial.layers else None)
-        runs.append(_held_against(truth, found, mode, inputs))
-    return Comparison(shape.name, tuple(runs), _held_against(truth, answers["bfloat16"], "PyTorch bf16", inputs))
+    for way, emulate in case.ways.items():
+        with step(f"emulate {case.program}, {way}"):
+            found = emulate(case.inputs, truth[0] if layers else None)
+        runs.append(_held_against(truth, found, way, case.inputs))
+    beside = tuple(_held_against(truth, answers[name], name, case.inputs) for name in others)
+    return Comparison(case.program, case.fed, yardstick, tuple(runs), beside)
 
 
-def _in_pytorch(
-    request: BuildRequest, shape: Shape, tensors: "Tensors", dtype: str, batches: Sequence[Arrays]
-) -> list["Answer"]:
-    from emulator.capture.reference import Reference
+def on_emulator(compiled: Callable[[], "Graph"], parameters: Arrays) -> Emulated:
+    """The emulator's answers with a graph that is compiled when it is its turn."""
 
-    reference = Reference(request.capture(shape), tensors, dtype)
-    return [reference.answer(batch) for batch in batches]
+    def emulate(batches: Batches, layers_like: "Answer | None") -> list["Answer"]:
+        from emulator.capture.answer import Answer
+        from emulator.fast import LoadedGraph
 
+        graph, layers = (compiled(), {}) if layers_like is None else _with_layers(compiled(), layers_like)
+        loaded = LoadedGraph(graph, parameters)
+        answers = []
+        for batch in batches:
+            outputs = loaded.run(batch)
+            seen = {name: outputs.pop(_tap(name)) for name in layers}
+            answers.append(Answer(outputs, seen))
+        return answers
 
-def _emulated(
-    request: BuildRequest,
-    graph: "Graph",
-    tensors: "Tensors",
-    batches: Sequence[Arrays],
-    layers_like: "list[Answer] | None",
-) -> list["Answer"]:
-    from emulator.capture.reference import Answer
-    from emulator.fast import LoadedGraph
-    from emulator.passes import PassOptions, run_passes
-
-    lowered = run_passes(graph, PassOptions(request.autocast, request.autocast_type))
-    layers: dict[str, Value] = {}
-    if layers_like is not None:
-        lowered, layers = _with_layers(lowered, layers_like[0])
-    loaded = LoadedGraph(lowered, tensors)
-    answers = []
-    for batch in batches:
-        outputs = loaded.run(batch)
-        seen = {name: outputs.pop(_tap(name)) for name in layers}
-        answers.append(Answer(outputs, seen))
-    return answers
+    return emulate
 
 
 def _with_layers(graph: "Graph", like: "Answer") -> tuple["Graph", dict[str, "Value"]]:
@@ -145,7 +130,7 @@ def _tap(layer: str) -> str:
     return f"layer {layer}"
 
 
-def _held_against(truth: list["Answer"], found: list["Answer"], way: str, batches: Sequence[Arrays]) -> Run:
+def _held_against(truth: list["Answer"], found: list["Answer"], way: str, batches: Batches) -> Run:
     def rows(answers: list["Answer"], part: str) -> Arrays:
         import numpy as np
 
@@ -172,26 +157,9 @@ def _attended(arrays: Arrays, batch: Arrays) -> Arrays:
     }
 
 
-def _inputs(request: BuildRequest, shape: Shape, graph: "Graph", prompts: Sequence[str]) -> Sequence[Arrays]:
-    """Random ids from a fixed seed; or the prompts, cut and padded to the program's shape, a batch after another."""
-    from emulator.capture import example_inputs
-
-    random = example_inputs(graph, request.source.config, seed=0)
-    if not prompts:
-        return [random]
-    if set(random) != {"input_ids", "attention_mask"}:
-        raise BuildRefused(
-            f"{request.source.id} {shape.name}: reads {', '.join(random)}, so no prompt alone can feed it; "
-            "leave out --prompts, or pass --phases prefill"
-        )
-    from pipeline.models.prompts import batches_of
-
-    return batches_of(prompts, request.source, shape.batch, shape.sequence)
-
-
-def _refuse_what_memory_cannot_hold(model: str, tensors: "Tensors") -> None:
-    """PyTorch and the emulator take turns, each with a copy of the weights in fp32 and some more while it loads."""
-    need = 6 * sum(kind.elements for kind in tensors.kinds.values())
+def refuse_what_memory_cannot_hold(model: str, kinds: Mapping[str, Any]) -> None:
+    """The references and the emulator take turns, each with a copy of the weights in fp32 and some more to load."""
+    need = 6 * sum(kind.elements for kind in kinds.values())
     room = available_memory()
     if need > room:
         raise BuildRefused(

@@ -12,7 +12,7 @@ from pipeline.request import BuildRequest, Shape
 from pipeline.verify import Arrays, Deviation, Thresholds, compare
 
 if TYPE_CHECKING:
-    from emulator.graph import Graph
+    from emulator.compile import Program
     from pipeline.models.weights import Tensors
 
 Step: TypeAlias = Callable[[str], AbstractContextManager[None]]
@@ -30,16 +30,16 @@ NO_EVIDENCE = Evidence({}, {})
 
 
 def gather(
-    request: BuildRequest, programs: Mapping[Shape, "Graph"], tensors: "Tensors", step: Step, thresholds: Thresholds
+    request: BuildRequest, programs: Mapping[Shape, "Program"], tensors: "Tensors", step: Step, thresholds: Thresholds
 ) -> Evidence:
-    """Run every program both ways; an answer beyond the thresholds is an error."""
+    """Run every program both ways, all of its ranks together; an answer beyond the thresholds is an error."""
     _refuse_what_memory_cannot_hold(request.source.id, tensors)
     with step("load weights"):
         weights = dict(tensors)
     report: dict[str, object] = {}
     golden: dict[str, bytes] = {}
-    for shape, graph in programs.items():
-        inputs, ours, reference = _both_answers(request, shape, graph, weights, step)
+    for shape, program in programs.items():
+        inputs, ours, reference = _both_answers(request, shape, program, weights, step)
         deviations = compare(ours, reference)
         _insist(f"{request.source.id} {shape.name}", deviations, thresholds)
         report[shape.name] = [deviation.as_json() for deviation in deviations]
@@ -49,14 +49,15 @@ def gather(
 
 
 def _both_answers(
-    request: BuildRequest, shape: Shape, graph: "Graph", weights: Arrays, step: Step
+    request: BuildRequest, shape: Shape, program: "Program", weights: Arrays, step: Step
 ) -> tuple[Arrays, Arrays, Arrays]:
     from emulator.capture import example_inputs, reference_outputs
-    from emulator.fast import execute
+    from emulator.ranks import LoadedProgram
 
-    inputs = example_inputs(graph, request.source.config, seed=0)
-    with step(f"emulate {shape.name}"):
-        ours = execute(graph, weights, inputs)
+    inputs = example_inputs(program.whole, request.source.config, seed=0)
+    ranks = f" on {program.degree} ranks" if program.degree > 1 else ""
+    with step(f"emulate {shape.name}{ranks}"):
+        ours = LoadedProgram(program, weights).run(inputs)
     with step(f"run {shape.name} in PyTorch fp32"):
         return inputs, ours, reference_outputs(request.capture(shape), weights, inputs)
 

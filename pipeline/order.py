@@ -9,7 +9,7 @@ from emulator.hardware import INSTANCES, Instance, instance
 from pipeline.config import Model
 from pipeline.models.source import ModelSource, resolve
 from pipeline.models.weights import parse_weights
-from pipeline.request import BuildRequest, Shape, default_phases
+from pipeline.request import BuildRequest, Shape, default_phases, shapes_of
 
 ALL: Final = "all"  # in place of an instance: every one of the catalogue
 
@@ -51,13 +51,8 @@ class Order:
         return tuple(INSTANCES.values()) if self.target == ALL else (instance(self.target),)
 
     def shapes(self, usual_phases: tuple[str, ...]) -> tuple[Shape, ...]:
-        """One program for each phase, batch and bucket."""
-        return tuple(
-            Shape(phase, batch, bucket)
-            for phase in self.phases or usual_phases
-            for batch in self.batches
-            for bucket in self.buckets
-        )
+        """The programs that the words ask for."""
+        return shapes_of(self.phases or usual_phases, self.batches, self.buckets)
 
     def request(self) -> BuildRequest:
         """Look the model up. Without a word on weights a folder brings its own, and an id those of the hub."""

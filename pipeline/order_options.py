@@ -59,6 +59,7 @@ def _options(does: str, target: click.ParamType[str], tp: int | None) -> list[Ca
         click.option("--phases", type=Phases(), help=f"{_field('phases')}  [default: by task]"),
         click.option(
             "--autocast",
+            "--auto-cast",
             type=click.Choice(get_args(Autocast)),
             default="matmult",
             show_default=True,
@@ -66,6 +67,7 @@ def _options(does: str, target: click.ParamType[str], tp: int | None) -> list[Ca
         ),
         click.option(
             "--autocast-type",
+            "--auto-cast-type",
             type=click.Choice(get_args(AutocastType)),
             default="bf16",
             show_default=True,

@@ -5,7 +5,7 @@ else: no path, user, host, time or order of a dictionary. The inputs are stored 
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # Releases of these can change a captured graph, so they are part of what is asked for.
 LIBRARIES: Final = ("torch", "transformers", "numpy")
+_EXTRAS: Final = {"diffusers": "diffusion"}  # all else comes with `compile`
 
 _PHASES: Final = {"text-generation": ("prefill", "decode")}
 
@@ -63,17 +64,14 @@ class BuildRequest:
         }
 
     def capture(self, shape: Shape) -> "CaptureRequest":
-        """A prefill fills the cache that the longest decode reads, so that the two are one piece of state."""
-        decodes = [each.sequence for each in self.shapes if each.phase == "decode" and each.batch == shape.batch]
-        wanted = capture_request(self.source, shape)
-        return replace(wanted, capacity=max(decodes)) if shape.phase == "prefill" and decodes else wanted
+        return capture_request(self.source, shape, self.shapes)
 
     def check(self) -> None:
-        """Refuse, before any work, what this version cannot build as asked."""
-        if self.tensor_parallel != 1:
+        """Refuse, before any work, what cannot be built as asked."""
+        if self.tensor_parallel not in self.target.degrees:
             raise BuildRefused(
-                f"{self.source.id}: tensor parallelism of {self.tensor_parallel} was asked for, and this version "
-                "builds unsharded programs only; pass --tp 1"
+                f"{self.source.id}: a tensor-parallel degree of {self.tensor_parallel} was asked for, and "
+                f"{self.target.name} offers {self._degrees(self.target.degrees)}"
             )
         allowed = all_phases(self.source.task)
         longest = longest_sequence(self.source)
@@ -89,12 +87,40 @@ class BuildRequest:
                     f"positions up to {longest}; pass --buckets of at most {longest}"
                 )
 
+    def without_degree(self, reason: str, possible: Iterable[int]) -> BuildRefused:
+        """The model cannot be divided as asked; the way out is a degree that suits the model and the target."""
+        both = sorted(set(possible).intersection(self.target.degrees))
+        return BuildRefused(f"{self.source.id}: {reason}; on {self.target.name} it can have {self._degrees(both)}")
 
-def capture_request(source: ModelSource, shape: Shape) -> "CaptureRequest":
-    """What the compiler's front end is asked for, for one program."""
+    def _degrees(self, possible: Sequence[int]) -> str:
+        """All degrees that there are, and the one to pass instead of what was asked for."""
+        nearest = min(possible, key=lambda degree: (abs(degree - self.tensor_parallel), degree))
+        return f"{', '.join(map(str, possible))}; the nearest is --tp {nearest}"
+
+
+def shapes_of(phases: Iterable[str], batches: Iterable[int], buckets: Sequence[int]) -> tuple[Shape, ...]:
+    """A program for each phase, batch and bucket; but one decode for all buckets, beside the cache that they share."""
+    longest = max(buckets)
+    shapes = (
+        Shape(phase, batch, longest if phase == "decode" else bucket)
+        for phase in phases
+        for batch in batches
+        for bucket in buckets
+    )
+    return tuple(dict.fromkeys(shapes))
+
+
+def capture_request(source: ModelSource, shape: Shape, beside: Iterable[Shape] = ()) -> "CaptureRequest":
+    """What the compiler's front end is asked for, for one program of those that are served together.
+
+    All that keep a cache for the same batch share one, with room for the longest of them: whichever prefill a prompt
+    fits into, the decode goes on with what it left.
+    """
     from emulator.capture import CaptureRequest
 
-    return CaptureRequest(source.config, source.task, shape.phase, shape.batch, shape.sequence, source.dtype)
+    wanted = CaptureRequest(source.config, source.task, shape.phase, shape.batch, shape.sequence, source.dtype)
+    sharing = [each.sequence for each in beside if each.phase in ("prefill", "decode") and each.batch == shape.batch]
+    return replace(wanted, capacity=max(sharing)) if shape.phase == "prefill" and sharing else wanted
 
 
 def program_inputs(source: ModelSource, shapes: Iterable[Shape]) -> dict[str, object]:
@@ -104,8 +130,13 @@ def program_inputs(source: ModelSource, shapes: Iterable[Shape]) -> dict[str, ob
         "task": source.task,
         "shapes": [[shape.phase, shape.batch, shape.sequence] for shape in sorted(shapes)],
         "compiler": {"backend": "emulator", "source": compiler_digest()},
-        "libraries": {name: library_version(name) for name in LIBRARIES},
+        "libraries": {name: library_version(name) for name in _libraries(source)},
     }
+
+
+def _libraries(source: ModelSource) -> tuple[str, ...]:
+    """Diffusers writes a `_class_name` where transformers writes a model_type."""
+    return (*LIBRARIES, "diffusers") if "_class_name" in source.config else LIBRARIES
 
 
 def all_phases(task: str) -> tuple[str, ...]:
@@ -132,7 +163,8 @@ def library_version(name: str) -> str:
     try:
         return version(name).partition("+")[0]
     except PackageNotFoundError as error:
-        raise MissingSoftware(name, "Building a model", "pip install 'nxpipe[compile]'") from error
+        extra = _EXTRAS.get(name, "compile")
+        raise MissingSoftware(name, "Building this model", f"pip install 'nxpipe[{extra}]'") from error
 
 
 def compiler_digest() -> str:

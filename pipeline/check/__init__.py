@@ -4,6 +4,7 @@ What follows from the model alone (does it lower, what does it take) is kept by 
 where the model lies, and on the instance, is judged anew each time. A check that was made before imports no torch.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,10 +12,9 @@ from typing import TYPE_CHECKING
 from artifact_store.canonical import canonical_json
 from artifact_store.digest import sha256_hex
 from artifact_store.errors import InvalidDocument
-from emulator.memory import degrees
 from pipeline.check import cache
-from pipeline.check.configuration import blamed, in_config, review, too_long, unusable_source
-from pipeline.check.finding import CONFIGURATION, Finding, merge
+from pipeline.check.configuration import blamed, in_config, review, shown, too_long, unusable_source
+from pipeline.check.finding import CONFIGURATION, SOURCE, Finding, merge
 from pipeline.check.fit import fit, verdicts
 from pipeline.check.report import Examination, Report
 from pipeline.check.weights import Checkpoint, examine_files
@@ -22,11 +22,12 @@ from pipeline.errors import ModelSourceError
 from pipeline.models.source import ModelSource
 from pipeline.order import Order
 from pipeline.request import Shape, all_phases, program_inputs, source_digest
+from pipeline.saved import SavedProgram
 
 if TYPE_CHECKING:
     from pipeline.evidence import Step
 
-__all__ = ["check"]
+__all__ = ["check", "check_file"]
 
 _NOTHING = Examination((), (), (), {}, whole=False)
 
@@ -36,7 +37,8 @@ def check(order: Order, step: "Step") -> Report:
     try:
         source = order.source(files=False)
     except ModelSourceError as error:
-        return Report(order.model_id, order.task or "", (), False, (), (unusable_source(order.model_id, error),))
+        fault = unusable_source(order.model_id, error)
+        return Report(order.model_id, order.task or "", (), False, (), (fault,), fault.file)
     findings = list(review(source))
     unusable = any(finding.rule is CONFIGURATION for finding in findings)
     shapes = order.shapes(all_phases(source.task))
@@ -49,10 +51,34 @@ def check(order: Order, step: "Step") -> Report:
             found = _examined(order, _unquantised(source), _within_positions(shapes, findings), checkpoint, step)
         except InvalidDocument as error:  # a configuration of numbers that no JSON reader agrees on
             findings.append(in_config(source, Finding(CONFIGURATION, f"config.json: {error}")))
-    fits = tuple(fit(found, target, order.tp) for target in order.targets())
-    findings += [*(blamed(source, finding) for finding in found.findings), *verdicts(fits, order.tp)]
+    findings += [blamed(source, finding) for finding in found.findings]
     whole = found.whole and len(found.programs) == len(shapes)
-    return Report(source.id, source.task, found.programs, whole, fits, merge(findings))
+    place = in_config(source, Finding(SOURCE, "")).file
+    return _report(order, (source.id, source.task, place), replace(found, whole=whole), findings)
+
+
+def check_file(program: SavedProgram, order: Order, step: "Step") -> Report:
+    """Everything there is to say of a program in a file: it is read anew each time, which takes no tracing."""
+    name, place = program.name, shown(program.path)
+    try:
+        program.require_readable()
+    except ModelSourceError as error:
+        return Report(name, "", (), False, (), (Finding(SOURCE, str(error), file=place),), place)
+    from pipeline.check.examine import Subject, examine
+
+    tried = _degrees(order)
+    target = order.targets()[0].compiler_target
+    subject = Subject({"program": program.compile}, dict, order.autocast, order.autocast_type, target, tried)
+    found = examine(subject, step)
+    findings = [finding if finding.file else replace(finding, file=place) for finding in found.findings]
+    return _report(order, (name, "", place), found, findings)
+
+
+def _report(order: Order, about: tuple[str, str, str], found: Examination, findings: Sequence[Finding]) -> Report:
+    fits = tuple(fit(found, target, order.tp) for target in order.targets())
+    said = merge([*findings, *verdicts(fits, order.tp)])
+    model, task, place = about
+    return Report(model, task, found.programs, found.whole, fits, said, place)
 
 
 def _unquantised(source: ModelSource) -> ModelSource:
@@ -72,30 +98,40 @@ def _weights_folder(order: Order, source: ModelSource) -> Path | None:
     return None if str(order.weights).startswith("random:") else Path(str(order.weights)).expanduser()
 
 
+def _degrees(order: Order) -> tuple[int, ...]:
+    return tuple(sorted({degree for target in order.targets() for degree in target.degrees}))
+
+
 def _examined(
     order: Order, source: ModelSource, shapes: tuple[Shape, ...], checkpoint: Checkpoint | None, step: "Step"
 ) -> Examination:
-    key = _key(order, source, shapes, checkpoint)
+    # Of several targets the first is compiled for: what differs between them is said by rules, not by the graph.
+    target = order.targets()[0].compiler_target
+    key = _key(order, source, shapes, checkpoint, target)
     found = cache.lookup(key)
     if found is None:
-        from pipeline.check.examine import Subject, examine, volatile
+        from pipeline.check.examine import Subject, examine, programs_of, published_of, volatile, weights_of
 
-        tried = tuple(sorted({degree for target in order.targets() for degree in degrees(target)}))
-        subject = Subject(source, shapes, order.autocast, order.autocast_type, tried, checkpoint)
+        programs, options = programs_of(source, shapes), (order.autocast, order.autocast_type, target)
+        ways = (lambda: weights_of(source, shapes), lambda: published_of(source, shapes))
+        subject = Subject(programs, ways[0], *options, _degrees(order), checkpoint, ways[1])
         found = examine(subject, step)
         if not any(volatile(found)):
             cache.keep(key, found)
     return found
 
 
-def _key(order: Order, source: ModelSource, shapes: tuple[Shape, ...], checkpoint: Checkpoint | None) -> str:
+def _key(
+    order: Order, source: ModelSource, shapes: tuple[Shape, ...], checkpoint: Checkpoint | None, target: str
+) -> str:
     """Like the key of a build, with the checker's own source in it, and of the weights their headers alone."""
     inputs = {
-        "format": "nxpipe.check/1",
+        "format": "nxpipe.check/2",
         **program_inputs(source, shapes),
         "checker": source_digest(Path(__file__).parent),
         "weights": [list(pair) for pair in checkpoint.identity] if checkpoint else None,
-        "degrees": sorted({degree for target in order.targets() for degree in degrees(target)}),
+        "degrees": list(_degrees(order)),
+        "target": target,
         "options": {"autocast": order.autocast, "autocast_type": order.autocast_type},
     }
     return sha256_hex(canonical_json(inputs))

@@ -23,7 +23,7 @@ def unusable_source(model_id: str, error: ModelSourceError) -> Finding:
     """A model that cannot be had: in its config.json where there is one, at the line that is no JSON."""
     path = Path(model_id).expanduser() / "config.json"
     line = getattr(error.__cause__, "lineno", None)
-    return Finding(SOURCE, str(error), file=_shown(path) if path.is_file() else "", line=line)
+    return Finding(SOURCE, str(error), file=shown(path) if path.is_file() else "", line=line)
 
 
 def review(source: ModelSource) -> Iterator[Finding]:
@@ -97,7 +97,7 @@ def in_config(source: ModelSource, finding: Finding, *words: str) -> Finding:
     path = source.folder / "config.json" if source.folder else None
     if path is None or not path.is_file():
         return finding
-    return replace(finding, file=_shown(path), line=_line_of(path, words))
+    return replace(finding, file=shown(path), line=_line_of(path, words))
 
 
 def _line_of(path: Path, words: Sequence[str]) -> int | None:
@@ -106,6 +106,6 @@ def _line_of(path: Path, words: Sequence[str]) -> int | None:
     return next(found, None)
 
 
-def _shown(path: Path) -> str:
+def shown(path: Path) -> str:
     """Relative to where the command runs, as an annotation in a pull request needs it."""
     return Path(os.path.relpath(path)).as_posix()

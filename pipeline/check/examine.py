@@ -1,19 +1,24 @@
 """Capture, compile and measure every program of a model, and go on to the next when one fails."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from emulator.compile import compile_graph
 from emulator.errors import CaptureError, CompileError, GraphBreak, OptionsInvalid, UnsupportedOperators
 from emulator.graph import Graph
 from emulator.memory import Footprint, footprints
 from emulator.passes import PassOptions
+from emulator.passes.legalise import ConstantTooLarge
+from emulator.passes.shard import divide
+from pipeline.check.bounds import lookups_outside
 from pipeline.check.finding import (
     FAULT,
     GRAPH_BREAK,
+    INT64,
     NOT_CAPTURED,
     OPERATOR,
+    PUBLISHED_PLAN,
     UNKNOWN_OPTION,
     WEIGHTS,
     Finding,
@@ -33,51 +38,87 @@ from pipeline.request import Shape, capture_request
 if TYPE_CHECKING:
     from emulator.types import TensorType
 
+Lowering: TypeAlias = Callable[[PassOptions], Graph]
+
 
 @dataclass(frozen=True)
 class Subject:
-    """What is examined."""
+    """What is examined: programs by name, each as the way to its graph, and the types of the weights without any."""
 
-    source: ModelSource
-    shapes: tuple[Shape, ...]
+    programs: Mapping[str, Lowering]
+    weights: Callable[[], Mapping[str, "TensorType"]]
     autocast: str
     autocast_type: str
+    target: str
     degrees: tuple[int, ...]
-    checkpoint: Checkpoint | None
+    checkpoint: Checkpoint | None = None
+    published: Callable[[], Iterable[tuple[str, str]]] = tuple  # the authors' own plan of tensor parallelism
+
+
+def programs_of(source: ModelSource, shapes: tuple[Shape, ...]) -> dict[str, Lowering]:
+    """The programs of a Hugging Face model, captured exactly as a build of these shapes captures them."""
+
+    def lowering(shape: Shape) -> Lowering:
+        return lambda options: compile_graph(capture_request(source, shape, shapes), options)
+
+    return {shape.name: lowering(shape) for shape in sorted(shapes)}
+
+
+def published_of(source: ModelSource, shapes: tuple[Shape, ...]) -> Iterable[tuple[str, str]]:
+    """The authors' own plan of tensor parallelism; called only where a program was captured, so there is a model."""
+    from emulator.capture.published import published_plan
+
+    return published_plan(capture_request(source, shapes[0]))
+
+
+def weights_of(source: ModelSource, shapes: tuple[Shape, ...]) -> Mapping[str, "TensorType"]:
+    """What a model asks of a checkpoint, read off the model built without a trace."""
+    from emulator.capture import parameter_specs
+
+    for shape in shapes:
+        try:
+            return parameter_specs(capture_request(source, shape))
+        except MemoryError:
+            raise
+        except Exception:  # noqa: S112  the same failure was reported when this program was captured
+            continue
+    return {}
 
 
 def examine(subject: Subject, step: Step) -> Examination:
     findings: list[Finding] = []
     options = _options(subject, findings)
-    graphs: dict[Shape, Graph] = {}
-    for shape in sorted(subject.shapes):
-        with step(f"check {shape.name}"):
-            problems, graph = _lower(subject.source, shape, options)
+    graphs: dict[str, Graph] = {}
+    for name, lowering in subject.programs.items():
+        with step(f"check {name}"):
+            problems, graph = _lower(lowering, options)
             if graph is not None:
-                graphs[shape] = graph
-                problems += [*limits(graph), *risks(graph, options)]
-        findings += [replace(finding, programs=(shape.name,)) for finding in problems]
+                graphs[name] = graph
+                problems += [*limits(graph, options), *lookups_outside(graph), *risks(graph, options)]
+        findings += [replace(finding, programs=(name,)) for finding in problems]
     weights = _weights(subject, graphs)
     if subject.checkpoint and weights:
         findings += compare(subject.checkpoint, weights)
-    footprints, refused = _footprints(list(graphs.values()), weights, subject.degrees)
-    programs = tuple(_program(shape, graph) for shape, graph in graphs.items())
-    return Examination(programs, merge(findings), footprints, refused, len(graphs) == len(subject.shapes))
+    published = dict(subject.published()) if graphs and max(subject.degrees) > 1 else {}
+    findings += _not_followed(graphs.values(), published)
+    taken, refused = _footprints(list(graphs.values()), weights, subject.degrees, published)
+    programs = tuple(_program(name, graph) for name, graph in graphs.items())
+    return Examination(programs, merge(findings), taken, refused, len(graphs) == len(subject.programs))
 
 
 def _options(subject: Subject, findings: list[Finding]) -> PassOptions:
     """Options that do not exist are said, and everything else is checked without them."""
     try:
-        return PassOptions(subject.autocast, subject.autocast_type)
+        return PassOptions(subject.autocast, subject.autocast_type, subject.target)
     except OptionsInvalid as error:
         findings.append(Finding(UNKNOWN_OPTION, str(error), "everything else was checked with --autocast none"))
-        return PassOptions("none")
+        return PassOptions("none", target=subject.target)
 
 
-def _lower(source: ModelSource, shape: Shape, options: PassOptions) -> tuple[list[Finding], Graph | None]:
+def _lower(lowering: Lowering, options: PassOptions) -> tuple[list[Finding], Graph | None]:
     """One program's graph, or all that stands in its way."""
     try:
-        return [], compile_graph(capture_request(source, shape), options)
+        return [], lowering(options)
     except MemoryError:
         raise
     except Exception as error:  # the model's own code runs here; what nobody foresaw is a finding too, with its log
@@ -91,45 +132,45 @@ def findings_of(error: Exception) -> list[Finding]:
             Finding(OPERATOR, one.operator, one.advice, one.module, *source_place(one.source), count=one.count)
             for one in error.findings
         )
+    message, _, advice = str(error).partition("; ")
     if isinstance(error, CaptureError):
         rule = GRAPH_BREAK if isinstance(error, GraphBreak) else NOT_CAPTURED
-        message, _, advice = str(error).partition("; ")
         return [Finding(rule, message, advice, "", *source_place(error.source))]
     if isinstance(error, CompileError):
-        return [Finding(NOT_CAPTURED, str(error))]
+        return [Finding(INT64 if isinstance(error, ConstantTooLarge) else NOT_CAPTURED, message, advice)]
     return [Finding(FAULT, report_crash(error, verbose=False), "report that log")]
 
 
-def _weights(subject: Subject, graphs: Mapping[Shape, Graph]) -> dict[str, "TensorType"]:
-    """What the model asks of a checkpoint: read off its programs, else off the model built without a trace."""
+def _weights(subject: Subject, graphs: Mapping[str, Graph]) -> Mapping[str, "TensorType"]:
+    """What the model asks of a checkpoint: read off its programs if there are any."""
     if graphs:
         return {name: value.type for graph in graphs.values() for name, value in graph.parameters.items()}
-    from emulator.capture import parameter_specs
+    return subject.weights()
 
-    for shape in subject.shapes:
-        try:
-            return parameter_specs(capture_request(subject.source, shape))
-        except MemoryError:
-            raise
-        except Exception:  # noqa: S112  the same failure was reported when this program was captured
-            continue
-    return {}
+
+def _not_followed(graphs: Iterable[Graph], published: Mapping[str, str]) -> Iterator[Finding]:
+    for graph in graphs if published else ():
+        for sentence in divide(graph, published).unmet:
+            yield Finding(PUBLISHED_PLAN, sentence, "the division that the graph allows is taken instead")
 
 
 def _footprints(
-    graphs: list[Graph], weights: Mapping[str, "TensorType"], degrees: tuple[int, ...]
+    graphs: list[Graph],
+    weights: Mapping[str, "TensorType"],
+    degrees: tuple[int, ...],
+    published: Mapping[str, str],
 ) -> tuple[tuple[Footprint, ...], dict[int, str]]:
     """What each degree takes; without a program, at least what its share of the weights does."""
     if graphs:
-        found, refused = footprints(graphs, degrees)
+        found, refused = footprints(graphs, degrees, published)
         return tuple(found), refused
     total = sum(kind.nbytes for kind in weights.values())
     return tuple(Footprint(degree, -(-total // degree), 0, 0, 0, 0) for degree in degrees if total), {}
 
 
-def _program(shape: Shape, graph: Graph) -> Program:
+def _program(name: str, graph: Graph) -> Program:
     counts = [times for _, times in each_node(graph)]
-    return Program(shape.name, len(counts), sum(counts))
+    return Program(name, len(counts), sum(counts), graph.key)
 
 
 def volatile(examination: Examination) -> Iterator[Finding]:

@@ -53,19 +53,23 @@ PICKLED: Final = _warning(106, "pickled-weights", "Weights that only Python's pi
 NOT_CAPTURED: Final = _error(201, "not-captured", "The model's own class cannot be built or traced.")
 GRAPH_BREAK: Final = _error(202, "graph-break", "Python decides by a tensor's value; a compiled program cannot.")
 OPERATOR: Final = _error(203, "unsupported-operator", "An operator that the compiler has no counterpart for.")
-POSITIONS: Final = _error(204, "positions", "A bucket is longer than the positions that the model knows.")
+POSITIONS: Final = _error(204, "positions", "A lookup reaches behind its table: the bucket has more positions.")
 UNKNOWN_OPTION: Final = _error(205, "option", "An option that the target or the compiler does not have.")
 FAULT: Final = _error(299, "compiler-fault", "A defect of nxpipe itself: report it.", exit_codes.INTERNAL)
 
 DEGREE: Final = _error(
     301, "tensor-parallel-degree", "The model or the target cannot be split so many ways.", exit_codes.DOES_NOT_FIT
 )
-INT64: Final = _warning(302, "int64-narrowed", "A 64-bit integer does not fit the 32 bits that the compiler keeps.")
+INT64: Final = _error(302, "int64-narrowed", "An integer does not fit the 32 bits that the compiler keeps.")
 LARGE_TENSOR: Final = _warning(303, "tensor-above-4-gb", "Older runtimes refuse tensors above 4 GB.")
-OPERAND_TYPE: Final = _warning(
-    304, "operand-type", "neuronx-cc is documented to refuse this on integers; in fp32 it is exact below 2**24."
-)
+OPERAND_TYPE: Final = _error(304, "operand-type", "neuronx-cc refuses this operator on integers and booleans.")
 EMPTY_TENSOR: Final = _warning(305, "empty-tensor", "A tensor has no elements, so a part of the model does nothing.")
+INTEGER_ORDER: Final = _warning(
+    306, "integer-order", "neuronx-cc may refuse to order integers; fp32 is exact to 2**24."
+)
+FP8_KIND: Final = _error(307, "fp8-format", "The target has the other of the two E4M3 formats.")
+WINDOW: Final = _error(308, "dilated-window", "neuronx-cc refuses to reduce windows with holes.")
+PUBLISHED_PLAN: Final = _note(309, "published-plan", "An entry of the authors' tensor-parallel plan is not followed.")
 
 DOES_NOT_FIT: Final = _error(
     401, "does-not-fit", "A core's memory is smaller than its share of the model.", exit_codes.DOES_NOT_FIT
@@ -84,7 +88,7 @@ RULES: Final = {
     for rule in (
         *(SOURCE, CONFIGURATION, WEIGHTS, CUSTOM_CODE, QUANTISED, PICKLED),
         *(NOT_CAPTURED, GRAPH_BREAK, OPERATOR, POSITIONS, UNKNOWN_OPTION, FAULT),
-        *(DEGREE, INT64, LARGE_TENSOR, OPERAND_TYPE, EMPTY_TENSOR),
+        *(DEGREE, INT64, LARGE_TENSOR, OPERAND_TYPE, EMPTY_TENSOR, INTEGER_ORDER, FP8_KIND, WINDOW, PUBLISHED_PLAN),
         *(DOES_NOT_FIT, TIGHT),
         *(NARROW_SENSITIVE, FP16_OVERFLOW, FP8_RANGE, NARROW_COUNT),
     )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from emulator.hardware import Instance
-from emulator.memory import capacity, code_bytes, degrees
+from emulator.memory import capacity, code_bytes
 from pipeline.check.finding import DEGREE, DOES_NOT_FIT, TIGHT, Finding
 from pipeline.check.report import Examination, Fit, Row
 
@@ -13,7 +13,7 @@ _GIB = 1 << 30
 def fit(found: Examination, target: Instance, asked: int | None) -> Fit:
     """The table of one instance. A degree that was asked for has a row even where the instance has no such degree."""
     room, code = capacity(target), code_bytes(target)
-    offered = degrees(target)
+    offered = target.degrees
     listed = sorted({*offered, asked} if asked else offered)
     rows = tuple(_row(found, target, degree, offered, room) for degree in listed) if found.footprints else ()
     fitting = [row.degree for row in rows if row.fits]

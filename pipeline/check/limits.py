@@ -2,28 +2,38 @@
 
 from collections.abc import Iterator
 
-import numpy as np
-
-from emulator.graph import Graph
-from emulator.ops import ArgSort, IndexUpdate
+from emulator.graph import Graph, Node
+from emulator.ops import ArgSort, IndexUpdate, Pool, ScatterAlong
+from emulator.passes import PassOptions
 from emulator.types import DType, TensorType
-from pipeline.check.finding import EMPTY_TENSOR, INT64, LARGE_TENSOR, OPERAND_TYPE, Finding
+from pipeline.check.finding import (
+    EMPTY_TENSOR,
+    FP8_KIND,
+    INTEGER_ORDER,
+    LARGE_TENSOR,
+    OPERAND_TYPE,
+    WINDOW,
+    Finding,
+    Rule,
+)
 from pipeline.check.lowered import each_node, grouped
 
 _LARGEST_TENSOR = 4 << 30
-_INT32 = np.iinfo(np.int32)
 
 
-def limits(graph: Graph) -> Iterator[Finding]:
+def limits(graph: Graph, options: PassOptions) -> Iterator[Finding]:
     yield from _sizes(graph)
-    yield from _wide_integers(graph)
-    yield from grouped(_refused_types(graph))
+    yield from _narrow_floats(graph, options)
+    yield from grouped(_refused(graph))
+
+
+def _interface(graph: Graph) -> dict[str, TensorType]:
+    """What lies in the device's memory under a name."""
+    return {name: value.type for side in (graph.parameters, graph.inputs) for name, value in side.items()}
 
 
 def _sizes(graph: Graph) -> Iterator[Finding]:
-    named: dict[str, TensorType] = {name: value.type for name, value in graph.parameters.items()}
-    named |= {name: value.type for name, value in graph.inputs.items()}
-    for name, kind in named.items():
+    for name, kind in _interface(graph).items():
         if kind.nbytes > _LARGEST_TENSOR:
             yield Finding(
                 LARGE_TENSOR,
@@ -37,27 +47,39 @@ def _sizes(graph: Graph) -> Iterator[Finding]:
             )
 
 
-def _wide_integers(graph: Graph) -> Iterator[Finding]:
-    for value, numbers in graph.constants.items():
-        if value.type.dtype is DType.INT64 and numbers.size:
-            worst = max(int(numbers.max()), int(numbers.min()), key=abs)
-            if not _INT32.min <= worst <= _INT32.max:
-                yield Finding(
-                    INT64,
-                    f"the constant {worst} needs 64 bits, and the compiler keeps integers in 32",
-                    "keep such a number in fp32, or below 2**31",
-                )
+def _narrow_floats(graph: Graph, options: PassOptions) -> Iterator[Finding]:
+    """Which of the two E4M3 formats there is depends on the generation."""
+    if options.target == "trn3":
+        return
+    for name, kind in _interface(graph).items():
+        if kind.dtype is DType.FLOAT8_E4M3FN:
+            yield Finding(
+                FP8_KIND,
+                f"{name} is {kind}, a format that {options.target} does not have (NCC_EVRF051)",
+                "compile for trn3, or store it as float8_e4m3, which ends at 240",
+                module=name,
+            )
 
 
-def _refused_types(graph: Graph) -> Iterator[Finding]:
+def _refused(graph: Graph) -> Iterator[Finding]:
     for node, times in each_node(graph):
-        kind = node.operands[0].type.dtype if node.operands else None
-        if kind is None or kind.is_float:
-            continue
-        if isinstance(node.op, ArgSort):
-            advice = "sort the keys as fp32 (NCC_EVRF013)"
-        elif isinstance(node.op, IndexUpdate) and node.op.accumulate:
-            advice = "accumulate in fp32 and cast the sums (NCC_EVRF016)"
-        else:
-            continue
-        yield Finding.at(OPERAND_TYPE, f"{node.op.label} on {kind} may be refused", advice, node.origin, times)
+        for rule, message, advice in _refusals(node):
+            yield Finding.at(rule, message, advice, node.origin, times)
+
+
+def _refusals(node: Node) -> Iterator[tuple[Rule, str, str]]:
+    kind = node.operands[0].type.dtype if node.operands else DType.FLOAT32
+    if isinstance(node.op, IndexUpdate | ScatterAlong) and node.op.combine and not kind.is_float:
+        yield OPERAND_TYPE, f"{node.op.label} that combines {kind} (NCC_EVRF016)", "combine in fp32 and cast the result"
+    if isinstance(node.op, ArgSort) and not kind.is_float:
+        yield (
+            INTEGER_ORDER,
+            f"{node.op.label} on {kind}: the compiler refuses a top-k on integers (NCC_EVRF013)",
+            "sort the keys as fp32, which is exact below 2**24",
+        )
+    if isinstance(node.op, Pool) and max(node.op.dilation) > 1:
+        yield (
+            WINDOW,
+            f"{node.op.label} over windows with holes of {max(node.op.dilation) - 1} (NCC_EVRF018)",
+            "take every n-th place with a slice first, or pool without dilation",
+        )

@@ -16,6 +16,7 @@ class Program:
     name: str
     nodes: int
     steps: int
+    graph_key: str  # that of a build on one core
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class Report:
     whole: bool
     fits: tuple[Fit, ...]
     findings: tuple[Finding, ...]
+    file: str = ""  # where findings belong that have no line of code; of a model in a folder, its config.json
 
     @property
     def exit_code(self) -> ExitCode:

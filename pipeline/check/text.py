@@ -1,52 +1,52 @@
-"""A report for people: the verdict first, then the programs, the memory, and every finding with its way out."""
+"""A report for people: the verdict first, then what stops the model, what it takes, and what is worth knowing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import click
 
+from emulator.memory import Footprint
 from pipeline import exit_codes
 from pipeline.check.finding import Finding, Severity
 from pipeline.check.report import Fit, Report, Row
 from pipeline.output import table
 
 _GIB: Final = 1 << 30
+_PARTS: Final = ("TP", "WEIGHTS", "KV CACHE", "ACTIVATIONS", "IN, OUT, CONSTANTS")
 _COLOURS: Final = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "blue"}
 
 
 def as_text(report: Report) -> str:
-    parts = [verdict(report), *_programs(report)]
-    if len(report.fits) == 1 and report.fits[0].rows:
-        parts.append(_degrees(report.fits[0], whole=report.whole))
-    elif any(one.rows for one in report.fits):
-        parts.append(_instances(report.fits, whole=report.whole))
-    parts += [_finding(finding) for finding in report.findings]
+    parts = [verdict(report)]
+    parts += [_finding(finding) for finding in report.of(Severity.ERROR)]
+    parts += _programs(report)
+    if any(one.rows for one in report.fits):
+        parts += _memory(report)
+    parts += [_finding(finding) for finding in report.findings if finding.severity is not Severity.ERROR]
     return "\n\n".join(parts)
 
 
 def verdict(report: Report) -> str:
     """One sentence: does it lower, does it fit, and where."""
-    counts = _counts(report)
-    if report.exit_code in (exit_codes.OK, exit_codes.DOES_NOT_FIT):
-        ok = report.exit_code is exit_codes.OK
-        where = (
-            _where(report)
-            if ok
-            else "but does not fit" + (f" {report.fits[0].target}" if report.fits[1:] == () else "")
-        )
-        colour, said = ("green" if ok else "red"), f"lowers, {where}"
-    elif report.exit_code is exit_codes.MODEL:
-        colour, said = "red", "cannot be used"
+    if report.exit_code is exit_codes.OK:
+        colour, said = "green", f"lowers, {_where(report)}"
+    elif report.exit_code is exit_codes.DOES_NOT_FIT:
+        on = f" {report.fits[0].target}" if len(report.fits) == 1 else " any instance"
+        colour, said = "red", f"lowers, but does not fit{on}"
     else:
-        colour, said = "red", "does not lower"
-    return f"{click.style(report.model, bold=True)} {click.style(said, fg=colour)}{counts}"
+        colour, said = "red", "cannot be used" if report.exit_code is exit_codes.MODEL else "does not lower"
+    return f"{click.style(report.model, bold=True)} {click.style(said, fg=colour)}{_counts(report)}"
 
 
 def _where(report: Report) -> str:
     fitting = [one for one in report.fits if one.chosen is not None]
+    if not fitting:
+        return "memory unknown"
+    smallest = min(fitting, key=lambda one: one.cores)
+    where = f"{smallest.target} at tp {smallest.chosen}"
     if len(report.fits) > 1:
-        return f"and fits {len(fitting)} of {len(report.fits)} instances"
-    return f"and fits {fitting[0].target} at tp {fitting[0].chosen}" if fitting else "memory unknown"
+        return f"and fits {len(fitting)} of {len(report.fits)} instances, the smallest {where}"
+    return f"and fits {where}"
 
 
 def _counts(report: Report) -> str:
@@ -57,60 +57,90 @@ def _counts(report: Report) -> str:
 
 def _programs(report: Report) -> Iterator[str]:
     if report.programs:
-        rows = [
-            (one.name, f"{one.nodes:,}", f"{one.steps:,}" if one.steps != one.nodes else "") for one in report.programs
-        ]
-        yield table(("PROGRAM", "OPERATORS", "WITH REPEATS"), rows)
+        rows = [(one.name, f"{one.nodes:,}", f"{one.steps:,}", one.graph_key[:12]) for one in report.programs]
+        yield _aligned(("PROGRAM", "OPERATORS", "WITH REPEATS", "GRAPH KEY"), rows, right=(1, 2))
 
 
-def _degrees(fit: Fit, *, whole: bool) -> str:
-    head = f"Memory of each core of {fit.target}: {_size(fit.capacity)}{_caveat(whole)}"
-    header = ("TP", "WEIGHTS", "KV CACHE", "SCRATCH", "OTHER", "TOTAL", "")
-    return f"{head}\n{table(header, [_degree(row, fit) for row in fit.rows])}"
+def _memory(report: Report) -> Iterator[str]:
+    caveat = "" if report.whole else " (at least: not every program lowered)"
+    rows = sorted({row.degree: row for one in report.fits for row in one.rows}.values(), key=lambda row: row.degree)
+    if len(report.fits) == 1:
+        (one,) = report.fits
+        head = f"Memory of a core by tensor-parallel degree; on {one.target} it has {_size(one.capacity)}{caveat}"
+        columns = (*_PARTS, "CODE", "TOTAL", "USED", "")
+        degrees = [_degree(row, one) for row in one.rows]
+        yield f"{head}\n{_aligned(columns, degrees, right=range(1, len(columns) - 1))}"
+    else:
+        yield f"Share of a core's memory by tensor-parallel degree{caveat}\n{_instances(report.fits)}"
+        cells = [[*_parts(row.degree, row.footprint), _size(row.footprint.data)] for row in rows if row.footprint]
+        header = (*_PARTS, "TOTAL WITHOUT CODE")
+        yield f"Memory of a core by part\n{_aligned(header, cells, right=range(1, len(header)))}"
+    reasons = [f"tp {row.degree}: {row.reason}" for row in rows if row.footprint is None and row.reason]
+    if reasons:
+        yield "\n".join(reasons)
 
 
-def _degree(row: Row, fit: Fit) -> tuple[str, ...]:
-    one = row.footprint
-    if one is None:
-        return (str(row.degree), "-", "-", "-", "-", "-", row.reason)
-    other = one.constants + one.interface + fit.code
-    sizes = (one.weights, one.state, one.activations, other, row.need)
+def _degree(row: Row, fit: Fit) -> Sequence[str]:
+    if row.footprint is None:
+        return (str(row.degree), *["-"] * 7, "cannot be had")
     mark = click.style("fits", fg="green") if row.fits else click.style("does not fit", fg="red")
-    chosen = "  <- " + ("smallest" if row == _smallest(fit) else "asked for") if row.degree == fit.chosen else ""
-    return (str(row.degree), *map(_size, sizes), mark + chosen)
+    chosen = "" if row.degree != fit.chosen else "  <- smallest" if row == _smallest(fit) else "  <- asked for"
+    totals = (_size(fit.code), _size(row.need), f"{row.need / fit.capacity:.0%}")
+    return (*_parts(row.degree, row.footprint), *totals, mark + chosen)
+
+
+def _parts(degree: int, one: Footprint) -> Sequence[str]:
+    sizes = (one.weights, one.state, one.activations, one.constants + one.interface)
+    return (str(degree), *map(_size, sizes))
 
 
 def _smallest(fit: Fit) -> Row | None:
     return next((row for row in fit.rows if row.fits), None)
 
 
-def _instances(fits: tuple[Fit, ...], *, whole: bool) -> str:
+def _instances(fits: tuple[Fit, ...]) -> str:
+    """A row an instance, a column a degree: what does not fit is above 100 %."""
+    degrees = sorted({row.degree for one in fits for row in one.rows})
     rows = []
-    for fit in fits:
-        row = fit.row(fit.chosen)
-        need = f"{_size(row.need)} of {_size(fit.capacity)}" if row else f"- of {_size(fit.capacity)}"
-        at = click.style(f"tp {fit.chosen}", fg="green") if row else click.style("does not fit", fg="red")
-        rows.append((fit.target, str(fit.cores), at, need))
-    return table(("INSTANCE", "CORES", "FITS AT", f"OF EACH CORE{_caveat(whole)}"), rows)
+    for one in fits:
+        best = click.style(f"tp {one.chosen}", fg="green") if one.chosen else click.style("does not fit", fg="red")
+        shares = (_share(one.row(degree), one) for degree in degrees)
+        rows.append((one.target, str(one.cores), _size(one.capacity), best, *shares))
+    header = ("INSTANCE", "CORES", "EACH", "FITS AT", *(f"TP {degree}" for degree in degrees))
+    return _aligned(header, rows, right=(1, 2, *range(4, len(header))))
 
 
-def _caveat(whole: bool) -> str:
-    return "" if whole else " (at least: not every program lowered)"
+def _share(row: Row | None, fit: Fit) -> str:
+    if row is None or row.footprint is None:
+        return "-"
+    share = f"{row.need / fit.capacity:.0%}"
+    return share if row.fits else click.style(share, fg="red")
 
 
 def _finding(finding: Finding) -> str:
     head = click.style(f"{finding.severity} {finding.rule.id}", fg=_COLOURS[finding.severity], bold=True)
     times = f" ({finding.count} times)" if finding.count > 1 else ""
     lines = [f"{head} {finding.rule.name}: {finding.message}{times}"]
+    lines += [f"  way out: {finding.advice}"] if finding.advice else []
     where = "  ".join(part for part in (finding.place, finding.module) if part)
     lines += [f"  at {where}"] if where else []
     lines += [f"  in {', '.join(finding.programs)}"] if finding.programs else []
-    lines += [f"  way out: {finding.advice}"] if finding.advice else []
     return "\n".join(lines)
+
+
+def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> str:
+    """A table whose columns of numbers end below each other."""
+    cells = [list(row) for row in (header, *rows)]
+    for column in right:
+        width = max(len(click.unstyle(row[column])) for row in cells)
+        for row in cells:
+            row[column] = " " * (width - len(click.unstyle(row[column]))) + row[column]
+    return table(cells[0], cells[1:])
 
 
 def _size(count: int) -> str:
     """Device memory comes in powers of two."""
-    if count >= _GIB:
-        return f"{count / _GIB:.1f} GiB"
-    return f"{count / 2**20:.1f} MiB" if count else "-"
+    for unit, name in ((_GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count} B" if count else "-"

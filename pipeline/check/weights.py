@@ -40,6 +40,9 @@ def examine_files(folder: Path | None) -> tuple[Checkpoint | None, list[Finding]
     for path in files:
         try:
             digests.append((path.name, hashlib.sha256(_header(path)).hexdigest()))
+        except OSError as error:
+            reason = f"{path.name}: cannot be read ({error.strerror or error})"
+            findings.append(Finding(WEIGHTS, reason, "mend its permissions, or fetch it again", file=path.name))
         except ModelSourceError as error:
             findings.append(Finding(WEIGHTS, str(error), "fetch or save the file again", file=path.name))
     return (None if findings else Checkpoint(folder, tuple(digests))), findings

@@ -14,6 +14,7 @@ from pipeline.options import config_option
 from pipeline.order_options import order_options, orders, refuse_words_without_effect
 from pipeline.output import Console
 from pipeline.parameters import Targets
+from pipeline.saved import axis_option, saved_program
 
 
 @click.command(cls=Command)
@@ -24,6 +25,7 @@ from pipeline.parameters import Targets
     metavar="FILE",
     help="Write the findings there as SARIF 2.1.0 as well, for annotations in a pull request.",
 )
+@axis_option
 @config_option
 @click.pass_context
 def check(
@@ -33,6 +35,7 @@ def check(
     model_id: str | None,
     names: tuple[str, ...],
     sarif: Path | None,
+    axes: tuple[tuple[str, int], ...],
     **flags: Any,
 ) -> None:
     """Say all that stands between a model and a target, without weights.
@@ -45,17 +48,20 @@ def check(
     Example:
       nxpipe check --model-id meta-llama/Llama-3.1-8B
       nxpipe check --model-id ./my-bert --target all --buckets 128,512
+      nxpipe check --model-id ./encoder.onnx --axis batch=1 --axis sequence=128
       nxpipe check --sarif findings.sarif
     """
     from pipeline.check import check as carry_out
+    from pipeline.check import check_file
     from pipeline.check.text import as_text
 
     console: Console = ctx.obj
     refuse_words_without_effect(ctx, model_id, flags)
+    file = saved_program(ctx, model_id, flags, axes)
     described = load_config(config_path, os.environ, missing_ok=model_id is not None)
     reports = []
     for order in orders(model_id, flags, described, names, config_path.parent):
-        reports.append(carry_out(order, console.step))
+        reports.append(check_file(file, order, console.step) if file else carry_out(order, console.step))
         if not console.json:
             console.result(as_text(reports[-1]) + "\n")
     if console.json:
@@ -63,7 +69,6 @@ def check(
     if sarif is not None:
         from pipeline.check.sarif import as_sarif
 
-        about = "config.json" if model_id else config_path.name
-        sarif.write_text(json.dumps(as_sarif(reports, about), indent=2) + "\n", encoding="utf-8")
+        sarif.write_text(json.dumps(as_sarif(reports, config_path.name), indent=2) + "\n", encoding="utf-8")
     failed = [report.exit_code for report in reports if report.exit_code is not exit_codes.OK]
     ctx.exit(failed[0].number if failed else exit_codes.OK.number)

@@ -2,7 +2,8 @@
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,13 @@ from pipeline.config import load_config
 from pipeline.options import config_option
 from pipeline.order_options import order_options, orders, refuse_words_without_effect
 from pipeline.output import Console
+from pipeline.saved import SavedProgram, axis_option, saved_program
 
 if TYPE_CHECKING:
+    from emulator.capture import CaptureRequest
     from emulator.graph import Graph
-    from emulator.passes import Pass
+    from emulator.passes import Pass, PassOptions
     from pipeline.order import Order
-    from pipeline.request import Shape
 
 _CAPTURE = "capture"  # before the first pass
 
@@ -27,6 +29,7 @@ _CAPTURE = "capture"  # before the first pass
 @order_options("explain")
 @click.option("--after", metavar="PASS", help="Stop after this pass, or after `capture`.  [default: the last pass]")
 @click.option("--passes", "listed", is_flag=True, help="List the passes, in their order, and look at no model.")
+@axis_option
 @config_option
 @click.pass_context
 def explain(
@@ -35,6 +38,7 @@ def explain(
     config_path: Path,
     model_id: str | None,
     names: tuple[str, ...],
+    axes: tuple[tuple[str, int], ...],
     after: str | None,
     listed: bool,
     **flags: Any,
@@ -49,6 +53,7 @@ def explain(
       nxpipe explain --passes
       nxpipe explain --model-id bert-base-uncased --after fuse
       nxpipe explain --model-id ./my-llama --tp 8 --after shard
+      nxpipe explain --model-id ./encoder.onnx --axis batch=1
     """
     from emulator.passes import PASSES
 
@@ -60,15 +65,16 @@ def explain(
     if after is not None and after not in labels:
         raise click.BadParameter(f"there is no pass {after!r}; there are {', '.join(labels)}", param_hint="--after")
     refuse_words_without_effect(ctx, model_id, flags)
+    file = saved_program(ctx, model_id, flags, axes)
     described = load_config(config_path, os.environ, missing_ok=model_id is not None)
     steps = PASSES[: labels.index(after)] if after else PASSES
     answers = []
     for order in orders(model_id, flags, described, names, config_path.parent):
-        for shape, graph in _programs(order, steps, console).items():
+        for program, graph in _programs(order, file, steps, console):
             label = after or labels[-1]
-            answers.append({"model": order.model_id, "program": shape.name, "after": label, "graph": str(graph)})
+            answers.append({"model": order.model_id, "program": program, "after": label, "graph": str(graph)})
             if not console.json:
-                console.result(f"{order.model_id} {shape.name} after {label}: {len(graph.nodes)} nodes\n{graph}\n")
+                console.result(f"{order.model_id} {program} after {label}: {len(graph.nodes)} nodes\n{graph}\n")
     if console.json:
         console.data(answers)
 
@@ -84,16 +90,33 @@ def _labels(passes: "Sequence[Pass]") -> list[str]:
     return labels
 
 
-def _programs(order: "Order", steps: "Sequence[Pass]", console: Console) -> "dict[Shape, Graph]":
+def _programs(
+    order: "Order", file: SavedProgram | None, steps: "Sequence[Pass]", console: Console
+) -> "Iterator[tuple[str, Graph]]":
+    """Each program by name; those of a model are captured exactly as a build of all of them captures them."""
     from emulator.capture import capture
     from emulator.passes import PassOptions, run_passes
     from pipeline.request import capture_request, default_phases
 
-    source = order.source(files=False)
     (target,) = order.targets()
     options = PassOptions(order.autocast, order.autocast_type, target.compiler_target, order.tp or 1)
-    programs = {}
-    for shape in order.shapes(default_phases(source.task)):
+    if file is not None:
+        with console.step(f"compile {file.name}"):
+            yield "program", file.compile(options, steps)
+        return
+    source = order.source(files=False)
+    shapes = order.shapes(default_phases(source.task))
+    for shape in shapes:
         with console.step(f"compile {shape.name}"):
-            programs[shape] = run_passes(capture(capture_request(source, shape)), options, steps)
-    return programs
+            request = capture_request(source, shape, shapes)
+            graph = run_passes(capture(request), _with_plan(options, request), steps)
+        yield shape.name, graph
+
+
+def _with_plan(options: "PassOptions", request: "CaptureRequest") -> "PassOptions":
+    """The division among ranks that the model's authors published, which a build follows too."""
+    if options.tensor_parallel == 1:
+        return options
+    from emulator.capture.published import published_plan
+
+    return replace(options, published_plan=published_plan(request))

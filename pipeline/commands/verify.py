@@ -1,8 +1,9 @@
 """`nxpipe verify`."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import asdict
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -12,17 +13,34 @@ from pipeline.cli import Command
 from pipeline.config import load_config
 from pipeline.config.models import Autocast
 from pipeline.errors import VerificationFailed
-from pipeline.options import config_option
+from pipeline.options import config_option, store_option
 from pipeline.order_options import order_options, orders, refuse_words_without_effect
 from pipeline.output import Console, table
+from pipeline.saved import axis_option, saved_program
 
 if TYPE_CHECKING:
     from pipeline.comparison import Comparison, Run, Trial
-    from pipeline.request import BuildRequest
+    from pipeline.order import Order
+    from pipeline.saved import SavedProgram
     from pipeline.verify import Deviation, Thresholds
 
 
+@dataclass(frozen=True)
+class _Said:
+    """A comparison, and what is said about it: whose it is, and the words that it was asked for with."""
+
+    model: str
+    autocast_type: str | None  # of an artifact, whose programs were compiled before, none
+    done: "Comparison"
+
+    def way(self, run: "Run") -> str:
+        if run.way in ("matmult", "all"):
+            return f"emulated, {run.way} {self.autocast_type}"
+        return f"emulated, {run.way}" if run in self.done.emulated else run.way
+
+
 @click.command(cls=Command)
+@click.argument("artifact", required=False)
 @order_options("verify")
 @click.option(
     "--also",
@@ -34,7 +52,8 @@ if TYPE_CHECKING:
     "--prompts",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Read these prompts, one a line: text, or token ids as a JSON list.  [default: random token ids]",
+    help="Read these prompts, one a line: text, or token ids as a JSON list.  "
+    "[default: sample texts if the model has a tokenizer, else random token ids]",
 )
 @click.option("--layers", is_flag=True, help="Compare every layer, and name the first that is beyond [verify].")
 @click.option(
@@ -43,51 +62,69 @@ if TYPE_CHECKING:
     metavar="N",
     help="Verify the first N layers only, of a model that is too large for this machine.",
 )
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=None,
+    metavar="K",
+    help="Follow a decoder over K tokens after its prompt, each beside the cache that the last one left.",
+)
+@axis_option
+@store_option
 @config_option
 @click.pass_context
 def verify(
     ctx: click.Context,
     /,
     config_path: Path,
+    store: str | None,
+    artifact: str | None,
     model_id: str | None,
     names: tuple[str, ...],
+    axes: tuple[tuple[str, int], ...],
     also: tuple[str, ...],
     prompts: Path | None,
     layers: bool,
     slice_layers: int | None,
+    steps: int | None,
     **flags: Any,
 ) -> None:
     """Compare the emulated model with PyTorch, layer by layer if asked.
 
     The yardstick is PyTorch in fp32, on the same weights and inputs; what PyTorch's own bf16 gives stands beside.
-    Ends in exit code 12 when an answer is beyond the thresholds of [verify] in nxpipe.toml.
+    ARTIFACT names one of the store, as MODEL@KEY: all of its blobs are read against their digests, and its programs
+    run again on the inputs that are stored with them. A .pt2 file is held against PyTorch, an ONNX file against
+    ONNX's reference evaluator. Ends in exit code 12 when an answer is beyond [verify] of nxpipe.toml.
 
     \b
     Example:
       nxpipe verify --model-id bert-base-uncased --weights random:0 --task fill-mask --also all
-      nxpipe verify --model-id ./my-llama --layers --prompts prompts.txt
+      nxpipe verify --model-id ./my-llama --layers --prompts prompts.txt --steps 16
+      nxpipe verify bert-base-uncased@4e9ce0 --store s3://my-artifacts/nxpipe
     """
-    from pipeline.comparison import Trial, compare_model
+    from pipeline.comparison import Trial
     from pipeline.models.prompts import read_prompts
     from pipeline.verify import Thresholds
 
     console: Console = ctx.obj
     refuse_words_without_effect(ctx, model_id, flags)
-    described = load_config(config_path, os.environ, missing_ok=model_id is not None)
+    described = load_config(config_path, os.environ, missing_ok=bool(model_id or artifact))
+    trial = Trial(also, read_prompts(prompts) if prompts else (), layers, slice_layers, steps or 0)
     allowed = Thresholds.of(described)
-    trial = Trial(also, read_prompts(prompts) if prompts else (), layers, slice_layers)
+    if artifact is not None:
+        if model_id or names or trial != Trial():
+            raise click.UsageError("an artifact is verified as it was published: name it alone, with --store", ctx)
+        found = _of_artifact(artifact, store, config_path, console)
+    elif (file := saved_program(ctx, model_id, flags, axes)) is not None:
+        found = _of_file(file, flags, trial, console)
+    else:
+        found = _of_models(orders(model_id, flags, described, names, config_path.parent), trial, console)
     documents, faults = [], []
-    for order in orders(model_id, flags, described, names, config_path.parent):
-        request = order.request()
-        for done in compare_model(request, trial, console.step):
-            documents.append(_as_json(request, trial, done, allowed))
-            faults += [
-                f"{request.source.id} {done.program}, autocast {run.way}, {fault}"
-                for run in done.emulated
-                for fault in run.faults(allowed)
-            ]
-            if not console.json:
-                console.result(_as_text(request, trial, done, allowed))
+    for said in found:
+        documents.append(_as_json(said, trial, allowed))
+        faults += _faults(said, allowed)
+        if not console.json:
+            console.result(_as_text(said, trial, allowed))
     if console.json:
         console.data(documents)
     if faults:
@@ -96,34 +133,77 @@ def verify(
         )
 
 
-def _as_text(request: "BuildRequest", trial: "Trial", done: "Comparison", allowed: "Thresholds") -> str:
+def _of_artifact(name: str, store: str | None, config_path: Path, console: Console) -> Iterator[_Said]:
+    from artifact_store import open_store
+    from pipeline.replay import compare_artifact
+    from pipeline.store_url import store_url
+
+    opened = open_store(store_url(store, config_path))
+    published = opened.resolve(name)
+    title = f"{published.model_id}@{published.request_key[:12]}"
+    yield from (_Said(title, None, done) for done in compare_artifact(published, opened, console.step))
+
+
+def _of_file(file: "SavedProgram", flags: dict[str, Any], trial: "Trial", console: Console) -> Iterator[_Said]:
+    from pipeline.cases import compare_file
+    from pipeline.order import Order
+
+    order = Order.from_flags(str(file.path), flags)
+    yield _Said(file.name, order.autocast_type, compare_file(file, order, trial, console.step))
+
+
+def _of_models(asked: "Sequence[Order]", trial: "Trial", console: Console) -> Iterator[_Said]:
+    from pipeline.cases import compare_model
+
+    for order in asked:
+        request = order.request()
+        for done in compare_model(request, trial, console.step):
+            yield _Said(request.source.id, request.autocast_type, done)
+
+
+def _faults(said: _Said, allowed: "Thresholds") -> list[str]:
+    return [
+        f"{said.model} {said.done.program}, autocast {run.way}, {fault}"
+        for run in said.done.emulated
+        for fault in run.faults(allowed)
+    ]
+
+
+def _as_text(said: _Said, trial: "Trial", allowed: "Thresholds") -> str:
+    done = said.done
     cut = f", only its first {trial.slice_layers} layers" if trial.slice_layers else ""
-    headline = f"{request.source.id}  {done.program}{cut}, against PyTorch fp32"
-    runs = (*done.emulated, done.pytorch)
-    parts = [headline, _indented(_figures([(_way(request, run), found) for run in runs for found in run.outputs]))]
-    if trial.layers:
-        parts += ["  Layer by layer, largest relative error:", _indented(_growth(request, runs))]
-        parts += [f"  {_way(request, run)}: {_verdict(run, allowed)}" for run in runs]
+    headline = f"{said.model}  {done.program}{cut}, against {done.yardstick}, on {done.fed}"
+    runs = (*done.emulated, *done.beside)
+    parts = [headline, _indented(_figures([(said.way(run), found) for run in runs for found in _worst(run.outputs)]))]
+    if any(run.layers for run in runs):
+        parts += ["  Layer by layer, largest relative error:", _indented(_growth(said, runs))]
+        parts += [f"  {said.way(run)}: {_verdict(run, allowed)}" for run in runs]
     return "\n".join(parts)
 
 
-def _growth(request: "BuildRequest", runs: Sequence["Run"]) -> str:
+def _worst(outputs: Sequence["Deviation"]) -> Iterator["Deviation"]:
+    """Of the states that every layer has, the worst of a kind speaks for all; `--json` has each of them."""
+    kinds: dict[str, list[Deviation]] = {}
+    for found in outputs:
+        kind = re.sub(r"\.\d+\.", ".*.", found.output) if found.output.startswith("cache.") else found.output
+        kinds.setdefault(kind, []).append(found)
+    for kind, alike in kinds.items():
+        # NaN compares with nothing, and is worse than anything.
+        worst = max(alike, key=lambda found: (found.max_relative != found.max_relative, found.max_relative))
+        yield worst if len(alike) == 1 else replace(worst, output=f"{kind}, the worst of {len(alike)}")
+
+
+def _growth(said: _Said, runs: Sequence["Run"]) -> str:
     """A row a layer, a column a way."""
     found = [{layer.output: f"{layer.max_relative:.3g}" for layer in run.layers} for run in runs]
     names = dict.fromkeys(name for column in found for name in column)
     rows = [[name, *(column.get(name, "") for column in found)] for name in names]
-    return table(("layer", *(_way(request, run) for run in runs)), rows)
+    return table(("layer", *(said.way(run) for run in runs)), rows)
 
 
 def _verdict(run: "Run", allowed: "Thresholds") -> str:
     first = run.first_divergent(allowed)
     return f"{first} is the first layer beyond [verify]" if first else "no layer is beyond [verify]"
-
-
-def _way(request: "BuildRequest", run: "Run") -> str:
-    if run.way in ("matmult", "all"):
-        return f"emulated, {run.way} {request.autocast_type}"
-    return f"emulated, {run.way}" if run.way == "none" else run.way
 
 
 def _figures(rows: Sequence[tuple[str, "Deviation"]]) -> str:
@@ -139,17 +219,19 @@ def _indented(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 
-def _as_json(request: "BuildRequest", trial: "Trial", done: "Comparison", allowed: "Thresholds") -> dict[str, object]:
+def _as_json(said: _Said, trial: "Trial", allowed: "Thresholds") -> dict[str, object]:
+    done = said.done
     return {
-        "model": request.source.id,
+        "model": said.model,
         "program": done.program,
-        "autocast_type": request.autocast_type,
+        "autocast_type": said.autocast_type,
         "slice_layers": trial.slice_layers,
-        "inputs": "prompts" if trial.prompts else "random",
+        "inputs": done.fed,
         "thresholds": asdict(allowed),
-        "passed": not any(run.faults(allowed) for run in done.emulated),
+        "passed": not _faults(said, allowed),
+        "yardstick": done.yardstick,
         "emulated": {run.way: _run_json(run, allowed) for run in done.emulated},
-        "pytorch_bf16": _run_json(done.pytorch, allowed),
+        "beside": {run.way: _run_json(run, allowed) for run in done.beside},
     }
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from pipeline.errors import MissingSoftware, ModelSourceError
 from pipeline.models.known import find, nearest
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+# NAME or OWNER/NAME; a repository of several models, as diffusion has them, is followed by the folder: unet, vae.
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*){0,2}")
 _LARGEST_CONFIG = 4 << 20
 # Says nothing about the model: where it was saved, and by which release.
 _IRRELEVANT = frozenset({"transformers_version"})
@@ -45,14 +46,16 @@ def resolve(model_id: str, *, revision: str | None = None, task: str | None = No
         return ModelSource(folder.resolve().name, None, config, task or task_of(config), folder)
     if not _HUB_ID.fullmatch(model_id):
         raise ModelSourceError(
-            f"{model_id!r} is neither a folder here nor a hub id; an id reads NAME or OWNER/NAME, a folder must exist"
+            f"{model_id!r} is neither a folder here nor a hub id; an id reads NAME, OWNER/NAME or "
+            "OWNER/NAME/FOLDER, a folder must exist"
         )
     known = None if files or revision else find(model_id)
     if known is not None:
         return ModelSource(model_id, None, known.config, task or known.task, None)
     folder = _snapshot(model_id, revision, files=files)
     config = _read_config(folder)
-    return ModelSource(model_id, folder.name, config, task or task_of(config), folder)
+    commit = folder.parent.name if _parts(model_id)[1] else folder.name
+    return ModelSource(model_id, commit, config, task or task_of(config), folder)
 
 
 def _looks_like_folder(model_id: str) -> bool:
@@ -64,7 +67,7 @@ def _read_config(folder: Path) -> dict[str, object]:
     if not folder.is_dir():
         raise ModelSourceError(f"{folder}: no such folder; pass a folder with a config.json, or a hub id")
     if not path.is_file():
-        raise ModelSourceError(f"{folder}: holds no config.json; pass the folder that save_pretrained() wrote")
+        raise ModelSourceError(f"{folder}: holds no config.json; {_where_instead(folder)}")
     if path.stat().st_size > _LARGEST_CONFIG:
         raise ModelSourceError(
             f"{path}: {path.stat().st_size:,} bytes is no configuration (at most {_LARGEST_CONFIG:,})"
@@ -77,6 +80,14 @@ def _read_config(folder: Path) -> dict[str, object]:
     if not isinstance(config, dict) or not named:
         raise ModelSourceError(f'{path}: no "model_type"; it must be the config.json of a Hugging Face model')
     return config
+
+
+def _where_instead(folder: Path) -> str:
+    """Diffusers saves a pipeline as one folder a model."""
+    models = sorted(path.parent.name for path in folder.glob("*/config.json"))
+    if (folder / "model_index.json").is_file() and models:
+        return f"it is a pipeline of several models: pass one of its folders {', '.join(models)}"
+    return "pass the folder that save_pretrained() wrote"
 
 
 _TASK_BY_SUFFIX = {
@@ -106,7 +117,9 @@ def task_of(config: Mapping[str, object]) -> str:
 
 def _snapshot(model_id: str, revision: str | None, *, files: bool) -> Path:
     """The hub's snapshot of a model: from the machine's cache, else from the network."""
-    wanted = ["config.json", "*.safetensors", "*.safetensors.index.json"] if files else ["config.json"]
+    repository, folder = _parts(model_id)
+    names = ["config.json", "*.safetensors", "*.safetensors.index.json"] if files else ["config.json"]
+    wanted = [f"{folder}/{name}" if folder else name for name in names]
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "0" if files else "1")
     try:
         from huggingface_hub import snapshot_download
@@ -115,15 +128,23 @@ def _snapshot(model_id: str, revision: str | None, *, files: bool) -> Path:
     failure: Exception | None = None
     for offline in (True, False):
         try:
-            folder = Path(
-                snapshot_download(model_id, revision=revision, allow_patterns=wanted, local_files_only=offline)
+            snapshot = Path(
+                snapshot_download(repository, revision=revision, allow_patterns=wanted, local_files_only=offline)
             )
         except Exception as error:  # the hub's client raises whatever its transport raises
             failure = error
             continue
-        if (folder / "config.json").is_file() and (not files or any(folder.glob("*.safetensors"))):
-            return folder
+        found = snapshot / folder
+        if (found / "config.json").is_file() and (not files or any(found.glob("*.safetensors"))):
+            return found
     raise _unreachable(model_id, failure, files=files)
+
+
+def _parts(model_id: str) -> tuple[str, str]:
+    """A hub id as its repository and the folder in it."""
+    owner, _, rest = model_id.partition("/")
+    name, _, folder = rest.partition("/")
+    return (f"{owner}/{name}" if name else owner), folder
 
 
 def _unreachable(model_id: str, failure: Exception | None, *, files: bool) -> ModelSourceError:

@@ -167,7 +167,7 @@ def test_force_builds_again_and_finds_the_same(tmp_path: Path, bert: Path) -> No
 
 
 REFUSED = [
-    (["--tp", "2"], 11, "--tp 1"),
+    (["--tp", "3"], 11, "the nearest is --tp 2"),
     (["--buckets", "65"], 11, "at most 64"),
     (["--phases", "decode"], 11, "phase 'decode'"),
     (["--weights", "random:x"], 10, "as in random:0"),

@@ -17,61 +17,45 @@ from tests.pipeline.in_process import InProcess, nxpipe
 
 __all__ = ["nxpipe"]
 
-# The parts of the SARIF 2.1.0 schema that GitHub's code scanning relies on.
+# What GitHub's code scanning asks of a SARIF 2.1.0 log, beyond the standard's own schema.
+_TEXT = {"type": "object", "required": ["text"], "properties": {"text": {"minLength": 1, "maxLength": 1024}}}
+_RULE = {
+    "required": ["id", "name", "shortDescription", "fullDescription", "help", "defaultConfiguration"],
+    "properties": {"name": {"maxLength": 255}, "shortDescription": _TEXT, "fullDescription": _TEXT, "help": _TEXT},
+}
+_PLACE = {
+    "required": ["artifactLocation", "region"],
+    "properties": {
+        "artifactLocation": {"required": ["uri"], "properties": {"uri": {"pattern": "^(?!/|[.][.]|[a-z]+:)[^ ]+$"}}},
+        "region": {"required": ["startLine"], "properties": {"startLine": {"type": "integer", "minimum": 1}}},
+    },
+}
+_RESULT = {
+    "required": ["ruleId", "ruleIndex", "level", "message", "locations", "partialFingerprints"],
+    "properties": {
+        "level": {"enum": ["none", "note", "warning", "error"]},
+        "message": {"type": "object", "required": ["text"]},
+        "occurrenceCount": {"type": "integer", "minimum": 1},
+        "partialFingerprints": {"minProperties": 1, "additionalProperties": {"type": "string"}},
+        "locations": {
+            "minItems": 1,
+            "maxItems": 1000,
+            "items": {"required": ["physicalLocation"], "properties": {"physicalLocation": _PLACE}},
+        },
+    },
+}
+_DRIVER = {"required": ["name", "semanticVersion", "rules"], "properties": {"rules": {"items": _RULE}}}
+_RUN = {
+    "required": ["tool", "results"],
+    "properties": {
+        "tool": {"required": ["driver"], "properties": {"driver": _DRIVER}},
+        "results": {"type": "array", "maxItems": 25_000, "items": _RESULT},
+    },
+}
 SARIF = {
     "type": "object",
     "required": ["$schema", "version", "runs"],
-    "properties": {
-        "version": {"const": "2.1.0"},
-        "runs": {
-            "type": "array",
-            "minItems": 1,
-            "items": {
-                "required": ["tool", "results"],
-                "properties": {
-                    "tool": {
-                        "required": ["driver"],
-                        "properties": {
-                            "driver": {
-                                "required": ["name", "version", "rules"],
-                                "properties": {"rules": {"items": {"required": ["id", "shortDescription"]}}},
-                            }
-                        },
-                    },
-                    "results": {
-                        "items": {
-                            "required": ["ruleId", "level", "message", "locations"],
-                            "properties": {
-                                "level": {"enum": ["none", "note", "warning", "error"]},
-                                "message": {"required": ["text"]},
-                                "occurrenceCount": {"type": "integer", "minimum": 1},
-                                "locations": {
-                                    "minItems": 1,
-                                    "items": {
-                                        "required": ["physicalLocation"],
-                                        "properties": {
-                                            "physicalLocation": {
-                                                "required": ["artifactLocation"],
-                                                "properties": {
-                                                    "artifactLocation": {
-                                                        "required": ["uri"],
-                                                        "properties": {"uri": {"pattern": "^[^/]"}},
-                                                    },
-                                                    "region": {
-                                                        "properties": {"startLine": {"type": "integer", "minimum": 1}}
-                                                    },
-                                                },
-                                            }
-                                        },
-                                    },
-                                },
-                            },
-                        }
-                    },
-                },
-            },
-        },
-    },
+    "properties": {"version": {"const": "2.1.0"}, "runs": {"type": "array", "minItems": 1, "items": _RUN}},
 }
 
 
@@ -101,7 +85,7 @@ def test_a_decoder_is_checked_reading_its_prompt_and_writing_tokens(nxpipe: InPr
     answer = nxpipe("check", "--model-id", str(llama), "--buckets", "16,32", "--json")
     (report,) = json.loads(answer.out)
     names = {program["name"] for program in report["programs"]}
-    assert names == {"prefill-b1-s16", "prefill-b1-s32", "decode-b1-s16", "decode-b1-s32"}
+    assert names == {"prefill-b1-s16", "prefill-b1-s32", "decode-b1-s32"}
 
 
 def test_the_cache_of_keys_and_values_is_counted(nxpipe: InProcess, llama: Path) -> None:
@@ -184,9 +168,69 @@ def test_sarif_is_what_github_reads_and_its_places_are_relative(nxpipe: InProces
     log = json.loads(Path("out.sarif").read_text())
     jsonschema.validate(log, SARIF)
     (run,) = log["runs"]
-    assert {rule["id"] for rule in run["tool"]["driver"]["rules"]} == set(RULES)
+    rules = run["tool"]["driver"]["rules"]
+    assert {rule["id"] for rule in rules} == set(RULES)
+    assert all(rules[result["ruleIndex"]]["id"] == result["ruleId"] for result in run["results"])
     places = [result["locations"][0]["physicalLocation"] for result in run["results"]]
     assert {place["artifactLocation"]["uri"] for place in places} == {"m/config.json"}
+
+
+def test_a_finding_in_a_librarys_source_is_annotated_at_the_model_and_keeps_its_fingerprint(
+    nxpipe: InProcess, tmp_path: Path
+) -> None:
+    write_model(tmp_path / "m", {**BERT, "max_position_embeddings": 512})
+    words = ("check", "--model-id", "./m", "--autocast", "all", "--autocast-type", "fp16", "--sarif")
+    marks = []
+    for bucket in ("16", "24"):
+        assert nxpipe(*words, f"{bucket}.sarif", "--buckets", bucket).code == 0
+        log = json.loads(Path(f"{bucket}.sarif").read_text())
+        jsonschema.validate(log, SARIF)
+        results = log["runs"][0]["results"]
+        assert any("at transformers/models/bert" in result["message"]["text"] for result in results)
+        marks.append([result["partialFingerprints"] for result in results])
+    assert marks[0] == marks[1] != []
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({**BERT, "max_position_embeddings": 512}, ("--buckets", "16")),
+        (LLAMA, ("--buckets", "8,16", "--phases", "prefill,decode")),
+    ],
+    ids=["encoder", "decoder"],
+)
+def test_a_check_captures_exactly_what_a_build_captures(
+    nxpipe: InProcess, tmp_path: Path, config: dict[str, object], words: tuple[str, ...]
+) -> None:
+    model = ("--model-id", str(write_model(tmp_path / "m", config)), *words)
+    (report,) = json.loads(nxpipe("check", *model, "--json").out)
+    checked = {program["name"]: program["graph_key"] for program in report["programs"]}
+    assert nxpipe("build", *model, "--weights", "random:0", "--no-verify", "--store", "./store").code == 0
+    shown = json.loads(nxpipe("store", "show", "m", "--store", "./store", "--json").out)
+    assert checked == {program["name"]: program["graph_key"] for program in shown["manifest"]["executables"]}
+
+
+def test_a_bucket_that_leaves_no_room_for_the_first_positions_is_refused_before_it_reads_behind_the_table(
+    nxpipe: InProcess, tmp_path: Path
+) -> None:
+    """RoBERTa counts positions from its padding's id on, so that its table serves fewer tokens than it has rows."""
+    config = {**BERT, "model_type": "roberta", "architectures": ["RobertaModel"], "pad_token_id": 1}
+    write_model(tmp_path / "m", {**config, "max_position_embeddings": 34})
+    assert nxpipe("check", "--model-id", "./m", "--buckets", "32").code == 0
+    answer = nxpipe("check", "--model-id", "./m", "--buckets", "33", "--json")
+    found = findings(answer.out)
+    assert answer.code == 11
+    assert {finding["rule"] for finding in found} == {"NXC-204"}
+    assert all("34 rows is asked for row 34" in finding["message"] for finding in found)
+    assert all(finding["file"].startswith("transformers/models/roberta/") for finding in found)
+    assert all("shorter by 1" in finding["advice"] for finding in found)
+
+
+def test_what_stops_a_model_is_said_before_its_tables(nxpipe: InProcess, tmp_path: Path) -> None:
+    write_model(tmp_path / "m", {**BERT, "auto_map": {"AutoModel": "x.Y"}})
+    said = nxpipe("check", "--model-id", "./m", "--buckets", "16,128").out
+    places = [said.index(word) for word in ("does not lower", "NXC-204", "PROGRAM", "WEIGHTS", "NXC-104")]
+    assert places == sorted(places)
 
 
 def _run(folder: Path, code: str) -> str:

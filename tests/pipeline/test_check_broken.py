@@ -1,6 +1,8 @@
 """Broken models: each gives a finding, with file and line where there is one, and never a traceback."""
 
 import json
+import pickle
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,10 +14,11 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from pipeline.check import check
+from pipeline.check import check, check_file
 from pipeline.check.finding import Severity, merge
 from pipeline.check.report import Report
 from pipeline.order import Order
+from pipeline.saved import SavedProgram
 from tests.pipeline.conftest import BERT, LLAMA
 
 ORDER = Order(
@@ -72,6 +75,8 @@ CONFIGURATIONS = {
     "not a number": Broken("NXC-102", "vocab_size is nan", json.dumps(BERT).replace("97", "NaN")),
     "zero width": Broken("NXC-102", "hidden_size is 0", {**BERT, "hidden_size": 0}, "hidden_size"),
     "negative vocabulary": Broken("NXC-102", "vocab_size is -5", {**BERT, "vocab_size": -5}, "vocab_size"),
+    "no layers": Broken("NXC-102", "is 0", {**BERT, "num_hidden_layers": 0}, "num_hidden_layers"),
+    "less than no layers": Broken("NXC-102", "is -2", {**LLAMA, "num_hidden_layers": -2}, "num_hidden_layers"),
     "layers in words": Broken("NXC-102", "'two'", {**BERT, "num_hidden_layers": "two"}, "num_hidden_layers"),
     "a fraction of a head": Broken("NXC-102", "2.5", {**BERT, "num_attention_heads": 2.5}, "num_attention_heads"),
     "unknown model_type": Broken("NXC-201", "'berd'", {**BERT, "model_type": "berd"}, "model_type"),
@@ -117,6 +122,41 @@ def test_a_broken_configuration_gives_a_finding_at_its_line(name: str) -> None:
         assert {finding.file for finding in found} == {"model/config.json"}
     if found[0].severity is Severity.ERROR:
         assert report.exit_code.number in (10, 11, 13)
+
+
+def _no_zip(path: Path) -> None:
+    path.write_bytes(pickle.dumps({"a": 1}))
+
+
+def _bomb(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model/models/model.json", b" " * (64 << 20))
+
+
+def _cut(path: Path) -> None:
+    torch.export.save(torch.export.export(torch.nn.Linear(4, 4), (torch.zeros(1, 4),)), path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+SAVED: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "a pickle": ("model.pt2", _no_zip, "was not saved by torch.export"),
+    "an archive that swells": ("model.pt2", _bomb, "compressed"),
+    "a program cut short": ("model.pt2", _cut, "truncated"),
+    "no ONNX": ("model.onnx", _no_zip, "no ONNX model"),
+    "an empty ONNX": ("model.onnx", lambda path: path.write_bytes(b""), "holds no ONNX graph"),
+    "a missing file": ("model.onnx", lambda path: None, "No such file"),
+}
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_broken_file_is_one_finding_at_the_file(name: str) -> None:
+    file, make, says = SAVED[name]
+    make(Path(file))
+    report = check_file(SavedProgram(Path(file), {}), Order(**{**ORDER.__dict__, "model_id": file}), silent)
+    (finding,) = report.findings
+    assert says in finding.message
+    assert finding.file == file
+    assert report.exit_code.number in (10, 11)
 
 
 def test_a_folder_that_is_not_there_is_a_finding() -> None:
@@ -200,6 +240,41 @@ class SelectsByMask(torch.nn.Module):
         return x[x > 0] * 2
 
 
+class WritesIntoAView(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        x[0].resize_(int(x[0].sum()))
+        return x
+
+
+class CountsNonzero(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x * len(x.nonzero())
+
+
+class GoesThroughNumpy(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return torch.from_numpy(x.numpy() + 1)
+
+
+class Branching(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x if bool(x.mean() > 0) else -x
+
+
+class HidesItInASubmodule(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Sequential(torch.nn.Linear(4, 4), Branching())
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x)
+
+
+class UsesAnOperatorWithoutShapes(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return torch.ops.nxpipe_tests.shapeless(x)
+
+
 class Decomposes(torch.nn.Module):
     def forward(self, x: Any) -> Any:
         return torch.linalg.svd(x).S
@@ -208,11 +283,6 @@ class Decomposes(torch.nn.Module):
 class CountsUnique(torch.nn.Module):
     def forward(self, x: Any) -> Any:
         return torch.unique(x)
-
-
-class TransformsToComplex(torch.nn.Module):
-    def forward(self, x: Any) -> Any:
-        return torch.fft.fft(x).real
 
 
 class Lists(torch.nn.Module):
@@ -232,6 +302,7 @@ class UsesItsOwnOperator(torch.nn.Module):
 
 _LIBRARY = torch.library.Library("nxpipe_tests", "DEF")
 _LIBRARY.define("strange(Tensor x) -> Tensor")
+_LIBRARY.define("shapeless(Tensor x) -> Tensor")
 _LIBRARY.impl("strange", lambda x: torch.empty_like(x), "Meta")
 
 MODULES = [
@@ -240,9 +311,13 @@ MODULES = [
     FindsNonzero,
     LoopsUntilSmall,
     SelectsByMask,
+    WritesIntoAView,
+    CountsNonzero,
+    GoesThroughNumpy,
+    HidesItInASubmodule,
+    UsesAnOperatorWithoutShapes,
     Decomposes,
     CountsUnique,
-    TransformsToComplex,
     Lists,
     MultipliesWrongly,
     UsesItsOwnOperator,
@@ -265,4 +340,5 @@ def test_a_module_that_cannot_be_compiled_gives_a_finding_at_its_own_line(module
         assert finding.file == "tests/pipeline/test_check_broken.py"
         assert finding.line
         above = [line for line in body[: finding.line] if line.startswith("class ")]
-        assert above[-1] == f"class {module.__name__}(torch.nn.Module):"
+        guilty = Branching if module is HidesItInASubmodule else module
+        assert above[-1] == f"class {guilty.__name__}(torch.nn.Module):"

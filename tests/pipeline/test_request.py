@@ -96,7 +96,7 @@ def test_the_inputs_of_a_key_are_plain_json(request_: BuildRequest) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"tensor_parallel": 2}, "--tp 1"),
+        ({"tensor_parallel": 4}, "inf2.xlarge offers 1, 2; the nearest is --tp 2"),
         ({"shapes": (Shape("decode", 1, 32),)}, "phase 'decode'"),
         ({"shapes": (Shape("forward", 1, 65),)}, "positions up to 64; pass --buckets of at most 64"),
     ],

@@ -63,7 +63,7 @@ def test_a_broken_folder_is_refused_in_a_sentence(content: bytes | None, sentenc
         resolve(str(tmp_path))
 
 
-@pytest.mark.parametrize("text", ["", "a b", "a/b/c", "-x", "a/", "ä", "a" * 10 + "\0"])
+@pytest.mark.parametrize("text", ["", "a b", "a/b/c/d", "-x", "a/", "ä", "a" * 10 + "\0"])
 def test_what_is_neither_a_folder_nor_an_id_is_refused(text: str) -> None:
     with pytest.raises(ModelSourceError):
         resolve(text)
@@ -85,3 +85,18 @@ def test_the_task_follows_the_class_that_the_configuration_names(architecture: s
 
 def test_a_configuration_that_names_no_class_is_the_bare_model() -> None:
     assert task_of(json.loads("{}")) == "feature-extraction"
+
+
+def test_a_pipeline_of_several_models_is_answered_with_its_folders(tmp_path: Path) -> None:
+    for name in ("unet", "vae"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"_class_name": "AutoencoderKL"}')
+    (tmp_path / "model_index.json").write_text("{}")
+    with pytest.raises(ModelSourceError, match="pass one of its folders unet, vae"):
+        resolve(str(tmp_path))
+    assert resolve(str(tmp_path / "vae")).task == "image-decoding"
+
+
+def test_a_model_in_a_folder_of_a_hub_repository_is_named_by_that_folder() -> None:
+    assert resolve("stable-diffusion-v1-5/stable-diffusion-v1-5/unet").task == "image-denoising"
+    assert resolve("runwayml/stable-diffusion-v1-5/vae").config["_class_name"] == "AutoencoderKL"

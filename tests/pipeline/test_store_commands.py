@@ -33,8 +33,7 @@ def publish(folder: Path, *, model: str = MODEL, note: str = "plain") -> Publish
             model=ModelRef(id=model, revision="abc123", task="fill-mask"),
             target="inf2",
             backend="emulator",
-            request_key=sha256_hex(canonical_json(inputs)),
-            key_inputs=inputs,
+            key_inputs=store.put_blob(canonical_json(inputs)),
             executables=(
                 Executable(
                     name="forward-b1-s128",
@@ -46,7 +45,9 @@ def publish(folder: Path, *, model: str = MODEL, note: str = "plain") -> Publish
                     blob=store.put_blob(b"program"),
                 ),
             ),
-            weights=tuple(Tensor(name=name, dtype="uint8", shape=(1000,), blob=weight) for name in ("a", "b")),
+            weights=tuple(
+                Tensor(name=name, dtype="uint8", shape=(1000,), blob=weight, pack=None) for name in ("a", "b")
+            ),
             files=(File(path="golden/inputs.safetensors", blob=store.put_blob(b"golden")),),
             report={"forward-b1-s128": [{"output": "logits", "cosine": "0.9999"}]},
         )
@@ -90,7 +91,7 @@ def test_the_list_has_a_line_for_each_artifact_newest_first(here: Path) -> None:
     header, *lines = answer.out.splitlines()
     assert header.split() == ["key", "model", "target", "programs", "size", "published"]
     assert [line.split()[:6] for line in lines] == [
-        [one.request_key[:12], one.model_id, "inf2", "1", "1.0", "kB"] for one in (second, first)
+        [one.request_key[:12], one.model_id, "inf2", "1", "1.1", "kB"] for one in (second, first)
     ]
     assert answer.err == ""
 
@@ -104,7 +105,7 @@ def test_the_list_as_json_tells_full_digests_and_bytes(here: Path) -> None:
         "model": MODEL,
         "target": "inf2",
         "programs": 1,
-        "size_bytes": 1000 + len("program") + len("golden"),
+        "size_bytes": 1000 + len("program") + len("golden") + published.manifest.key_inputs.size,
         "published_at": published.published_at,
     }
 
@@ -128,7 +129,7 @@ def test_show_tells_all_that_a_manifest_says(here: Path) -> None:
         "backend emulator",
         f"key {published.request_key}",
         f"manifest {published.manifest_digest}",
-        "size 1.0 kB in 3 blobs",
+        "size 1.1 kB in 4 blobs",
         "weights 2.0 kB, 1.0 kB stored, in 2 tensors",
         "forward-b1-s128 forward, batch 1, sequence 128, tensor parallel 2, 7 B",
         "golden/inputs.safetensors 6 B",

@@ -29,7 +29,7 @@ def test_each_autocast_mode_asked_for_is_measured_beside_pytorchs_own_bf16(nxpip
     assert list(found["emulated"]) == ["matmult", "none", "all"]
     divergence = {way: run["outputs"][0]["kl"] for way, run in found["emulated"].items()}
     assert abs(divergence["none"]) < 1e-9 < divergence["matmult"]
-    assert divergence["matmult"] <= found["pytorch_bf16"]["outputs"][0]["kl"]
+    assert divergence["matmult"] <= found["beside"]["PyTorch bf16"]["outputs"][0]["kl"]
     assert found["passed"]
 
 
@@ -92,7 +92,7 @@ def test_prompts_are_read_in_batches_and_padding_does_not_count(nxpipe: InProces
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("[3, 4, 5, 6]\n\n[7, 8]\n[9, 10, 11]\n")
     found = verified(nxpipe, bert, "--task", "fill-mask", "--prompts", str(prompts), "--batches", "2")
-    assert found["inputs"] == "prompts"
+    assert found["inputs"] == "3 prompts"
     assert found["passed"]
 
 
@@ -139,3 +139,73 @@ def test_a_checkpoint_deeper_than_the_slice_is_read_in_part(nxpipe: InProcess, b
     save_file(tensors, str(bert / "model.safetensors"))
     answer = nxpipe("verify", "--model-id", str(bert), "--slice-layers", "1", "--buckets", "16", "-q")
     assert answer.code == 0, answer.err
+
+
+def test_a_decoder_is_followed_token_by_token_beside_its_own_cache(nxpipe: InProcess, llama: Path) -> None:
+    answer = nxpipe(
+        *("verify", "--model-id", str(llama), "--weights", "random:0", "--buckets", "16", "--json", "-q"),
+        *("--steps", "3", "--autocast", "none"),
+    )
+    assert answer.code == 0, answer.err
+    _, steps = json.loads(answer.out)
+    outputs = steps["emulated"]["none"]["outputs"]
+    assert [found["output"] for found in outputs] == [f"token {number}.logits" for number in range(4)]
+    assert all(found["top1"] == 1 and found["max_relative"] < 0.05 for found in outputs)
+
+
+def test_steps_that_leave_no_room_for_a_prompt_are_refused(nxpipe: InProcess, llama: Path) -> None:
+    words = ("verify", "--model-id", str(llama), "--weights", "random:0", "--buckets", "16", "--steps", "16", "-q")
+    answer = nxpipe(*words)
+    assert answer.code == 11
+    assert "leave no room for a prompt" in answer.err
+
+
+@pytest.mark.parametrize("degree", ["1", "2"])
+def test_a_stored_artifact_is_verified_blob_by_blob_and_repeats_its_answers(
+    nxpipe: InProcess, llama: Path, tmp_path: Path, degree: str
+) -> None:
+    store = tmp_path / "store"
+    built = ("build", "--model-id", str(llama), "--weights", "random:0", "--buckets", "16", "--tp", degree)
+    assert nxpipe(*built, "--store", str(store), "-q").code == 0
+    answer = nxpipe("verify", "tiny-llama", "--store", str(store), "--json", "-q")
+    assert answer.code == 0, answer.err
+    (found,) = json.loads(answer.out)
+    assert found["yardstick"] == "PyTorch fp32"
+    assert found["emulated"]["as stored"]["outputs"] == found["beside"]["the stored outputs"]["outputs"]
+    largest = max((path for path in (store / "cas").rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    spoiled = bytearray(largest.read_bytes())
+    spoiled[len(spoiled) // 2] ^= 1
+    largest.chmod(0o600)
+    largest.write_bytes(spoiled)
+    assert nxpipe("verify", "tiny-llama", "--store", str(store), "-q").code == 22
+
+
+def test_a_saved_program_is_held_against_pytorch_and_against_onnx(nxpipe: InProcess, tmp_path: Path) -> None:
+    import onnx
+    import torch
+
+    torch.manual_seed(0)
+    program = torch.export.export(torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.GELU()), (torch.zeros(2, 8),))
+    torch.export.save(program, tmp_path / "m.pt2")
+    value = onnx.helper.make_tensor_value_info
+    weight = onnx.numpy_helper.from_array(np.ones((4, 3), np.float32), "w")
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [value("x", onnx.TensorProto.FLOAT, ["batch", 4])],
+        [value("y", onnx.TensorProto.FLOAT, ["batch", 3])],
+        [weight],
+    )
+    onnx.save(onnx.helper.make_model(graph, ir_version=8), tmp_path / "m.onnx")
+    for name, axes, yardstick in (
+        ("m.pt2", (), "PyTorch, as saved"),
+        ("m.onnx", ("--axis", "batch=2"), "ONNX's reference evaluator"),
+    ):
+        answer = nxpipe("verify", "--model-id", str(tmp_path / name), *axes, "--also", "none", "--json", "-q")
+        assert answer.code == 0, answer.err
+        (found,) = json.loads(answer.out)
+        assert found["yardstick"] == yardstick
+        assert found["emulated"]["none"]["outputs"][0]["max_relative"] < 1e-5
+    useless = nxpipe("verify", "--model-id", str(tmp_path / "m.pt2"), "--buckets", "16")
+    assert useless.code == 2
+    assert "a program with shapes and weights of its own" in useless.err

@@ -1,4 +1,4 @@
-"""`nxpipe store`."""
+"""`nxpipe store ls` and `nxpipe store show`."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -7,28 +7,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli import Group
+from pipeline.cli import Command
 from pipeline.options import config_option, store_option
 from pipeline.output import Console, human_bytes, table
 from pipeline.store_url import store_url
 
 if TYPE_CHECKING:
     from artifact_store import Published
-    from artifact_store.manifest import Blob, Manifest
+    from artifact_store.documents import Blob
+    from artifact_store.manifest import Manifest
 
 
-@click.group(cls=Group)
-def store() -> None:
-    """List and inspect published artifacts.
-
-    \b
-    Example:
-      nxpipe store ls
-      nxpipe store show bert-base-uncased
-    """
-
-
-@store.command()
+@click.command(cls=Command)
 @store_option
 @config_option
 @click.pass_obj
@@ -57,7 +47,7 @@ def ls(console: Console, store: str | None, config_path: Path) -> None:
         )
 
 
-@store.command()
+@click.command(cls=Command)
 @click.argument("name")
 @store_option
 @config_option
@@ -75,11 +65,14 @@ def show(console: Console, name: str, store: str | None, config_path: Path) -> N
     """
     from artifact_store import open_store
 
-    published = open_store(store_url(store, config_path)).resolve(name)
+    opened = open_store(store_url(store, config_path))
+    published = opened.resolve(name)
+    inputs = opened.key_inputs(published.manifest)
     if console.json:
-        console.data(_summary(published) | {"manifest": published.manifest.model_dump(mode="json")})
+        manifest = published.manifest.model_dump(mode="json")
+        console.data(_summary(published) | {"manifest": manifest, "key_inputs": inputs})
     else:
-        console.result("\n\n".join(_page(published, published.manifest)))
+        console.result("\n\n".join(_page(published, published.manifest, inputs)))
 
 
 def _row(one: "Published") -> tuple[str, ...]:
@@ -105,7 +98,7 @@ def _minute(one: "Published") -> str:
     return f"{one.published_at[:16].replace('T', ' ')} UTC"
 
 
-def _page(published: "Published", manifest: "Manifest") -> Iterator[str]:
+def _page(published: "Published", manifest: "Manifest", key_inputs: dict[str, object]) -> Iterator[str]:
     """The page's sections; one without content is left out."""
     weights = [tensor.blob for tensor in manifest.weights]
     yield _aligned(
@@ -136,7 +129,7 @@ def _page(published: "Published", manifest: "Manifest") -> Iterator[str]:
         )
     if manifest.files:
         yield _section("files", [(file.path, human_bytes(file.blob.size)) for file in manifest.files])
-    for title, content in (("verification", manifest.report), ("key inputs", manifest.key_inputs)):
+    for title, content in (("verification", manifest.report), ("key inputs", key_inputs)):
         if content:
             yield _section(title, _leaves(content))
 

@@ -1,0 +1,170 @@
+"""What `nxpipe verify` compares: the programs of a Hugging Face model, and a program that was saved in a file."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pipeline.comparison import (
+    Asked,
+    Batches,
+    Case,
+    Comparison,
+    Trial,
+    compare_case,
+    on_emulator,
+    refuse_what_memory_cannot_hold,
+)
+from pipeline.errors import BuildRefused, ModelSourceError
+from pipeline.evidence import Step
+from pipeline.models.depth import first_layers
+from pipeline.models.prompts import batches_of
+from pipeline.order import Order
+from pipeline.request import BuildRequest, Shape
+from pipeline.saved import SavedProgram
+from pipeline.verify import Arrays
+
+if TYPE_CHECKING:
+    from emulator.capture import CaptureRequest
+    from emulator.capture.answer import Answer
+    from emulator.graph import Graph
+    from emulator.passes import PassOptions
+    from pipeline.models.weights import Tensors
+
+# What a model reads when it brings a tokenizer and nobody says what to read: everyday words, numbers, code, names.
+_SAMPLES = (
+    "The river rose in the night, and by morning the lower road was under water.",
+    "Der Zug nach Basel faehrt heute um 17:42 Uhr von Gleis 9.",
+    "def area(radius): return 3.14159 * radius ** 2",
+    "Ada Lovelace wrote notes on the Analytical Engine in 1843.",
+)
+
+
+def compare_model(request: BuildRequest, trial: Trial, step: Step) -> Iterator[Comparison]:
+    """Every program of the request, in each mode."""
+    from pipeline.steps import compare_steps
+
+    request = sliced(request, trial)
+    request.check()
+    for shape in sorted(request.shapes):
+        tensors = tensors_of(request, shape)
+        yield compare_case(_case(request, shape, tensors, trial, step), step, layers=trial.layers)
+    if trial.steps:
+        yield from compare_steps(request, trial, step)
+
+
+def sliced(request: BuildRequest, trial: Trial) -> BuildRequest:
+    if trial.slice_layers is None:
+        return request
+    source = request.source
+    return replace(request, source=replace(source, config=first_layers(source.config, trial.slice_layers)))
+
+
+def tensors_of(request: BuildRequest, shape: Shape) -> "Tensors":
+    from emulator.capture import parameter_specs
+    from pipeline.models.weights import Tensors
+
+    tensors = Tensors(request.weights, parameter_specs(request.capture(shape)))
+    refuse_what_memory_cannot_hold(request.source.id, tensors.kinds)
+    return tensors
+
+
+def ways(
+    words: BuildRequest | Order, target: str, trial: Trial, compiled: Callable[["PassOptions"], "Graph"]
+) -> Mapping[str, Callable[[], "Graph"]]:
+    """The mode asked for first, then those beside it, each as what it compiles to."""
+    from emulator.passes import PassOptions
+
+    def later(options: "PassOptions") -> Callable[[], "Graph"]:
+        return lambda: compiled(options)
+
+    modes = dict.fromkeys((words.autocast, *trial.modes))
+    return {mode: later(PassOptions(mode, words.autocast_type, target)) for mode in modes}
+
+
+def _case(request: BuildRequest, shape: Shape, tensors: "Tensors", trial: Trial, step: Step) -> Case:
+    from emulator.capture import capture
+    from emulator.passes import run_passes
+
+    with step(f"capture {shape.name}"):
+        graph = capture(request.capture(shape))
+    inputs, fed = _inputs(request, shape, graph, trial)
+
+    compiled = ways(request, request.target.compiler_target, trial, lambda options: run_passes(graph, options))
+    return Case(
+        program=shape.name,
+        fed=fed,
+        inputs=inputs,
+        ways={mode: on_emulator(one, tensors) for mode, one in compiled.items()},
+        references={
+            "PyTorch fp32": in_pytorch(request.capture(shape), tensors, "float32"),
+            "PyTorch bf16": in_pytorch(request.capture(shape), tensors, "bfloat16"),
+        },
+    )
+
+
+def in_pytorch(wanted: "CaptureRequest", tensors: Arrays, dtype: str) -> Asked:
+    def ask(batches: Batches) -> list["Answer"]:
+        from emulator.capture.reference import Reference
+
+        reference = Reference(wanted, tensors, dtype)
+        return [reference.answer(batch) for batch in batches]
+
+    return ask
+
+
+def _inputs(request: BuildRequest, shape: Shape, graph: "Graph", trial: Trial) -> tuple[Batches, str]:
+    """Text where the program reads text alone and there is any; else random ids from a fixed seed. And which."""
+    from emulator.capture import example_inputs
+
+    random = example_inputs(graph, request.source.config, seed=0)
+    state = {name: 0 * array for name, array in random.items() if name in graph.outputs}
+    if random.keys() - state.keys() != {"input_ids", "attention_mask"}:
+        if trial.prompts:
+            raise BuildRefused(
+                f"{request.source.id} {shape.name}: reads {', '.join(random.keys() - state.keys())}, so no prompt "
+                "alone can feed it; leave out --prompts, or pass --phases prefill"
+            )
+        return [random], "random inputs"
+    texts, fed = read_texts(request, shape.batch, shape.sequence, trial)
+    return ([{**text, **state} for text in texts], fed) if texts else ([random], fed)
+
+
+def read_texts(request: BuildRequest, batch: int, sequence: int, trial: Trial) -> tuple[Batches, str]:
+    """The prompts given, else samples if there is a tokenizer to read them with; none where random ids must do."""
+    if trial.prompts:
+        return batches_of(trial.prompts, request.source, batch, sequence), f"{len(trial.prompts)} prompts"
+    if request.source.folder is None:
+        return [], "random token ids: there is no tokenizer beside the model"
+    try:
+        texts = batches_of(_SAMPLES, request.source, batch, sequence)
+    except ModelSourceError as error:
+        reason = str(error).removeprefix("--prompts: ").partition(";")[0]
+        return [], f"random token ids: {reason}"
+    return texts, f"{len(_SAMPLES)} sample texts, by the model's own tokenizer"
+
+
+def compare_file(program: SavedProgram, order: Order, trial: Trial, step: Step) -> Comparison:
+    """A saved program, held against what PyTorch or ONNX's reference evaluator computes with the same file."""
+    from emulator.capture import example_inputs, file_outputs, file_parameters
+    from emulator.capture.answer import Answer
+    from emulator.passes import run_passes
+
+    if trial.layers or trial.slice_layers or trial.steps or trial.prompts:
+        raise BuildRefused(
+            f"{program.name}: a saved program is compared as a whole; leave out --layers, --slice-layers, --steps "
+            "and --prompts"
+        )
+    with step(f"read {program.name}"):
+        graph = program.capture()
+    refuse_what_memory_cannot_hold(program.name, {name: value.type for name, value in graph.parameters.items()})
+    inputs = [example_inputs(graph, {}, seed=0)]
+
+    def ask(batches: Batches) -> list[Answer]:
+        return [Answer(file_outputs(program.path, graph, batch), {}) for batch in batches]
+
+    yardstick = "PyTorch, as saved" if program.path.suffix == ".pt2" else "ONNX's reference evaluator"
+    parameters: Any = file_parameters(program.path)
+    (target,) = order.targets()
+    compiled = ways(order, target.compiler_target, trial, lambda options: run_passes(graph, options))
+    emulated = {mode: on_emulator(one, parameters) for mode, one in compiled.items()}
+    return compare_case(Case("program", "random inputs", inputs, emulated, {yardstick: ask}), step)

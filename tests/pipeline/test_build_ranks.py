@@ -1,0 +1,117 @@
+"""Builds for several ranks: one copy of the weights, one cache for all buckets, refusals with the way out."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from artifact_store import open_store
+from emulator.capture import CaptureRequest, parameter_specs, reference_outputs
+from emulator.compile import Program, compile_program
+from emulator.graph import Graph
+from emulator.hardware import instance
+from emulator.ops import RankSlice
+from emulator.passes import PassOptions
+from emulator.ranks import LoadedRanks
+from emulator.repeat import unroll
+from pipeline.models.source import resolve
+from pipeline.models.weights import RandomWeights, Tensors
+from pipeline.request import BuildRequest, Shape, shapes_of
+from tests.pipeline.conftest import LLAMA, write_model
+from tests.pipeline.test_build import build, built
+
+
+def test_every_degree_shares_one_copy_of_the_weights(tmp_path: Path, llama: Path) -> None:
+    target = ["--target", "trn2.48xlarge", "--phases", "prefill,decode"]
+    keys = [str(built(tmp_path, llama, *target, "--tp", str(degree))["request_key"]) for degree in (1, 2, 8)]
+    store = open_store(f"file://{tmp_path}/store")
+    manifests = [store.resolve(key).manifest for key in keys]
+    assert len(set(keys)) == 3
+    assert manifests[0].weights == manifests[1].weights == manifests[2].weights
+    assert [{program.tensor_parallel for program in manifest.executables} for manifest in manifests] == [{1}, {2}, {8}]
+
+
+def test_an_artifact_says_which_piece_of_which_tensor_each_rank_has(tmp_path: Path, llama: Path) -> None:
+    key = str(built(tmp_path, llama, "--target", "inf2.24xlarge", "--tp", "4")["request_key"])
+    store = open_store(f"file://{tmp_path}/store")
+    manifest = store.resolve(key).manifest
+    (program,) = manifest.executables
+    (file,) = [file for file in manifest.files if file.path == f"ranks/{program.name}.json"]
+    said = json.loads(store.read_blob(file.blob))
+    graph = unroll(Graph.from_bytes(store.read_blob(program.blob)))
+    names = {value: name for name, value in graph.parameters.items()}
+    sliced = {
+        names[node.operands[0]]: {"axis": op.axis, "sizes": list(op.sizes), "parts": list(op.parts)}
+        for node in graph.nodes
+        if isinstance(op := node.op, RankSlice) and node.operands[0] in names
+    }
+    assert said["weights"] == sliced
+    # Two key heads on four ranks: each has one, and two ranks have the same.
+    assert said["states"]["cache.0.key"] == {"axis": 1, "sizes": [2], "parts": [2]}
+    assert graph.inputs["cache.0.key"].type.shape == (1, 1, 32, 8)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--tp", "4"], "inf2.xlarge offers 1, 2; the nearest is --tp 2"),
+        (["--tp", "7", "--target", "trn2.48xlarge"], "offers 1, 2, 4, 8, 16, 32, 64; the nearest is --tp 8"),
+        (
+            ["--tp", "16", "--target", "trn2.48xlarge"],
+            "the 2 key heads that serve them cannot be shared by 16 ranks; on trn2.48xlarge it can have 1, 2, 4, 8; "
+            "the nearest is --tp 8",
+        ),
+    ],
+)
+def test_a_degree_that_cannot_be_had_is_one_sentence_with_the_nearest_that_can(
+    flags: list[str], sentence: str, tmp_path: Path, llama: Path
+) -> None:
+    answer = build(tmp_path, llama, *flags)
+    assert (answer.code, answer.out) == (11, "")
+    assert sentence in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_buckets_share_one_decode_and_every_prefill_fills_its_cache(llama: Path) -> None:
+    shapes = shapes_of(("prefill", "decode"), (1, 2), (16, 64, 32))
+    assert [shape.name for shape in shapes if shape.phase == "decode"] == ["decode-b1-s64", "decode-b2-s64"]
+    request = BuildRequest(resolve(str(llama)), RandomWeights(0), shapes, instance("inf2.xlarge"))
+    assert {request.capture(shape).cache_length for shape in shapes} == {64}
+
+
+@pytest.mark.parametrize("degree", [1, 4])
+def test_a_prompt_in_a_small_bucket_is_continued_as_pytorch_continues_it(degree: int, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", {**LLAMA, "torch_dtype": "float32"})
+    small, large, decode = shapes_of(("prefill", "decode"), (1,), (8, 16))
+    request = BuildRequest(resolve(str(folder)), RandomWeights(0), (small, large, decode), instance("trn2.48xlarge"))
+    weights = dict(Tensors(request.weights, parameter_specs(request.capture(small))))
+
+    def program(shape: Shape) -> Program:
+        return compile_program(request.capture(shape), PassOptions("none", tensor_parallel=degree))
+
+    prefill, step = program(small), program(decode)
+    blank = {name: value.type for name, value in prefill.graph.inputs.items() if name in prefill.graph.outputs}
+    assert blank == {name: value.type for name, value in step.graph.inputs.items() if name in step.graph.outputs}
+    states = [{name: np.zeros(kind.shape, np.float32) for name, kind in blank.items()} for _ in range(degree)]
+
+    tokens = list(np.random.default_rng(0).integers(3, 128, 6))
+    prompt = {"input_ids": np.zeros((1, 8), np.int64), "attention_mask": np.zeros((1, 8), np.int64)}
+    prompt["input_ids"][0, :6], prompt["attention_mask"][0, :6] = tokens, 1
+    outputs, states = LoadedRanks(prefill.graph, weights).run(prompt, states)
+    ranks = LoadedRanks(step.graph, weights)
+    while len(tokens) < 14:  # beyond the small bucket, within the cache
+        _assert_as_pytorch(request, weights, tokens, outputs["logits"])
+        tokens.append(outputs["logits"].argmax())
+        given = {"input_ids": np.array([[tokens[-1]]]), "position": np.array([len(tokens) - 1])}
+        outputs, states = ranks.run(given, states)
+    _assert_as_pytorch(request, weights, tokens, outputs["logits"])
+
+
+def _assert_as_pytorch(
+    request: BuildRequest, weights: dict[str, np.ndarray], tokens: list[int], logits: np.ndarray
+) -> None:
+    whole = CaptureRequest(request.source.config, "text-generation", "forward", 1, len(tokens), "float32")
+    inputs = {"input_ids": np.array([tokens]), "attention_mask": np.ones((1, len(tokens)), np.int64)}
+    expected = reference_outputs(whole, weights, inputs)["logits"][0, -1]
+    np.testing.assert_allclose(logits[0, 0], expected, rtol=0, atol=3e-6 * np.abs(expected).max())
