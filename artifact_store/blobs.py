@@ -48,20 +48,19 @@ class Blobs:
         """The bytes, verified."""
         return b"".join(self.chunks(blob))
 
-    def chunks(self, blob: Blob) -> Iterator[bytes]:
+    def chunks(self, blob: Blob, sent: Sent = nobody) -> Iterator[bytes]:
         """The bytes in chunks; only when the last one has come are they verified."""
         path = blob_path(blob)
         chunks = self._backend.read(path)
         if chunks is None:
             raise NotFound(f"{self._backend.url} holds no blob {blob.sha256} of {blob.size} bytes; {PUBLISH_AGAIN}")
-        return checked(chunks, blob, f"{self._backend.url}/{path}", PUBLISH_AGAIN)
+        return checked(_told(chunks, sent), blob, f"{self._backend.url}/{path}", PUBLISH_AGAIN)
 
     def copy_to(self, blob: Blob, path: Path, sent: Sent = nobody) -> None:
         """Write the bytes to a file, which appears when they have proved right; its folder is made if need be."""
         with scratch(path.parent) as file:
-            for chunk in self.chunks(blob):
+            for chunk in self.chunks(blob, sent):
                 file.write(chunk)
-                sent(len(chunk))
             file.finish()
             with os_errors(f"write {path}"):
                 flush_to_disk(file.path)
@@ -105,3 +104,9 @@ class Blobs:
 
 def _may_be(blob: Blob, stat: Stat) -> bool:
     return stat.size == blob.size and stat.sha256 in (None, blob.sha256)
+
+
+def _told(chunks: Iterator[bytes], sent: Sent) -> Iterator[bytes]:
+    for chunk in chunks:
+        yield chunk
+        sent(len(chunk))

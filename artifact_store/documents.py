@@ -141,4 +141,4 @@ def as_time(seconds: float) -> str:
 
 
 def seconds_since_1970(text: str) -> float:
-    return datetime.strptime(text, _TIME).replace(tzinfo=UTC).timestamp()
+    return datetime.fromisoformat(text).timestamp()

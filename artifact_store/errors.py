@@ -1,5 +1,7 @@
 """What can go wrong with a store. Every message is one sentence with what, where and the way out."""
 
+from collections.abc import Sequence
+
 
 class StoreError(Exception):
     """Root of the store's errors."""
@@ -28,14 +30,16 @@ class Corrupt(StoreError):
 
     def __init__(self, where: str, fault: str, way_out: str) -> None:
         super().__init__(f"{where} is corrupt: {fault}; {way_out}")
+        self.where = where
 
 
 class Conflict(StoreError):
     """One key, two different answers: something that decides the bytes is missing from the key."""
 
-    def __init__(self, key: str, stored: str, offered: str, url: str) -> None:
+    def __init__(self, key: str, stored: str, offered: str, url: str, how: str = "") -> None:
+        differing = f", which differs in {how}" if how else ""
         super().__init__(
-            f"non-reproducible output: {key} in {url} names {stored}, but this build made {offered}; "
+            f"non-reproducible output: {key} in {url} names {stored}, but this build made {offered}{differing}; "
             "compare the two, and add what differs to the key's inputs or make it deterministic"
         )
         self.stored = stored
@@ -64,3 +68,13 @@ class Changed(StoreError):
 
 class Refused(StoreError):
     """A rule of the store, or of the channel's policy, forbids what was asked for; nothing was changed."""
+
+
+class UnsafeBackend(StoreError):
+    """This folder or bucket lacks a property without which a store would lose or mix up artifacts."""
+
+    def __init__(self, url: str, failed: Sequence[str]) -> None:
+        super().__init__(
+            f"{url} cannot hold a store safely, for it fails {len(failed)} of the vital properties: "
+            f"{'; '.join(failed)}; use another file system, bucket or server"
+        )

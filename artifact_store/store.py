@@ -6,6 +6,7 @@ from pathlib import Path
 from artifact_store.backends.protocol import Backend, Payload
 from artifact_store.blobs import GRACE, PUBLISH_AGAIN, Blobs
 from artifact_store.canonical import parse_canonical_json
+from artifact_store.difference import ManifestDifference
 from artifact_store.documents import Blob
 from artifact_store.errors import (
     Conflict,
@@ -14,7 +15,9 @@ from artifact_store.errors import (
     InvalidDocument,
     NotFound,
 )
-from artifact_store.layout import ACTIONS, action_path, blob_path, is_key, listing_path
+from artifact_store.index.listed import all_records
+from artifact_store.index.segments import Report, unheard
+from artifact_store.layout import action_path, blob_path, is_key, listing_path
 from artifact_store.manifest import MAX_KEY_INPUTS_BYTES, MAX_MANIFEST_BYTES, Manifest
 from artifact_store.names import choose
 from artifact_store.record import ActionRecord, Published
@@ -29,6 +32,7 @@ class Store:
 
     def __init__(self, backend: Backend, *, grace: float = GRACE) -> None:
         self.backend = backend
+        self.grace = grace
         self.blobs = Blobs(backend, grace)
         self.records = Records(backend)
 
@@ -61,13 +65,15 @@ class Store:
         document = Payload.of(manifest.to_bytes())
         blob = Blob(sha256=document.sha256, size=document.size)
         stored = self._record(manifest.request_key)
-        self._refuse_other(stored, manifest.request_key, blob)
+        self._refuse_other(stored, manifest, document)
         self._insist_on_blobs(manifest)
         self.backend.make_durable(blob_path(part) for part in manifest.blobs())
         self.blobs.keep(document)
         self.backend.make_durable([blob_path(blob)])
         self._write_listing(manifest)
-        return self._published(stored or self._commit(ActionRecord.of(manifest, blob)), manifest)
+        winner = stored or self.records.create_or_read(ActionRecord.of(manifest, blob))
+        self._refuse_other(winner, manifest, document)
+        return self._published(winner, manifest)
 
     def find(self, request_key: str) -> Published | None:
         """The artifact that answers a key, its manifest verified; blobs are verified when they are read."""
@@ -75,16 +81,20 @@ class Store:
         record = self._record(request_key) if is_key(request_key) else None
         return self._published(record, self._manifest(record)) if record else None
 
-    def list(self) -> Sequence[Published]:
-        """Every artifact, newest first, without reading a manifest."""
-        keys = filter(is_key, (path.removeprefix(ACTIONS) for path in self.backend.paths(ACTIONS)))
-        records = [record for record in self.backend.each(self._record, keys) if record]
+    def list(self, report: Report = unheard) -> Sequence[Published]:
+        """Every artifact, newest first, without reading a manifest; `report` hears how the index fares."""
+        records = all_records(self.backend, self.records, report)
         records.sort(key=lambda record: (record.published_at, record.request_key), reverse=True)
         return [self._published(record) for record in records]
 
     def resolve(self, name: str) -> Published:
         """The one artifact that is named `MODEL`, `MODEL@KEYPREFIX` or `KEYPREFIX` (6 hex digits or more)."""
-        return choose(name, self.list(), self.url)
+        chosen = choose(name, self.list(), self.url)
+        # An index finds it; what is acted on is the record itself.
+        found = self.find(chosen.request_key)
+        if found is None:
+            raise NotFound(f"{name!r} was removed from {self.url} a moment ago; see what is left, and name another")
+        return found
 
     def key_inputs(self, manifest: Manifest) -> dict[str, object]:
         """What was asked for, in full; its digest is the request key."""
@@ -112,15 +122,12 @@ class Store:
         if b"".join(self.backend.read(path) or ()) != text:
             self.backend.replace(path, Payload.of(text))
 
-    def _commit(self, record: ActionRecord) -> ActionRecord:
-        """The moment of publication; gives the record that stands, ours or an equal one of somebody faster."""
-        winner = self.records.create_or_read(record)
-        self._refuse_other(winner, record.request_key, record.manifest)
-        return winner
-
-    def _refuse_other(self, stored: ActionRecord | None, request_key: str, offered: Blob) -> None:
-        if stored is not None and stored.manifest != offered:
-            raise Conflict(f"request key {request_key}", stored.manifest.sha256, offered.sha256, self.url)
+    def _refuse_other(self, stored: ActionRecord | None, offered: Manifest, document: Payload) -> None:
+        if stored is None or stored.manifest.sha256 == document.sha256:
+            return
+        self.blobs.keep(document)  # until it is collected, so that `store diff` can tell all of it
+        how = ManifestDifference.between(self._manifest(stored), offered).in_short()
+        raise Conflict(f"request key {stored.request_key}", stored.manifest.sha256, document.sha256, self.url, how)
 
     def _record(self, request_key: str) -> ActionRecord | None:
         return self.records.read(ActionRecord, action_path(request_key))

@@ -1,14 +1,18 @@
 """From a URL to a store."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from artifact_store.backends.local import LocalFolder
+from artifact_store.backends.protocol import Backend
 from artifact_store.errors import BadUrl
 from artifact_store.store import Store
-
-if TYPE_CHECKING:
-    from artifact_store.backends.s3_client import S3Options
+from artifact_store.transfer.reading import BlobsFromAfar, StoreFromAfar
+from artifact_store.transfer.remembered import Remembered
+from artifact_store.transfer.source import Notice, Sources, unnoticed
+from artifact_store.transfer.tier import DEFAULT_LIMIT, Tier
 
 _FILE: Final = "file://"
 _S3: Final = "s3://"
@@ -16,23 +20,45 @@ _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
-def open_store(url: str, s3: "S3Options | None" = None) -> Store:
+def open_store(
+    url: str,
+    *,
+    mirrors: Sequence[str] = (),
+    cache: Path | None = None,
+    cache_limit: int = DEFAULT_LIMIT,
+    kms_key: str | None = None,
+    notice: Notice = unnoticed,
+) -> Store:
     """The store at a URL. Nothing is created or contacted before the first use.
 
     `file:///abs`, `file://relative` and a plain path name a folder, relative ones from the working directory; what
     follows `file://` is a path as typed, without percent-encoding. `s3://bucket/prefix` names a place in a bucket,
-    which is asked as `s3` says.
-    """
-    if url.startswith(_S3):
-        return _open_s3(url, s3)
-    from artifact_store.backends.local import LocalFolder
+    whose objects are encrypted with `kms_key` if one is given.
 
-    return Store(LocalFolder(_folder(url).absolute()))
+    What the store cannot give is read from its `mirrors`, in order, and `notice` is told. What was read from S3 is kept
+    in `cache`; a folder is near enough.
+    """
+    backend = _backend(url, kms_key)
+    tier = Tier(cache, cache_limit) if cache and is_remote(url) else None
+    if not mirrors and not tier:
+        return Store(backend)
+    sources = Sources([backend, *(_backend(mirror, None) for mirror in mirrors)], notice)
+    return StoreFromAfar(backend, BlobsFromAfar(backend, sources, tier), sources)
+
+
+def open_offline(url: str, cache: Path, cache_limit: int = DEFAULT_LIMIT) -> Store:
+    """What this machine has seen of a store on S3: no network is used, and nothing can be written."""
+    seen = Remembered(cache, url)
+    return StoreFromAfar(seen, BlobsFromAfar(seen, Sources(()), Tier(cache, cache_limit)), Sources([seen]))
+
+
+def is_remote(url: str) -> bool:
+    return url.startswith(_S3)
 
 
 def anchored(url: str, folder: Path) -> str:
     """The same store, with a relative folder taken from `folder` instead of the working directory."""
-    if url.startswith(_S3):
+    if is_remote(url):
         return url
     return f"{_FILE}{folder.absolute() / _folder(url)}"
 
@@ -49,7 +75,13 @@ def _folder(url: str) -> Path:
         raise BadUrl(url, "starts with ~, and no home folder is known") from error
 
 
-def _open_s3(url: str, options: "S3Options | None") -> Store:
+def _backend(url: str, kms_key: str | None) -> Backend:
+    if is_remote(url):
+        return _bucket(url, kms_key)
+    return LocalFolder(_folder(url).absolute())
+
+
+def _bucket(url: str, kms_key: str | None) -> Backend:
     bucket, _, prefix = url.removeprefix(_S3).partition("/")
     if not _BUCKET.fullmatch(bucket):
         raise BadUrl(url, f"names {bucket!r}, which is no bucket name (3-63 of a-z, 0-9, '-' and '.')")
@@ -59,4 +91,4 @@ def _open_s3(url: str, options: "S3Options | None") -> Store:
     from artifact_store.backends.s3 import connect  # the AWS SDK takes a while to import
     from artifact_store.backends.s3_client import S3Options
 
-    return Store(connect(bucket, "/".join(parts), options or S3Options()))
+    return connect(bucket, "/".join(parts), S3Options(kms_key=kms_key))

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 class CompileError(Exception):
     """The root of everything that the compiler and the emulator raise on purpose."""
 
+    deterministic = True  # the same request meets the same error again
+
 
 class CaptureError(CompileError):
     """The model could not be traced into a graph; `source` is the line of its code that stopped it, if one did."""

@@ -121,7 +121,7 @@ class LoadedProgram:
         for name in after[0]:
             shares = [own[name] for own in after]
             outputs[name] = program.states[name].joined(shares) if name in program.states else shares[0]
-        return {name: outputs[name] for name in program.whole.outputs}
+        return {name: outputs[name] for name in program.graph.outputs}
 
 
 def execute_ranks(graph: Graph, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -1,9 +1,10 @@
 """The walk of one model: key, capture, passes, evidence, publish.
 
-A request whose artifact the store holds stops at the first step, before numpy or torch is imported.
+A request whose artifact the store holds stops at the first step, before numpy or torch is imported; one that failed
+for good stops there too.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,10 @@ from artifact_store.digest import sha256_hex
 from artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
 from artifact_store.weights import Elements, put_weights
 from pipeline.evidence import NO_EVIDENCE, Evidence, Step, gather
+from pipeline.failed import refuse_what_failed_before, remembering
+from pipeline.nearness import why_missed
 from pipeline.request import BuildRequest, Shape
+from pipeline.turn import turn
 from pipeline.verify import Thresholds
 
 if TYPE_CHECKING:
@@ -29,35 +33,59 @@ class Built:
 
 
 def build(
-    request: BuildRequest, store: Store, step: Step, *, thresholds: Thresholds | None, force: bool = False
+    request: BuildRequest,
+    store: Store,
+    step: Step,
+    say: Callable[[str], None],
+    *,
+    thresholds: Thresholds | None,
+    force: bool = False,
 ) -> Built:
-    """Publish the artifact of this request, or find it published. `thresholds` of None skips the comparison."""
+    """Publish the artifact of this request, or find it published. `thresholds` of None skips the comparison.
+
+    `force` builds whatever the store knows, and whoever else is at it.
+    """
     request.check()
     inputs = request.key_inputs()
-    found = None if force else store.find(sha256_hex(canonical_json(inputs)))
+    key = sha256_hex(canonical_json(inputs))
+    if force:
+        with remembering(store, key, thresholds):
+            return Built(_built(request, inputs, store, step, thresholds), cached=False)
+    if found := _known(store, key, thresholds):
+        return found
+    if hint := why_missed(store, inputs):
+        say(hint)
+    with turn(store, key, say):
+        if found := _known(store, key, thresholds):
+            return found
+        with remembering(store, key, thresholds):
+            return Built(_built(request, inputs, store, step, thresholds), cached=False)
+
+
+def _known(store: Store, key: str, thresholds: Thresholds | None) -> Built | None:
+    """What became of this request before: its artifact, or the failure that it would end in again."""
+    found = store.find(key)
     if found is not None:
         return Built(found, cached=True)
-    tensors = _tensors(request, step)
+    refuse_what_failed_before(store, key, thresholds)
+    return None
+
+
+def _built(
+    request: BuildRequest, inputs: dict[str, object], store: Store, step: Step, thresholds: Thresholds | None
+) -> Published:
+    with step(f"read the configuration of {request.source.id}"):
+        tensors = request.tensors()
     programs = {shape: _compile(request, shape, step) for shape in sorted(request.shapes)}
     evidence = gather(request, programs, tensors, step, thresholds) if thresholds else NO_EVIDENCE
     with step(f"store {len(tensors)} tensors"):
         weights = put_weights(store.blobs, _elements(tensors))
     with step("publish"):
-        return Built(store.publish(_manifest(request, inputs, programs, weights, evidence, store)), cached=False)
-
-
-def _tensors(request: BuildRequest, step: Step) -> "Tensors":
-    """The weights that the model asks for; nothing of them is loaded yet."""
-    from emulator.capture import parameter_specs
-    from pipeline.models.weights import Tensors
-
-    with step(f"read the configuration of {request.source.id}"):
-        return Tensors(request.weights, parameter_specs(request.capture(request.shapes[0])))
+        return store.publish(_manifest(request, inputs, programs, weights, evidence, store))
 
 
 def _compile(request: BuildRequest, shape: Shape, step: Step) -> "Program":
     """One program, through all of the compiler's front end."""
-    from emulator.compile import compile_program
     from emulator.passes import PassOptions
     from emulator.passes.shard import DegreeImpossible
 
@@ -65,7 +93,7 @@ def _compile(request: BuildRequest, shape: Shape, step: Step) -> "Program":
         target = request.target.compiler_target
         options = PassOptions(request.autocast, request.autocast_type, target, request.tensor_parallel)
         try:
-            return compile_program(request.capture(shape), options)
+            return request.compile(shape, options)
         except DegreeImpossible as error:
             raise request.without_degree(error.reason, error.degrees) from error
 
@@ -80,7 +108,9 @@ def _manifest(
 ) -> Manifest:
     """Store what is not stored yet, and name everything by its digest."""
     source = request.source
-    files = {"config.json": canonical_json(source.relevant_config()), **evidence.golden}
+    files = dict(evidence.golden)
+    if source.config:
+        files["config.json"] = canonical_json(source.relevant_config())
     files |= {f"ranks/{shape.name}.json": _ranks(program) for shape, program in programs.items() if program.degree > 1}
     return Manifest(
         model=ModelRef(id=source.id, revision=source.revision, task=source.task),

@@ -1,8 +1,8 @@
 """What `nxpipe verify` compares: the programs of a Hugging Face model, and a program that was saved in a file."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from pipeline.comparison import (
     Asked,
@@ -18,17 +18,19 @@ from pipeline.errors import BuildRefused, ModelSourceError
 from pipeline.evidence import Step
 from pipeline.models.depth import first_layers
 from pipeline.models.prompts import batches_of
-from pipeline.order import Order
 from pipeline.request import BuildRequest, Shape
-from pipeline.saved import SavedProgram
+from pipeline.saved_request import SavedRequest
 from pipeline.verify import Arrays
 
 if TYPE_CHECKING:
     from emulator.capture import CaptureRequest
     from emulator.capture.answer import Answer
+    from emulator.compile import Program
     from emulator.graph import Graph
     from emulator.passes import PassOptions
     from pipeline.models.weights import Tensors
+
+Plan: TypeAlias = Iterable[tuple[str, str]]  # patterns of modules, and how each is divided
 
 # What a model reads when it brings a tokenizer and nobody says what to read: everyday words, numbers, code, names.
 _SAMPLES = (
@@ -68,28 +70,41 @@ def tensors_of(request: BuildRequest, shape: Shape) -> "Tensors":
     return tensors
 
 
-def ways(
-    words: BuildRequest | Order, target: str, trial: Trial, compiled: Callable[["PassOptions"], "Graph"]
-) -> Mapping[str, Callable[[], "Graph"]]:
-    """The mode asked for first, then those beside it, each as what it compiles to."""
-    from emulator.passes import PassOptions
+def ways(request: BuildRequest, graph: "Graph", trial: Trial, plan: Plan = ()) -> Mapping[str, Callable[[], "Program"]]:
+    """The mode asked for first, then those beside it, each as what a captured graph compiles to, for all ranks."""
+    from emulator.compile import divided
+    from emulator.passes import PassOptions, run_passes
+    from emulator.passes.shard import DegreeImpossible
 
-    def later(options: "PassOptions") -> Callable[[], "Graph"]:
-        return lambda: compiled(options)
+    def later(options: "PassOptions") -> Callable[[], "Program"]:
+        def compiled() -> "Program":
+            try:
+                return divided(run_passes(graph, replace(options, tensor_parallel=1)), options)
+            except DegreeImpossible as error:
+                raise request.without_degree(error.reason, error.degrees) from error
 
-    modes = dict.fromkeys((words.autocast, *trial.modes))
-    return {mode: later(PassOptions(mode, words.autocast_type, target)) for mode in modes}
+        return compiled
+
+    said = (request.autocast_type, request.target.compiler_target, request.tensor_parallel, tuple(plan))
+    return {mode: later(PassOptions(mode, *said)) for mode in dict.fromkeys((request.autocast, *trial.modes))}
+
+
+def published(request: BuildRequest, shape: Shape) -> Plan:
+    """The authors' own division among ranks, which a build follows too."""
+    if request.tensor_parallel == 1:
+        return ()
+    from emulator.capture.published import published_plan
+
+    return published_plan(request.capture(shape))
 
 
 def _case(request: BuildRequest, shape: Shape, tensors: "Tensors", trial: Trial, step: Step) -> Case:
     from emulator.capture import capture
-    from emulator.passes import run_passes
 
     with step(f"capture {shape.name}"):
         graph = capture(request.capture(shape))
     inputs, fed = _inputs(request, shape, graph, trial)
-
-    compiled = ways(request, request.target.compiler_target, trial, lambda options: run_passes(graph, options))
+    compiled = ways(request, graph, trial, published(request, shape))
     return Case(
         program=shape.name,
         fed=fed,
@@ -143,28 +158,26 @@ def read_texts(request: BuildRequest, batch: int, sequence: int, trial: Trial) -
     return texts, f"{len(_SAMPLES)} sample texts, by the model's own tokenizer"
 
 
-def compare_file(program: SavedProgram, order: Order, trial: Trial, step: Step) -> Comparison:
+def compare_file(request: SavedRequest, trial: Trial, step: Step) -> Comparison:
     """A saved program, held against what PyTorch or ONNX's reference evaluator computes with the same file."""
-    from emulator.capture import example_inputs, file_outputs, file_parameters
+    from emulator.capture import example_inputs
     from emulator.capture.answer import Answer
-    from emulator.passes import run_passes
 
+    program, (shape,) = request.program, request.shapes
+    request.check()
     if trial.layers or trial.slice_layers or trial.steps or trial.prompts:
         raise BuildRefused(
             f"{program.name}: a saved program is compared as a whole; leave out --layers, --slice-layers, --steps "
             "and --prompts"
         )
+    program.require_data()
     with step(f"read {program.name}"):
-        graph = program.capture()
-    refuse_what_memory_cannot_hold(program.name, {name: value.type for name, value in graph.parameters.items()})
+        graph, tensors = request.graph, request.tensors()
+    refuse_what_memory_cannot_hold(program.name, tensors.kinds)
     inputs = [example_inputs(graph, {}, seed=0)]
 
     def ask(batches: Batches) -> list[Answer]:
-        return [Answer(file_outputs(program.path, graph, batch), {}) for batch in batches]
+        return [Answer(request.truth(shape, tensors, batch), {}) for batch in batches]
 
-    yardstick = "PyTorch, as saved" if program.path.suffix == ".pt2" else "ONNX's reference evaluator"
-    parameters: Any = file_parameters(program.path)
-    (target,) = order.targets()
-    compiled = ways(order, target.compiler_target, trial, lambda options: run_passes(graph, options))
-    emulated = {mode: on_emulator(one, parameters) for mode, one in compiled.items()}
-    return compare_case(Case("program", "random inputs", inputs, emulated, {yardstick: ask}), step)
+    emulated = {mode: on_emulator(one, tensors) for mode, one in ways(request, graph, trial).items()}
+    return compare_case(Case(shape.name, "random inputs", inputs, emulated, {request.yardstick: ask}), step)

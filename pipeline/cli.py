@@ -17,12 +17,15 @@ from pipeline.suggest import did_you_mean
 # name -> (where it lives, one line for `nxpipe --help`). The line is here so that a listing imports no command.
 COMMANDS = {
     "build": ("pipeline.commands.build:build", "Compile a model on the emulator, verify it, publish the artifact."),
+    "channel": ("pipeline.commands.channel:channel", "Show what channels serve, and their history."),
     "check": ("pipeline.commands.check:check", "Say all that stands between a model and a target, without weights."),
     "completion": ("pipeline.commands.completion:completion", "Print a shell completion script."),
     "config": ("pipeline.commands.config:config", "Check, show or describe nxpipe.toml."),
     "doctor": ("pipeline.commands.doctor:doctor", "Say what is installed, what is missing for which command."),
     "explain": ("pipeline.commands.explain:explain", "Print a model's programs after one of the compiler's passes."),
     "init": ("pipeline.commands.init:init", "Write nxpipe.toml and a release workflow into a repository."),
+    "promote": ("pipeline.commands.promote:promote", "Serve artifacts on a channel from now on."),
+    "rollback": ("pipeline.commands.rollback:rollback", "Serve again what a channel served before."),
     "store": ("pipeline.commands.store.group:store", "List and inspect published artifacts."),
     "verify": ("pipeline.commands.verify:verify", "Compare the emulated model with PyTorch, layer by layer if asked."),
     "version": ("pipeline.commands.version:version", "Print the versions of nxpipe, its backends and libraries."),

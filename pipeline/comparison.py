@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pipeline.errors import BuildRefused
+from pipeline.errors import NotEnoughMemory
 from pipeline.evidence import Step
 from pipeline.machine import available_memory
 from pipeline.output import human_bytes
@@ -16,7 +16,8 @@ from pipeline.verify import Arrays, Deviation, Thresholds, compare
 
 if TYPE_CHECKING:
     from emulator.capture.answer import Answer
-    from emulator.graph import Graph, Value
+    from emulator.compile import Program
+    from emulator.graph import Value
 
 Batches: TypeAlias = Sequence[Arrays]
 Asked: TypeAlias = "Callable[[Batches], list[Answer]]"
@@ -84,20 +85,20 @@ def compare_case(case: Case, step: Step, *, layers: bool = False) -> Comparison:
     for way, emulate in case.ways.items():
         with step(f"emulate {case.program}, {way}"):
             found = emulate(case.inputs, truth[0] if layers else None)
-        runs.append(_held_against(truth, found, way, case.inputs))
-    beside = tuple(_held_against(truth, answers[name], name, case.inputs) for name in others)
+        runs.append(_held_against(truth, found, way, case.inputs, layers))
+    beside = tuple(_held_against(truth, answers[name], name, case.inputs, layers) for name in others)
     return Comparison(case.program, case.fed, yardstick, tuple(runs), beside)
 
 
-def on_emulator(compiled: Callable[[], "Graph"], parameters: Arrays) -> Emulated:
-    """The emulator's answers with a graph that is compiled when it is its turn."""
+def on_emulator(compiled: Callable[[], "Program"], parameters: Arrays) -> Emulated:
+    """The emulator's answers with a program that is compiled when it is its turn, from all of its ranks."""
 
     def emulate(batches: Batches, layers_like: "Answer | None") -> list["Answer"]:
         from emulator.capture.answer import Answer
-        from emulator.fast import LoadedGraph
+        from emulator.ranks import LoadedProgram
 
-        graph, layers = (compiled(), {}) if layers_like is None else _with_layers(compiled(), layers_like)
-        loaded = LoadedGraph(graph, parameters)
+        program, layers = (compiled(), {}) if layers_like is None else _with_layers(compiled(), layers_like)
+        loaded = LoadedProgram(program, parameters)
         answers = []
         for batch in batches:
             outputs = loaded.run(batch)
@@ -108,11 +109,11 @@ def on_emulator(compiled: Callable[[], "Graph"], parameters: Arrays) -> Emulated
     return emulate
 
 
-def _with_layers(graph: "Graph", like: "Answer") -> tuple["Graph", dict[str, "Value"]]:
-    """The graph with the result of each layer as one more output, where a layer of PyTorch has one of that shape."""
+def _with_layers(program: "Program", like: "Answer") -> tuple["Program", dict[str, "Value"]]:
+    """The program with the result of each layer as one more output, where a layer of PyTorch has one of that shape."""
     from emulator.repeat import unroll
 
-    graph = unroll(graph)
+    graph = unroll(program.graph)
     found: dict[str, Value] = {}
     for name, array in like.layers.items():
         of_layer = [
@@ -122,7 +123,9 @@ def _with_layers(graph: "Graph", like: "Answer") -> tuple["Graph", dict[str, "Va
         ]
         if of_layer:
             found[name] = of_layer[-1]
-    return replace(graph, outputs={**graph.outputs, **{_tap(name): value for name, value in found.items()}}), found
+    taps = {_tap(name): value for name, value in found.items()}
+    tapped = replace(graph, outputs={**graph.outputs, **taps})
+    return replace(program, graph=tapped), found
 
 
 def _tap(layer: str) -> str:
@@ -130,17 +133,19 @@ def _tap(layer: str) -> str:
     return f"layer {layer}"
 
 
-def _held_against(truth: list["Answer"], found: list["Answer"], way: str, batches: Batches) -> Run:
+def _held_against(truth: list["Answer"], found: list["Answer"], way: str, batches: Batches, layers: bool) -> Run:
     def rows(answers: list["Answer"], part: str) -> Arrays:
         import numpy as np
 
         shown = [_attended(getattr(answer, part), batch) for answer, batch in zip(answers, batches, strict=True)]
         return {name: np.concatenate([each[name] for each in shown]) for name in shown[0]}
 
+    outputs = tuple(compare(rows(found, "outputs"), rows(truth, "outputs")))
+    if not layers:
+        return Run(way, outputs)
     known = set(found[0].layers)
-    layers = {name: value for name, value in rows(truth, "layers").items() if name in known}
-    outputs = compare(rows(found, "outputs"), rows(truth, "outputs"))
-    return Run(way, tuple(outputs), tuple(compare(rows(found, "layers"), layers)))
+    expected = {name: value for name, value in rows(truth, "layers").items() if name in known}
+    return Run(way, outputs, tuple(compare(rows(found, "layers"), expected)))
 
 
 def _attended(arrays: Arrays, batch: Arrays) -> Arrays:
@@ -162,7 +167,7 @@ def refuse_what_memory_cannot_hold(model: str, kinds: Mapping[str, Any]) -> None
     need = 6 * sum(kind.elements for kind in kinds.values())
     room = available_memory()
     if need > room:
-        raise BuildRefused(
+        raise NotEnoughMemory(
             f"{model}: running it needs about {human_bytes(need)} of memory, and {human_bytes(room)} are free; "
             "pass --slice-layers N to verify its first N layers"
         )

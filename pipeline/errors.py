@@ -20,9 +20,19 @@ class ModelSourceError(PipelineError):
 class BuildRefused(PipelineError):
     """A request that this version cannot carry out as asked."""
 
+    deterministic = True  # the same request meets the same error again
+
+
+class NotEnoughMemory(BuildRefused):
+    """A request that this machine cannot carry out now; another one can."""
+
+    deterministic = False
+
 
 class VerificationFailed(PipelineError):
     """The emulator's answer is further from PyTorch's than the thresholds allow."""
+
+    deterministic = True  # by the same thresholds
 
 
 class WouldOverwrite(PipelineError):

@@ -5,11 +5,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from pipeline.errors import BuildRefused, VerificationFailed
+from pipeline.errors import NotEnoughMemory, VerificationFailed
 from pipeline.machine import available_memory
 from pipeline.output import human_bytes
 from pipeline.request import BuildRequest, Shape
-from pipeline.verify import Arrays, Deviation, Thresholds, compare
+from pipeline.verify import USUAL_YARDSTICK, Arrays, Deviation, Thresholds, compare
 
 if TYPE_CHECKING:
     from emulator.compile import Program
@@ -41,8 +41,8 @@ def gather(
     for shape, program in programs.items():
         inputs, ours, reference = _both_answers(request, shape, program, weights, step)
         deviations = compare(ours, reference)
-        _insist(f"{request.source.id} {shape.name}", deviations, thresholds)
-        report[shape.name] = [deviation.as_json() for deviation in deviations]
+        _insist(f"{request.source.id} {shape.name}: against {request.yardstick}", deviations, thresholds)
+        report[shape.name] = [deviation.as_json() | _by(request.yardstick) for deviation in deviations]
         golden[f"golden/{shape.name}/inputs.safetensors"] = _safetensors(inputs)
         golden[f"golden/{shape.name}/outputs.safetensors"] = _safetensors(ours)
     return Evidence(report, golden)
@@ -51,22 +51,27 @@ def gather(
 def _both_answers(
     request: BuildRequest, shape: Shape, program: "Program", weights: Arrays, step: Step
 ) -> tuple[Arrays, Arrays, Arrays]:
-    from emulator.capture import example_inputs, reference_outputs
+    from emulator.capture import example_inputs
     from emulator.ranks import LoadedProgram
 
     inputs = example_inputs(program.whole, request.source.config, seed=0)
     ranks = f" on {program.degree} ranks" if program.degree > 1 else ""
     with step(f"emulate {shape.name}{ranks}"):
         ours = LoadedProgram(program, weights).run(inputs)
-    with step(f"run {shape.name} in PyTorch fp32"):
-        return inputs, ours, reference_outputs(request.capture(shape), weights, inputs)
+    with step(f"run {shape.name} in {request.yardstick}"):
+        return inputs, ours, request.truth(shape, weights, inputs)
+
+
+def _by(yardstick: str) -> dict[str, str]:
+    """A report names whom the answers were held against, unless it was the usual one."""
+    return {} if yardstick == USUAL_YARDSTICK else {"yardstick": yardstick}
 
 
 def _insist(program: str, deviations: list[Deviation], thresholds: Thresholds) -> None:
     for found in deviations:
         if faults := found.faults(thresholds):
             raise VerificationFailed(
-                f"{program}: against PyTorch fp32, output {found.output} is beyond [verify]: {'; '.join(faults)}; "
+                f"{program}, output {found.output} is beyond [verify]: {'; '.join(faults)}; "
                 "try --autocast none, or change [verify]"
             )
 
@@ -76,8 +81,8 @@ def _refuse_what_memory_cannot_hold(model: str, tensors: "Tensors") -> None:
     need = 3 * 4 * sum(kind.elements for kind in tensors.kinds.values())
     room = available_memory()
     if need > room:
-        raise BuildRefused(
-            f"{model}: comparing with PyTorch needs about {human_bytes(need)} of memory, and {human_bytes(room)} are "
+        raise NotEnoughMemory(
+            f"{model}: comparing its answers needs about {human_bytes(need)} of memory, and {human_bytes(room)} are "
             "free; pass --no-verify to publish without the comparison"
         )
 

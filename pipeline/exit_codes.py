@@ -100,6 +100,34 @@ CORRUPT: Final = ExitCode(
     "Fetch or build the artifact again; find out what changed the bytes.",
     ("artifact_store.errors:Corrupt",),
 )
+REFUSED: Final = ExitCode(
+    23,
+    "refused",
+    "A rule of the store or of the channel's policy forbids it; nothing was changed.",
+    "The message names the rule and what would satisfy it: another artifact, a signature, a look at the channel.",
+    ("artifact_store.errors:Refused",),
+)
+CONFLICT: Final = ExitCode(
+    24,
+    "not-reproducible",
+    "The same request has made two different artifacts; the one that was published first stands.",
+    "Compare the two, and make what differs deterministic or part of the key.",
+    ("artifact_store.errors:Conflict",),
+)
+KEY: Final = ExitCode(
+    25,
+    "signing-key",
+    "A signing key or a public key cannot be used: unreadable, of another kind, or open to other users.",
+    "Mend the file or the KMS key that the message names; `nxpipe store keygen` makes a new one.",
+    ("artifact_store.trust.keys:BadKey",),
+)
+UNSAFE_STORE: Final = ExitCode(
+    26,
+    "unsafe-store",
+    "The folder or bucket does not keep a property that the store is built on.",
+    "Use another backend, or mend the properties that `nxpipe store doctor` names.",
+    ("artifact_store.errors:UnsafeBackend",),
+)
 SYSTEM: Final = ExitCode(
     30,
     "system",
@@ -131,6 +159,10 @@ TABLE: Final = (
     STORE,
     NOT_FOUND,
     CORRUPT,
+    REFUSED,
+    CONFLICT,
+    KEY,
+    UNSAFE_STORE,
     SYSTEM,
     INTERRUPTED,
     PIPE_CLOSED,

@@ -9,9 +9,10 @@ from emulator.hardware import INSTANCES, Instance, instance
 from pipeline.config import Model
 from pipeline.models.source import ModelSource, resolve
 from pipeline.models.weights import parse_weights
-from pipeline.request import BuildRequest, Shape, default_phases, shapes_of
+from pipeline.request import BuildRequest, Shape, default_phases, longest_sequence, shapes_of
 
 ALL: Final = "all"  # in place of an instance: every one of the catalogue
+USUAL_BUCKET: Final = 128
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Order:
     tp: int | None  # none: a build takes one core, a check finds the smallest that fits
     phases: tuple[str, ...] | None
     batches: tuple[int, ...]
-    buckets: tuple[int, ...]
+    buckets: tuple[int, ...] | None  # none: the usual length, or as many tokens as the model knows
     autocast: str
     autocast_type: str
     weights: str | None
@@ -38,6 +39,7 @@ class Order:
     def from_config(cls, model: Model, root: Path) -> "Order":
         """Folders of the file start where the file is."""
         said = {word: getattr(model, word) for word in _words()}
+        said["buckets"] = model.buckets if "buckets" in model.model_fields_set else None
         if model.weights and model.weights != "hub" and not model.weights.startswith("random:"):
             said["weights"] = str(root / Path(model.weights).expanduser())
         return cls(model.id or str(root / Path(str(model.path)).expanduser()), **said)
@@ -50,9 +52,10 @@ class Order:
         """The instance asked for; a check may ask for all."""
         return tuple(INSTANCES.values()) if self.target == ALL else (instance(self.target),)
 
-    def shapes(self, usual_phases: tuple[str, ...]) -> tuple[Shape, ...]:
-        """The programs that the words ask for."""
-        return shapes_of(self.phases or usual_phases, self.batches, self.buckets)
+    def shapes(self, source: ModelSource, usual_phases: tuple[str, ...]) -> tuple[Shape, ...]:
+        """The programs of the model that the words ask for."""
+        usual = min(USUAL_BUCKET, longest_sequence(source) or USUAL_BUCKET)
+        return shapes_of(self.phases or usual_phases, self.batches, self.buckets or (max(usual, 1),))
 
     def request(self) -> BuildRequest:
         """Look the model up. Without a word on weights a folder brings its own, and an id those of the hub."""
@@ -60,7 +63,7 @@ class Order:
         return BuildRequest(
             source=source,
             weights=parse_weights(self.weights or "hub", source.folder),
-            shapes=self.shapes(default_phases(source.task)),
+            shapes=self.shapes(source, default_phases(source.task)),
             target=instance(self.target),
             autocast=self.autocast,
             autocast_type=self.autocast_type,

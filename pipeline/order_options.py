@@ -33,8 +33,9 @@ def _options(does: str, target: click.ParamType[str], tp: int | None) -> list[Ca
     return [
         click.option(
             "--model-id",
-            metavar="ID|FOLDER",
-            help=f"{does.capitalize()} this model instead of those in nxpipe.toml: a hub id, or a folder.",
+            metavar="ID|FOLDER|FILE",
+            help=f"{does.capitalize()} this model instead of those in nxpipe.toml: a hub id, a folder, or a .pt2 or "
+            ".onnx file.",
         ),
         click.option(
             "--only",
@@ -55,7 +56,12 @@ def _options(does: str, target: click.ParamType[str], tp: int | None) -> list[Ca
             help=_field("tp"),
         ),
         click.option("--batches", type=Numbers(1024), default="1", show_default=True, help=_field("batches")),
-        click.option("--buckets", type=Numbers(131072), default="128", show_default=True, help=_field("buckets")),
+        click.option(
+            "--buckets",
+            type=Numbers(131072),
+            show_default="128, or as many as the model knows",
+            help=_field("buckets"),
+        ),
         click.option("--phases", type=Phases(), help=f"{_field('phases')}  [default: by task]"),
         click.option(
             "--autocast",

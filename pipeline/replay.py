@@ -1,7 +1,7 @@
 """A stored artifact put to the test: every blob read against its digest, every program run again.
 
-The answers must be those that the artifact carries as its golden outputs; and where PyTorch is installed, as near to
-it as the artifact's maker found.
+The answers must be those that the artifact carries as its golden outputs; and where PyTorch is installed, near to its
+own. Both are held to [verify]: another machine's numpy may add in another order, which narrow types make visible.
 """
 
 import json
@@ -24,7 +24,7 @@ from pipeline.errors import ModelSourceError
 from pipeline.evidence import Step
 from pipeline.models.source import ModelSource
 from pipeline.request import Shape, capture_request
-from pipeline.verify import Arrays
+from pipeline.verify import USUAL_YARDSTICK, Arrays
 
 if TYPE_CHECKING:
     from artifact_store import Published, Store
@@ -47,7 +47,7 @@ def compare_artifact(published: "Published", store: "Store", step: Step) -> Iter
         files = {file.path: store.read_blob(file.blob) for file in manifest.files}
         programs = [_program(executable, files, store) for executable in manifest.executables]
     for executable, program in zip(manifest.executables, programs, strict=True):
-        yield compare_case(_case(manifest, program, executable, files, weights), step)
+        yield from (compare_case(case, step) for case in _cases(manifest, program, executable, files, weights))
 
 
 def _weights(manifest: "Manifest", kinds: Mapping[str, "TensorType"], store: "Store") -> Arrays:
@@ -61,24 +61,28 @@ def _weights(manifest: "Manifest", kinds: Mapping[str, "TensorType"], store: "St
     }
 
 
-def _case(
+def _cases(
     manifest: "Manifest", program: "Program", executable: "Executable", files: Mapping[str, bytes], weights: Arrays
-) -> Case:
+) -> Iterator[Case]:
+    """One a yardstick, so that neither can hide what the other shows; the program runs once for both."""
     inputs, outputs = (_golden(files, executable, side) for side in ("inputs", "outputs"))
     references: dict[str, Asked] = {}
     source = _source(manifest, files)
-    if find_spec("torch") is not None:
-        references["PyTorch fp32"] = in_pytorch(_wanted(source, executable, program), weights, "float32")
+    if source is not None and find_spec("torch") is not None:
+        references[USUAL_YARDSTICK] = in_pytorch(_wanted(source, executable, program), weights, "float32")
     if outputs is not None:
         references["the stored outputs"] = lambda _: [_answer(outputs)]
     if not references:
+        why = "PyTorch is not installed here" if source else "its file is not stored"
         raise ModelSourceError(
-            f"{manifest.model.id}: published without golden outputs, and PyTorch is not installed here, so there is "
-            "nothing to hold its answers against; pip install 'nxpipe[compile]'"
+            f"{manifest.model.id}: published without golden outputs, and {why}, so there is nothing to hold its "
+            "answers against; build it again without --no-verify"
         )
     fed = "the stored inputs" if inputs is not None else "random inputs: none are stored"
     batch = inputs if inputs is not None else _random(manifest, source, program)
-    return Case(executable.name, fed, [batch], {"as stored": _as_stored(program, weights)}, references)
+    emulated = {"as stored": _as_stored(program, weights)}
+    for name, reference in references.items():
+        yield Case(executable.name, fed, [batch], emulated, {name: reference})
 
 
 def _program(executable: "Executable", files: Mapping[str, bytes], store: "Store") -> "Program":
@@ -103,11 +107,15 @@ def _program(executable: "Executable", files: Mapping[str, bytes], store: "Store
 
 
 def _as_stored(program: "Program", weights: Arrays) -> Emulated:
-    def emulate(batches: Batches, _: "Answer | None") -> list["Answer"]:
-        from emulator.ranks import LoadedProgram
+    answers: list[Answer] = []
 
-        loaded = LoadedProgram(program, weights)
-        return [_answer(loaded.run(batch)) for batch in batches]
+    def emulate(batches: Batches, _: "Answer | None") -> list["Answer"]:
+        if not answers:
+            from emulator.ranks import LoadedProgram
+
+            loaded = LoadedProgram(program, weights)
+            answers.extend(_answer(loaded.run(batch)) for batch in batches)
+        return answers
 
     return emulate
 
@@ -118,7 +126,10 @@ def _answer(outputs: Arrays) -> "Answer":
     return Answer(outputs, {})
 
 
-def _source(manifest: "Manifest", files: Mapping[str, bytes]) -> ModelSource:
+def _source(manifest: "Manifest", files: Mapping[str, bytes]) -> ModelSource | None:
+    """The model's own class can be built from its configuration; a program that came in a file has none."""
+    if "config.json" not in files:
+        return None
     config = json.loads(files["config.json"])
     return ModelSource(manifest.model.id, manifest.model.revision, config, manifest.model.task, None)
 
@@ -137,7 +148,7 @@ def _golden(files: Mapping[str, bytes], executable: "Executable", side: str) -> 
     return None if data is None else load(data)
 
 
-def _random(manifest: "Manifest", source: ModelSource, program: "Program") -> Arrays:
+def _random(manifest: "Manifest", source: ModelSource | None, program: "Program") -> Arrays:
     from emulator.capture import example_inputs
 
     if program.degree > 1:
@@ -145,4 +156,4 @@ def _random(manifest: "Manifest", source: ModelSource, program: "Program") -> Ar
             f"{manifest.model.id}: published without golden inputs, which a program of {program.degree} ranks needs; "
             "build it again without --no-verify"
         )
-    return example_inputs(program.whole, source.config, seed=0)
+    return example_inputs(program.whole, source.config if source else {}, seed=0)

@@ -14,21 +14,26 @@ from typing import TYPE_CHECKING, Final
 from emulator.hardware import Instance
 from pipeline.errors import BuildRefused, MissingSoftware
 from pipeline.models.source import ModelSource
-from pipeline.models.weights import Weights
+from pipeline.models.weights import Tensors, Weights
+from pipeline.verify import USUAL_YARDSTICK, Arrays
 
 if TYPE_CHECKING:
     from emulator.capture import CaptureRequest
+    from emulator.compile import Program
+    from emulator.passes import PassOptions
 
 # Releases of these can change a captured graph, so they are part of what is asked for.
 LIBRARIES: Final = ("torch", "transformers", "numpy")
-_EXTRAS: Final = {"diffusers": "diffusion"}  # all else comes with `compile`
+_EXTRAS: Final = {"diffusers": "diffusion", "onnx": "onnx"}  # all else comes with `compile`
 
 _PHASES: Final = {"text-generation": ("prefill", "decode")}
+_BY_DISTANCE: Final = "relative_attention_num_buckets"  # such a model knows how far tokens are apart, at any length
+SAVED: Final = "program"  # the phase of what was saved in a file
 
 
 @dataclass(frozen=True, order=True)
 class Shape:
-    """One program: its phase and its fixed shapes."""
+    """One program: its phase and its fixed shapes. One that was saved in a file has shapes of its own."""
 
     phase: str
     batch: int
@@ -36,7 +41,7 @@ class Shape:
 
     @property
     def name(self) -> str:
-        return f"{self.phase}-b{self.batch}-s{self.sequence}"
+        return self.phase if self.phase == SAVED else f"{self.phase}-b{self.batch}-s{self.sequence}"
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class BuildRequest:
         """Everything that can change a byte of the artifact."""
         return {
             "format": "nxpipe.request/1",
-            **program_inputs(self.source, self.shapes),
+            **self._program_inputs(),
             "weights": self.weights.identity(),
             "target": self.target.compiler_target,
             "options": {
@@ -63,16 +68,47 @@ class BuildRequest:
             },
         }
 
+    def _program_inputs(self) -> dict[str, object]:
+        return program_inputs(self.source, self.shapes)
+
+    @property
+    def yardstick(self) -> str:
+        """Whom the answers are held against."""
+        return USUAL_YARDSTICK
+
     def capture(self, shape: Shape) -> "CaptureRequest":
         return capture_request(self.source, shape, self.shapes)
 
+    def compile(self, shape: Shape, options: "PassOptions") -> "Program":
+        from emulator.compile import compile_program
+
+        return compile_program(self.capture(shape), options)
+
+    def tensors(self) -> Tensors:
+        """The weights that the model asks for; nothing of them is loaded yet."""
+        from emulator.capture import parameter_specs
+
+        return Tensors(self.weights, parameter_specs(self.capture(self.shapes[0])))
+
+    def truth(self, shape: Shape, weights: Arrays, inputs: Arrays) -> Arrays:
+        """What the yardstick makes of these inputs."""
+        from emulator.capture import reference_outputs
+
+        return reference_outputs(self.capture(shape), weights, inputs)
+
     def check(self) -> None:
         """Refuse, before any work, what cannot be built as asked."""
+        self.require_degree()
+        self._require_shapes()
+
+    def require_degree(self) -> None:
         if self.tensor_parallel not in self.target.degrees:
             raise BuildRefused(
                 f"{self.source.id}: a tensor-parallel degree of {self.tensor_parallel} was asked for, and "
                 f"{self.target.name} offers {self._degrees(self.target.degrees)}"
             )
+
+    def _require_shapes(self) -> None:
         allowed = all_phases(self.source.task)
         longest = longest_sequence(self.source)
         for shape in self.shapes:
@@ -150,11 +186,13 @@ def default_phases(task: str) -> tuple[str, ...]:
 
 
 def longest_sequence(source: ModelSource) -> int | None:
-    """The most tokens that the model's learned positions allow, where its configuration says so."""
-    for key in ("max_position_embeddings", "n_positions"):
-        value = source.config.get(key)
-        if isinstance(value, int):
-            return value
+    """The most tokens that the model knows positions for, where its configuration, or its part that reads, says so."""
+    reads = source.config.get("text_config")
+    for config in (source.config, reads if isinstance(reads, dict) else {}):
+        for key in ("max_position_embeddings", "n_positions"):
+            value = config.get(key)
+            if isinstance(value, int) and _BY_DISTANCE not in config:
+                return value
     return None
 
 

@@ -12,6 +12,8 @@ import click
 from click.core import ParameterSource
 
 from pipeline.errors import ModelSourceError
+from pipeline.models.file_digest import sha256_of_file
+from pipeline.verify import Arrays
 
 if TYPE_CHECKING:
     from emulator.graph import Graph
@@ -38,6 +40,51 @@ class SavedProgram:
 
         self.require_readable()
         return capture_file(self.path, self.sizes)
+
+    def parameters(self) -> Arrays:
+        """The weights in the file and in those beside it."""
+        from emulator.capture import file_parameters
+
+        self.require_data()
+        return file_parameters(self.path)
+
+    def truth(self, graph: "Graph", inputs: Arrays) -> Arrays:
+        """What PyTorch, or ONNX's reference evaluator, makes of these inputs."""
+        from emulator.capture import file_outputs
+
+        return file_outputs(self.path, graph, inputs)
+
+    def digests(self) -> dict[str, str]:
+        """What the file is, and those of data beside it: by digest, and free of its own name."""
+        self.require_readable()
+        beside = {name: sha256_of_file(self.path.parent / name) for name in self.require_data()}
+        return {"": sha256_of_file(self.path), **beside}
+
+    def require_data(self) -> tuple[str, ...]:
+        """The names of the files of data beside it, once it is certain that they are there."""
+        from emulator.capture import data_files
+
+        needed = data_files(self.path)
+        for name, size in needed.items():
+            self._require_part(self.path.parent / name, size)
+        return tuple(sorted(needed))
+
+    def _require_part(self, part: Path, size: int) -> None:
+        if not part.resolve().is_relative_to(self.path.parent.resolve()):
+            raise ModelSourceError(f"{self.path}: its data in {part} is outside of its folder, and is never read")
+        try:
+            with part.open("rb") as file:
+                found = file.seek(0, 2)
+        except OSError as error:
+            raise ModelSourceError(
+                f"{self.path}: its weights in {part.name} cannot be read ({error.strerror or error}); "
+                "keep both files in one folder"
+            ) from error
+        if found < size:
+            raise ModelSourceError(
+                f"{self.path}: its weights in {part.name} end at byte {found:,}, where {size:,} are promised; "
+                "copy that file again"
+            )
 
     def compile(self, options: "PassOptions", steps: "Sequence[Pass] | None" = None) -> "Graph":
         from emulator.passes import run_passes

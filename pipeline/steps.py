@@ -7,7 +7,7 @@ finds likeliest, so that the figures of a step compare one and the same sentence
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pipeline.cases import read_texts, tensors_of, ways
+from pipeline.cases import published, read_texts, tensors_of, ways
 from pipeline.comparison import Comparison, Run, Trial
 from pipeline.errors import BuildRefused
 from pipeline.evidence import Step
@@ -17,6 +17,7 @@ from pipeline.verify import Arrays, compare
 if TYPE_CHECKING:
     import numpy as np
 
+    from emulator.compile import Program
     from emulator.graph import Graph
 
 Runner: TypeAlias = Callable[[Arrays], Mapping[str, Any]]
@@ -56,8 +57,8 @@ def _compared(request: BuildRequest, trial: Trial, size: tuple[int, int], step: 
         return Run(way, tuple(compare(_named(found), _named(truth))))
 
     emulated = []
-    target = request.target.compiler_target
-    modes = [ways(request, target, trial, _passes_of(graph)) for graph in graphs]
+    plan = published(request, pair[0])
+    modes = [ways(request, graph, trial, plan) for graph in graphs]
     for mode in modes[0]:
         with step(f"{trial.steps} steps emulated, {mode}"):
             emulated.append(held(mode, _emulated((modes[0][mode](), modes[1][mode]()), tensors)))
@@ -67,16 +68,10 @@ def _compared(request: BuildRequest, trial: Trial, size: tuple[int, int], step: 
     return Comparison(name, fed, _YARDSTICK, tuple(emulated), (beside,))
 
 
-def _passes_of(graph: "Graph") -> Callable[[Any], "Graph"]:
-    from emulator.passes import run_passes
+def _emulated(programs: tuple["Program", "Program"], tensors: Arrays) -> tuple[Runner, Runner]:
+    from emulator.ranks import LoadedProgram
 
-    return lambda options: run_passes(graph, options)
-
-
-def _emulated(graphs: tuple["Graph", "Graph"], tensors: Arrays) -> tuple[Runner, Runner]:
-    from emulator.fast import LoadedGraph
-
-    prefill, decode = (LoadedGraph(graph, tensors).run for graph in graphs)
+    prefill, decode = (LoadedProgram(program, tensors).run for program in programs)
     return prefill, decode
 
 

@@ -2,6 +2,13 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from artifact_store import Store
+    from artifact_store.transfer.remembered import Remembered
+    from pipeline.config.sections import Store as Section
+    from pipeline.output import Console
 
 VARIABLE = "NXPIPE_STORE_URL"
 
@@ -12,6 +19,64 @@ def store_url(option: str | None, config_path: Path) -> str:
     if typed:
         return typed
     from artifact_store.url import anchored
+
+    return anchored(_section(config_path).url, config_path.parent)
+
+
+def open_the_store(option: str | None, config_path: Path, console: "Console") -> "Store":
+    """That store, read through the cache of this machine and from its replicas where it fails.
+
+    Replicas and key belong to the store of nxpipe.toml: another one that was typed has neither.
+    """
+    from artifact_store.url import anchored, is_remote, open_store
+
+    url = store_url(option, config_path)
+    if _was_typed(option) and not is_remote(url):
+        return open_store(url)
+    section = _section(config_path)
+    if url != anchored(section.url, config_path.parent):
+        return open_store(url, cache=_cache(section, config_path), cache_limit=section.cache_limit)
+    return open_store(
+        url,
+        mirrors=[anchored(mirror, config_path.parent) for mirror in section.endpoints],
+        cache=_cache(section, config_path),
+        cache_limit=section.cache_limit,
+        kms_key=section.kms_key,
+        notice=console.say,
+    )
+
+
+def open_what_was_seen(option: str | None, config_path: Path) -> "Store":
+    """The same without a network; a folder needs none."""
+    from artifact_store.url import is_remote, open_offline, open_store
+
+    url = store_url(option, config_path)
+    if not is_remote(url):
+        return open_store(url)
+    section = _section(config_path)
+    return open_offline(url, _cache(section, config_path), section.cache_limit)
+
+
+def what_is_remembered(option: str | None, config_path: Path) -> "Remembered | None":
+    """Where it is noted what was seen of that store; a folder is always at hand."""
+    from artifact_store.transfer.remembered import Remembered
+    from artifact_store.url import is_remote
+
+    url = store_url(option, config_path)
+    return Remembered(_cache(_section(config_path), config_path), url) if is_remote(url) else None
+
+
+def _was_typed(option: str | None) -> bool:
+    return bool(option or os.environ.get(VARIABLE))
+
+
+def _section(config_path: Path) -> "Section":
+    """What the file says; a URL in the environment has taken no part in the rest of it."""
     from pipeline.config import load_config
 
-    return anchored(load_config(config_path, os.environ, missing_ok=True).store.url, config_path.parent)
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    return load_config(config_path, environment, missing_ok=True).store
+
+
+def _cache(section: "Section", config_path: Path) -> Path:
+    return config_path.parent.absolute() / Path(section.cache).expanduser()

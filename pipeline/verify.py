@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
     import numpy as np
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 Arrays: TypeAlias = Mapping[str, "np.ndarray[Any, Any]"]
 
+USUAL_YARDSTICK: Final = "PyTorch fp32"
 _ROWS_AT_A_TIME = 64  # of logits: a row may have 256,000 entries, and is looked at in float64
 
 
@@ -76,7 +77,8 @@ def sentences(report: Mapping[str, object]) -> Iterator[str]:
         for row in outputs if isinstance(outputs, list) else ():
             match row:
                 case {"output": str(output), "cosine": str(cosine), "max_relative": str(error)}:
-                    text = f"{program} {output}: against PyTorch fp32 cosine {cosine}, largest relative error {error}"
+                    yardstick = row.get("yardstick", USUAL_YARDSTICK)
+                    text = f"{program} {output}: against {yardstick} cosine {cosine}, largest relative error {error}"
                     yield from [text] if text.isprintable() else []
 
 

@@ -2,13 +2,15 @@
 
 import errno
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
+from artifact_store.backends.clock import Clock
 from artifact_store.backends.files import chunks_of, flush_to_disk, os_errors, scratch
+from artifact_store.backends.local_probes import local_probes
+from artifact_store.backends.probes import Probe
 from artifact_store.backends.protocol import Found, Payload, Sent, Stat, nobody
 from artifact_store.errors import Changed, StoreUnavailable
 from artifact_store.layout import SCRATCH
@@ -19,7 +21,6 @@ R = TypeVar("R")
 _NO_HARD_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 # What a removed file is called while it is looked at: its path, with the one character that no path of ours has.
 _GONE: Final = ".gone"
-_CLOCK_HOLDS: Final = 60.0  # seconds between two looks at the file system's clock
 
 
 class LocalFolder:
@@ -29,7 +30,7 @@ class LocalFolder:
         self._root = root
         self.url = f"file://{root}"
         self.scratch_folder = root / SCRATCH
-        self._clock = (-_CLOCK_HOLDS, 0.0)  # when we looked, by the machine's steady clock, and what we saw
+        self._clock = Clock(self._time_of_a_new_file)
 
     def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = nobody) -> bool:
         target = self._root / path
@@ -89,7 +90,7 @@ class LocalFolder:
         for entry in entries:
             path = prefix + entry.name
             if not entry.is_dir():
-                yield from self._found(path)
+                yield from self._found(path, entry)
             elif path != SCRATCH:
                 yield from self.walk(f"{path}/")
 
@@ -119,8 +120,9 @@ class LocalFolder:
         return same
 
     def abandoned(self, older_than: float) -> Iterator[Found]:
+        self._put_back_the_removed()
         for entry in sorted(self.scratch_folder.glob(".*.part")):
-            for found in self._found(f"{SCRATCH}/{entry.name}"):
+            for found in self._found(f"{SCRATCH}/{entry.name}", entry):
                 if found.modified < older_than:
                     yield found
 
@@ -134,11 +136,7 @@ class LocalFolder:
         return True
 
     def now(self) -> float:
-        looked, seen = self._clock
-        if time.monotonic() - looked >= _CLOCK_HOLDS:
-            with scratch(self.scratch_folder) as file, os_errors(f"read {file.path}"):
-                self._clock = looked, seen = time.monotonic(), file.path.stat().st_mtime
-        return seen + time.monotonic() - looked
+        return self._clock.now()
 
     def make_durable(self, paths: Iterable[str]) -> None:
         """One flush a file and folder, here and not at each write: the kernel has written most of it out by now."""
@@ -151,15 +149,22 @@ class LocalFolder:
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
         return map(function, items)
 
-    def _look(self, target: Path) -> os.stat_result | None:
-        with os_errors(f"read {target}"):
+    def _time_of_a_new_file(self) -> float:
+        with scratch(self.scratch_folder) as file, os_errors(f"read {file.path}"):
+            return file.path.stat().st_mtime
+
+    def probes(self, folder: str) -> Iterable[Probe]:
+        return local_probes(self._root, folder)
+
+    def _look(self, target: "Path | os.DirEntry[str]") -> os.stat_result | None:
+        with os_errors(f"read {os.fspath(target)}"):
             try:
                 return target.stat()
             except FileNotFoundError:
                 return None
 
-    def _found(self, path: str) -> Iterator[Found]:
-        seen = self._look(self._root / path)
+    def _found(self, path: str, target: "Path | os.DirEntry[str]") -> Iterator[Found]:
+        seen = self._look(target)
         if seen is not None:
             yield Found(path, seen.st_size, _tag(seen), seen.st_mtime)
 
@@ -204,7 +209,8 @@ class LocalFolder:
 
 
 def _tag(found: os.stat_result) -> str:
-    return f"{found.st_dev:x}-{found.st_ino:x}-{found.st_size:x}-{found.st_mtime_ns:x}"
+    # Not the device: its number differs between the machines that share a file system, and their index with it.
+    return f"{found.st_ino:x}-{found.st_size:x}-{found.st_mtime_ns:x}"
 
 
 def _link(source: Path, target: Path) -> bool:

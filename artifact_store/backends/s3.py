@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from artifact_store.backends import s3_listing as listing
+from artifact_store.backends.clock import Clock
+from artifact_store.backends.probes import Probe
 from artifact_store.backends.protocol import CHUNK, Found, Payload, Sent, Stat, nobody
 from artifact_store.backends.s3_body import Interrupted, Window, opened
 from artifact_store.backends.s3_client import DEFAULT, Place, S3Options, s3_client
@@ -28,6 +30,7 @@ from artifact_store.backends.s3_faults import (
 )
 from artifact_store.backends.s3_multipart import PartsUploader
 from artifact_store.backends.s3_parts import IN_PARTS_ABOVE, MAX_BLOB_BYTES, WRITE_ID, proven_sha256, spelled
+from artifact_store.backends.s3_probes import s3_probes
 from artifact_store.digest import sha256_of_chunks
 from artifact_store.errors import Changed, StoreUnavailable, TooLarge
 
@@ -43,6 +46,7 @@ class Bucket:
     def __init__(self, bucket: str, prefix: str, client: Any, options: S3Options = DEFAULT) -> None:
         self._place = Place(client, bucket, f"{prefix}/" if prefix else "", options)
         self._uploader = PartsUploader(self._place)
+        self._clock = Clock(self._time_of_an_answer)
         self.url = self._place.url
         self.scratch_folder = Path(tempfile.gettempdir())
 
@@ -146,6 +150,16 @@ class Bucket:
             return listing.end_upload(self._place, found)
 
     def now(self) -> float:
+        return self._clock.now()
+
+    def make_durable(self, paths: Iterable[str]) -> None:
+        """S3 had them safe before it answered."""
+
+    def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
+        with ThreadPoolExecutor(self._place.options.concurrency) as pool:
+            return list(pool.map(function, items))
+
+    def _time_of_an_answer(self) -> float:
         with self._place.faults("ask the time of", ""):
             answer = self._place.client.head_bucket(Bucket=self._place.bucket)
         date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
@@ -155,12 +169,8 @@ class Bucket:
             )
         return parsedate_to_datetime(date).timestamp()
 
-    def make_durable(self, paths: Iterable[str]) -> None:
-        """S3 had them safe before it answered."""
-
-    def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
-        with ThreadPoolExecutor(self._place.options.concurrency) as pool:
-            return list(pool.map(function, items))
+    def probes(self, folder: str) -> Iterable[Probe]:
+        return s3_probes(self._place, folder)
 
     def _in_parts(self, path: str, payload: Payload) -> bool:
         if payload.size > MAX_BLOB_BYTES:

@@ -8,8 +8,10 @@ from artifact_store.channel.generation import Generation, Served, Signature, mer
 from artifact_store.channel.log import Appended, ChannelLog
 from artifact_store.documents import written_now
 from artifact_store.errors import NotFound, Refused
+from artifact_store.layout import action_path
+from artifact_store.manifest import Manifest
 from artifact_store.pins import Pins
-from artifact_store.record import Published
+from artifact_store.record import ActionRecord, Published
 from artifact_store.store import Store
 
 Sign = Callable[[bytes], Signature]
@@ -64,25 +66,44 @@ def promote(
         return log.append(follow)
 
 
-def rollback(store: Store, channel: str, author: Author, *, to: int | None = None) -> Appended:
-    """Bring back the state of an earlier generation: `to`, or the newest one that differs from what is served."""
+def rollback(
+    store: Store, channel: str, author: Author, *, to: int | None = None, expected: int | None = None
+) -> Appended:
+    """Bring back the state of an earlier generation: `to`, or the newest one that differs from what is served.
+
+    What it brings back is chosen once: of two rollbacks at the same moment the slower one finds its work done.
+    """
     log = ChannelLog(store.backend, channel)
+    seen = log.tip()
+    if seen is None:
+        raise NotFound(f"channel {channel} of {store.url} is empty; there is nothing to roll back")
+    _insist_on_tip(seen, expected, channel)
+    target = _chosen(log, seen, to, store.url) if to is not None else _before(log, seen, store.url)
+    for served in target.artifacts:
+        if not _will_stay(store, served):
+            raise Refused(
+                f"generation {target.generation} of channel {channel} serves {served.name}, whose manifest "
+                f"{served.manifest.sha256} is gone or damaged; roll back to another generation with --to"
+            )
 
     def follow(tip: Generation | None) -> Generation | None:
-        if tip is None:
-            raise NotFound(f"channel {channel} of {store.url} is empty; there is nothing to roll back")
-        target = _chosen(log, tip, to, store.url) if to is not None else _before(log, tip, store.url)
-        if target.artifacts == tip.artifacts:
+        _insist_on_tip(tip, expected, channel)
+        if tip is not None and tip.artifacts == target.artifacts:
             return None
-        for served in target.artifacts:
-            if not store.blobs.is_intact(served.manifest):
-                raise Refused(
-                    f"generation {target.generation} of channel {channel} serves {served.name}, whose manifest "
-                    f"{served.manifest.sha256} is gone or damaged; roll back to another generation with --to"
-                )
         return _next(channel, tip, author, target.artifacts, restores=target.origin)
 
     return log.append(follow)
+
+
+def _will_stay(store: Store, served: Served) -> bool:
+    """What is published is taken back with a grace. What was taken back, a collection may be at: it is made young."""
+    if not store.blobs.is_intact(served.manifest):
+        return False
+    record = store.records.read(ActionRecord, action_path(served.request_key))
+    if record is not None and record.manifest == served.manifest:
+        return True
+    manifest = Manifest.from_bytes(store.read_blob(served.manifest))
+    return not any(store.blobs.settle((served.manifest, *manifest.blobs())))
 
 
 def _next(
@@ -125,7 +146,7 @@ def _before(log: ChannelLog, tip: Generation, url: str) -> Generation:
 def _insist_on_tip(tip: Generation | None, expected: int | None, channel: str) -> None:
     current = tip.generation if tip else 0
     if expected is not None and current != expected:
-        raise Refused(f"channel {channel} is at generation {current}, not {expected}; look at it, then promote again")
+        raise Refused(f"channel {channel} is at generation {current}, not {expected}; look at it, then decide again")
 
 
 def _insist_on_artifact(store: Store, one: Published, channel: str, requirements: Requirements) -> None:

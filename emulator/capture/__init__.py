@@ -18,6 +18,7 @@ __all__ = [
     "CaptureRequest",
     "capture",
     "capture_file",
+    "data_files",
     "example_inputs",
     "file_outputs",
     "file_parameters",
@@ -44,6 +45,15 @@ def capture_file(path: Path, sizes: Mapping[str, int] | None = None) -> Graph:
 
         return capture_exported(path)
     raise CaptureError(f"{path.name} is neither a .pt2 nor an .onnx file")
+
+
+def data_files(path: Path) -> dict[str, int]:
+    """The files of weights beside a saved program, by name, and the bytes that each must have at least."""
+    if path.suffix != ".onnx":
+        return {}
+    from emulator.capture.onnx import onnx_data_files
+
+    return onnx_data_files(path)
 
 
 def file_parameters(path: Path) -> dict[str, Array]:

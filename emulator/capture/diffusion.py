@@ -55,7 +55,7 @@ class _Denoising(_Untied):
         result = super().forward(  # type: ignore[misc]
             sample, timestep, encoder_hidden_states, added_cond_kwargs=added, return_dict=False
         )
-        return {"sample": result[0]}
+        return {"prediction": result[0]}  # not `sample`: what comes out as it went in would be taken for state
 
 
 class _Encoding(_Untied):

@@ -21,6 +21,7 @@ from emulator.capture.aten import is_known
 from emulator.capture.decoder import cache_types, flat, grouped, make_stepwise, step_input_types
 from emulator.capture.host import small_constants_known, with_constants_if_needed
 from emulator.capture.importer import import_program
+from emulator.capture.inplace import without_safe_writes
 from emulator.capture.model import build_model, quiet_libraries, stored_names
 from emulator.capture.provenance import failing_line, why
 from emulator.capture.request import CaptureRequest
@@ -45,10 +46,24 @@ def capture_built(model: Any, request: CaptureRequest) -> Graph:
     if not request.has_cache:
         return _traced(model, _fakes(mode, input_types(model, request)), names)
     inputs = _fakes(mode, step_input_types(request))
-    with _explaining(model, inputs), mode, _compiling_state_context():
+    with _explaining(model, inputs), mode, _compiling_state_context(), _unchanged(model):
         states = cache_types(model, request, inputs["input_ids"])
     make_stepwise(model, request)
     return _traced(model, inputs | _fakes(mode, states), names)
+
+
+@contextlib.contextmanager
+def _unchanged(model: Any) -> Iterator[None]:
+    """Whatever modules note about a run, such as the longest sequence so far, is forgotten again."""
+    before = [(module, dict(vars(module)), dict(module._buffers)) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, attributes, buffers in before:
+            vars(module).clear()
+            vars(module).update(attributes)
+            module._buffers.clear()
+            module._buffers.update(buffers)
 
 
 def capture_module(module: Any, inputs: Mapping[str, Any]) -> Graph:
@@ -106,10 +121,11 @@ def _replace_parameters_by_fakes(module: Any, mode: FakeTensorMode) -> dict[str,
 
 
 def lower_to_known_operators(program: Any) -> Any:
-    """Let PyTorch take apart the composite operators that we do not keep whole, and remove in-place writes.
+    """Let PyTorch take apart the composite operators that we do not keep whole, and remove other in-place writes.
 
     Most models need neither, and the round trip costs as much as the export.
     """
+    without_safe_writes(program.graph)
     modules = [module for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
     called = {node.target for module in modules for node in module.graph.nodes}
     targets = {target for target in called if isinstance(target, torch._ops.OpOverload)}

@@ -57,6 +57,7 @@ class _Importer:
         self._builder = GraphBuilder()
         self._problems: Counter[tuple[str, Origin, str]] = Counter()
         self._lifted: dict[Any, Any] = {}
+        self._read: set[str] = set()  # what is written before anything reads it, no call remembers
 
     def graph(self) -> Graph:
         module = self._program.graph_module
@@ -68,6 +69,7 @@ class _Importer:
             for node, spec in zip(placeholders, specs, strict=True)
             if spec.target in constants and spec.target not in state
         }
+        self._read = {spec.target for node, spec in zip(placeholders, specs, strict=True) if node.users}
         arguments = [self._argument(node, spec) for node, spec in zip(placeholders, specs, strict=True)]
         results = self._kept(self._run(module, arguments))
         if self._problems:
@@ -81,7 +83,7 @@ class _Importer:
         """The model's own results. What it wrote to its arguments is dropped; what it wrote to buffers is reported."""
         specs = self._program.graph_signature.output_specs
         for spec, result in zip(specs, results, strict=True):
-            if self._is_remembered(spec.kind.name, result):
+            if spec.target in self._read and self._is_remembered(spec.kind.name, result):
                 self._problem(f"assignment to {spec.target}", Origin(spec.target.rpartition(".")[0]), _REMEMBERS)
         return [result for result, spec in zip(results, specs, strict=True) if spec.kind.name == "USER_OUTPUT"]
 

@@ -1,5 +1,6 @@
 """The oracle: the same model in PyTorch, eager; in float32, and in the narrower types that its users would take."""
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,7 +30,9 @@ class Reference:
     def __init__(self, request: CaptureRequest, parameters: Mapping[str, Array], dtype: str = "float32") -> None:
         self.model = build_model(replace(request, dtype=dtype))
         self._dtype = getattr(torch, dtype)
-        weights = {name: self._tensor(array) for name, array in parameters.items()}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes to weights
+            weights = {name: self._tensor(array) for name, array in parameters.items()}
         self.model.load_state_dict(weights, strict=False, assign=True)
         self.model.tie_weights()
         for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):

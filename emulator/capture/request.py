@@ -10,11 +10,17 @@ TASKS: Mapping[str, str] = {
     "feature-extraction": "AutoModel",
     "fill-mask": "AutoModelForMaskedLM",
     "text-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+    "question-answering": "AutoModelForQuestionAnswering",
     "text-generation": "AutoModelForCausalLM",
     "text2text-generation": "AutoModelForSeq2SeqLM",
     "image-classification": "AutoModelForImageClassification",
     "zero-shot-image-classification": "AutoModelForZeroShotImageClassification",
     "image-feature-extraction": "AutoModel",
+    "object-detection": "AutoModelForObjectDetection",
+    "image-segmentation": "AutoModelForSemanticSegmentation",
+    "depth-estimation": "AutoModelForDepthEstimation",
+    "audio-classification": "AutoModelForAudioClassification",
     "automatic-speech-recognition": "AutoModelForSpeechSeq2Seq",
     "image-denoising": "UNet2DConditionModel",
     "image-encoding": "AutoencoderKL",
@@ -22,6 +28,8 @@ TASKS: Mapping[str, str] = {
 }
 _PHASES = ("forward", "prefill", "decode")
 _DTYPES = ("float32", "bfloat16", "float16")
+# A model that has this setting knows how far tokens are apart, at any length, whatever else its configuration says.
+_BY_DISTANCE = "relative_attention_num_buckets"
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,9 @@ class CaptureRequest:
 
     def _require_length_known_to_model(self) -> None:
         # Under this name or that, the length of the table of positions; beyond it a lookup reads garbage.
-        for key in ("max_position_embeddings", "n_positions"):
-            longest = self.config.get(key)
-            if isinstance(longest, int) and self.cache_length > longest:
-                raise CaptureError(f"sequence {self.cache_length} is longer than the model's {key} of {longest}")
+        reads = self.config.get("text_config")
+        for config in (self.config, reads if isinstance(reads, Mapping) else {}):
+            for key in ("max_position_embeddings", "n_positions"):
+                longest = None if _BY_DISTANCE in config else config.get(key)
+                if isinstance(longest, int) and self.cache_length > longest:
+                    raise CaptureError(f"sequence {self.cache_length} is longer than the model's {key} of {longest}")

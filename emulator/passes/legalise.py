@@ -5,6 +5,7 @@ types; a constant that does not fit is refused instead of being cut short.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -17,18 +18,17 @@ from emulator.passes.options import PassOptions
 from emulator.repeat import unroll
 from emulator.types import DType
 
-_WIDE, _NARROW = DType.INT64, DType.INT32
-_LIMITS = np.iinfo(np.int32)
+_NARROW = {DType.INT64: DType.INT32, DType.UINT64: DType.UINT32}
 
 
 class ConstantTooLarge(CompileError):
     """A constant needs more bits than the target's integers have."""
 
-    def __init__(self, low: int, high: int, place: Origin) -> None:
-        at = f" at {place}" if str(place) else ""
+    def __init__(self, low: int, high: int, place: Origin, type_: DType = DType.INT32) -> None:
+        at, limits = f" at {place}" if str(place) else "", np.iinfo(type_.value)
         super().__init__(
             f"an integer constant{at} ranges from {low} to {high}, but integers are computed in 32 bits "
-            f"({_LIMITS.min} to {_LIMITS.max}); use a smaller number, or a float"
+            f"({limits.min} to {limits.max}); use a smaller number, or a float"
         )
 
 
@@ -56,18 +56,22 @@ def _narrow_integers(graph: Graph) -> Graph:
 
 
 def _narrowed(builder: GraphBuilder, value: Value, origin: Origin) -> Value:
-    return builder.add(Cast(_NARROW), value, origin=origin) if value.type.dtype is _WIDE else value
+    narrow = _NARROW.get(value.type.dtype)
+    return builder.add(Cast(narrow), value, origin=origin) if narrow else value
 
 
 def _constant(builder: GraphBuilder, value: Value, table: Array, reader: Origin) -> Value:
-    if value.type.dtype is not _WIDE:
+    narrow = _NARROW.get(value.type.dtype)
+    if narrow is None:
         return builder.constant(table, value.type.dtype)
     low, high = (int(table.min()), int(table.max())) if table.size else (0, 0)
-    if low < _LIMITS.min or high > _LIMITS.max:
-        raise ConstantTooLarge(low, high, reader)
-    return builder.constant(table, _NARROW)
+    limits = np.iinfo(narrow.value)
+    if low < limits.min or high > limits.max:
+        raise ConstantTooLarge(low, high, reader, narrow)
+    return builder.constant(table, narrow)
 
 
 def _renamed(op: Operator) -> Operator:
-    changes = {name: _NARROW for name, attribute in attributes(op).items() if attribute is _WIDE}
+    named = {name: attribute for name, attribute in attributes(op).items() if isinstance(attribute, DType)}
+    changes: dict[str, Any] = {name: _NARROW[dtype] for name, dtype in named.items() if dtype in _NARROW}
     return replace(op, **changes) if changes else op

@@ -4,7 +4,7 @@ What follows from the model alone (does it lower, what does it take) is kept by 
 where the model lies, and on the instance, is judged anew each time. A check that was made before imports no torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING
 from artifact_store.canonical import canonical_json
 from artifact_store.digest import sha256_hex
 from artifact_store.errors import InvalidDocument
+from emulator.errors import CompileError
 from pipeline.check import cache
 from pipeline.check.configuration import blamed, in_config, review, shown, too_long, unusable_source
-from pipeline.check.finding import CONFIGURATION, SOURCE, Finding, merge
+from pipeline.check.finding import CONFIGURATION, SOURCE, WEIGHTS, Finding, merge
 from pipeline.check.fit import fit, verdicts
 from pipeline.check.report import Examination, Report
 from pipeline.check.weights import Checkpoint, examine_files
 from pipeline.errors import ModelSourceError
+from pipeline.garbage import no_collection
 from pipeline.models.source import ModelSource
 from pipeline.order import Order
 from pipeline.request import Shape, all_phases, program_inputs, source_digest
@@ -41,7 +43,7 @@ def check(order: Order, step: "Step") -> Report:
         return Report(order.model_id, order.task or "", (), False, (), (fault,), fault.file)
     findings = list(review(source))
     unusable = any(finding.rule is CONFIGURATION for finding in findings)
-    shapes = order.shapes(all_phases(source.task))
+    shapes = order.shapes(source, all_phases(source.task))
     findings += too_long(source, shapes)
     checkpoint, damage = examine_files(_weights_folder(order, source))
     findings += damage
@@ -70,8 +72,20 @@ def check_file(program: SavedProgram, order: Order, step: "Step") -> Report:
     target = order.targets()[0].compiler_target
     subject = Subject({"program": program.compile}, dict, order.autocast, order.autocast_type, target, tried)
     found = examine(subject, step)
-    findings = [finding if finding.file else replace(finding, file=place) for finding in found.findings]
+    findings = [*found.findings, *_missing_data(program)]
+    findings = [finding if finding.file else replace(finding, file=place) for finding in findings]
     return _report(order, (name, "", place), found, findings)
+
+
+def _missing_data(program: SavedProgram) -> Iterator[Finding]:
+    """The graph needs no weights, but a build does. A file that cannot be read as a program was reported as such."""
+    try:
+        program.require_data()
+    except ModelSourceError as error:
+        message, _, advice = str(error).partition("; ")
+        yield Finding(WEIGHTS, message, advice)
+    except CompileError:
+        return
 
 
 def _report(order: Order, about: tuple[str, str, str], found: Examination, findings: Sequence[Finding]) -> Report:
@@ -115,7 +129,8 @@ def _examined(
         programs, options = programs_of(source, shapes), (order.autocast, order.autocast_type, target)
         ways = (lambda: weights_of(source, shapes), lambda: published_of(source, shapes))
         subject = Subject(programs, ways[0], *options, _degrees(order), checkpoint, ways[1])
-        found = examine(subject, step)
+        with no_collection():  # nearly all that importing PyTorch and tracing make stays until the end
+            found = examine(subject, step)
         if not any(volatile(found)):
             cache.keep(key, found)
     return found

@@ -23,7 +23,8 @@ def unusable_source(model_id: str, error: ModelSourceError) -> Finding:
     """A model that cannot be had: in its config.json where there is one, at the line that is no JSON."""
     path = Path(model_id).expanduser() / "config.json"
     line = getattr(error.__cause__, "lineno", None)
-    return Finding(SOURCE, str(error), file=shown(path) if path.is_file() else "", line=line)
+    named = str(path) in str(error)
+    return Finding(SOURCE, str(error), file=shown(path) if named else "", line=line)
 
 
 def review(source: ModelSource) -> Iterator[Finding]:
@@ -63,7 +64,6 @@ def too_long(source: ModelSource, shapes: tuple[Shape, ...]) -> Iterator[Finding
     longest = longest_sequence(source)
     for shape in shapes:
         if longest is not None and shape.sequence > longest:
-            key = "max_position_embeddings" if "max_position_embeddings" in source.config else "n_positions"
             yield in_config(
                 source,
                 Finding(
@@ -72,7 +72,8 @@ def too_long(source: ModelSource, shapes: tuple[Shape, ...]) -> Iterator[Finding
                     f"pass --buckets of at most {longest}",
                     programs=(shape.name,),
                 ),
-                key,
+                "max_position_embeddings",
+                "n_positions",
             )
 
 

@@ -11,6 +11,7 @@ from pipeline.config import load_config
 from pipeline.options import config_option, store_option
 from pipeline.order_options import order_options, orders, refuse_words_without_effect
 from pipeline.output import Console, human_bytes
+from pipeline.saved import axis_option, saved_program
 from pipeline.store_url import store_url
 from pipeline.verify import sentences
 
@@ -21,9 +22,12 @@ if TYPE_CHECKING:
 @click.command(cls=Command)
 @order_options("build")
 @click.option(
-    "--force", is_flag=True, help="Build even when the store holds the artifact; its bytes must come out equal."
+    "--force",
+    is_flag=True,
+    help="Build even when the store holds the artifact, whose bytes must come out equal, or remembers a failure.",
 )
 @click.option("--no-verify", is_flag=True, help="Publish without comparing the emulated output with PyTorch's.")
+@axis_option
 @store_option
 @config_option
 @click.pass_context
@@ -34,6 +38,7 @@ def build(
     store: str | None,
     model_id: str | None,
     names: tuple[str, ...],
+    axes: tuple[tuple[str, int], ...],
     force: bool,
     no_verify: bool,
     **flags: Any,
@@ -41,26 +46,31 @@ def build(
     """Compile a model on the emulator, verify it, publish the artifact.
 
     Without --model-id, every model of nxpipe.toml is built, as described there. An artifact that the store
-    holds already is not built again. Prints one line for each artifact, and how near each output is to PyTorch.
+    holds already is not built again, nor one that failed for a reason of its own. Prints one line for each artifact,
+    and how near each output is to PyTorch. A .pt2 or .onnx file is built from its own graph and weights.
 
     \b
     Example:
       nxpipe build --model-id bert-base-uncased --weights random:0
       nxpipe build --model-id ./my-llama --target trn2.48xlarge --buckets 128,512
+      nxpipe build --model-id ./encoder.onnx --axis batch=1
     """
     from artifact_store import open_store
     from pipeline.build import build as carry_out
+    from pipeline.saved_request import SavedRequest
     from pipeline.verify import Thresholds
 
     console: Console = ctx.obj
     refuse_words_without_effect(ctx, model_id, flags)
     described = load_config(config_path, os.environ, missing_ok=model_id is not None)
-    requests = [order.request() for order in orders(model_id, flags, described, names, config_path.parent)]
+    file = saved_program(ctx, model_id, flags, axes)
+    asked = orders(model_id, flags, described, names, config_path.parent)
+    requests = [order.request() if file is None else SavedRequest.of(file, order) for order in asked]
     opened = open_store(store_url(store, config_path))
     thresholds = None if no_verify else Thresholds.of(described)
     answers = []
     for request in requests:
-        done = carry_out(request, opened, console.step, thresholds=thresholds, force=force)
+        done = carry_out(request, opened, console.step, console.say, thresholds=thresholds, force=force)
         answers.append(_as_json(done))
         if not console.json:
             console.result(_as_text(done))

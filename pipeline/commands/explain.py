@@ -105,7 +105,7 @@ def _programs(
             yield "program", file.compile(options, steps)
         return
     source = order.source(files=False)
-    shapes = order.shapes(default_phases(source.task))
+    shapes = order.shapes(source, default_phases(source.task))
     for shape in shapes:
         with console.step(f"compile {shape.name}"):
             request = capture_request(source, shape, shapes)

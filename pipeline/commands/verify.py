@@ -134,11 +134,10 @@ def verify(
 
 
 def _of_artifact(name: str, store: str | None, config_path: Path, console: Console) -> Iterator[_Said]:
-    from artifact_store import open_store
     from pipeline.replay import compare_artifact
-    from pipeline.store_url import store_url
+    from pipeline.store_url import open_the_store
 
-    opened = open_store(store_url(store, config_path))
+    opened = open_the_store(store, config_path, console)
     published = opened.resolve(name)
     title = f"{published.model_id}@{published.request_key[:12]}"
     yield from (_Said(title, None, done) for done in compare_artifact(published, opened, console.step))
@@ -147,9 +146,10 @@ def _of_artifact(name: str, store: str | None, config_path: Path, console: Conso
 def _of_file(file: "SavedProgram", flags: dict[str, Any], trial: "Trial", console: Console) -> Iterator[_Said]:
     from pipeline.cases import compare_file
     from pipeline.order import Order
+    from pipeline.saved_request import SavedRequest
 
-    order = Order.from_flags(str(file.path), flags)
-    yield _Said(file.name, order.autocast_type, compare_file(file, order, trial, console.step))
+    request = SavedRequest.of(file, Order.from_flags(str(file.path), flags))
+    yield _Said(file.name, request.autocast_type, compare_file(request, trial, console.step))
 
 
 def _of_models(asked: "Sequence[Order]", trial: "Trial", console: Console) -> Iterator[_Said]:

@@ -7,7 +7,7 @@ from pipeline.config.models import Model
 from pipeline.config.origins import Origin, Setting, origins
 from pipeline.config.reference import configuration_page, field_help, json_schema
 from pipeline.config.root import Config
-from pipeline.config.sections import Build, Guards, Project, Rollout, Signing, Store, Verify
+from pipeline.config.sections import Build, Guards, Project, Rollout, Signing, Store, TrustedKey, Verify
 
 __all__ = [
     "Build",
@@ -24,6 +24,7 @@ __all__ = [
     "Signing",
     "Store",
     "TrainingFleet",
+    "TrustedKey",
     "Verify",
     "configuration_page",
     "field_help",

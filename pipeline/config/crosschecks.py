@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from emulator.hardware import INSTANCES
-from pipeline.config.faults import Finding
+from pipeline.config.faults import Finding, KeyPath
 from pipeline.config.fleets import ServingFleet, TrainingFleet
 from pipeline.config.models import Model
 from pipeline.config.root import Config
@@ -86,8 +86,16 @@ def _runs_the_model(index: int, fleet: ServingFleet | TrainingFleet, model: Mode
 
 def _idle_requirements(tables: Tables) -> Iterator[Finding]:
     """A promise about a channel that nothing uses is most likely a misspelt channel."""
-    for position, channel in enumerate(tables.signing.require if tables.signing else ()):
+    used = sorted(tables.channels)
+    allowed = f"a channel that a fleet of this file runs: {', '.join(used) or 'there is none'}"
+    for path, channel in _channels_of(tables.signing) if tables.signing else ():
         if channel not in tables.channels:
-            used = sorted(tables.channels)
-            allowed = f"a channel that a fleet of this file runs: {', '.join(used) or 'there is none'}"
-            yield Finding(("signing", "require", position), shown(channel), allowed, nearest(channel, used))
+            yield Finding(path, shown(channel), allowed, nearest(channel, used))
+
+
+def _channels_of(signing: Signing) -> Iterator[tuple[KeyPath, str]]:
+    for index, trusted in enumerate(signing.trusted):
+        for position, channel in enumerate(trusted.channels or ()):
+            yield ("signing", "trusted", index, "channels", position), channel
+    for position, channel in enumerate(signing.require):
+        yield ("signing", "require", position), channel

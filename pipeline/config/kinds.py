@@ -49,6 +49,12 @@ Alarm = Annotated[str, text("[!-~](?:[ -~]*[!-~])?", "the name of a CloudWatch a
 Vpc = Annotated[str, text("vpc-[0-9a-f]{8,17}", 'the id of a VPC, such as "vpc-0a1b2c3d4e5f60718"')]
 Subnet = Annotated[str, text("subnet-[0-9a-f]{8,17}", 'the id of a subnet, such as "subnet-0a1b2c3d4e5f60718"')]
 ReservationId = Annotated[str, text("cr-[0-9a-f]{8,17}", 'the id of a reservation, such as "cr-0a1b2c3d4e5f60718"')]
+KmsKey = Annotated[
+    str,
+    text(
+        r"arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:(?:key|alias)/[A-Za-z0-9/_-]+", "the ARN of a KMS key", longest=1024
+    ),
+]
 SigningKey = Annotated[
     str,
     text(
@@ -57,6 +63,7 @@ SigningKey = Annotated[
         longest=1024,
     ),
 ]
+PublicKeyFile = Annotated[str, text(r"file:[^\x00-\x20]+", 'a public key: "file:PATH"', longest=1024)]
 
 InstanceType = Annotated[str, one_of(INSTANCES)]
 

@@ -1,6 +1,6 @@
 """The tables that a file has once: project, store, rollout, build, verify, signing."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -14,7 +14,9 @@ from pipeline.config.kinds import (
     Account,
     Alarm,
     Folder,
+    KmsKey,
     Parallelism,
+    PublicKeyFile,
     Region,
     SigningKey,
     Size,
@@ -60,6 +62,11 @@ class Store(Table):
         default=20 << 30,
         description="The size at which `cache` drops what was not read for longest.",
         examples=["20GiB"],
+    )
+    kms_key: Annotated[KmsKey | None, Absent("the encryption that the bucket has by default")] = Field(
+        default=None,
+        description="The KMS key that objects in the bucket of `url` are encrypted with.",
+        examples=["arn:aws:kms:us-east-2:123456789012:key/0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"],
     )
 
 
@@ -182,21 +189,77 @@ class Verify(Table):
     )
 
 
+class TrustedKey(Table):
+    """A public key whose word counts; each is headed `[[signing.trusted]]`."""
+
+    name: Slug = Field(description="What messages and logs call the key.", examples=["release"])
+    key: PublicKeyFile = Field(
+        description="The public key in PEM, Ed25519 or ECDSA P-256. A relative path starts at this file.",
+        examples=["file:release.key.pub"],
+    )
+    channels: Annotated[tuple[Slug, ...] | None, LIST, DISTINCT, Absent("all channels")] = Field(
+        default=None, description="The channels that the key may sign for.", examples=[["production"]]
+    )
+    expires: Annotated[datetime | None, Absent("never")] = Field(
+        default=None,
+        description="From when on the key vouches for nothing new. One that was stolen is removed instead.",
+        examples=[datetime(2027, 11, 1, tzinfo=UTC)],
+    )
+
+    @field_validator("expires")
+    @classmethod
+    def _says_its_offset(cls, moment: datetime | None) -> datetime | None:
+        if moment is not None and moment.tzinfo is None:
+            raise refuse(f"an offset after it, such as {moment.isoformat()}Z: a key expires everywhere at once")
+        return moment
+
+    def may_sign_for(self, channel: str) -> bool:
+        return self.channels is None or channel in self.channels
+
+
 class Signing(Table):
     """Who vouches for an artifact."""
 
     key: Annotated[SigningKey | None, Absent("artifacts are not signed")] = Field(
         default=None,
-        description="The Ed25519 key file or the KMS key that signs manifests.",
+        description="The Ed25519 key file or the KMS key that signs manifests and, where `require` asks for it, "
+        "promotions. A relative path starts at this file.",
         examples=["file:release.key"],
     )
-    require: Annotated[tuple[Slug, ...], MAYBE_EMPTY, DISTINCT] = Field(
-        default=(), description="Channels that take signed artifacts only.", examples=[["production"]]
+    trusted: Annotated[tuple[TrustedKey, ...], MAYBE_EMPTY] = Field(
+        default=(),
+        description="The keys whose signatures count. Without one it is `key`, by the public half beside it.",
     )
+    threshold: Annotated[int, Field(ge=1, le=8), Unit("keys")] = Field(
+        default=1, description="How many of the trusted keys must have signed an artifact.", examples=[2]
+    )
+    require: Annotated[tuple[Slug, ...], MAYBE_EMPTY, DISTINCT] = Field(
+        default=(),
+        description="Channels that take signed artifacts only, and whose promotions and rollbacks are signed too.",
+        examples=[["production"]],
+    )
+
+    @field_validator("trusted")
+    @classmethod
+    def _names_of_their_own(cls, trusted: tuple[TrustedKey, ...]) -> tuple[TrustedKey, ...]:
+        names = [each.name for each in trusted]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise refuse("a name for each key that no other has", found=f'"{twice}" twice')
+        return trusted
 
     @field_validator("require")
     @classmethod
-    def _somebody_must_sign(cls, channels: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        if channels and info.data.get("key", "invalid") is None:
-            raise refuse("signing.key to be set as well, for otherwise nothing could reach these channels")
+    def _enough_may_sign(cls, channels: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if not {"key", "trusted", "threshold"} <= info.data.keys():
+            return channels  # what is wrong with them is told already
+        key, trusted, threshold = info.data["key"], info.data["trusted"], info.data["threshold"]
+        if channels and key is None and not trusted:
+            raise refuse(
+                "signing.key or signing.trusted to be set as well, for otherwise nothing could reach these channels"
+            )
+        for channel in channels:
+            able = sum(each.may_sign_for(channel) for each in trusted) if trusted else 1
+            if able < threshold:
+                raise refuse(f"at least {threshold} trusted keys (threshold) that may sign for {channel}, not {able}")
         return channels

@@ -34,7 +34,7 @@ def _finding(details: ErrorDetails, place: Place) -> Finding:
     if details["type"] == RULE:
         rule = details["ctx"]
         return Finding(place.path, rule["found"] or shown(value), rule["allowed"])
-    allowed = allowed_text(kind, str(place.path[-1]))
+    allowed = allowed_text(kind, ".".join(step for step in place.path if isinstance(step, str)))
     if details["type"] == "missing":
         return Finding(place.path, "nothing", allowed)
     if kind.variants and isinstance(value, dict):

@@ -9,12 +9,16 @@ from pathlib import Path
 
 from pipeline.errors import MissingSoftware, ModelSourceError
 from pipeline.models.known import find, nearest
+from pipeline.models.numbers import meant, spelled
+from pipeline.models.task import task_of
 
 # NAME or OWNER/NAME; a repository of several models, as diffusion has them, is followed by the folder: unet, vae.
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*){0,2}")
 _LARGEST_CONFIG = 4 << 20
 # Says nothing about the model: where it was saved, and by which release.
 _IRRELEVANT = frozenset({"transformers_version"})
+# The one underscored name that is no note: diffusers chooses the model's class by it.
+_RELEVANT = frozenset({"_class_name"})
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,16 @@ class ModelSource:
 
     def relevant_config(self) -> dict[str, object]:
         """What of the configuration can change the graph: all but notes of where the file came from."""
-        return {key: value for key, value in self.config.items() if key[0] != "_" and key not in _IRRELEVANT}
+        return {key: spelled(value) for key, value in _without_notes(self.config).items()}
+
+
+def _without_notes(config: Mapping[str, object]) -> dict[str, object]:
+    """Parts of a composite configuration carry the same notes as the whole."""
+    return {
+        key: _without_notes(value) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key in _RELEVANT or (not key.startswith("_") and key not in _IRRELEVANT)
+    }
 
 
 def resolve(model_id: str, *, revision: str | None = None, task: str | None = None, files: bool = False) -> ModelSource:
@@ -63,6 +76,14 @@ def _looks_like_folder(model_id: str) -> bool:
 
 
 def _read_config(folder: Path) -> dict[str, object]:
+    try:
+        return _parsed_config(folder)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ModelSourceError(f"{folder / 'config.json'}: cannot be read ({reason}); mend its permissions") from error
+
+
+def _parsed_config(folder: Path) -> dict[str, object]:
     path = folder / "config.json"
     if not folder.is_dir():
         raise ModelSourceError(f"{folder}: no such folder; pass a folder with a config.json, or a hub id")
@@ -73,7 +94,7 @@ def _read_config(folder: Path) -> dict[str, object]:
             f"{path}: {path.stat().st_size:,} bytes is no configuration (at most {_LARGEST_CONFIG:,})"
         )
     try:
-        config = json.loads(path.read_bytes())
+        config = meant(json.loads(path.read_bytes()))
     except (ValueError, RecursionError) as error:
         raise ModelSourceError(f"{path}: not valid JSON ({error}); save the configuration again") from error
     named = isinstance(config, dict) and isinstance(config.get("model_type", config.get("_class_name")), str)
@@ -90,35 +111,18 @@ def _where_instead(folder: Path) -> str:
     return "pass the folder that save_pretrained() wrote"
 
 
-_TASK_BY_SUFFIX = {
-    "ForMaskedLM": "fill-mask",
-    "ForCausalLM": "text-generation",
-    "LMHeadModel": "text-generation",
-    "ForSequenceClassification": "text-classification",
-    "ForImageClassification": "image-classification",
-    "ForCTC": "automatic-speech-recognition",
-    "UNet2DConditionModel": "image-denoising",
-    "AutoencoderKL": "image-decoding",
-}
-# Settings of models that generate text from sound.
-_HEARS = ("num_mel_bins", "input_feat_per_channel")
-
-
-def task_of(config: Mapping[str, object]) -> str:
-    """The task of the class that the configuration names; the bare model's otherwise."""
-    architectures = config.get("architectures", config.get("_class_name"))
-    named = architectures if isinstance(architectures, list) else [architectures]
-    name = str(named[0]) if named else ""
-    if name.endswith("ForConditionalGeneration") and config.get("is_encoder_decoder"):
-        hears = any(setting in config for setting in _HEARS)
-        return "automatic-speech-recognition" if hears else "text2text-generation"
-    return next((task for suffix, task in _TASK_BY_SUFFIX.items() if name.endswith(suffix)), "feature-extraction")
+# Beside its configuration: weights, and the tokenizer, with which a verification reads real text.
+_FILES = (
+    *("*.safetensors", "*.safetensors.index.json"),
+    *("tokenizer*", "vocab*", "merges.txt", "added_tokens.json", "special_tokens_map.json"),
+    *("spiece.model", "sentencepiece.bpe.model", "tekken.json"),
+)
 
 
 def _snapshot(model_id: str, revision: str | None, *, files: bool) -> Path:
     """The hub's snapshot of a model: from the machine's cache, else from the network."""
     repository, folder = _parts(model_id)
-    names = ["config.json", "*.safetensors", "*.safetensors.index.json"] if files else ["config.json"]
+    names = ["config.json", *_FILES] if files else ["config.json"]
     wanted = [f"{folder}/{name}" if folder else name for name in names]
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "0" if files else "1")
     try:

@@ -164,6 +164,30 @@ def test_a_promotion_that_expects_another_generation_is_refused(store: Store) ->
         promote(store, "prod", [published(store, 2)], ANYBODY, NOTHING, expected=0)
 
 
+def test_a_rollback_that_expects_another_generation_is_refused(store: Store) -> None:
+    for number in range(2):
+        serve(store, published(store, number))
+    with pytest.raises(Refused, match="is at generation 2, not 1"):
+        rollback(store, "prod", ANYBODY, expected=1)
+
+
+def test_a_rollback_that_another_one_overtook_finds_its_work_done(place: Place) -> None:
+    artifacts = [published(place.store, number) for number in range(3)]
+    for one in artifacts:
+        serve(place.store, one)
+    overtaken: list[str] = []
+
+    def overtake(verb: str, path: str) -> None:
+        if path == generation_path("prod", 4) and not overtaken:
+            overtaken.append(path)
+            rollback(place.store, "prod", ANYBODY)
+
+    answer = rollback(Store(watched(place.backend, overtake)), "prod", ANYBODY)
+    assert overtaken
+    assert not answer.changed
+    assert served(answer.generation) == [artifacts[1].manifest_digest]
+
+
 def test_an_artifact_with_a_missing_blob_is_refused(place: Place) -> None:
     one = published(place.store)
     place.remove(blob_path(one.manifest.weights[0].blob))

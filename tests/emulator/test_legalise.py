@@ -51,6 +51,19 @@ def test_the_largest_constants_that_fit_are_kept(number: int) -> None:
     assert number in [int(table) for table in legalise(counting(number), INF2).constants.values()]
 
 
+def test_unsigned_integers_are_computed_in_32_bits_too() -> None:
+    builder = GraphBuilder()
+    x = builder.input("x", TensorType((2,), DType.UINT64))
+    builder.output("y", builder.add(Binary("add"), x, builder.constant(np.array(2**32 - 9, np.uint64), DType.UINT64)))
+    graph = legalise(builder.build(), INF2)
+    (added,) = (node for node in graph.nodes if isinstance(node.op, Binary))
+    assert added.result.type.dtype is DType.UINT32
+    assert list(execute(graph, {}, {"x": np.array([0, 8], np.uint64)})["y"]) == [2**32 - 9, 2**32 - 1]
+    builder.output("z", builder.add(Binary("add"), x, builder.constant(np.array(2**32, np.uint64), DType.UINT64)))
+    with pytest.raises(ConstantTooLarge, match=r"4294967296.*\(0 to 4294967295\)"):
+        legalise(builder.build(), INF2)
+
+
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
 def test_a_legal_model_answers_to_the_bit_as_before(family: str) -> None:
     wanted = request(family)

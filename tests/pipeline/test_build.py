@@ -2,20 +2,26 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from safetensors.numpy import load, load_file, save_file
 
-from artifact_store import open_store
+from artifact_store import Published, Store, open_store
+from artifact_store.weights import read_weights
 from emulator.fast import execute
 from emulator.graph import Graph
 from pipeline.cli import cli
 from pipeline.models.weights import numpy_dtype
 from pipeline.output import Console
-from tests.pipeline.command import Answer, nxpipe
+from tests.pipeline.command import Answer
+from tests.pipeline.command import nxpipe as installed
 from tests.pipeline.conftest import BERT, LLAMA, write_model
+from tests.pipeline.in_process import InProcess, nxpipe
+
+__all__ = ["nxpipe"]
 
 
 def words(tmp_path: Path, model: Path, *more: str) -> list[str]:
@@ -35,7 +41,7 @@ def words(tmp_path: Path, model: Path, *more: str) -> list[str]:
 
 def build(tmp_path: Path, model: Path, *more: str, **environment: str) -> Answer:
     """In a process of its own, as a user does: for exit codes, streams and what is imported."""
-    return nxpipe(*words(tmp_path, model, *more), cwd=tmp_path, **environment)
+    return installed(*words(tmp_path, model, *more), cwd=tmp_path, **environment)
 
 
 def built(tmp_path: Path, model: Path, *more: str) -> dict[str, object]:
@@ -47,6 +53,14 @@ def built(tmp_path: Path, model: Path, *more: str) -> dict[str, object]:
     return only
 
 
+def weights_of(published: Published, store: Store) -> dict[str, Any]:
+    """What a builder would give for an artifact's weights, each read against its digest."""
+    return {
+        tensor.name: np.frombuffer(data, numpy_dtype(tensor.dtype)).reshape(tensor.shape).copy()
+        for tensor, data in read_weights(store.blobs, published.manifest.weights)
+    }
+
+
 def heavy_imports(answer: Answer) -> set[str]:
     modules = {line.rpartition("|")[2].strip().partition(".")[0] for line in answer.err.splitlines()}
     return modules & {"torch", "transformers", "boto3", "numpy"}
@@ -54,11 +68,11 @@ def heavy_imports(answer: Answer) -> set[str]:
 
 @pytest.mark.parametrize("model", ["bert", "llama"])
 def test_a_model_is_captured_emulated_verified_and_published(
-    model: str, tmp_path: Path, request: pytest.FixtureRequest
+    model: str, tmp_path: Path, request: pytest.FixtureRequest, nxpipe: InProcess
 ) -> None:
     found = built(tmp_path, request.getfixturevalue(model))
     assert found["cache"] == "miss"
-    listing = json.loads(nxpipe("store", "ls", "--json", "--store", f"file://{tmp_path}/store", cwd=tmp_path).out)
+    listing = json.loads(nxpipe("store", "ls", "--json", "--store", f"file://{tmp_path}/store").out)
     assert [row["request_key"] for row in listing] == [found["request_key"]]
 
 
@@ -74,14 +88,12 @@ def test_what_was_published_runs_again_from_the_store_alone(tmp_path: Path, llam
     """Graph, weights and golden inputs, all read back by digest, give the golden outputs to the bit."""
     key = str(built(tmp_path, llama)["request_key"])
     store = open_store(f"file://{tmp_path}/store")
-    manifest = store.resolve(key).manifest
+    published = store.resolve(key)
+    manifest = published.manifest
     (program,) = manifest.executables
     graph = Graph.from_bytes(store.read_blob(program.blob))
     assert graph.key == program.graph_key
-    weights = {
-        tensor.name: np.frombuffer(store.read_blob(tensor.blob), numpy_dtype(tensor.dtype)).reshape(tensor.shape)
-        for tensor in manifest.weights
-    }
+    weights = weights_of(published, store)
     golden = {file.path: load(store.read_blob(file.blob)) for file in manifest.files if file.path.startswith("golden/")}
     outputs = execute(graph, weights, golden["golden/prefill-b1-s32/inputs.safetensors"])
     expected = golden["golden/prefill-b1-s32/outputs.safetensors"]
@@ -104,11 +116,7 @@ def test_a_build_from_safetensors_uses_those_weights(tmp_path: Path, bert: Path)
     """Weights saved by one build's store, given back as files, compute the same answer as the seed that made them."""
     seeded = str(built(tmp_path, bert)["request_key"])
     store = open_store(f"file://{tmp_path}/store")
-    tensors = {
-        tensor.name: np.frombuffer(store.read_blob(tensor.blob), numpy_dtype(tensor.dtype)).reshape(tensor.shape)
-        for tensor in store.resolve(seeded).manifest.weights
-    }
-    save_file(tensors, bert / "model.safetensors")
+    save_file(weights_of(store.resolve(seeded), store), bert / "model.safetensors")
     from_files = str(built(tmp_path, bert, "--weights", str(bert))["request_key"])
     assert from_files != seeded
     weights = [store.resolve(key).manifest.weights for key in (seeded, from_files)]
@@ -119,10 +127,7 @@ def test_a_changed_weight_file_is_a_miss(tmp_path: Path, bert: Path) -> None:
     built(tmp_path, bert)
     store = open_store(f"file://{tmp_path}/store")
     (published,) = store.list()
-    tensors = {
-        tensor.name: np.frombuffer(store.read_blob(tensor.blob), numpy_dtype(tensor.dtype)).reshape(tensor.shape).copy()
-        for tensor in published.manifest.weights
-    }
+    tensors = weights_of(published, store)
     save_file(tensors, bert / "model.safetensors")
     before = built(tmp_path, bert, "--weights", str(bert))
     assert built(tmp_path, bert, "--weights", str(bert))["cache"] == "hit"
@@ -153,8 +158,11 @@ def test_bf16_deviates_from_pytorch_by_a_bf16_sized_error_and_fp32_hardly(tmp_pa
     assert 1e-5 < worst("--autocast", "matmult") < 2e-2
 
 
-def test_an_answer_too_far_from_pytorch_is_refused_and_nothing_is_published(tmp_path: Path, bert: Path) -> None:
-    answer = build(tmp_path, bert, NXPIPE_VERIFY_MAX_RELATIVE_ERROR="0.0000001")
+def test_an_answer_too_far_from_pytorch_is_refused_and_nothing_is_published(
+    tmp_path: Path, bert: Path, nxpipe: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NXPIPE_VERIFY_MAX_RELATIVE_ERROR", "0.0000001")
+    answer = nxpipe(*words(tmp_path, bert))
     assert answer.code == 12
     assert "against PyTorch fp32" in answer.err
     assert open_store(f"file://{tmp_path}/store").list() == []
@@ -183,9 +191,9 @@ REFUSED = [
 
 @pytest.mark.parametrize(("flags", "code", "sentence"), REFUSED, ids=[" ".join(flags) for flags, _, _ in REFUSED])
 def test_a_wrong_request_is_one_sentence_and_its_exit_code(
-    flags: list[str], code: int, sentence: str, tmp_path: Path, bert: Path
+    flags: list[str], code: int, sentence: str, tmp_path: Path, bert: Path, nxpipe: InProcess
 ) -> None:
-    answer = build(tmp_path, bert, *flags)
+    answer = nxpipe(*words(tmp_path, bert, *flags))
     assert (answer.code, answer.out) == (code, "")
     assert sentence in answer.err
     assert "Traceback" not in answer.err
@@ -201,9 +209,9 @@ BROKEN_CONFIGS: list[tuple[dict[str, object], str]] = [
 
 @pytest.mark.parametrize(("config", "sentence"), BROKEN_CONFIGS)
 def test_a_configuration_that_makes_no_model_is_a_compile_error(
-    config: dict[str, object], sentence: str, tmp_path: Path
+    config: dict[str, object], sentence: str, tmp_path: Path, nxpipe: InProcess
 ) -> None:
-    answer = build(tmp_path, write_model(tmp_path / "broken", config))
+    answer = nxpipe(*words(tmp_path, write_model(tmp_path / "broken", config)))
     assert answer.code == 11, answer.err
     assert sentence in answer.err
     assert "Traceback" not in answer.err

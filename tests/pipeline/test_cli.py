@@ -177,7 +177,7 @@ def test_bash_completes_a_command_and_a_subcommand(tmp_path: Path) -> None:
         return [line.partition(",")[2] for line in answer.out.splitlines()]
 
     assert complete("nxpipe bu", "1") == ["build"]
-    assert complete("nxpipe store s", "2") == ["show"]
+    assert complete("nxpipe store sh", "2") == ["show"]
 
 
 @pytest.mark.parametrize("after", ["read the configuration", "compile", "emulate"])

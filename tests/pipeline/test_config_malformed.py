@@ -268,6 +268,41 @@ WRONG = {
     "signatures by nobody": Wrong(
         PROJECT + MODEL + FLEET + '[signing]\nrequire = ["prod"]\n', 17, "signing.require", '["prod"]', "signing.key"
     ),
+    "trust in a channel that nothing runs": Wrong(
+        PROJECT + MODEL + FLEET + '[[signing.trusted]]\nname = "ops"\nkey = "file:o.pub"\nchannels = ["prdo"]\n',
+        19,
+        "signing.trusted[0].channels[0]",
+        '"prdo"',
+        'mean "prod"?',
+    ),
+    "too few trusted keys": Wrong(
+        PROJECT + MODEL + FLEET + '[signing]\nthreshold = 2\nrequire = ["prod"]\n'
+        '[[signing.trusted]]\nname = "ops"\nkey = "file:o.pub"\n',
+        18,
+        "signing.require",
+        '["prod"]',
+        "at least 2 trusted keys (threshold) that may sign for prod, not 1",
+    ),
+    "two keys of one name": Wrong(
+        PROJECT + '[[signing.trusted]]\nname = "a"\nkey = "file:o"\n[[signing.trusted]]\nname = "a"\nkey = "file:p"\n',
+        3,
+        "signing.trusted",
+        '"a" twice',
+        "that no other has",
+    ),
+    "one trusted key without an array": Wrong(
+        PROJECT + '[signing.trusted]\nname = "a"\n', 3, "signing.trusted", "a table", "[[signing.trusted]]"
+    ),
+    "a trusted key in KMS": Wrong(
+        PROJECT + '[[signing.trusted]]\nname = "a"\nkey = "kms:a"\n', 5, "signing.trusted[0].key", "kms:a", "file:PATH"
+    ),
+    "an expiry without an offset": Wrong(
+        PROJECT + '[[signing.trusted]]\nname = "a"\nkey = "file:o"\nexpires = 2027-01-01T00:00:00\n',
+        6,
+        "signing.trusted[0].expires",
+        "2027-01-01T00:00:00",
+        "an offset after it",
+    ),
     "a channel that nothing runs": Wrong(
         PROJECT + MODEL + FLEET + '[signing]\nkey = "file:k"\nrequire = ["prodd"]\n',
         18,

@@ -88,6 +88,22 @@ def test_host_user_locale_time_zone_and_hash_seed_never_flip_the_key(
     assert there.stdout.strip() == key(request_)
 
 
+def with_config(request: BuildRequest, **changes: object) -> BuildRequest:
+    return replace(request, source=replace(request.source, config={**request.source.config, **changes}))
+
+
+def test_notes_of_where_a_configuration_came_from_never_flip_the_key_however_deep(request_: BuildRequest) -> None:
+    part = {"hidden_size": 8, "layers": {"size": 2}}
+    noted = {"_name_or_path": "/home/ann/x", "transformers_version": "4.1", "layers": {"size": 2, "_name_or_path": "y"}}
+    plain = with_config(request_, text_config=part)
+    assert key(with_config(request_, text_config=part | noted, _name_or_path="z")) == key(plain)
+    assert key(with_config(request_, text_config=part | {"hidden_size": 9})) != key(plain)
+
+
+def test_the_class_that_diffusers_builds_is_part_of_the_key(request_: BuildRequest) -> None:
+    assert key(with_config(request_, _class_name="A")) != key(with_config(request_, _class_name="B"))
+
+
 def test_the_inputs_of_a_key_are_plain_json(request_: BuildRequest) -> None:
     inputs = request_.key_inputs()
     assert json.loads(canonical_json(inputs)) == inputs

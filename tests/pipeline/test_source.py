@@ -1,10 +1,13 @@
 import json
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
+from artifact_store.canonical import canonical_json
 from pipeline.errors import ModelSourceError
-from pipeline.models.source import resolve, task_of
+from pipeline.models.source import resolve
+from pipeline.models.task import task_of
 from tests.pipeline.conftest import BERT, write_model
 
 
@@ -76,11 +79,44 @@ def test_what_is_neither_a_folder_nor_an_id_is_refused(text: str) -> None:
         ("LlamaForCausalLM", "text-generation"),
         ("GPT2LMHeadModel", "text-generation"),
         ("BertForSequenceClassification", "text-classification"),
+        ("BertForTokenClassification", "token-classification"),
+        ("RobertaForQuestionAnswering", "question-answering"),
+        ("DetrForObjectDetection", "object-detection"),
+        ("SpeechT5ForSpeechToText", "automatic-speech-recognition"),
+        ("T5ForConditionalGeneration", "text2text-generation"),
         ("BertModel", "feature-extraction"),
     ],
 )
 def test_the_task_follows_the_class_that_the_configuration_names(architecture: str, task: str) -> None:
     assert task_of({"architectures": [architecture]}) == task
+
+
+@pytest.mark.parametrize(
+    ("config", "task"),
+    [
+        ({"architectures": ["WhisperForConditionalGeneration"], "num_mel_bins": 80}, "automatic-speech-recognition"),
+        (
+            {"architectures": ["Wav2Vec2ForSequenceClassification"], "feat_extract_norm": "group"},
+            "audio-classification",
+        ),
+        ({"architectures": ["LlavaForConditionalGeneration"], "vision_config": {}}, "feature-extraction"),
+        ({"architectures": ["XForConditionalGeneration"], "is_encoder_decoder": False}, "feature-extraction"),
+    ],
+)
+def test_a_class_that_stands_for_several_tasks_has_the_one_of_what_it_reads(
+    config: dict[str, object], task: str
+) -> None:
+    assert task_of(config) == task
+
+
+@pytest.mark.parametrize("spelling", ["Infinity", '{"__float__": "Infinity"}'])
+def test_infinity_in_a_configuration_is_a_number_to_the_model_and_json_in_a_key(spelling: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(f'{{"model_type": "mamba2", "limits": [0.0, [{spelling}, -Infinity]]}}')
+    source = resolve(str(tmp_path))
+    assert source.config["limits"] == [0.0, [float("inf"), float("-inf")]]
+    spelled = [0.0, [{"__float__": "Infinity"}, {"__float__": "-Infinity"}]]
+    assert source.relevant_config()["limits"] == spelled
+    assert canonical_json(source.relevant_config())
 
 
 def test_a_configuration_that_names_no_class_is_the_bare_model() -> None:
@@ -100,3 +136,30 @@ def test_a_pipeline_of_several_models_is_answered_with_its_folders(tmp_path: Pat
 def test_a_model_in_a_folder_of_a_hub_repository_is_named_by_that_folder() -> None:
     assert resolve("stable-diffusion-v1-5/stable-diffusion-v1-5/unet").task == "image-denoising"
     assert resolve("runwayml/stable-diffusion-v1-5/vae").config["_class_name"] == "AutoencoderKL"
+
+
+def test_a_configuration_that_may_not_be_read_is_one_sentence(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_bytes", refused)  # the superuser may read everything
+    with pytest.raises(ModelSourceError, match=r"config.json: cannot be read \(Permission denied\); mend its"):
+        resolve(str(bert))
+
+
+def test_a_snapshot_of_the_hub_comes_with_the_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub has more than a build needs; what is fetched is chosen by name."""
+    offered = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "model.bin"]
+    fetched: list[str] = []
+
+    def snapshot_download(_: str, *, allow_patterns: list[str], local_files_only: bool, **more: object) -> str:
+        if local_files_only:
+            raise FileNotFoundError
+        fetched.extend(name for name in offered if any(fnmatch(name, pattern) for pattern in allow_patterns))
+        write_model(tmp_path / "snapshot", dict(BERT))
+        (tmp_path / "snapshot" / "model.safetensors").touch()
+        return str(tmp_path / "snapshot")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert resolve("acme/tiny", files=True).folder == tmp_path / "snapshot"
+    assert fetched == offered[:-1]

@@ -133,7 +133,7 @@ def test_show_tells_all_that_a_manifest_says(here: Path) -> None:
         "weights 2.0 kB, 1.0 kB stored, in 2 tensors",
         "forward-b1-s128 forward, batch 1, sequence 128, tensor parallel 2, 7 B",
         "golden/inputs.safetensors 6 B",
-        "forward-b1-s128.0.cosine 0.9999",
+        "forward-b1-s128[0].cosine 0.9999",
         "options.autocast matmult",
         'shapes [["forward", 1]]',
     ):

@@ -6,9 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load, save
 
+from artifact_store import open_store
+from artifact_store.manifest import File
 from pipeline.models.depth import first_layers
 from pipeline.models.weights import numpy_dtype
+from tests.emulator.models import small_config
 from tests.pipeline.conftest import BERT, LLAMA, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
 
@@ -31,6 +35,7 @@ def test_each_autocast_mode_asked_for_is_measured_beside_pytorchs_own_bf16(nxpip
     assert abs(divergence["none"]) < 1e-9 < divergence["matmult"]
     assert divergence["matmult"] <= found["beside"]["PyTorch bf16"]["outputs"][0]["kl"]
     assert found["passed"]
+    assert not any("layers" in run for run in (*found["emulated"].values(), *found["beside"].values()))
 
 
 def test_every_layer_is_found_in_the_graph_and_errors_grow_from_the_first(nxpipe: InProcess, llama: Path) -> None:
@@ -86,6 +91,40 @@ def test_a_deep_model_is_verified_on_its_first_layers_and_the_report_says_so(nxp
 def test_lists_with_an_entry_a_layer_are_cut_with_the_layers() -> None:
     config = {"model_type": "x", "num_hidden_layers": 3, "layer_types": ["a", "b", "c"], "eos_token_id": [1, 2]}
     assert first_layers(config, 2) == config | {"num_hidden_layers": 2, "layer_types": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "cut"),
+    [
+        ({"depths": [3, 1, 27]}, {"depths": [2, 1, 2]}),
+        ({"layers_per_block": 3}, {"layers_per_block": 2}),
+        (
+            {"num_hidden_layers": 3, "num_feat_extract_layers": 3, "conv_dim": [8, 8, 8]},
+            {"num_hidden_layers": 2},
+        ),
+        (
+            {"num_layers": 4, "attention_types": [[["global", "local"], 2]]},
+            {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
+        ),
+        ({"encoder_layers": 6, "decoder_layers": 1}, {"encoder_layers": 2}),
+        ({"vision_config": {"num_hidden_layers": 3}}, {"vision_config": {"num_hidden_layers": 2}}),
+    ],
+)
+def test_stages_towers_and_what_stands_in_front_of_the_layers_keep_their_own_counts(
+    config: dict[str, object], cut: dict[str, object]
+) -> None:
+    assert first_layers(config, 2) == config | cut
+
+
+@pytest.mark.parametrize("family", ["swin", "t5", "clip", "wav2vec2"])
+def test_images_sound_and_encoder_decoders_are_sliced_and_compared_layer_by_layer(
+    family: str, nxpipe: InProcess, tmp_path: Path
+) -> None:
+    found = verified(nxpipe, write_model(tmp_path / family, small_config(family)), "--layers", "--slice-layers", "1")
+    assert found["passed"]
+    layers = found["emulated"]["matmult"]["layers"]
+    assert layers
+    assert all(layer["max_relative"] < 0.05 for layer in layers)
 
 
 def test_prompts_are_read_in_batches_and_padding_does_not_count(nxpipe: InProcess, bert: Path, tmp_path: Path) -> None:
@@ -169,15 +208,65 @@ def test_a_stored_artifact_is_verified_blob_by_blob_and_repeats_its_answers(
     assert nxpipe(*built, "--store", str(store), "-q").code == 0
     answer = nxpipe("verify", "tiny-llama", "--store", str(store), "--json", "-q")
     assert answer.code == 0, answer.err
-    (found,) = json.loads(answer.out)
-    assert found["yardstick"] == "PyTorch fp32"
-    assert found["emulated"]["as stored"]["outputs"] == found["beside"]["the stored outputs"]["outputs"]
+    first, again = json.loads(answer.out)
+    assert first["yardstick"] == "PyTorch fp32"
+    assert any(output["max_absolute"] > 0 for output in first["emulated"]["as stored"]["outputs"])
+    assert again["yardstick"] == "the stored outputs"
+    assert all(output["max_absolute"] == 0 for output in again["emulated"]["as stored"]["outputs"])
     largest = max((path for path in (store / "cas").rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     spoiled = bytearray(largest.read_bytes())
     spoiled[len(spoiled) // 2] ^= 1
     largest.chmod(0o600)
     largest.write_bytes(spoiled)
     assert nxpipe("verify", "tiny-llama", "--store", str(store), "-q").code == 22
+
+
+def test_answers_that_are_not_those_stored_fail_however_near_to_pytorch(
+    nxpipe: InProcess, bert: Path, tmp_path: Path
+) -> None:
+    store = open_store(str(tmp_path / "store"))
+    built = ("build", "--model-id", str(bert), "--weights", "random:0", "--buckets", "16")
+    assert nxpipe(*built, "--store", str(tmp_path / "store"), "-q").code == 0
+    manifest = store.resolve("tiny-bert").manifest
+    (golden,) = [file for file in manifest.files if file.path.endswith("outputs.safetensors")]
+    others = {name: -array for name, array in load(store.read_blob(golden.blob)).items()}
+    files = [file for file in manifest.files if file is not golden]
+    files.append(File(path=golden.path, blob=store.put_blob(save(others))))
+    (tmp_path / "store" / "ac" / manifest.request_key).unlink()
+    store.publish(manifest.model_copy(update={"files": tuple(files)}))
+    answer = nxpipe("verify", "tiny-bert", "--store", str(tmp_path / "store"), "--json", "-q")
+    assert answer.code == 12
+    assert [found["passed"] for found in json.loads(answer.out)] == [True, False]
+
+
+@pytest.mark.parametrize("more", [(), ("--layers",), ("--steps", "2", "--phases", "decode")])
+def test_a_sharded_model_is_verified_from_all_of_its_ranks(
+    nxpipe: InProcess, llama: Path, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from emulator.ranks import LoadedRanks
+
+    degrees = []
+    load = LoadedRanks.__init__
+
+    def watched(self: LoadedRanks, graph: Any, parameters: Any) -> None:
+        load(self, graph, parameters)
+        degrees.append(self.degree)
+
+    monkeypatch.setattr(LoadedRanks, "__init__", watched)
+    words = ("--model-id", str(llama), "--weights", "random:0", "--buckets", "16", "--json", "-q")
+    answer = nxpipe("verify", *words, "--tp", "2", *more)
+    assert answer.code == 0, answer.err
+    assert set(degrees) == {2}
+    (first, *_) = json.loads(answer.out)
+    layers = [layer["output"] for layer in first["emulated"]["matmult"].get("layers", ())]
+    assert layers == (["model.layers.0", "model.layers.1"] if "--layers" in more else [])
+
+
+def test_a_degree_that_the_model_cannot_have_is_refused_as_a_build_refuses_it(nxpipe: InProcess, llama: Path) -> None:
+    words = ("--model-id", str(llama), "--weights", "random:0", "--buckets", "16", "--target", "trn2.48xlarge")
+    answer = nxpipe("verify", *words, "--tp", "16")
+    assert answer.code == 11
+    assert "the nearest is --tp 8" in answer.err
 
 
 def test_a_saved_program_is_held_against_pytorch_and_against_onnx(nxpipe: InProcess, tmp_path: Path) -> None:

@@ -191,3 +191,13 @@ def _scaled_by_batch(site: Site, x: Value, weight: Value | None, bias: Value | N
 def rms_norm(site: Site, x: Value, shape: Sequence[int], weight: Value | None, epsilon: float | None) -> Value:
     floor = _EPSILON[x.type.dtype] if epsilon is None else float(epsilon)
     return site.emit(RmsNorm(len(shape), floor), *given([x, weight]))
+
+
+@imports("_weight_norm")
+def weight_norm(site: Site, direction: Value, length: Value, dim: int) -> Value:
+    """Rows of unit length, each times a length of its own; axis -1 makes one row of all."""
+    over = tuple(axis for axis in range(direction.type.rank) if axis != dim)
+    wide = site.cast(direction, DType.FLOAT32)
+    squares = site.emit(Reduce("sum", over, True), site.binary("multiply", wide, wide))
+    scale = site.binary("divide", length, site.unary("sqrt", squares))
+    return site.cast(site.binary("multiply", wide, scale), site.result.dtype)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from emulator.capture.aten.base import NotExpressible, Site, axes_of, axis_of, imports
+from emulator.capture.aten.base import NotExpressible, Site, along_an_axis, axes_of, axis_of, imports
 from emulator.capture.composites.windows import continued
 from emulator.graph import Value
 from emulator.ops import Bitcast, Concat, Flip, Iota, Pad, SliceUpdate, Transpose, Where
@@ -211,6 +211,19 @@ def reflection_pad(site: Site, x: Value, pad: Sequence[int]) -> Value:
 @imports("replication_pad1d", "replication_pad2d", "replication_pad3d")
 def replication_pad(site: Site, x: Value, pad: Sequence[int]) -> Value:
     return _padded(site, x, pad, "edge")
+
+
+@imports("diff")
+@along_an_axis
+def diff(site: Site, x: Value, times: int, dim: int, before: Value | None = None, after: Value | None = None) -> Value:
+    """Each element less the one in front of it."""
+    axis = axis_of(x, dim)
+    parts = [site.cast(part, site.result.dtype) for part in (before, x, after) if part is not None]
+    x = site.emit(Concat(axis), *parts) if len(parts) > 1 else x
+    function = "not_equal" if x.type.dtype is DType.BOOL else "subtract"
+    for size in range(x.type.shape[axis], max(x.type.shape[axis] - times, 0), -1):
+        x = site.binary(function, site.slice(x, axis, 1, size), site.slice(x, axis, 0, size - 1))
+    return x
 
 
 def _triangle(site: Site, x: Value, comparison: str, diagonal: int) -> Value:

@@ -24,6 +24,14 @@ def onnx_parameters(path: Path) -> dict[str, Array]:
     return parameters(path)
 
 
+def onnx_data_files(path: Path) -> dict[str, int]:
+    """The files of data beside an ONNX file, by name, and the bytes that each must have at least."""
+    _require_onnx()
+    from emulator.capture.onnx.external import data_files
+
+    return data_files(path)
+
+
 def run_onnx(path: Path, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """What ONNX's own reference evaluator computes with the file."""
     _require_onnx()

@@ -37,17 +37,17 @@ _Scope = dict[str, "Value | _Poison | None"]
 
 
 def capture_file(path: Path, sizes: Mapping[str, int]) -> Graph:
-    model = _loaded(path)
+    model = loaded(path)
     return capture_proto(model, sizes=sizes, folder=path.parent, name=path.name)
 
 
 def parameters(path: Path) -> dict[str, Array]:
     """All initialisers by name, floats as float32."""
-    model = _loaded(path)
+    model = loaded(path)
     return {tensor.name: _numbers(tensor, path.parent) for tensor in model.graph.initializer}
 
 
-def _loaded(path: Path) -> Any:
+def loaded(path: Path) -> Any:
     """The model without the data beside it, which may be large."""
     try:
         model = onnx.load(path, load_external_data=False)

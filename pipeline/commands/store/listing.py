@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import click
 from pipeline.cli import Command
 from pipeline.options import config_option, store_option
 from pipeline.output import Console, human_bytes, table
-from pipeline.store_url import store_url
+from pipeline.store_url import open_the_store
 
 if TYPE_CHECKING:
     from artifact_store import Published
@@ -18,33 +19,44 @@ if TYPE_CHECKING:
     from artifact_store.manifest import Manifest
 
 
+_COLUMNS = ("key", "model", "target", "programs", "size", "published")
+
+
 @click.command(cls=Command)
+@click.option("--model", metavar="ID", help="Only artifacts of this model; `*` stands for any text, as in 'acme/*'.")
+@click.option("--target", metavar="NAME", help="Only artifacts for this target, as the list names it: inf2.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the N newest of those.")
 @store_option
 @config_option
 @click.pass_obj
-def ls(console: Console, store: str | None, config_path: Path) -> None:
+def ls(
+    console: Console, model: str | None, target: str | None, limit: int | None, store: str | None, config_path: Path
+) -> None:
     """List every artifact, the newest first.
 
     \b
     Example:
       nxpipe store ls
+      nxpipe store ls --model 'acme/*' --target inf2 --limit 20
       nxpipe store ls --store s3://my-artifacts/nxpipe --json
     """
-    from artifact_store import open_store
+    from pipeline.garbage import no_collection
 
-    opened = open_store(store_url(store, config_path))
-    published = opened.list()
-    if console.json:
-        console.data([_summary(one) for one in published])
-    elif published:
-        console.result(
-            table(("key", "model", "target", "programs", "size", "published"), [_row(one) for one in published])
-        )
+    with no_collection():
+        opened = open_the_store(store, config_path, console)
+        published = opened.list(console.detail)
+        chosen = [one for one in published if _is_wanted(one, model, target)][:limit]
+        if console.json:
+            console.data([_summary(one) for one in chosen])
+        elif chosen:
+            console.result(table(_COLUMNS, [_row(one) for one in chosen]))
     if not published:
         console.say(
             f"{opened.url} holds no artifact yet; to make one: "
             "nxpipe build --model-id bert-base-uncased --weights random:0"
         )
+    elif not chosen:
+        console.say(f"none of the {len(published)} artifacts of {opened.url} is of that model and target")
 
 
 @click.command(cls=Command)
@@ -63,9 +75,7 @@ def show(console: Console, name: str, store: str | None, config_path: Path) -> N
       nxpipe store show bert-base-uncased
       nxpipe store show bert-base-uncased@4e9ce0 --json
     """
-    from artifact_store import open_store
-
-    opened = open_store(store_url(store, config_path))
+    opened = open_the_store(store, config_path, console)
     published = opened.resolve(name)
     inputs = opened.key_inputs(published.manifest)
     if console.json:
@@ -73,6 +83,10 @@ def show(console: Console, name: str, store: str | None, config_path: Path) -> N
         console.data(_summary(published) | {"manifest": manifest, "key_inputs": inputs})
     else:
         console.result("\n\n".join(_page(published, published.manifest, inputs)))
+
+
+def _is_wanted(one: "Published", model: str | None, target: str | None) -> bool:
+    return (model is None or fnmatchcase(one.model_id, model)) and target in (None, one.target)
 
 
 def _row(one: "Published") -> tuple[str, ...]:
@@ -100,6 +114,8 @@ def _minute(one: "Published") -> str:
 
 def _page(published: "Published", manifest: "Manifest", key_inputs: dict[str, object]) -> Iterator[str]:
     """The page's sections; one without content is left out."""
+    from artifact_store.index.leaves import leaves
+
     weights = [tensor.blob for tensor in manifest.weights]
     yield _aligned(
         [
@@ -131,7 +147,7 @@ def _page(published: "Published", manifest: "Manifest", key_inputs: dict[str, ob
         yield _section("files", [(file.path, human_bytes(file.blob.size)) for file in manifest.files])
     for title, content in (("verification", manifest.report), ("key inputs", key_inputs)):
         if content:
-            yield _section(title, _leaves(content))
+            yield _section(title, ((path, _readable(value)) for path, value in leaves(content)))
 
 
 def _bytes_of(blobs: "list[Blob]") -> str:
@@ -140,18 +156,9 @@ def _bytes_of(blobs: "list[Blob]") -> str:
     return human_bytes(whole) if whole == stored else f"{human_bytes(whole)}, {human_bytes(stored)} stored,"
 
 
-def _leaves(value: object, path: str = "") -> Iterator[tuple[str, str]]:
-    """Nested JSON as dotted names and plain values; a list of plain values stays on one line."""
-    if isinstance(value, dict) and value:
-        children = value.items()
-    elif isinstance(value, list | tuple) and any(isinstance(item, dict) for item in value):
-        children = {str(index): item for index, item in enumerate(value)}.items()
-    else:
-        # Escaped where it is not plain text: a string from a stranger's artifact must not drive the terminal.
-        yield path, value if isinstance(value, str) and value.isprintable() else json.dumps(value)
-        return
-    for name, child in children:
-        yield from _leaves(child, f"{path}.{name}" if path else name)
+def _readable(value: object) -> str:
+    """Escaped where it is not plain text: a string from a stranger's artifact must not drive the terminal."""
+    return value if isinstance(value, str) and value.isprintable() else json.dumps(value)
 
 
 def _section(title: str, rows: Iterable[tuple[str, str]]) -> str:

@@ -1,0 +1,107 @@
+"""From a store to a bundle: equal artifacts with equal signatures make equal bytes."""
+
+import secrets
+import shutil
+import tarfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Protocol
+
+from artifact_store.backends.files import Scratch, flush_to_disk, os_errors, scratch
+from artifact_store.backends.protocol import Sent, nobody
+from artifact_store.bundle.oci import INDEX_FILE, LAYOUT_FILE, Image, blob_name, index_bytes, layout_bytes
+from artifact_store.documents import Blob
+from artifact_store.errors import Refused
+from artifact_store.layout import is_key, signature_folder
+from artifact_store.names import SHOWN
+from artifact_store.record import Published
+from artifact_store.store import Store
+from artifact_store.trust.envelope import MAX_SIGNATURE_BYTES
+from artifact_store.verified import read_at_most
+
+TAR: Final = ".tar"
+
+
+class _Sink(Protocol):
+    def add(self, name: str, size: int, chunks: Iterable[bytes]) -> None: ...
+
+
+def export_artifact(store: Store, published: Published, target: Path, sent: Sent = nobody) -> Image:
+    """Write an artifact, with its signatures, to a tar file (by its name's end) or a folder: whole, or not at all."""
+    if target.exists():
+        raise Refused(f"{target} is in the way of the export; remove it, or name another file or folder")
+    manifest = published.manifest
+    signatures = dict(_signatures(store, published.manifest_digest))
+    image = Image(
+        published.record.manifest, manifest.blobs(), {key_id: Blob.of(data) for key_id, data in signatures.items()}
+    )
+    image_data = image.to_bytes()
+    index = index_bytes(Blob.of(image_data), published.request_key[:SHOWN])
+    # A file of the model may happen to be one of these: an image holds each blob once.
+    documents = {blob_name(Blob.of(data)): data for data in (image_data, manifest.to_bytes(), *signatures.values())}
+    with _tar(target) if target.suffix == TAR else _folder(target) as sink:
+        for name, data in {LAYOUT_FILE: layout_bytes(), INDEX_FILE: index, **documents}.items():
+            sink.add(name, len(data), [data])
+        for blob in sorted(manifest.blobs(), key=lambda blob: blob.sha256):
+            if blob_name(blob) not in documents:
+                sink.add(blob_name(blob), blob.size, store.blobs.chunks(blob, sent))
+    return image
+
+
+def _signatures(store: Store, manifest_digest: str) -> Iterator[tuple[str, bytes]]:
+    folder = signature_folder(manifest_digest)
+    for path in sorted(store.backend.paths(folder)):
+        key_id = path.removeprefix(folder)
+        chunks = store.backend.read(path) if is_key(key_id) else None
+        if chunks is not None:
+            yield key_id, read_at_most(MAX_SIGNATURE_BYTES, chunks)
+
+
+class _Tar:
+    def __init__(self, file: Scratch) -> None:
+        self._file = file
+
+    def add(self, name: str, size: int, chunks: Iterable[bytes]) -> None:
+        header = tarfile.TarInfo(name)
+        header.size = size
+        self._file.write(header.tobuf(tarfile.GNU_FORMAT))
+        for chunk in chunks:
+            self._file.write(chunk)
+        self._file.write(bytes(-size % tarfile.BLOCKSIZE))
+
+
+@contextmanager
+def _tar(target: Path) -> Iterator[_Sink]:
+    with scratch(target.parent) as file:
+        yield _Tar(file)
+        file.write(bytes(2 * tarfile.BLOCKSIZE))
+        file.finish()
+        with os_errors(f"write {target}"):
+            flush_to_disk(file.path)
+            file.path.replace(target)
+
+
+class _Folder:
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def add(self, name: str, size: int, chunks: Iterable[bytes]) -> None:
+        path = self._root / name
+        with os_errors(f"write {path}"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("xb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+            flush_to_disk(path)
+
+
+@contextmanager
+def _folder(target: Path) -> Iterator[_Sink]:
+    unfinished = target.parent / f".{secrets.token_hex(8)}.part"
+    try:
+        yield _Folder(unfinished)
+        with os_errors(f"write {target}"):
+            unfinished.rename(target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)

@@ -1,0 +1,150 @@
+"""Many small objects in a few large ones: what every kind of index has in common.
+
+There is no hot key. A segment is named by the digest of its bytes, so whoever writes the same twice writes it once;
+readers take all the segments there are; and nothing that a segment says counts unless its kind can prove it current.
+Losing one costs time, never an answer: nothing here fails but the reading of the objects themselves.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, Protocol, TypeVar
+
+from artifact_store.backends.protocol import Backend, Found, Payload
+from artifact_store.digest import sha256_hex
+from artifact_store.errors import InvalidDocument, StoreUnavailable
+from artifact_store.layout import is_key
+from artifact_store.verified import read_at_most
+
+MAX_SEGMENT_BYTES: Final = 64 * 1024**2
+MANY_READ: Final = 200  # objects: whoever had to read more than these one by one spares the next reader the same
+MANY_SEGMENTS: Final = 8
+MERGED_KEPT: Final = 3600.0  # seconds: somebody who listed the segments may still be reading one that was merged
+
+E = TypeVar("E")
+Report = Callable[[str], None]
+
+
+def unheard(_: str) -> None:
+    """For those who do not want to know how the index fares."""
+
+
+class Kind(Protocol[E]):
+    """What the segments of one folder hold: an entry for each request key."""
+
+    @property
+    def folder(self) -> str: ...
+
+    def is_current(self, key: str, entry: E) -> bool:
+        """Whether the store still says what the entry says."""
+
+    def read(self, key: str) -> E | None:
+        """The entry, made of the object itself; None when there is nothing to tell."""
+
+    def spelled(self, entries: Mapping[str, E]) -> bytes:
+        """The one segment of these entries."""
+
+    def parsed(self, data: bytes) -> Mapping[str, E]:
+        """The other way; `InvalidDocument` for anything else."""
+
+
+@dataclass(frozen=True)
+class _Segment(Generic[E]):
+    found: Found
+    entries: Mapping[str, E]
+    is_damaged: bool = False
+
+
+class Segments(Generic[E]):
+    """All segments of one kind in a store."""
+
+    def __init__(self, backend: Backend, kind: Kind[E], report: Report = unheard) -> None:
+        self._backend = backend
+        self._kind = kind
+        self._report = report
+
+    def entries(self, keys: Iterable[str], *, at_most: int | None = None) -> dict[str, E]:
+        """The entry of each key: from a segment, else read; of those to be read, only the first `at_most`."""
+        segments = self._segments()
+        known: dict[str, E] = {}
+        spent = [segment for segment in segments if not self._adds_to(known, segment)]
+        missing = [key for key in keys if key not in known][:at_most]
+        answers = zip(missing, self._backend.each(self._kind.read, missing), strict=True)
+        read = {key: entry for key, entry in answers if entry is not None}
+        try:
+            self._tend(segments, spent, known, read)
+        except StoreUnavailable as error:  # as for everybody who may only read
+            self._report(f"the index of {self._backend.url} stays as it is: {error}")
+        return known | read
+
+    def _segments(self) -> list[_Segment[E]]:
+        """The largest first: after a merge, it alone tells all that the merged ones do."""
+        try:
+            found = [each for each in self._backend.walk(self._kind.folder) if is_key(self._name(each))]
+            read = [segment for segment in self._backend.each(self._segment, found) if segment is not None]
+        except StoreUnavailable as error:
+            self._report(f"the index of {self._backend.url} is not used: {error}")
+            return []
+        return sorted(read, key=lambda segment: (-len(segment.entries), segment.found.path))
+
+    def _segment(self, found: Found) -> _Segment[E] | None:
+        """None for one that went away meanwhile, or is of a version that this one does not know."""
+        try:
+            chunks = self._backend.read(found.path)
+            data = None if chunks is None else read_at_most(MAX_SEGMENT_BYTES, chunks)
+        except InvalidDocument as fault:
+            return self._damaged(found, str(fault))
+        if data is None:
+            return None
+        if sha256_hex(data) != self._name(found):
+            return self._damaged(found, "its bytes do not have the digest that names it")
+        try:
+            return _Segment(found, self._kind.parsed(data))
+        except InvalidDocument as fault:
+            self._report(f"{self._backend.url}/{found.path} is passed over: {fault}")
+            return None
+
+    def _damaged(self, found: Found, fault: str) -> _Segment[E]:
+        self._report(f"{self._backend.url}/{found.path} is damaged and not used: {fault}")
+        return _Segment(found, {}, is_damaged=True)
+
+    def _adds_to(self, known: dict[str, E], segment: _Segment[E]) -> bool:
+        before = len(known)
+        for key, entry in segment.entries.items():
+            if key not in known and self._kind.is_current(key, entry):
+                known[key] = entry
+        return len(known) > before
+
+    def _tend(
+        self,
+        segments: Sequence[_Segment[E]],
+        spent: Sequence[_Segment[E]],
+        known: Mapping[str, E],
+        read: Mapping[str, E],
+    ) -> None:
+        """Keep what had to be read, make one segment of too many, remove those that tell nothing any more."""
+        damaged = {segment.found.path for segment in segments if segment.is_damaged}
+        if len(segments) - len(spent) > MANY_SEGMENTS:
+            self._write({**known, **read}, damaged)
+        elif len(read) > MANY_READ:
+            self._write(read, damaged)
+        if spent:
+            old = self._backend.now() - MERGED_KEPT
+            for segment in spent:
+                if segment.found.modified < old:
+                    self._backend.remove(segment.found)
+
+    def _write(self, entries: Mapping[str, E], damaged: set[str]) -> None:
+        data = self._kind.spelled(entries)
+        if len(data) > MAX_SEGMENT_BYTES and len(entries) > 1:
+            keys = sorted(entries)
+            for half in (keys[::2], keys[1::2]):
+                self._write({key: entries[key] for key in half}, damaged)
+            return
+        payload = Payload.of(data)
+        path = self._kind.folder + payload.sha256
+        # Where a damaged one holds the name, only these very bytes may take its place.
+        if not self._backend.create(path, payload) and path in damaged:
+            self._backend.replace(path, payload)
+
+    def _name(self, found: Found) -> str:
+        return found.path.removeprefix(self._kind.folder)

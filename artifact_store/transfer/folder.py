@@ -1,0 +1,118 @@
+"""A folder that is filled from a store: nothing lands outside of it, and a half-filled one does not look complete.
+
+.nxpipe          says that the folder is ours, and of each file its content and under which circumstances it was
+                 written: what is unchanged since then need not come again
+manifest.json    comes last, so that a folder which has it is complete
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from artifact_store.backends.files import flush_to_disk, os_errors, scratch
+from artifact_store.documents import Document, SafePath, parse_document
+from artifact_store.errors import NotUnderstood, Refused
+from artifact_store.transfer.stamp import date, stamp_of
+
+MANIFEST: Final = "manifest.json"
+_NOTES: Final = ".nxpipe"
+
+
+class Note(Document):
+    """What a file holds, and the stamp that it had when it was written."""
+
+    content: str
+    stamp: str
+
+
+class Notes(Document):
+    files: dict[SafePath, Note]
+
+
+@dataclass
+class Filled:
+    """A folder, and what is in it by our own notes."""
+
+    root: Path
+    noted: Mapping[str, Note]
+    wanted: dict[str, Note] = field(default_factory=dict)
+
+    def has(self, path: str, content: str) -> bool:
+        """Whether the file is there, as we wrote it."""
+        note = Note(content=content, stamp=stamp_of(self.root / path))
+        if not note.stamp or self.noted.get(path) != note:
+            return False
+        self.wanted[path] = note
+        return True
+
+    def write(self, path: str, content: str, fill: Callable[[Path], None]) -> None:
+        """Put a file there whole; `fill` writes its bytes into one that lies beside it."""
+        target = self.root / path
+        with os_errors(f"write {target}"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._refuse_ways_out(target.parent)
+            with scratch(target.parent) as file:
+                file.finish()
+                fill(file.path)
+                date(file.path)
+                flush_to_disk(file.path)
+                file.path.replace(target)
+        self.wanted[path] = Note(content=content, stamp=stamp_of(target))
+
+    def complete(self, manifest: bytes, digest: str) -> None:
+        """What an earlier artifact had and this one has not is removed; then the manifest makes it official."""
+        with os_errors(f"write {self.root}"):
+            for path in self.noted.keys() - self.wanted.keys() - {MANIFEST}:
+                self._refuse_ways_out((self.root / path).parent)
+                (self.root / path).unlink(missing_ok=True)
+            for folder in {(self.root / path).parent for path in self.wanted}:
+                flush_to_disk(folder)
+        if not self.has(MANIFEST, digest):
+            self.write(MANIFEST, digest, lambda path: _write(path, manifest))
+            with os_errors(f"write {self.root}"):
+                flush_to_disk(self.root)
+        _note(self.root, self.wanted)
+
+    def _refuse_ways_out(self, folder: Path) -> None:
+        if not folder.resolve().is_relative_to(self.root.resolve()):
+            raise Refused(f"{folder} is a link that leads out of {self.root}; remove it, or name another folder")
+
+
+def open_folder(root: Path, manifest_digest: str) -> Filled:
+    """A new or an empty folder, or one of ours; another artifact's manifest goes first, since it will not hold."""
+    with os_errors(f"write {root}"):
+        root.mkdir(parents=True, exist_ok=True)
+        notes = _read_notes(root)
+        if notes is None:
+            if any(root.iterdir()):
+                raise Refused(f"{root} holds files that no fetch put there; name a new or an empty folder")
+            _note(root, {})
+        filled = Filled(root, notes or {})
+        if not filled.has(MANIFEST, manifest_digest):
+            (root / MANIFEST).unlink(missing_ok=True)
+    return filled
+
+
+def _read_notes(root: Path) -> dict[str, Note] | None:
+    """None: this folder is not ours. Notes that cannot be read say nothing about any file."""
+    try:
+        return parse_document(Notes, json.loads((root / _NOTES).read_bytes())).files
+    except FileNotFoundError:
+        return None
+    except (ValueError, NotUnderstood):
+        return {}
+
+
+def _note(root: Path, files: Mapping[str, Note]) -> None:
+    notes = Notes(files=dict(files))
+    with scratch(root) as file:
+        file.write(notes.model_dump_json(indent=1).encode())
+        file.finish()
+        with os_errors(f"write {root / _NOTES}"):
+            file.path.replace(root / _NOTES)
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)

@@ -1,0 +1,99 @@
+"""A store that is read from afar: through a tier of this machine, or from a mirror when the store fails."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from artifact_store.backends.files import chunks_of, flush_to_disk, os_errors, scratch
+from artifact_store.backends.protocol import Backend, Sent, nobody
+from artifact_store.blobs import Blobs
+from artifact_store.documents import Blob
+from artifact_store.errors import NotFound
+from artifact_store.index.segments import Report, unheard
+from artifact_store.layout import action_path, is_key
+from artifact_store.names import choose
+from artifact_store.record import ActionRecord, Published
+from artifact_store.records import Records
+from artifact_store.store import Store
+from artifact_store.transfer.ranges import receive
+from artifact_store.transfer.source import Sources
+from artifact_store.transfer.tier import Tier
+
+
+class BlobsFromAfar(Blobs):
+    """Writes go to the store; so does every look that decides about a write, since a copy elsewhere proves nothing."""
+
+    def __init__(self, backend: Backend, sources: Sources, tier: Tier | None) -> None:
+        super().__init__(backend)
+        self._sources = sources
+        self._tier = tier
+
+    def chunks(self, blob: Blob, sent: Sent = nobody) -> Iterator[bytes]:
+        """The bytes in chunks, verified before the first one."""
+        return chunks_of(self.open(blob, sent))
+
+    def open(self, blob: Blob, sent: Sent = nobody) -> IO[bytes]:
+        """The bytes as a file to be read, verified; from the tier, which gets what it lacks."""
+        opened: list[IO[bytes]] = []
+
+        def use(path: Path) -> None:
+            with os_errors(f"read {path}"):
+                opened.append(path.open("rb", buffering=0))
+            if self._tier:
+                self._tier.keep(path, blob)
+
+        found = self._tier and self._tier.open(blob)
+        if found:
+            sent(blob.size)
+            return found
+        self._receive(blob, self._tier.partial if self._tier else self._backend.scratch_folder, use, sent)
+        return opened[0]
+
+    def copy_to(self, blob: Blob, path: Path, sent: Sent = nobody) -> None:
+        def use(received: Path) -> None:
+            with os_errors(f"write {path}"):
+                flush_to_disk(received)
+                received.replace(path)
+
+        if self._tier is None:
+            self._receive(blob, path.parent, use, sent)
+            return
+        with scratch(path.parent) as file:
+            for chunk in chunks_of(self.open(blob, sent)):
+                file.write(chunk)
+            file.finish()
+            use(file.path)
+
+    def _receive(self, blob: Blob, folder: Path, use: Callable[[Path], None], sent: Sent) -> None:
+        def from_one(place: Backend) -> bool:
+            receive(blob, folder, use, place, sent)
+            return True
+
+        self._sources.first(f"blob {blob.sha256}", from_one)
+
+
+class StoreFromAfar(Store):
+    """Records are read from the first place that has them; a listing from the first that answers."""
+
+    def __init__(self, backend: Backend, blobs: BlobsFromAfar, sources: Sources) -> None:
+        super().__init__(backend)
+        self.blobs = blobs
+        self.sources = sources
+
+    def find(self, request_key: str) -> Published | None:
+        if not is_key(request_key):
+            return None
+        path = action_path(request_key)
+        record = self.sources.first(path, lambda place: Records(place).read(ActionRecord, path))
+        return self._published(record, self._manifest(record)) if record else None
+
+    def list(self, report: Report = unheard) -> Sequence[Published]:
+        found = self.sources.first("the listing", lambda place: Store(place).list(report))
+        return [self._published(one.record) for one in found or ()]
+
+    def resolve(self, name: str) -> Published:
+        chosen = choose(name, self.list(), self.url)
+        found = self.find(chosen.request_key)
+        if found is None:
+            raise NotFound(f"{name!r} was removed from {self.url} a moment ago; see what is left, and name another")
+        return found

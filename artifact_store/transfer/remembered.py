@@ -1,0 +1,43 @@
+"""What this machine has seen of a store, for when it is offline: action records and the state of channels.
+
+It is laid out as that store is, below `seen/` of the tier. A file's modification time says when it was last seen so.
+"""
+
+from pathlib import Path
+
+from artifact_store.backends.files import os_errors, scratch
+from artifact_store.backends.local import LocalFolder
+from artifact_store.channel.generation import Generation, Head
+from artifact_store.digest import sha256_hex
+from artifact_store.documents import Sealed
+from artifact_store.layout import action_path, head_path
+
+
+class Remembered(LocalFolder):
+    def __init__(self, tier: Path, url: str) -> None:
+        super().__init__(tier / "seen" / sha256_hex(url.encode())[:16])
+        self.url = f"{url} (as last seen from here)"
+
+    def keep(self, record: Sealed) -> None:
+        """Not flushed to the disk: one that a power loss has torn does not match its seal."""
+        target = self._root / record.path
+        with scratch(self.scratch_folder) as file, os_errors(f"write {target}"):
+            file.write(record.to_bytes())
+            file.finish()
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file.path.replace(target)
+
+    def keep_channel(self, tip: Generation) -> None:
+        self.keep(tip)
+        self.keep(Head(channel=tip.channel, generation=tip.generation))
+
+    def age_of_artifact(self, request_key: str) -> float:
+        return self._age(action_path(request_key))
+
+    def age_of_channel(self, channel: str) -> float:
+        """Seconds since the channel was seen to be so."""
+        return self._age(head_path(channel))
+
+    def _age(self, path: str) -> float:
+        stat = self.stat(path)
+        return self.now() - stat.modified if stat else 0.0

@@ -1,0 +1,75 @@
+"""Which artifact a name or a channel means, wherever the answer comes from; what was seen is remembered."""
+
+from dataclasses import dataclass
+
+from artifact_store.channel.generation import Generation, Served
+from artifact_store.channel.log import ChannelLog
+from artifact_store.documents import Blob
+from artifact_store.errors import Corrupt, InvalidDocument, NotFound
+from artifact_store.layout import is_key
+from artifact_store.manifest import MAX_MANIFEST_BYTES, Manifest
+from artifact_store.store import Store
+from artifact_store.transfer.reading import StoreFromAfar
+from artifact_store.transfer.remembered import Remembered
+from artifact_store.transfer.source import Sources
+from artifact_store.verified import read_at_most
+
+_OTHER_VERSION = "read it with the version of nxpipe that wrote it"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """`seen_ago` is None where the store itself has answered, else the seconds since it was seen to be so."""
+
+    manifest: Manifest
+    digest: str
+    seen_ago: float | None
+
+
+def by_name(store: Store, name: str, remember: Remembered | None = None) -> Wanted:
+    """`MODEL`, `MODEL@KEYPREFIX` or `KEYPREFIX`; a whole key needs no listing."""
+    key = name.rpartition("@")[2]
+    found = store.find(key) if is_key(key) else None
+    published = found or store.resolve(name)
+    if remember:
+        remember.keep(published.record)
+    seen = store.backend
+    ago = seen.age_of_artifact(published.request_key) if isinstance(seen, Remembered) else None
+    return Wanted(published.manifest, published.manifest_digest, ago)
+
+
+def by_channel(
+    store: Store, channel: str, model: str | None, target: str | None, remember: Remembered | None = None
+) -> Wanted:
+    """What a channel serves for this model and target, either of which may be left out where there is one."""
+    sources = store.sources if isinstance(store, StoreFromAfar) else Sources([store.backend])
+    # In a tuple, so that "it is empty" is an answer too: a mirror may lag, and must not be asked what it had.
+    answer = sources.first(f"channel {channel}", lambda place: (ChannelLog(place, channel).tip(),))
+    tip = answer[0] if answer else None
+    if tip is None:
+        raise NotFound(f"channel {channel} of {store.url} is empty; promote an artifact to it")
+    if remember:
+        remember.keep_channel(tip)
+    chosen = _choose(tip, model, target, store.url)
+    seen = store.backend
+    ago = seen.age_of_channel(channel) if isinstance(seen, Remembered) else None
+    return Wanted(_manifest(store, chosen.manifest), chosen.manifest.sha256, ago)
+
+
+def _choose(tip: Generation, model: str | None, target: str | None, url: str) -> Served:
+    found = [one for one in tip.artifacts if model in (None, one.model_id) and target in (None, one.target)]
+    if len(found) == 1:
+        return found[0]
+    serves = ", ".join(f"{one.model_id} for {one.target}" for one in tip.artifacts[:8]) or "nothing"
+    what = f"{len(found)} artifacts" if found else "no such artifact"
+    raise NotFound(
+        f"channel {tip.channel} of {url} has {what} in generation {tip.generation}, which serves {serves}; "
+        "name one model and one target"
+    )
+
+
+def _manifest(store: Store, blob: Blob) -> Manifest:
+    try:
+        return Manifest.from_bytes(read_at_most(MAX_MANIFEST_BYTES, store.blobs.chunks(blob)))
+    except InvalidDocument as fault:
+        raise Corrupt(f"manifest {blob.sha256} in {store.url}", str(fault), _OTHER_VERSION) from fault

@@ -1,0 +1,91 @@
+"""Whose word counts for which channel."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from artifact_store.channel.change import Sign
+from artifact_store.channel.generation import Generation, Signature
+from artifact_store.documents import seconds_since_1970
+from artifact_store.errors import Refused
+from artifact_store.record import Published
+from artifact_store.store import Store
+from artifact_store.trust.keys import PublicKey, Signer, as_base64, from_base64
+from artifact_store.trust.signatures import Signatures
+
+
+@dataclass(frozen=True)
+class TrustedKey:
+    """A key under the name that people know it by; `channels` of None are all, `expires` of None is never."""
+
+    name: str
+    key: PublicKey
+    channels: frozenset[str] | None = None
+    expires: float | None = None  # seconds since 1970
+
+    def counts(self, channel: str, at: float) -> bool:
+        return (self.channels is None or channel in self.channels) and (self.expires is None or at < self.expires)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The channels that ask for signatures, the keys that they trust, and how many of those must agree."""
+
+    trusted: tuple[TrustedKey, ...] = ()
+    required: frozenset[str] = frozenset()
+    threshold: int = 1
+
+    def trusts(self, key: PublicKey, channel: str, at: float) -> bool:
+        return key.key_id in {each.key_id for each in self._keys(channel, at).values()}
+
+    def signers(self, store: Store, manifest_digest: str, channel: str, now: float) -> list[str]:
+        """The names of those who have signed a manifest, of all whose word counts."""
+        keys = self._keys(channel, now)
+        signed = Signatures(store)
+        return [name for name, key in keys.items() if signed.by(key, manifest_digest) is not None]
+
+    def judge(self, store: Store, channel: str) -> Callable[[Published], bool] | None:
+        """What a promotion asks of each artifact; None for a channel that takes unsigned ones too."""
+        if channel not in self.required:
+            return None
+
+        def vouched(one: Published) -> bool:
+            names = self.signers(store, one.manifest_digest, channel, store.backend.now())
+            if names and len(names) < self.threshold:
+                raise Refused(
+                    f"channel {channel} asks for {self.threshold} signatures, and {one.model_id}@"
+                    f"{one.request_key[:12]} has that of {', '.join(names)} only; have it signed by one more"
+                )
+            return bool(names)
+
+        return vouched
+
+    def authors(self, generation: Generation) -> list[str]:
+        """The names of those who have signed a generation while their word counted."""
+        keys = self._keys(generation.channel, seconds_since_1970(generation.at))
+        message = generation.signed_bytes()
+        by_key = {signature.key_id: from_base64(signature.signature) for signature in generation.signatures}
+        found = {name: by_key.get(key.key_id) for name, key in keys.items()}
+        return [name for name, signature in found.items() if signature and keys[name].proves(signature, message)]
+
+    def fault(self, generation: Generation) -> str | None:
+        """Why nobody should believe a generation, if its channel asks for a signature and has no good one."""
+        if generation.channel not in self.required or self.authors(generation):
+            return None
+        if not generation.signatures:
+            return "is not signed"
+        known = {each.key.key_id: each for each in self.trusted}
+        names = [known[each.key_id].name for each in generation.signatures if each.key_id in known]
+        if not names:
+            return "is signed by no key that the policy knows"
+        return f"has no valid signature: that of {', '.join(names)} is wrong, expired, or not for this channel"
+
+    def _keys(self, channel: str, at: float) -> dict[str, PublicKey]:
+        """Each key once: one that is listed under two names is still one signer."""
+        counting = (each for each in self.trusted if each.counts(channel, at))
+        by_id = {each.key.key_id: each for each in counting}
+        return {each.name: each.key for each in by_id.values()}
+
+
+def signing_with(signer: Signer) -> Sign:
+    """How an author signs a generation."""
+    return lambda message: Signature(key_id=signer.public.key_id, signature=as_base64(signer.sign(message)))

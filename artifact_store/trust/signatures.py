@@ -1,0 +1,51 @@
+"""The signatures that a store holds: for each manifest one file of each key, so that nobody overwrites another's."""
+
+from typing import Final
+
+from artifact_store.backends.protocol import Payload
+from artifact_store.errors import Corrupt, InvalidDocument
+from artifact_store.layout import is_key, signature_folder
+from artifact_store.record import Published
+from artifact_store.store import Store
+from artifact_store.trust.envelope import MAX_SIGNATURE_BYTES, Envelope, sign
+from artifact_store.trust.keys import PublicKey, Signer
+from artifact_store.trust.statement import Statement, statement_of
+from artifact_store.verified import read_at_most
+
+_SIGN_AGAIN: Final = "find out who changed it, then have the same key sign the artifact again"
+
+
+class Signatures:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def add(self, published: Published, signer: Signer, builder: str) -> Statement:
+        """Sign a manifest that has just been read and proved."""
+        statement = statement_of(published.manifest, self._store.key_inputs(published.manifest), builder)
+        envelope = sign(statement, signer)
+        # A key that says one thing and signs with another is found out here, not on the day of the rollout.
+        envelope.statement(signer.public, published.manifest_digest)
+        path = _path(published.manifest_digest, envelope.key_id)
+        self._store.backend.replace(path, Payload.of(envelope.to_bytes()))
+        return statement
+
+    def by(self, key: PublicKey, manifest_digest: str) -> Statement | None:
+        """What this key has signed of this manifest, proved; None when it has signed nothing."""
+        path = _path(manifest_digest, key.key_id)
+        chunks = self._store.backend.read(path)
+        if chunks is None:
+            return None
+        try:
+            return Envelope.from_bytes(read_at_most(MAX_SIGNATURE_BYTES, chunks)).statement(key, manifest_digest)
+        except InvalidDocument as fault:
+            raise Corrupt(f"{self._store.url}/{path}", str(fault), _SIGN_AGAIN) from fault
+
+    def key_ids(self, manifest_digest: str) -> list[str]:
+        """The keys that claim to have signed a manifest; nothing is proved of them."""
+        folder = signature_folder(manifest_digest)
+        names = (path.removeprefix(folder) for path in self._store.backend.paths(folder))
+        return sorted(filter(is_key, names))
+
+
+def _path(manifest_digest: str, key_id: str) -> str:
+    return f"{signature_folder(manifest_digest)}{key_id}"

@@ -1,0 +1,130 @@
+"""Collection: a plan of what goes and why, carried out beside publishers and promoters. Section 14 of the format."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final, Literal
+
+from artifact_store.backends.protocol import Found
+from artifact_store.layout import retired_path
+from artifact_store.manifest import MAX_MANIFEST_BYTES
+from artifact_store.record import ActionRecord
+from artifact_store.store import Store
+from artifact_store.upkeep.kinds import Kind, kind_of
+from artifact_store.upkeep.reach import Reach, RetiredRecord, find_held, find_roots, is_young, mark
+from artifact_store.upkeep.rules import Rules, given_up
+
+# How the canonical JSON of a manifest begins, and of nothing else in a store: "backend" is its first field.
+_MANIFEST: Final = b'{"backend":"'
+
+
+@dataclass(frozen=True)
+class Step:
+    """One object, at the version that was looked at."""
+
+    action: Literal["retire", "remove", "clean up"]
+    found: Found
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What goes, in this order."""
+
+    rules: Rules
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What went, and what stayed because somebody wrote or needs it since the plan was made."""
+
+    done: tuple[Step, ...]
+    spared: tuple[Step, ...]
+
+    @property
+    def freed(self) -> int:
+        return sum(step.found.size for step in self.done if step.action != "retire")
+
+
+def nobody(step: Step, done: bool) -> None:
+    """For those who do not watch."""
+
+
+def plan(store: Store, rules: Rules, now: float) -> Plan:
+    """Look only. A damaged record or manifest is `Corrupt`, and nothing is collected."""
+    # First of all, for it puts back what a killed removal had in its hand.
+    abandoned = list(store.backend.abandoned(now - store.grace))
+    listed = list(store.backend.walk(""))
+    roots = find_roots(store, rules.history, now)
+    reach = mark(store, listed, roots, now)
+    return Plan(
+        rules,
+        (
+            *(Step("retire", entry.found, reason) for entry, reason in given_up(store, roots, rules, now)),
+            *_sweep(store, listed, reach, now),
+            *(Step("clean up", found, "half-written, and its writer has gone") for found in abandoned),
+        ),
+    )
+
+
+def carry_out(store: Store, plan: Plan, told: Callable[[Step, bool], None] = nobody) -> Outcome:
+    """Take back, look again at what is needed, and sweep the rest; killed at any point, only orphans are left."""
+    done: list[Step] = []
+    spared: list[Step] = []
+    for steps, act in _stages(store, plan):
+        for step, gone in zip(steps, store.backend.each(act, steps), strict=True):
+            (done if gone else spared).append(step)
+            told(step, gone)
+    return Outcome(tuple(done), tuple(spared))
+
+
+def _sweep(store: Store, listed: Sequence[Found], reach: Reach, now: float) -> Iterator[Step]:
+    loose: dict[Kind, list[Found]] = {kind: [] for kind in Kind}
+    for found in listed:
+        kind = kind_of(found.path)
+        if kind and not reach.has(found.path) and not is_young(store, found, now):
+            loose[kind].append(found)
+    blobs = loose.pop(Kind.BLOB)
+    for kind, those in loose.items():
+        yield from (Step("remove", found, kind.reason) for found in those)
+    are_manifests = list(store.backend.each(lambda found: _is_manifest(store, found), blobs))
+    both = list(zip(blobs, are_manifests, strict=True))
+    yield from (Step("remove", found, "a manifest that nothing names") for found, is_one in both if is_one)
+    yield from (Step("remove", found, Kind.BLOB.reason) for found, is_one in both if not is_one)
+
+
+def _is_manifest(store: Store, found: Found) -> bool:
+    """A manifest goes before its blobs: whoever finds it, in a generation of long ago, relies on them."""
+    if found.size > MAX_MANIFEST_BYTES:
+        return False
+    return b"".join(store.backend.read(found.path, 0, len(_MANIFEST)) or ()) == _MANIFEST
+
+
+def _stages(store: Store, plan: Plan) -> Iterator[tuple[Sequence[Step], Callable[[Step], bool]]]:
+    """Steps that may be done at once, and how. Each stage begins when the one before it has ended."""
+    retire = [step for step in plan.steps if step.action == "retire"]
+    if retire:
+        held = {root.manifest.sha256 for root in find_held(store, plan.rules.history, store.backend.now())}
+        yield retire, lambda step: _retire(store, step.found, held)
+    sweep = [step for step in plan.steps if step.action == "remove"]
+    if sweep:
+        now = store.backend.now()
+        listed = [step.found for step in sweep]
+        reach = mark(store, listed, find_roots(store, plan.rules.history, now), now)
+        for _, stage in groupby(sweep, key=lambda step: step.reason):
+            yield list(stage), lambda step: not reach.has(step.found.path) and store.backend.remove(step.found)
+    clean_up = [step for step in plan.steps if step.action == "clean up"]
+    yield clean_up, lambda step: store.backend.remove_abandoned(step.found)
+
+
+def _retire(store: Store, found: Found, held: set[str]) -> bool:
+    """From here on, the copy below `retired/` holds the artifact for those who found it just now."""
+    record = store.records.read(ActionRecord, found.path)
+    if record is None or record.manifest.sha256 in held:
+        return False
+    copy = RetiredRecord.model_validate(record.model_dump())
+    if store.records.create_or_read(copy).write_id != record.write_id:
+        return False  # an earlier record of this key is in its grace yet
+    # One that a killed collection left is as old as that; it must hold for the whole grace from now on.
+    return store.backend.touch(retired_path(record.request_key)) and store.backend.remove(found)

@@ -1,0 +1,266 @@
+"""What must stay: from the roots of a store to every object that they need. Section 14 of docs/store-format.md.
+
+Others write meanwhile, so the order of looking matters: what hands a manifest over is looked at before what takes it.
+That is `ac/` before `retired/`, and pins before channels. Objects are listed before all of these: whoever names an old
+one after that has made it young first, and a removal will notice.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Final, TypeVar
+
+from artifact_store.backends.protocol import Found
+from artifact_store.blobs import PUBLISH_AGAIN
+from artifact_store.channel.generation import Generation
+from artifact_store.channel.log import channels
+from artifact_store.documents import Blob, Sealed, seconds_since_1970
+from artifact_store.errors import Corrupt, InvalidDocument, NotFound
+from artifact_store.failures import Failure
+from artifact_store.graphs import GraphRecord
+from artifact_store.layout import (
+    ACTIONS,
+    PINS,
+    RETIRED,
+    SIGNATURES,
+    digest_path,
+    graph_path,
+    is_key,
+    listing_path,
+    log_folder,
+    number_of,
+    retired_path,
+)
+from artifact_store.manifest import MAX_MANIFEST_BYTES, Manifest
+from artifact_store.pins import Pin
+from artifact_store.record import ActionRecord
+from artifact_store.store import Store
+from artifact_store.upkeep.kinds import Kind, kind_of
+from artifact_store.verified import read_at_most
+
+DAY: Final = 24 * 3600.0
+_AT_ONCE: Final = 64  # manifests in memory
+_OTHER_VERSION: Final = "collect and check this store with the version of nxpipe that wrote it"
+
+K = TypeVar("K", bound=Sealed)
+
+OnFault = Callable[[Corrupt], None]
+ReadManifest = Callable[[Blob], Manifest]
+
+
+class RetiredRecord(ActionRecord):
+    """An action record that was taken back: the same bytes in another place."""
+
+    @property
+    def path(self) -> str:
+        return retired_path(self.request_key)
+
+
+@dataclass(frozen=True)
+class History:
+    """How far back rollback is promised: to whatever a channel served within this time, and to its last states."""
+
+    seconds: float = 90 * DAY
+    generations: int = 10
+
+
+@dataclass(frozen=True)
+class Root:
+    """One record's word that a manifest is needed. That of an earlier generation may have been collected before."""
+
+    path: str
+    manifest: Blob
+    request_key: str | None
+    may_be_gone: bool = False
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An action record, and the object it was found in."""
+
+    found: Found
+    record: ActionRecord
+
+
+@dataclass(frozen=True)
+class Roots:
+    actions: Sequence[Entry]
+    retired: Sequence[Root]  # those of which the grace has not passed
+    held: Sequence[Root]  # by pins and channels
+
+
+@dataclass
+class Reach:
+    """What the roots need: blobs as sizes by digest, and the paths of all else."""
+
+    blobs: dict[str, int] = field(default_factory=dict)
+    paths: set[str] = field(default_factory=set)
+    manifests: set[str] = field(default_factory=set)
+
+    def has(self, path: str) -> bool:
+        digest = path.rpartition("/")[2]
+        return path in self.paths or (digest in self.blobs and path == digest_path(digest))
+
+    def add(self, *blobs: Blob) -> None:
+        self.blobs.update((blob.sha256, blob.size) for blob in blobs)
+
+
+def stop(fault: Corrupt) -> None:
+    """Nothing may be collected of a store that is not understood."""
+    raise fault
+
+
+def nothing(manifest: Manifest, blob: Blob) -> None:
+    """For those who need no more than the marks."""
+
+
+def read_manifest(store: Store, blob: Blob) -> Manifest:
+    try:
+        return Manifest.from_bytes(read_at_most(MAX_MANIFEST_BYTES, store.blobs.chunks(blob)))
+    except InvalidDocument as fault:
+        raise Corrupt(f"{store.url}/{digest_path(blob.sha256)}", str(fault), _OTHER_VERSION) from fault
+
+
+def find_roots(store: Store, history: History, now: float, fault: OnFault = stop) -> Roots:
+    """Every record that holds a manifest, looked for in the one safe order."""
+    actions = [Entry(found, record) for found, record in _records(store, ActionRecord, _keyed(store, ACTIONS), fault)]
+    young = [found for found in _keyed(store, RETIRED) if is_young(store, found, now)]
+    retired = [
+        Root(found.path, record.manifest, record.request_key)
+        for found, record in _records(store, RetiredRecord, young, fault)
+    ]
+    return Roots(actions, retired, find_held(store, history, now, fault))
+
+
+def find_held(store: Store, history: History, now: float, fault: OnFault = stop) -> list[Root]:
+    """What pins and channels hold, whatever becomes of action records."""
+    pins = [found for found in store.backend.walk(PINS) if Kind.PIN.pattern.fullmatch(found.path)]
+    held = [Root(found.path, pin.manifest, None) for found, pin in _records(store, Pin, pins, fault) if pin.holds(now)]
+    for channel in channels(store.backend):
+        held += _served(store, channel, history, now, fault)
+    return held
+
+
+def mark(
+    store: Store,
+    listed: Sequence[Found],
+    roots: Roots,
+    now: float,
+    *,
+    fault: OnFault = stop,
+    read: ReadManifest | None = None,
+    visit: Callable[[Manifest, Blob], None] = nothing,
+) -> Reach:
+    """Everything that the roots need, and what else stays because it is young. `listed` is older than the roots."""
+    reach = Reach()
+    reach.paths.update(entry.found.path for entry in roots.actions)
+    reach.paths.update(root.path for root in (*roots.retired, *roots.held))
+    needed = _distinct(roots)
+    reach.add(*(root.manifest for root in needed))
+    for root, manifest in _manifests(store, needed, read or partial(read_manifest, store), fault):
+        if root.manifest.sha256 not in reach.manifests:
+            reach.manifests.add(root.manifest.sha256)
+            reach.add(*manifest.blobs())
+            reach.paths.add(listing_path(manifest))
+            reach.paths.update(graph_path(executable.graph_key) for executable in manifest.executables)
+            visit(manifest, root.manifest)
+    _mark_notes(store, listed, reach, now, fault)
+    return reach
+
+
+def is_young(store: Store, found: Found, now: float) -> bool:
+    return found.modified >= now - store.grace
+
+
+def _mark_notes(store: Store, listed: Sequence[Found], reach: Reach, now: float, fault: OnFault) -> None:
+    """Signatures of what stays; graph records and failures that stay, with the blobs that they name."""
+    reach.paths.update(found.path for found in listed if _signed(found.path) in reach.manifests)
+    graphs = [found for found in listed if Kind.GRAPH.pattern.fullmatch(found.path)]
+    staying = [found for found in graphs if found.path in reach.paths or is_young(store, found, now)]
+    for _, graph in _records(store, GraphRecord, staying, fault):
+        reach.add(graph.executable)
+    failures = [found for found in listed if Kind.FAILURE.pattern.fullmatch(found.path)]
+    for found, failure in _records(store, Failure, failures, fault):
+        if is_young(store, found, now) or seconds_since_1970(failure.expires_at) > now:
+            reach.paths.add(found.path)
+            reach.add(*([failure.log] if failure.log else []))
+
+
+def _signed(path: str) -> str:
+    return path.split("/")[1] if path.startswith(SIGNATURES) else ""
+
+
+def _served(store: Store, channel: str, history: History, now: float, fault: OnFault) -> Iterator[Root]:
+    folder = log_folder(channel)
+    log = [found for found in store.backend.walk(folder) if number_of(found.path.removeprefix(folder))]
+    kept = [found for at, found in enumerate(log) if _is_kept(log, at, history, now)]
+    for found, generation in _records(store, Generation, kept, fault):
+        for served in generation.artifacts:
+            yield Root(found.path, served.manifest, served.request_key, may_be_gone=found != log[-1])
+
+
+def _is_kept(log: Sequence[Found], at: int, history: History, now: float) -> bool:
+    """A generation was served until the next one was made."""
+    return at >= len(log) - max(history.generations, 1) or log[at + 1].modified >= now - history.seconds
+
+
+def _keyed(store: Store, folder: str) -> list[Found]:
+    return [found for found in store.backend.walk(folder) if is_key(found.path.removeprefix(folder))]
+
+
+def _records(store: Store, kind: type[K], listed: Iterable[Found], fault: OnFault) -> Iterator[tuple[Found, K]]:
+    """The records that are still there."""
+
+    def read(found: Found) -> K | None:
+        try:
+            return store.records.read(kind, found.path)
+        except Corrupt as error:
+            fault(error)
+            return None
+
+    listed = list(listed)
+    for found, record in zip(listed, store.backend.each(read, listed), strict=True):
+        if record is not None:
+            yield found, record
+
+
+def _distinct(roots: Roots) -> list[Root]:
+    """One root for each manifest and the key it must answer; one that insists on it, if there is any."""
+    found: dict[tuple[str, str | None], Root] = {}
+    actions = (Root(each.found.path, each.record.manifest, each.record.request_key) for each in roots.actions)
+    for root in (*actions, *roots.retired, *roots.held):
+        known = found.setdefault((root.manifest.sha256, root.request_key), root)
+        if known.may_be_gone and not root.may_be_gone:
+            found[root.manifest.sha256, root.request_key] = root
+    return list(found.values())
+
+
+def _manifests(
+    store: Store, roots: Sequence[Root], read: ReadManifest, fault: OnFault
+) -> Iterator[tuple[Root, Manifest]]:
+    def load(root: Root) -> Manifest | None:
+        where = f"{store.url}/{root.path}"
+        try:
+            manifest = read(root.manifest)
+            if root.request_key not in (None, manifest.request_key):
+                raise Corrupt(where, f"its manifest answers {manifest.request_key}", PUBLISH_AGAIN)
+        except NotFound:
+            if not root.may_be_gone:
+                fault(Corrupt(where, f"its manifest {root.manifest.sha256} is missing", PUBLISH_AGAIN))
+            return None
+        except Corrupt as error:
+            fault(error)
+            return None
+        return manifest
+
+    waiting = iter(roots)
+    while batch := list(islice(waiting, _AT_ONCE)):
+        for root, manifest in zip(batch, store.backend.each(load, batch), strict=True):
+            if manifest is not None:
+                yield root, manifest
+
+
+def orphans(listed: Iterable[Found], reach: Reach) -> list[Found]:
+    """What nothing holds; of a publish that is under way, too."""
+    return [found for found in listed if kind_of(found.path) not in (None, Kind.LEASE) and not reach.has(found.path)]

@@ -1,0 +1,330 @@
+"""How fast the artifact store publishes and fetches, beside the tools that people use for it.
+
+    nice -n -15 python benchmarks/store.py FOLDER [--runs N] [--aws PATH] [--s5cmd PATH] [--quick]
+
+FOLDER is best a new one on a memory file system: the programs are compared, not the disk. Each run is a process of its
+own, with a server of its own where there is one; clients take turns, and the median of the runs counts. The page
+docs/store-speed.md is written whole. --quick is for trying the script: a sixteenth of the bytes, and no page.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from store_process import Cost, Failed, measured
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "store-speed.md"
+MODEL = "example/benchmark"
+BUCKET = "benchmark"
+_PYTHON = sys.executable
+_NXPIPE = str(Path(_PYTHON).parent / "nxpipe")
+_MIB = 1024**2
+
+
+@dataclass(frozen=True)
+class Shape:
+    count: int
+    size: int
+
+    @property
+    def name(self) -> str:
+        unit, size = ("MiB", self.size // _MIB) if self.size >= _MIB else ("KiB", self.size // 1024)
+        return f"{self.count:,} x {size:,} {unit}"
+
+    def files(self, folder: Path) -> Path:
+        """Random bytes, made once."""
+        where = folder / "source" / self.name.replace(" ", "").replace(",", "")
+        if not where.exists():
+            where.mkdir(parents=True)
+            for number in range(self.count):
+                (where / f"{number:04}").write_bytes(os.urandom(self.size))
+        return where
+
+
+SHAPES = (Shape(1, 1024 * _MIB), Shape(20, 64 * _MIB), Shape(2000, 64 * 1024))
+# moto is an order of magnitude slower than any of its clients: less is enough to see that.
+MOTO_SHAPES = (Shape(1, 128 * _MIB), Shape(20, 4 * _MIB), Shape(200, 64 * 1024))
+
+
+@dataclass(frozen=True)
+class Client:
+    """How to send the files of a folder to a URL, and how to get them into a new folder."""
+
+    name: str
+    publish: Callable[[Path, str], Sequence[str]]
+    fetch: Callable[[str, Path], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Row:
+    place: str
+    shape: str
+    action: str
+    client: str
+    costs: tuple[Cost, ...]
+
+    @property
+    def median(self) -> Cost:
+        return Cost(*(statistics.median(column) for column in zip(*self.costs, strict=True)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=9, help="after which every client gets one run and no more")
+    parser.add_argument("--aws", default="aws")
+    parser.add_argument("--s5cmd", default="s5cmd")
+    parser.add_argument("--place", action="append", choices=[place.name for place in PLACES], help="may be repeated")
+    parser.add_argument("--quick", action="store_true")
+    asked = parser.parse_args()
+    asked.folder.mkdir(parents=True)  # what lies there would be in the way
+    try:
+        hit = _local_hit(asked.folder)  # first: Python has compiled all modules after it
+        rows, missing = _all_rows(asked)
+    finally:
+        shutil.rmtree(asked.folder)
+    page = _page(rows, missing, hit, asked.runs)
+    print(page)
+    if not asked.quick and not asked.place:
+        PAGE.write_text(page)
+    return 0
+
+
+def _all_rows(asked: argparse.Namespace) -> tuple[list[Row], list[str]]:
+    rows: list[Row] = []
+    missing: list[str] = []
+    deadline = time.monotonic() + asked.minutes * 60
+    for place in PLACES:
+        if asked.place and place.name not in asked.place:
+            continue
+        clients = place.clients(asked)
+        present = [client for client in clients if _is_there(client)]
+        missing += [client.name for client in clients if client not in present and client.name not in missing]
+        for shape in place.shapes:
+            small = Shape(shape.count, shape.size // 16) if asked.quick else shape
+            rows += _rows(place, small, present, asked.folder, asked.runs, deadline)
+    return rows, missing
+
+
+def _rows(
+    place: "Place", shape: Shape, clients: Sequence[Client], folder: Path, runs: int, deadline: float
+) -> Iterator[Row]:
+    source = shape.files(folder)
+    costs: dict[tuple[str, str], list[Cost]] = {}
+    present = list(clients)
+    for run in range(runs):
+        if run and time.monotonic() > deadline:
+            break
+        for client in list(present):
+            try:
+                for action, cost in _both_ways(place, client, source, shape, folder).items():
+                    costs.setdefault((action, client.name), []).append(cost)
+            except Failed as error:
+                present.remove(client)
+                print(f"{client.name} is left out of {place.name}, {shape.name}: {error}", file=sys.stderr)
+        print(f"{place.name}, {shape.name}: run {run + 1} of {runs}", file=sys.stderr)
+    shutil.rmtree(source)
+    for (action, client_name), found in sorted(costs.items(), key=lambda item: item[0][0], reverse=True):
+        yield Row(place.name, shape.name, action, client_name, tuple(found))
+
+
+def _both_ways(place: "Place", client: Client, source: Path, shape: Shape, folder: Path) -> dict[str, Cost]:
+    work = folder / "work"
+    work.mkdir()
+    try:
+        with place.opened(work) as (url, environment):
+            environment = {**environment, **_own_places(folder, work)}
+            published = measured(client.publish(source, url), environment)
+            fetched = measured(client.fetch(url, work / "fetched"), environment)
+        found = sum(path.stat().st_size for path in (work / "fetched").rglob("*") if path.is_file())
+        if found < shape.count * shape.size:
+            raise Failed(f"{found} bytes came, and {shape.count * shape.size} were sent")
+    finally:
+        shutil.rmtree(work)
+    return {"publish": published, "fetch": fetched}
+
+
+def _own_places(folder: Path, work: Path) -> dict[str, str]:
+    return {"HOME": str(work), "TMPDIR": str(work), "PYTHONPYCACHEPREFIX": str(folder / "compiled")}
+
+
+def _is_there(client: Client) -> bool:
+    return shutil.which(client.publish(Path(), "")[0]) is not None
+
+
+# Clients
+
+
+NXPIPE = Client(
+    "nxpipe",
+    lambda source, url: [_PYTHON, str(ROOT / "benchmarks/store_process.py"), "publish", str(source), url],
+    lambda url, to: [_NXPIPE, "store", "fetch", MODEL, "--store", url, "--to", str(to), "--quiet"],
+)
+CP = Client(
+    "cp + sha256sum",
+    lambda source, url: ["sh", "-c", f"cp -r {source} {url} && sha256sum {url}/* > /dev/null"],
+    lambda url, to: ["sh", "-c", f"cp -r {url} {to} && sha256sum {to}/* > /dev/null"],
+)
+BOTO3 = Client(
+    "boto3",
+    lambda source, url: [_PYTHON, str(ROOT / "benchmarks/store_process.py"), "boto3-up", str(source), url],
+    lambda url, to: [_PYTHON, str(ROOT / "benchmarks/store_process.py"), "boto3-down", url, str(to)],
+)
+
+
+def _aws(program: str) -> Client:
+    return Client(
+        "aws s3 cp",
+        lambda source, url: [program, "s3", "cp", "--recursive", "--quiet", str(source), f"{url}/files"],
+        lambda url, to: [program, "s3", "cp", "--recursive", "--quiet", f"{url}/files", str(to)],
+    )
+
+
+def _s5cmd(program: str) -> Client:
+    return Client(
+        "s5cmd",
+        lambda source, url: [program, "--log", "error", "cp", f"{source}/", f"{url}/files/"],
+        lambda url, to: [program, "--log", "error", "cp", f"{url}/files/*", f"{to}/"],
+    )
+
+
+# Places
+
+
+_IDENTITY = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+
+
+@contextmanager
+def _in_a_folder(work: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
+    yield str(work / "store"), {}
+
+
+@contextmanager
+def _on_our_server(work: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
+    command = [_PYTHON, str(ROOT / "benchmarks/s3_server.py"), str(work / "served")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout
+        endpoint = server.stdout.readline().strip()
+        try:
+            yield f"s3://{BUCKET}/nxpipe", {"AWS_ENDPOINT_URL": endpoint, "S3_ENDPOINT_URL": endpoint, **_IDENTITY}
+        finally:
+            server.kill()
+
+
+@contextmanager
+def _on_moto(work: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    endpoint = f"http://127.0.0.1:{port}"
+    environment = {"AWS_ENDPOINT_URL": endpoint, "S3_ENDPOINT_URL": endpoint, **_IDENTITY}
+    command = [_PYTHON, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as server:
+        try:
+            measured([_PYTHON, str(ROOT / "benchmarks/store_process.py"), "make-bucket", BUCKET], environment)
+            yield f"s3://{BUCKET}/nxpipe", environment
+        finally:
+            server.kill()
+
+
+@dataclass(frozen=True)
+class Place:
+    name: str
+    opened: Callable[[Path], AbstractContextManager[tuple[str, Mapping[str, str]]]]
+    shapes: Sequence[Shape]
+    clients: Callable[[argparse.Namespace], Sequence[Client]]
+
+
+def _of_s3(asked: argparse.Namespace) -> Sequence[Client]:
+    return NXPIPE, _s5cmd(asked.s5cmd), _aws(asked.aws), BOTO3
+
+
+PLACES = (
+    Place("a folder", _in_a_folder, SHAPES, lambda _: (NXPIPE, CP)),
+    Place("S3, our fast server", _on_our_server, SHAPES, _of_s3),
+    Place("S3, moto", _on_moto, MOTO_SHAPES, _of_s3),
+)
+
+
+# A hit
+
+
+def _local_hit(folder: Path) -> tuple[float, float]:
+    """Milliseconds of fetching a small artifact by its key when this machine has all of it, and of bare Python."""
+    shape, work = Shape(20, 64 * 1024), folder / "hit"
+    work.mkdir()
+    environment = _own_places(folder, work)
+    with _on_our_server(work) as (url, served):
+        measured(NXPIPE.publish(shape.files(folder), url), {**served, **environment})
+        warm = subprocess.run(
+            [*NXPIPE.fetch(url, work / "first"), "--json"],
+            env={**os.environ, **served, **environment},
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+    key = json.loads(warm.stdout)["key"]
+    times: dict[str, list[float]] = {"hit": [], "bare": []}
+    for number in range(11):
+        fetch = [_NXPIPE, "store", "fetch", key, "--store", url, "--to", str(work / str(number)), "--quiet"]
+        for name, command in (("hit", fetch), ("bare", [_PYTHON, "-c", "pass"])):
+            began = time.perf_counter()
+            measured(command, environment)
+            times[name].append((time.perf_counter() - began) * 1000)
+    return statistics.median(times["hit"]), statistics.median(times["bare"])
+
+
+# The page
+
+
+_HEADING = """# How fast the store is
+
+Publishing and fetching, nxpipe beside other tools; written by `benchmarks/store.py`, medians of up to {runs} runs that
+took turns, on {cores} cores with client, server and files (in memory) on one machine. The ratio is the other tool's
+time divided by nxpipe's: above 1, nxpipe is faster. nxpipe hashes every byte with SHA-256 before it is used, keeps
+what it fetches from S3 in its cache as well, and is started by its command line; of the others, `sha256sum` alone
+checks.
+"""
+
+
+def _page(rows: Sequence[Row], missing: Sequence[str], hit: tuple[float, float], runs: int) -> str:
+    parts = [_HEADING.format(runs=runs, cores=os.cpu_count())]
+    if missing:
+        parts.append(f"Not installed where this was measured: {', '.join(missing)}.\n")
+    for place in dict.fromkeys(row.place for row in rows):
+        parts.append(f"## {place[0].upper()}{place[1:]}\n")
+        parts.append("| What | Client | Seconds | Ratio | CPU seconds | Peak RSS, MB |\n|---|---|---|---|---|---|")
+        parts[-1] += "".join(f"\n{_line(row, rows)}" for row in rows if row.place == place) + "\n"
+    parts.append(
+        f"## A hit\n\nFetching an artifact of 20 x 64 KiB by its whole key, when this machine has it: {hit[0]:.0f} ms "
+        f"from start to end, of which Python's own start takes {hit[1]:.0f} ms; the goal is 150 ms.\n"
+    )
+    return "\n".join(parts)
+
+
+def _line(row: Row, rows: Sequence[Row]) -> str:
+    ours = next((one for one in rows if (one.client, *_what(one)) == (NXPIPE.name, *_what(row))), row)
+    seconds, cpu, rss = row.median
+    spread = f"{min(cost.seconds for cost in row.costs):.2f}-{max(cost.seconds for cost in row.costs):.2f}"
+    ratio = "" if row is ours else f"{seconds / ours.median.seconds:.2f}"
+    return f"| {row.action} {row.shape} | {row.client} | {seconds:.2f} ({spread}) | {ratio} | {cpu:.2f} | {rss:.0f} |"
+
+
+def _what(row: Row) -> tuple[str, str, str]:
+    return row.place, row.shape, row.action
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""What `benchmarks/store.py` runs in processes of their own, and how it measures them.
+
+python benchmarks/store_process.py publish FOLDER URL | boto3-up FOLDER URL | boto3-down URL FOLDER | make-bucket NAME
+"""
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+_SAMPLED_EVERY = 0.01  # seconds
+
+
+class Failed(Exception):
+    """A program ended with an error, which it has told itself."""
+
+
+class Cost(NamedTuple):
+    seconds: float
+    cpu_seconds: float
+    peak_mb: float
+
+
+def measured(command: Sequence[str], environment: Mapping[str, str]) -> Cost:
+    """Run to the end: time, processor time, and the largest sum of memory over the process and all it started."""
+    began = time.perf_counter()
+    # As where it is installed: compiled modules are at hand from the second start on.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    process = subprocess.Popen(command, env={**inherited, **environment}, stdout=subprocess.DEVNULL)
+    peak, over = [0], threading.Event()
+
+    def sample() -> None:
+        while not over.wait(_SAMPLED_EVERY):
+            peak[0] = max(peak[0], _memory(process.pid))
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    # Not its ru_maxrss: that has what this process had when it forked.
+    _, status, used = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - began
+    process.returncode = os.waitstatus_to_exitcode(status)
+    over.set()
+    sampler.join()
+    if process.returncode:
+        raise Failed(f"{' '.join(command)} ended with {process.returncode}")
+    return Cost(seconds, used.ru_utime + used.ru_stime, peak[0] / 1e6)
+
+
+def _memory(pid: int) -> int:
+    """The most that it has ever had, and its children."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return 0  # it has ended meanwhile
+    most = re.search(r"VmHWM:\s*(\d+) kB", status)
+    return (int(most[1]) * 1024 if most else 0) + sum(_memory(int(child)) for child in children)
+
+
+def publish(folder: str, url: str) -> None:
+    """Each file as one tensor of an artifact, by the way that a build takes."""
+    from artifact_store import open_store
+    from artifact_store.backends.files import chunks_of
+    from artifact_store.backends.protocol import Payload
+    from artifact_store.canonical import canonical_json
+    from artifact_store.digest import sha256_of_chunks
+    from artifact_store.documents import Blob
+    from artifact_store.manifest import Manifest, ModelRef, Tensor
+
+    store = open_store(url)
+
+    def keep(path: Path) -> Tensor:
+        digest = sha256_of_chunks(chunks_of(path.open("rb", buffering=0)))
+        blob: Blob = store.blobs.keep(Payload(digest, path.stat().st_size, path))
+        return Tensor(name=path.name, dtype="uint8", shape=(blob.size,), blob=blob, pack=None)
+
+    weights = tuple(store.backend.each(keep, sorted(Path(folder).iterdir())))
+    store.publish(
+        Manifest(
+            model=ModelRef(id="example/benchmark", revision=None, task="feature-extraction"),
+            target="inf2",
+            backend="emulator",
+            key_inputs=store.put_blob(canonical_json({"files": len(weights), "first": weights[0].blob.sha256})),
+            executables=(),
+            weights=weights,
+            files=(),
+            report={},
+        )
+    )
+
+
+def boto3_up(folder: str, url: str) -> None:
+    import boto3
+
+    client, (bucket, prefix) = boto3.client("s3"), _parsed(url)
+    for path in sorted(Path(folder).iterdir()):
+        client.upload_file(str(path), bucket, f"{prefix}/files/{path.name}")
+
+
+def boto3_down(url: str, folder: str) -> None:
+    import boto3
+
+    client, (bucket, prefix) = boto3.client("s3"), _parsed(url)
+    Path(folder).mkdir()
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/files/"):
+        for found in page["Contents"]:
+            client.download_file(bucket, found["Key"], f"{folder}/{found['Key'].rpartition('/')[2]}")
+
+
+def make_bucket(name: str) -> None:
+    """As soon as the server that was just started answers."""
+    import boto3
+    from botocore.config import Config
+
+    config = Config(retries={"mode": "standard", "total_max_attempts": 10})
+    boto3.client("s3", config=config).create_bucket(Bucket=name)
+
+
+def _parsed(url: str) -> tuple[str, str]:
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    return bucket, prefix
+
+
+_ACTIONS: dict[str, Callable[..., None]] = {
+    "publish": publish,
+    "boto3-up": boto3_up,
+    "boto3-down": boto3_down,
+    "make-bucket": make_bucket,
+}
+
+if __name__ == "__main__":
+    _ACTIONS[sys.argv[1]](*sys.argv[2:])

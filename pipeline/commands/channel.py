@@ -1,0 +1,105 @@
+"""`nxpipe channel log` and `nxpipe channel show`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from artifact_store.errors import Refused
+from pipeline.cli import Command, Group
+from pipeline.commands.store.itself import open_the_store_itself
+from pipeline.options import config_option, store_option
+from pipeline.output import Console
+
+if TYPE_CHECKING:
+    from pipeline.channel_view import Entry
+
+
+@click.group(cls=Group)
+def channel() -> None:
+    """Show what channels serve, and their history.
+
+    \b
+    Example:
+      nxpipe channel show
+      nxpipe channel log production
+    """
+
+
+@channel.command(cls=Command)
+@click.argument("name", required=False)
+@click.option("--last", type=click.IntRange(1), default=20, show_default=True, metavar="N", help="How far to go back.")
+@store_option
+@config_option
+@click.pass_obj
+def log(console: Console, name: str | None, last: int, store: str | None, config_path: Path) -> None:
+    """Print a channel's history, the newest generation first.
+
+    Each generation is proved by the digest that the one after it holds. Where [signing] of nxpipe.toml asks for
+    signatures, a generation without a good one is reported, and the command ends with an error. Without NAME the
+    history of every channel is printed.
+
+    \b
+    Example:
+      nxpipe channel log production
+      nxpipe channel log production --last 3 --json
+    """
+    from pipeline.channel_text import log_data, log_text
+    from pipeline.channel_view import ChannelView
+
+    view = ChannelView.of(open_the_store_itself(store, config_path, console), config_path)
+    entries = [entry for each in view.names(name) for entry in view.history(each, last)]
+    if console.json:
+        console.data([log_data(entry) for entry in entries])
+    else:
+        _print(console, [log_text(entry) for entry in entries], view.store.url)
+    _refuse_what_nobody_should_believe(entries)
+
+
+@channel.command(cls=Command)
+@click.argument("name", required=False)
+@store_option
+@config_option
+@click.pass_obj
+def show(console: Console, name: str | None, store: str | None, config_path: Path) -> None:
+    """Show what a channel serves, since when, and who has signed it.
+
+    Signatures are checked with the keys of [signing] in nxpipe.toml. Without NAME every channel is shown.
+
+    \b
+    Example:
+      nxpipe channel show production
+      nxpipe channel show --json
+    """
+    from pipeline.channel_text import state_data, state_text
+    from pipeline.channel_view import ChannelView
+
+    view = ChannelView.of(open_the_store_itself(store, config_path, console), config_path)
+    entries = [entry for each in view.names(name) for entry in view.history(each, 1)]
+    signers = [
+        {served: view.signers(entry.generation.channel, served) for served in entry.generation.artifacts}
+        for entry in entries
+    ]
+    if console.json:
+        console.data([state_data(entry, names) for entry, names in zip(entries, signers, strict=True)])
+    else:
+        texts = [state_text(entry, names) for entry, names in zip(entries, signers, strict=True)]
+        _print(console, texts, view.store.url)
+    _refuse_what_nobody_should_believe(entries)
+
+
+def _print(console: Console, texts: list[str], url: str) -> None:
+    if texts:
+        console.result("\n\n".join(texts))
+    else:
+        console.say(f"{url} has no channel yet; to make one: nxpipe promote MODEL@KEY --channel NAME")
+
+
+def _refuse_what_nobody_should_believe(entries: "list[Entry]") -> None:
+    for entry in entries:
+        if entry.fault:
+            one = entry.generation
+            raise Refused(
+                f"generation {one.generation} of channel {one.channel} {entry.fault}; find out who wrote it, and "
+                "promote or roll back again with a trusted key"
+            )

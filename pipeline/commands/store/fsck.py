@@ -1,0 +1,61 @@
+"""`nxpipe store fsck`."""
+
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pipeline.cli import Command
+from pipeline.commands.store.itself import open_the_store_itself
+from pipeline.exit_codes import CORRUPT
+from pipeline.options import config_option, store_option
+from pipeline.output import Console, human_bytes
+from pipeline.progress import Progress
+
+if TYPE_CHECKING:
+    from artifact_store.backends.protocol import Sent
+
+
+@click.command(cls=Command)
+@click.option(
+    "--repair-from", metavar="URL", help="Another store, or a cache folder, with good copies of what is bad here."
+)
+@store_option
+@config_option
+@click.pass_context
+def fsck(ctx: click.Context, repair_from: str | None, store: str | None, config_path: Path) -> None:
+    """Read and verify all that the store needs; repair it if asked.
+
+    Every record, every blob of every artifact, and the history of every channel. Ends in exit code 22 when something
+    is missing or damaged and could not be repaired. Records are never repaired: they say themselves what to do.
+
+    \b
+    Example:
+      nxpipe store fsck
+      nxpipe store fsck --repair-from s3://my-replica/nxpipe
+    """
+    from artifact_store import open_store
+    from artifact_store.upkeep.fsck import fsck as carry_out
+
+    console: Console = ctx.obj
+    opened = open_the_store_itself(store, config_path, console)
+    source = open_store(repair_from) if repair_from else None
+    with ExitStack() as shown:
+
+        def begin(total: int) -> "Sent":
+            return shown.enter_context(Progress(console, "reading", total)).sent
+
+        health = carry_out(opened, source=source, begin=begin)
+    if console.json:
+        console.data(asdict(health))
+    else:
+        for finding in health.findings:
+            console.result(f"{'repaired' if finding.mended else 'bad'}  {finding.fault}")
+    console.say(
+        f"{health.blobs} blobs of {human_bytes(health.bytes)} are needed, {sum(not f.mended for f in health.findings)} "
+        f"findings stand, {sum(f.mended for f in health.findings)} were repaired; {health.orphans} objects of "
+        f"{human_bytes(health.orphaned)} are orphans, which a collection removes."
+    )
+    ctx.exit(0 if health.is_sound else CORRUPT.number)

@@ -1,0 +1,61 @@
+"""Requests that failed for good: the store remembers them, so that nobody compiles for the same answer twice."""
+
+import json
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+
+from artifact_store import Store
+from artifact_store.canonical import canonical_json
+from artifact_store.errors import StoreError
+from artifact_store.failures import Failure, failure_of, remember_failure
+from pipeline.errors import BuildRefused, VerificationFailed
+from pipeline.verify import Thresholds
+
+# Behind an error of the request's own may stand one of this machine: no memory, no disk, a package that is missing.
+_OF_THE_MACHINE = (MemoryError, OSError, ImportError)
+
+
+def refuse_what_failed_before(store: Store, request_key: str, thresholds: Thresholds | None) -> None:
+    """Answer with the remembered failure, if this request would end in it again."""
+    try:
+        failure = failure_of(store, request_key)
+        if failure is None or not _stands(store, failure, thresholds):
+            return
+    except (StoreError, ValueError):  # a record or a log that cannot be read spares nobody the work
+        return
+    kind = VerificationFailed if failure.kind == VerificationFailed.__qualname__ else BuildRefused
+    when = failure.at[:16].replace("T", " ")
+    raise kind(f"{failure.message.rstrip('.')} (found out on {when} UTC and remembered; --force tries again)")
+
+
+@contextmanager
+def remembering(store: Store, request_key: str, thresholds: Thresholds | None) -> Iterator[None]:
+    """Keep what the block dies of, where the same request would die of it again."""
+    try:
+        yield
+    except Exception as error:
+        if not any(isinstance(cause, _OF_THE_MACHINE) for cause in _causes(error)):
+            log = {"verify": _asked(thresholds), "traceback": "".join(traceback.format_exception(error))}
+            with suppress(StoreError):  # what happened matters more than that it could not be noted
+                remember_failure(store, request_key, error, log=canonical_json(log))
+        raise
+
+
+def _stands(store: Store, failure: Failure, thresholds: Thresholds | None) -> bool:
+    """Thresholds are not part of a request's key: an answer beyond some may be within others."""
+    if failure.kind != VerificationFailed.__qualname__:
+        return True
+    return failure.log is not None and json.loads(store.read_blob(failure.log))["verify"] == _asked(thresholds)
+
+
+def _asked(thresholds: Thresholds | None) -> dict[str, object] | None:
+    return None if thresholds is None else asdict(thresholds)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__

@@ -1,0 +1,81 @@
+"""How far a transfer is, on stderr: a bar on a terminal, a line now and then elsewhere, JSON lines for programs."""
+
+import json
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self
+
+import click
+
+from pipeline.output import Console, human_bytes
+
+_BAR: Final = 24  # characters
+_SHOWN_EVERY: Final = 0.1  # seconds, on a terminal
+_SAID_EVERY: Final = 5.0  # seconds, in a log
+_REMEMBERED: Final = 10.0  # seconds over which the rate is taken
+
+_Clock = Callable[[], float]
+
+
+class Progress:
+    """Told of bytes as they come, from one thread at a time; says so from time to time, and cleans up after itself.
+
+    With `--json`, stderr has a line `{"done": .., "total": .., "bytes_per_second": .., "seconds_left": ..}` as often as
+    a log has a line. `--quiet` says nothing.
+    """
+
+    def __init__(self, console: Console, title: str, total: int, clock: _Clock = time.monotonic) -> None:
+        self._console = console
+        self._title = title
+        self._total = total
+        self._clock = clock
+        self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not console.json
+        self._every = _SHOWN_EVERY if self._live else _SAID_EVERY
+        self._done = 0
+        self._spoke = clock()
+        self._seen = deque([(self._spoke, 0)])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._live and not self._console.quiet:
+            click.echo("\r\033[K", nl=False, err=True)
+
+    def sent(self, size: int) -> None:
+        """Less than nothing takes back what came to nothing."""
+        self._done += size
+        now = self._clock()
+        if now - self._spoke >= self._every and not self._console.quiet:
+            self._spoke = now
+            self._say(now)
+
+    def _say(self, now: float) -> None:
+        self._seen.append((now, self._done))
+        while len(self._seen) > 2 and now - self._seen[1][0] > _REMEMBERED:
+            self._seen.popleft()
+        began, before = self._seen[0]
+        rate = max(self._done - before, 0) / (now - began)
+        left = (self._total - self._done) / rate if rate else None
+        if self._console.json:
+            figures = {"done": self._done, "total": self._total, "bytes_per_second": round(rate), "seconds_left": left}
+            click.echo(json.dumps(figures), err=True)
+        elif self._live:
+            filled = _BAR * self._done // self._total if self._total else _BAR
+            click.echo(f"\r  [{'#' * filled:{_BAR}}] {self._words(rate, left)}\033[K", nl=False, err=True)
+        else:
+            self._console.say(f"  {self._words(rate, left)}")
+
+    def _words(self, rate: float, left: float | None) -> str:
+        share = 100 * self._done // self._total if self._total else 100
+        time_left = "" if left is None else f", {_duration(left)} left"
+        return f"{self._title}: {share} % of {human_bytes(self._total)}, {human_bytes(round(rate))}/s{time_left}"
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    return f"{whole} s" if whole < 60 else f"{whole // 60}:{whole % 60:02} min"

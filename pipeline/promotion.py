@@ -1,0 +1,45 @@
+"""What nxpipe.toml asks of a channel: the targets of its fleets, and whose signatures count."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from emulator.hardware import INSTANCES
+from pipeline.signing import signing_policy
+from pipeline.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from artifact_store import Store
+    from artifact_store.channel.change import Requirements
+    from pipeline.config import Config, Model
+
+
+def requirements(store: "Store", config: "Config", folder: Path, channel: str) -> "Requirements":
+    from artifact_store.channel.change import Requirements
+
+    policy = signing_policy(config, folder)
+    return Requirements(targets_of(config, folder, channel), policy.judge(store, channel) if policy else None)
+
+
+def targets_of(config: "Config", folder: Path, channel: str) -> dict[str, set[str]]:
+    """For each model that the channel's fleets run, by its id in the store, the compiler targets of their instances."""
+    ids = {model.name: _model_id(model, folder) for model in config.models}
+    targets: dict[str, set[str]] = {}
+    for fleet in config.fleets:
+        if fleet.channel == channel:
+            wanted = (INSTANCES[name].compiler_target for name in fleet.instance_types)
+            targets.setdefault(ids[fleet.model], set()).update(wanted)
+    return targets
+
+
+def _model_id(model: "Model", folder: Path) -> str:
+    """What artifacts of the model are published under: a folder goes by its last name."""
+    return model.id or (folder / Path(model.path or "").expanduser()).resolve().name
+
+
+def doubt(config: "Config", channel: str) -> str | None:
+    """A word on a channel that no fleet runs, where there are fleets: most likely it is misspelt."""
+    used = sorted({fleet.channel for fleet in config.fleets})
+    if not used or channel in used:
+        return None
+    hint = did_you_mean(channel, used) or f"; they run {', '.join(used)}"
+    return f"no fleet of nxpipe.toml runs channel {channel}{hint}"

@@ -1,0 +1,93 @@
+"""A build of a program that was saved in a file: the walk of a model, from a graph and weights that the file holds."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+from emulator.hardware import instance
+from pipeline.models.source import ModelSource
+from pipeline.models.weights import Tensors, numpy_dtype
+from pipeline.order import Order
+from pipeline.request import SAVED, BuildRequest, Shape, compiler_digest, library_version
+from pipeline.saved import SavedProgram
+from pipeline.verify import Arrays
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from emulator.compile import Program
+    from emulator.graph import Graph
+    from emulator.passes import PassOptions
+    from emulator.types import TensorType
+
+# Releases of these can change what a file is read as.
+_LIBRARIES: Final = {".pt2": ("torch", "numpy"), ".onnx": ("onnx", "numpy")}
+
+
+@dataclass(frozen=True)
+class _FileWeights:
+    """The tensors in the file, whose digest is in the key already."""
+
+    program: SavedProgram
+
+    def identity(self) -> dict[str, object]:
+        return {"kind": "program"}
+
+    def load(self, name: str, kind: "TensorType") -> "np.ndarray[Any, Any]":
+        return self._all[name].astype(numpy_dtype(str(kind.dtype)), copy=False)
+
+    @cached_property
+    def _all(self) -> Arrays:
+        return self.program.parameters()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedRequest(BuildRequest):
+    """A request for the one program of a file."""
+
+    program: SavedProgram
+
+    @classmethod
+    def of(cls, program: SavedProgram, order: Order) -> "SavedRequest":
+        return cls(
+            source=ModelSource(program.name, None, {}, SAVED, None),
+            weights=_FileWeights(program),
+            shapes=(Shape(SAVED, 1, 1),),
+            target=instance(order.target),
+            autocast=order.autocast,
+            autocast_type=order.autocast_type,
+            tensor_parallel=order.tp or 1,
+            program=program,
+        )
+
+    @property
+    def yardstick(self) -> str:
+        return "PyTorch, as saved" if self.program.path.suffix == ".pt2" else "ONNX's reference evaluator"
+
+    @cached_property
+    def graph(self) -> "Graph":
+        return self.program.capture()
+
+    def check(self) -> None:
+        self.require_degree()
+
+    def _program_inputs(self) -> dict[str, object]:
+        kind = self.program.path.suffix
+        libraries = {name: library_version(name) for name in _LIBRARIES[kind]}
+        return {
+            "program": {"kind": kind, "files": self.program.digests(), "axes": dict(self.program.sizes)},
+            "compiler": {"backend": "emulator", "source": compiler_digest()},
+            "libraries": libraries,
+        }
+
+    def compile(self, shape: Shape, options: "PassOptions") -> "Program":
+        from emulator.compile import divided
+        from emulator.passes import run_passes
+
+        return divided(run_passes(self.graph, replace(options, tensor_parallel=1)), options)
+
+    def tensors(self) -> Tensors:
+        return Tensors(self.weights, {name: value.type for name, value in self.graph.parameters.items()})
+
+    def truth(self, shape: Shape, weights: Arrays, inputs: Arrays) -> Arrays:
+        return self.program.truth(self.graph, inputs)

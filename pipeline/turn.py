@@ -1,0 +1,33 @@
+"""Two builders of one key do not both compile: the second waits for the first, and finds what it published.
+
+The lease guards nothing. Where it is lost, work is done twice, and the store settles who published.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from artifact_store import Store
+from artifact_store.leases import Leases, new_holder
+
+_LOOK_AGAIN: Final = 1.0  # seconds
+
+
+@contextmanager
+def turn(store: Store, request_key: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Wait until nobody else is at work on this key, and be at work on it."""
+    leases = Leases(store.backend)
+    me = new_holder(f"{socket.gethostname()}:{os.getpid()}")
+    told = ""
+    while (lease := leases.take(request_key, me)) is None:
+        other = leases.current(request_key)
+        if other is not None and other.holder != told:
+            told = other.holder
+            name, since = told.rpartition(" ")[0], other.acquired_at[:16].replace("T", " ")
+            say(f"  {name} builds the same since {since} UTC; waiting for it (--force does not wait)")
+        time.sleep(_LOOK_AGAIN)
+    with leases.kept(lease):
+        yield

@@ -1,0 +1,78 @@
+"""Stores that are read from afar, for tests that count, cut and damage."""
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from artifact_store import Store
+from artifact_store.backends.protocol import Backend
+from artifact_store.channel.generation import Generation, Served
+from artifact_store.channel.log import ChannelLog
+from artifact_store.documents import written_now
+from artifact_store.errors import StoreUnavailable
+from artifact_store.manifest import Manifest
+from artifact_store.transfer.reading import BlobsFromAfar, StoreFromAfar
+from artifact_store.transfer.source import Sources
+from artifact_store.transfer.tier import Tier
+from tests.artifact_store.samples import put
+
+
+class Counting:
+    """A backend that counts what is read, and does with it what a test says."""
+
+    def __init__(self, inner: Backend) -> None:
+        self.inner = inner
+        self.reads: list[tuple[str, int]] = []
+        self.before_read: Callable[[str, int], None] = lambda path, start: None
+
+    def read(self, path: str, start: int = 0, stop: int | None = None, *, tag: str | None = None) -> Any:
+        self.reads.append((path, start))
+        self.before_read(path, start)
+        return self.inner.read(path, start, stop, tag=tag)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def counting(inner: Backend) -> Any:
+    return Counting(inner)
+
+
+def refuse(path: str, start: int) -> None:
+    raise StoreUnavailable("the network is down; mend it")
+
+
+def afar(places: list[Any], tier: Tier | None = None, heard: list[str] | None = None) -> StoreFromAfar:
+    sources = Sources(places, (heard if heard is not None else []).append)
+    return StoreFromAfar(places[0], BlobsFromAfar(places[0], sources, tier), sources)
+
+
+def promoted(store: Store) -> tuple[Manifest, str]:
+    published = store.publish(put(store))
+    tip = ChannelLog(store.backend, "prod").append(lambda tip: first_generation("prod", [Served.of(published)]))
+    assert tip.changed
+    return published.manifest, "prod"
+
+
+def first_generation(channel: str, served: list[Served]) -> Generation:
+    return Generation(
+        channel=channel,
+        generation=1,
+        previous=None,
+        action="promote",
+        artifacts=tuple(served),
+        restores=None,
+        actor="somebody",
+        reason="a test",
+        at=written_now(),
+        write_id=secrets.token_hex(16),
+        signatures=(),
+    )
+
+
+def patch(path: Path) -> None:
+    with path.open("r+b") as file:
+        first = file.read(1)
+        file.seek(0)
+        file.write(bytes([first[0] ^ 1]))

@@ -1,0 +1,239 @@
+"""Looking after a store, on a folder and on S3: what goes, what stays, what is mended, and what takes room."""
+
+from pathlib import Path
+
+import pytest
+
+from artifact_store import Published, Store
+from artifact_store.channel.change import Author, Requirements, promote
+from artifact_store.documents import Blob
+from artifact_store.errors import Corrupt, NotFound
+from artifact_store.failures import remember_failure
+from artifact_store.graphs import remember_executable
+from artifact_store.layout import CHANNELS, action_path, blob_path, head_path, listing_path, retired_path
+from artifact_store.pins import Pins
+from artifact_store.upkeep.fsck import fsck
+from artifact_store.upkeep.gc import Plan, carry_out, plan
+from artifact_store.upkeep.rules import Rules
+from artifact_store.upkeep.usage import usage
+from tests.artifact_store.samples import Place, folder, put
+
+PASSED = -5.0  # a grace for which everything is old
+
+
+@pytest.fixture
+def aged(place: Place) -> Store:
+    """The same store, long after."""
+    return Store(place.backend, grace=PASSED)
+
+
+def published(store: Store, number: int, *, model: str = "acme/tiny-bert") -> Published:
+    made = put(store, f"{model} {number}", request=[model, number], model=model)
+    return store.publish(made.model_copy(update={"report": {each.name: "verified" for each in made.executables}}))
+
+
+def planned(store: Store, keep: int | None = None, budget: int | None = None) -> Plan:
+    return plan(store, Rules(keep=keep, budget=budget), store.backend.now())
+
+
+def collect(store: Store, keep: int | None = None) -> set[str]:
+    """The paths that went."""
+    return {step.found.path for step in carry_out(store, planned(store, keep)).done}
+
+
+def everything_of(store: Store, one: Published) -> set[str]:
+    blobs = (one.record.manifest, *one.manifest.blobs())
+    return {listing_path(one.manifest), *map(blob_path, blobs)}
+
+
+def test_a_store_in_use_gives_nothing_up_without_being_told_to(place: Place, aged: Store) -> None:
+    published(place.store, 1)
+    before = place.objects()
+    assert collect(aged) == set()
+    assert place.objects() == before
+
+
+def test_nothing_young_is_collected_though_nothing_holds_it(place: Place) -> None:
+    put(place.store)
+    assert not planned(place.store).steps
+
+
+def test_what_a_killed_publisher_left_goes(place: Place, aged: Store) -> None:
+    one = published(place.store, 1)
+    lost = put(place.store, "lost", request="lost")
+    manifest = place.store.put_blob(lost.to_bytes())
+    assert collect(aged) == {blob_path(blob) for blob in (manifest, *lost.blobs())}
+    assert aged.find(one.request_key) is not None
+
+
+def test_an_artifact_that_is_given_up_is_out_of_sight_at_once_and_gone_after_the_grace(place: Place) -> None:
+    store = place.store
+    older, newer = published(store, 1), published(store, 2)
+    found = next(each for each in store.backend.walk("ac/") if older.request_key in each.path)
+    later = plan(store, Rules(keep=1), found.modified + store.grace + 100)
+    retire = [step for step in later.steps if step.action == "retire"]
+    assert [step.found.path for step in retire] in ([found.path], [action_path(newer.request_key)])
+    gone, stays = (older, newer) if retire[0].found.path == found.path else (newer, older)
+    carry_out(store, Plan(later.rules, tuple(retire)))
+    assert store.find(gone.request_key) is None
+    assert everything_of(store, gone) <= set(place.objects())
+    assert collect(Store(place.backend, grace=PASSED)) == {
+        retired_path(gone.request_key),
+        *(everything_of(store, gone) - everything_of(store, stays)),
+    }
+    assert fsck(store).is_sound
+
+
+def test_pins_and_channels_keep_what_the_rules_give_up(place: Place, aged: Store) -> None:
+    store = place.store
+    pinned, served, _ = (published(store, number) for number in range(3))
+    Pins(store.backend).add("audit", pinned.record.manifest, actor="ann", reason="figures")
+    promote(store, "prod", [served], Author("ann", "because"), Requirements())
+    collect(aged, keep=1)
+    collect(aged)
+    assert {pinned.request_key, served.request_key} <= {one.request_key for one in store.list()}
+    Pins(store.backend).remove("audit")
+    collect(aged, keep=1)
+    collect(aged)
+    left = set(place.objects())
+    assert everything_of(store, served) <= left
+    assert fsck(store).is_sound
+
+
+def test_a_budget_keeps_the_newest_that_fit(place: Place, aged: Store) -> None:
+    for number in range(4):
+        published(place.store, number)
+    size = usage(place.store).artifacts_stored // 4
+    assert [step.action for step in planned(aged, budget=5 * size).steps] == []
+    assert len([step for step in planned(aged, budget=2 * size + size // 2).steps if step.action == "retire"]) == 2
+
+
+def test_a_dry_run_shows_the_plan_and_changes_nothing(place: Place, aged: Store) -> None:
+    for number in range(3):
+        published(place.store, number)
+    put(place.store, "lost", request="lost")
+    before = place.objects()
+    shown = planned(aged, keep=1)
+    assert place.objects() == before
+    assert carry_out(aged, shown).done == shown.steps
+
+
+def test_a_removal_spares_what_somebody_needs_again(place: Place, aged: Store) -> None:
+    lost = put(place.store, "lost", request="lost")
+    made = planned(aged)
+    place.store.publish(lost)
+    outcome = carry_out(aged, made)
+    assert not outcome.done
+    assert len(outcome.spared) == len(lost.blobs())
+
+
+@pytest.mark.parametrize("what", ["record", "manifest", "generation"])
+def test_nothing_is_collected_from_a_store_that_is_not_understood(place: Place, aged: Store, what: str) -> None:
+    one = published(place.store, 1)
+    promote(place.store, "prod", [one], Author("ann", "because"), Requirements())
+    put(place.store, "lost", request="lost")
+    path = {
+        "record": action_path(one.request_key),
+        "manifest": blob_path(one.record.manifest),
+        "generation": f"{CHANNELS}prod/log/0000000001",
+    }[what]
+    place.write(path, b"{}")
+    before = place.objects()
+    with pytest.raises(Corrupt):
+        planned(aged)
+    assert place.objects() == before
+
+
+def test_graph_records_and_failures_go_with_what_they_name(place: Place, aged: Store) -> None:
+    class NoSuchOperator(Exception):
+        deterministic = True
+
+    store = place.store
+    one = published(store, 1)
+    program = one.manifest.executables[0]
+    remember_executable(store, program.graph_key, program.blob)
+    remember_executable(store, "f" * 64, store.put_blob(b"a program of no artifact"))
+    remember_failure(store, "a" * 64, NoSuchOperator("no"), log=b"a log that is kept", seconds=1000)
+    remember_failure(store, "b" * 64, NoSuchOperator("no"), log=b"a log that has expired", seconds=-1000)
+    gone = {Blob.of(b"a program of no artifact"), Blob.of(b"a log that has expired")}
+    assert collect(aged) == {f"gk/{'f' * 64}", f"failures/{'b' * 64}", *map(blob_path, gone)}
+
+
+def test_a_sound_store_has_no_findings(place: Place) -> None:
+    one = published(place.store, 1)
+    promote(place.store, "prod", [one], Author("ann", "because"), Requirements())
+    put(place.store, "lost", request="lost")
+    read: list[int] = []
+
+    def begin(total: int) -> object:
+        read.append(-total)
+        return read.append
+
+    health = fsck(place.store, begin=begin)  # type: ignore[arg-type]
+    assert health.is_sound
+    assert not health.findings
+    assert health.orphans == 5
+    assert sum(read) == 0
+
+
+@pytest.mark.parametrize("damage", ["missing", "changed", "cut"])
+@pytest.mark.parametrize("which", ["manifest", "weight"])
+def test_what_is_missing_or_damaged_is_found_and_mended_from_another_store(
+    place: Place, tmp_path: Path, damage: str, which: str
+) -> None:
+    replica = folder(tmp_path / "replica").store
+    one, _ = published(place.store, 1), published(replica, 1)
+    blob = one.record.manifest if which == "manifest" else one.manifest.weights[0].blob
+    path = blob_path(blob)
+    good = place.objects()[path]
+    if damage == "missing":
+        place.remove(path)
+    else:
+        place.write(path, good[:-1] + (b"?" if damage == "changed" else b""))
+    found = fsck(place.store)
+    assert not found.is_sound
+    assert len(found.findings) == 1
+    mended = fsck(place.store, source=replica)
+    assert mended.is_sound
+    assert [finding.path for finding in mended.findings] == [path]
+    assert place.objects()[path] == good
+    assert not fsck(place.store).findings
+
+
+def test_a_source_with_bad_copies_mends_nothing(place: Place, tmp_path: Path) -> None:
+    other = folder(tmp_path / "replica")
+    one, _ = published(place.store, 1), published(other.store, 1)
+    path = blob_path(one.manifest.weights[0].blob)
+    place.write(path, b"bad here")
+    other.write(path, b"and bad there")
+    assert not fsck(place.store, source=other.store).is_sound
+    assert place.objects()[path] == b"bad here"
+
+
+def test_every_damaged_record_is_reported_and_not_only_the_first(place: Place) -> None:
+    first, second = published(place.store, 1), published(place.store, 2)
+    promote(place.store, "prod", [first], Author("ann", "because"), Requirements())
+    paths = {action_path(first.request_key), action_path(second.request_key), head_path("prod")}
+    for path in paths:
+        place.write(path, b"{}")
+    assert {finding.path for finding in fsck(place.store).findings} == paths
+
+
+def test_shared_and_orphaned_bytes_are_told_apart(place: Place) -> None:
+    store = place.store
+    one, other = published(store, 1, model="acme/a"), published(store, 1, model="acme/b")
+    orphan = store.put_blob(b"orphan" * 100)
+    found = usage(store)
+    sizes = {one.model_id: one, other.model_id: other}
+    assert [each.model_id for each in found.models] == ["acme/a", "acme/b"]
+    for each in found.models:
+        assert each.logical == sizes[each.model_id].size_bytes + sizes[each.model_id].record.manifest.size
+        assert each.stored == each.logical
+    assert found.orphaned == orphan.size
+    assert found.shared == found.logical - found.artifacts_stored
+    assert found.stored == sum(map(len, place.objects().values()))
+
+
+def test_a_pin_that_was_removed_is_not_there(store: Store) -> None:
+    with pytest.raises(NotFound, match="no pin"):
+        Pins(store.backend).remove("audit")

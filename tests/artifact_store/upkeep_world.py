@@ -1,0 +1,196 @@
+"""A local store whose clock a test turns, and in which anything may happen at any request of somebody else."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from artifact_store import Published, Store
+from artifact_store.backends.local import LocalFolder
+from artifact_store.backends.protocol import Backend, Payload, Sent, nobody
+from artifact_store.canonical import canonical_json
+from artifact_store.channel.change import Author, Requirements, promote, rollback
+from artifact_store.channel.log import ChannelLog, channels
+from artifact_store.digest import sha256_hex
+from artifact_store.documents import Blob
+from artifact_store.errors import Corrupt, Incomplete, NotFound, Refused, StoreUnavailable
+from artifact_store.graphs import remember_executable
+from artifact_store.manifest import Manifest
+from artifact_store.pins import Pins
+from artifact_store.upkeep.gc import carry_out, plan
+from artifact_store.upkeep.reach import DAY, History
+from artifact_store.upkeep.rules import Rules
+from tests.artifact_store.samples import manifest
+
+_BEGIN = 1_800_000_000.0
+_TICK = 0.001
+
+
+class ClockedFolder(LocalFolder):
+    """Objects are as old as the test says: no two are of the same moment."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.time = _BEGIN
+        self._folder = root
+
+    def now(self) -> float:
+        return self.time
+
+    def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = nobody) -> bool:
+        created = super().create(path, payload, durable=durable, sent=sent)
+        if created:
+            self._stamp(path)
+        return created
+
+    def replace(self, path: str, payload: Payload, *, sent: Sent = nobody) -> None:
+        super().replace(path, payload, sent=sent)
+        self._stamp(path)
+
+    def touch(self, path: str) -> bool:
+        touched = super().touch(path)
+        if touched:
+            self._stamp(path)
+        return touched
+
+    def age(self, path: str, seconds: float) -> None:
+        time = (self._folder / path).stat().st_mtime - seconds
+        os.utime(self._folder / path, (time, time))
+
+    def _stamp(self, path: str) -> None:
+        self.time += _TICK
+        os.utime(self._folder / path, (self.time, self.time))
+
+
+class Killed(BaseException):
+    """As by SIGKILL: nobody catches it."""
+
+
+class Interrupted:
+    """A backend at whose n-th request something else happens first. Reading counts as much as writing."""
+
+    def __init__(self, inner: Backend, at: int, happen: Callable[[], None]) -> None:
+        self._inner = inner
+        self._left = at
+        self._happen = happen
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._inner, name)
+        return self._counted(value) if callable(value) and name not in ("each", "now") else value
+
+    def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **named: Any) -> Any:
+            self._left -= 1
+            if self._left == 0:
+                self._happen()
+            return call(*arguments, **named)
+
+        return counted
+
+
+def interrupted(inner: Backend, at: int, happen: Callable[[], None]) -> Backend:
+    return cast(Backend, Interrupted(inner, at, happen))
+
+
+GRACE = DAY
+HISTORY = History(seconds=5 * DAY, generations=2)
+ANYBODY = Author("ann", "because")
+MODELS = ("acme/bert", "acme/llama")
+Act = Callable[[Backend], None]
+
+# What somebody may be told who comes in the middle of a collection, and must repeat; never an excuse for a loss.
+LOST_RACES = (Incomplete, NotFound, Refused, StoreUnavailable, Corrupt)
+
+
+def contents(request: int) -> list[bytes]:
+    """What was asked for, a program, tensors and a file; neighbours share most of them."""
+    texts = [f"program {request // 4}", f"tensor {request // 2}", "tensor", f"file {request % 3}"]
+    return [canonical_json({"request": request}), *(text.encode() for text in texts)]
+
+
+def sample(store: Store, request: int) -> Manifest:
+    blobs = [store.put_blob(data) for data in contents(request)]
+    made = manifest(blobs, model=MODELS[request % 2])
+    (program,) = made.executables
+    own_graph = program.model_copy(update={"graph_key": sha256_hex(contents(request)[1])})
+    return made.model_copy(update={"executables": (own_graph,), "report": {program.name: "verified"}})
+
+
+def publish(request: int) -> Act:
+    def act(backend: Backend) -> None:
+        store = Store(backend, grace=GRACE)
+        made = sample(store, request)
+        remember_executable(store, made.executables[0].graph_key, made.executables[0].blob)
+        store.publish(made)
+
+    return act
+
+
+def chosen(store: Store, number: int) -> Published:
+    every = store.list()
+    if not every:
+        raise NotFound("an empty store")
+    return every[number % len(every)]
+
+
+def promoting(number: int, channel: str) -> Act:
+    def act(backend: Backend) -> None:
+        store = Store(backend, grace=GRACE)
+        promote(store, channel, [chosen(store, number)], ANYBODY, Requirements())
+
+    return act
+
+
+def rolling_back(channel: str, to: int | None) -> Act:
+    def act(backend: Backend) -> None:
+        rollback(Store(backend, grace=GRACE), channel, ANYBODY, to=to)
+
+    return act
+
+
+def pinning(number: int, name: str, days: int) -> Act:
+    def act(backend: Backend) -> None:
+        one = chosen(Store(backend, grace=GRACE), number)
+        Pins(backend).add(name, one.record.manifest, actor="ann", reason="test", seconds=days * DAY)
+
+    return act
+
+
+def unpinning(name: str) -> Act:
+    return lambda backend: Pins(backend).remove(name)
+
+
+def collecting(keep: int | None, days: int | None, budget: int | None) -> Act:
+    rules = Rules(keep=keep, max_age=days and days * DAY, budget=budget, history=HISTORY)
+
+    def act(backend: Backend) -> None:
+        store = Store(backend, grace=GRACE)
+        carry_out(store, plan(store, rules, backend.now()))
+
+    return act
+
+
+def losses(backend: Backend) -> list[str]:
+    """What may be asked for and is not there, worked out without the collector's own code."""
+    store = Store(backend, grace=GRACE)
+    lost = []
+    for where, needed in _needed(store):
+        if not store.blobs.is_intact(needed):
+            lost.append(f"{where}: manifest {needed.sha256}")
+            continue
+        document = Manifest.from_bytes(store.read_blob(needed))
+        lost += [f"{where}: {blob.sha256}" for blob in document.blobs() if not store.blobs.is_intact(blob)]
+    return lost
+
+
+def _needed(store: Store) -> Iterator[tuple[str, Blob]]:
+    for one in store.list():
+        yield one.request_key, one.record.manifest
+    for pin in Pins(store.backend).all():
+        if pin.holds(store.backend.now()):
+            yield pin.name, pin.manifest
+    for channel in channels(store.backend):
+        log = ChannelLog(store.backend, channel)
+        for generation in list(log.back_from(log.tip()))[: HISTORY.generations]:
+            for served in generation.artifacts:
+                yield generation.path, served.manifest

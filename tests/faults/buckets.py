@@ -1,0 +1,59 @@
+"""Stores in a bucket for sweeps: clients that do not sleep, and a look at all objects that costs one request."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from botocore.config import Config
+from botocore.session import Session
+
+from artifact_store import Store
+from artifact_store.backends.s3 import Bucket
+from artifact_store.backends.s3_client import S3Options
+
+PREFIX: Final = "team/nxpipe/"
+# One request after the other: the n-th is then the same one every time.
+_IN_ORDER: Final = S3Options(concurrency=1)
+
+
+def client(url: str, *, attempts: int) -> Any:
+    """As the store makes its own, but for how often it repeats a request by itself."""
+    config = Config(
+        retries={"mode": "standard", "total_max_attempts": attempts},
+        max_pool_connections=64,
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3={"addressing_style": "path", "payload_signing_enabled": False},
+    )
+    return Session().create_client(
+        "s3",
+        endpoint_url=url,
+        config=config,
+        region_name="us-east-1",
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )
+
+
+def store(client: Any, bucket: str) -> Store:
+    return Store(Bucket(bucket, PREFIX.rstrip("/"), client, _IN_ORDER))
+
+
+class Snapshots:
+    """All objects of a store. Bytes are fetched once for each ETag, which in moto is their MD5."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._by_etag: dict[str, bytes] = {}
+
+    def of(self, bucket: str) -> Mapping[str, bytes]:
+        return {key.removeprefix(PREFIX): self._bytes(bucket, key, etag) for key, etag in self._listed(bucket)}
+
+    def _listed(self, bucket: str) -> Iterator[tuple[str, str]]:
+        for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=PREFIX):
+            for found in page.get("Contents", ()):
+                yield found["Key"], found["ETag"]
+
+    def _bytes(self, bucket: str, key: str, etag: str) -> bytes:
+        if etag not in self._by_etag:
+            self._by_etag[etag] = self._client.get_object(Bucket=bucket, Key=key)["Body"].read()
+        return self._by_etag[etag]

@@ -1,0 +1,31 @@
+"""What rot, torn writes and mix-ups do to stored bytes, chosen by a seed."""
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Final
+
+Damage = Callable[[bytes, Random], bytes]
+
+
+def flip(data: bytes, chance: Random) -> bytes:
+    """One bit."""
+    at = chance.randrange(len(data))
+    return data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :]
+
+
+def truncate(data: bytes, chance: Random) -> bytes:
+    return data[: chance.randrange(len(data))]
+
+
+def append(data: bytes, chance: Random) -> bytes:
+    return data + chance.randbytes(chance.randint(1, 64))
+
+
+def blank(data: bytes, chance: Random) -> bytes:
+    """A stretch that reads as other than it was, as where a disk lost a sector."""
+    at = chance.randrange(len(data))
+    end = min(len(data), at + chance.randint(1, 512))
+    return data[:at] + bytes(byte ^ 0xFF for byte in data[at:end]) + data[end:]
+
+
+DAMAGES: Final[Sequence[Damage]] = (flip, flip, flip, truncate, append, blank)

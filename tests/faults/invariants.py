@@ -1,0 +1,155 @@
+"""What is true of a store at every moment, whatever was killed or cut: docs/store-format.md, read from the outside.
+
+Everything here is a function of the objects' bytes, so that one page of promises holds for a folder and for a bucket.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from artifact_store.channel.generation import Generation, Head
+from artifact_store.digest import sha256_hex
+from artifact_store.documents import Blob
+from artifact_store.errors import InvalidDocument
+from artifact_store.graphs import GraphRecord
+from artifact_store.layout import (
+    ACTIONS,
+    BLOBS,
+    CHANNELS,
+    GRAPHS,
+    LISTINGS,
+    PINS,
+    RETIRED,
+    action_path,
+    blob_path,
+    generation_path,
+    head_path,
+    is_key,
+    log_folder,
+    number_of,
+    retired_path,
+)
+from artifact_store.manifest import Manifest
+from artifact_store.pack import unpacked
+from artifact_store.pins import Pin
+from artifact_store.record import ActionRecord
+
+Objects = Mapping[str, bytes]
+
+# What a crash may leave: of these, no more is promised than that nobody is misled.
+_MAY_LIE_ABOUT: Final = ("tmp/", "failures/", "leases/", "sig/", "index/")
+
+
+@dataclass(frozen=True)
+class Visible:
+    """What readers are shown: the answer to each request key, and each channel's history, oldest first."""
+
+    answers: Mapping[str, str]
+    histories: Mapping[str, tuple[str, ...]]
+
+
+def breaches(objects: Objects) -> list[str]:
+    """Every promise of the format page that these objects break, as a sentence; none is the only good answer."""
+    return [
+        *_broken_blobs(objects),
+        *_strangers(objects),
+        *_broken_answers(objects),
+        *_broken_channels(objects),
+        *_broken_names(objects),
+    ]
+
+
+def visible(objects: Objects) -> Visible:
+    keys = [path.removeprefix(ACTIONS) for path in objects if path.startswith(ACTIONS)]
+    records = [ActionRecord.from_bytes(objects[action_path(key)]) for key in keys if is_key(key)]
+    histories = {channel: tuple(each.digest for each in history(objects, channel)) for channel in channels(objects)}
+    return Visible({record.request_key: record.manifest.sha256 for record in records}, histories)
+
+
+def channels(objects: Objects) -> list[str]:
+    return sorted({path.split("/")[1] for path in objects if path.startswith(CHANNELS) and "/log/" in path})
+
+
+def history(objects: Objects, channel: str) -> list[Generation]:
+    """Every generation of a channel, the first one first."""
+    folder = log_folder(channel)
+    names = (path.removeprefix(folder) for path in objects if path.startswith(folder))
+    numbers = sorted(filter(None, map(number_of, names)))
+    return [Generation.from_bytes(objects[generation_path(channel, number)]) for number in numbers]
+
+
+def _broken_blobs(objects: Objects) -> Iterator[str]:
+    for path, data in objects.items():
+        if path.startswith(BLOBS) and path != blob_path(Blob.of(data)):
+            yield f"{path} has the content of {sha256_hex(data)}"
+
+
+def _strangers(objects: Objects) -> Iterator[str]:
+    known = (BLOBS, ACTIONS, GRAPHS, CHANNELS, PINS, RETIRED, LISTINGS, *_MAY_LIE_ABOUT)
+    for path, data in objects.items():
+        if not path.startswith(known):
+            yield f"{path} is at no place of the format page"
+        if path.startswith(LISTINGS):
+            json.loads(data)
+
+
+def _broken_answers(objects: Objects) -> Iterator[str]:
+    """Visible means complete and verified."""
+    for path, data in objects.items():
+        if path.startswith((ACTIONS, RETIRED)):
+            record = ActionRecord.from_bytes(data)
+            if path not in (action_path(record.request_key), retired_path(record.request_key)):
+                yield f"{path} is the record of {record.request_key}"
+            yield from _incomplete(objects, record.manifest, path)
+
+
+def _broken_channels(objects: Objects) -> Iterator[str]:
+    """History is total: from 1 on without a gap, each entry the one that its successor names."""
+    for channel in channels(objects):
+        previous = None
+        entries = history(objects, channel)
+        for number, each in enumerate(entries, 1):
+            if (each.generation, each.channel, each.previous) != (number, channel, previous):
+                yield f"generation {number} of {channel} is out of the chain: {each}"
+            previous = each.digest
+        # Older states may have been collected; what is served may not.
+        for served in entries[-1].artifacts:
+            yield from _incomplete(objects, served.manifest, f"the tip of {channel}")
+        if (data := objects.get(head_path(channel))) is not None:
+            head = Head.from_bytes(data)
+            if head.channel != channel or head.generation > len(entries):
+                yield f"the head of {channel} is ahead of its log: {head}"
+
+
+def _broken_names(objects: Objects) -> Iterator[str]:
+    for path, data in objects.items():
+        if path.startswith(PINS):
+            pin = Pin.from_bytes(data)
+            if pin.path != path:
+                yield f"{path} is the pin {pin.name}"
+        if path.startswith(GRAPHS) and blob_path(GraphRecord.from_bytes(data).executable) not in objects:
+            yield f"{path} names an executable that is gone"
+
+
+def _incomplete(objects: Objects, blob: Blob, where: str) -> Iterator[str]:
+    data = objects.get(blob_path(blob))
+    if data is None or Blob.of(data) != blob:
+        yield f"{where} names manifest {blob.sha256}, which is missing or damaged"
+        return
+    manifest = Manifest.from_bytes(data)
+    for each in manifest.blobs():
+        found = objects.get(blob_path(each))
+        if found is None or Blob.of(found) != each:
+            yield f"{where} needs blob {each.sha256}, which is missing or damaged"
+    for tensor in manifest.weights:
+        if tensor.pack is not None and not _holds(objects, tensor.pack, tensor.blob):
+            yield f"{where} needs {tensor.name}, which its pack does not hold"
+
+
+def _holds(objects: Objects, pack: Blob, tensor: Blob) -> bool:
+    try:
+        piece = unpacked(objects.get(blob_path(pack), b"")).get(tensor.sha256)
+    except InvalidDocument:
+        return False
+    return piece is not None and len(piece) == tensor.size

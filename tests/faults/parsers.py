@@ -1,0 +1,71 @@
+"""Everything that reads bytes which others may have written, and an example of what each likes to read."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from artifact_store import Store
+from artifact_store.backends.local import LocalFolder
+from artifact_store.canonical import canonical_json, parse_canonical_json
+from artifact_store.channel.change import Requirements, promote
+from artifact_store.channel.generation import Head
+from artifact_store.digest import sha256_hex
+from artifact_store.documents import Blob, Sealed
+from artifact_store.failures import Failure
+from artifact_store.graphs import GraphRecord
+from artifact_store.leases import Lease
+from artifact_store.manifest import Manifest
+from artifact_store.pack import packed, unpacked
+from artifact_store.pins import Pins
+from artifact_store.trust.envelope import Envelope
+from artifact_store.trust.statement import Statement, statement_of
+from tests.faults.operations import AUTHOR, artifact
+
+LIMIT = 1024**2  # bytes
+ZEROS = "0" * 64
+
+
+@dataclass(frozen=True)
+class Parser:
+    read: Callable[[bytes], object]
+    example: bytes
+
+
+def parsers() -> Mapping[str, Parser]:
+    """By name. Only `InvalidDocument` may come out of any of them."""
+    with TemporaryDirectory() as folder:
+        store = Store(LocalFolder(Path(folder)))
+        manifest = artifact(store, "seed", "request")
+        one = store.publish(manifest)
+        generation = promote(store, "prod", [one], AUTHOR, Requirements()).generation
+        pin = Pins(store.backend).add("keep", one.record.manifest, actor="ann", reason="because")
+    at = pin.at
+    parts = {Blob.of(data): data for data in (b"one", b"two" * 50, b"")}
+    lease = Lease(request_key=ZEROS, term=1, holder="ann", acquired_at=at, expires_at=at)
+    failure = Failure(request_key=ZEROS, kind="Error", message="no", log=None, at=at, expires_at=at)
+    graph = GraphRecord(graph_key=ZEROS, executable=one.record.manifest, write_id="0" * 32)
+    statement = statement_of(manifest, {"request": 1}, "https://example.com/builder").to_bytes()
+    envelope = {"payload": "e30=", "payloadType": "application/vnd.in-toto+json", "signatures": []}
+    sealed: list[Sealed] = [one.record, generation, Head(channel="prod", generation=1), pin, lease, failure, graph]
+    return {
+        "canonical JSON": Parser(lambda data: parse_canonical_json(data, limit=LIMIT), manifest.to_bytes()),
+        "manifest": Parser(Manifest.from_bytes, manifest.to_bytes()),
+        "pack": Parser(unpacked, packed(parts)),
+        "statement": Parser(Statement.from_bytes, statement),
+        "envelope": Parser(Envelope.from_bytes, canonical_json(envelope)),
+        **{type(each).__name__: Parser(resealed(type(each)), each.to_bytes()) for each in sealed},
+    }
+
+
+def resealed(kind: type[Sealed]) -> Callable[[bytes], object]:
+    """With the right seal, which no fuzzer guesses: behind it the reading begins."""
+
+    def read(data: bytes) -> object:
+        fields = parse_canonical_json(data, limit=kind.max_bytes)
+        if isinstance(fields, dict):
+            fields.pop("seal", None)
+            data = canonical_json(fields | {"seal": sha256_hex(canonical_json(fields))})
+        return kind.from_bytes(data)
+
+    return read

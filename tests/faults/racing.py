@@ -1,0 +1,75 @@
+"""Many writers that start each round at the same moment, as processes or as threads."""
+
+import multiprocessing
+import threading
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+from artifact_store import Store
+from artifact_store.canonical import canonical_json
+from artifact_store.errors import StoreUnavailable
+from artifact_store.manifest import Manifest
+from tests.artifact_store.samples import manifest
+
+# fork: so many interpreters would take longer to start than the test takes to run.
+FORK: Final[Any] = multiprocessing.get_context("fork")
+PATIENCE: Final = 1800  # seconds
+
+Turn: TypeAlias = Callable[[int, int], str]  # the round and the writer; gives what the writer was told
+
+
+def smallest(store: Store, number: int, *, report: str = "") -> Manifest:
+    """An artifact of nothing but its question: the fewer requests before its record, the closer the race."""
+    asked = store.put_blob(canonical_json({"request": number}))
+    stand_in = store.put_blob(b"stand-in")
+    whole = manifest([asked, stand_in, stand_in], report=report)
+    return whole.model_copy(update={"executables": (), "files": (), "weights": ()})
+
+
+def in_processes(writers: int, rounds: int, turn: Turn) -> list[list[str]]:
+    """What each writer was told, by round."""
+    barrier, answers = FORK.Barrier(writers), FORK.Queue()
+
+    def write(writer: int) -> None:
+        answers.put(_turns(barrier, rounds, writer, turn))
+
+    processes = [FORK.Process(target=write, args=(writer,)) for writer in range(writers)]
+    for process in processes:
+        process.start()
+    told = [answers.get(timeout=PATIENCE) for _ in processes]
+    for process in processes:
+        process.join()
+    return [list(each) for each in zip(*told, strict=True)]
+
+
+def in_threads(writers: int, rounds: int, turn: Turn) -> list[list[str]]:
+    barrier, told = threading.Barrier(writers), list[list[str]]()
+    threads = [
+        threading.Thread(target=lambda writer=writer: told.append(_turns(barrier, rounds, writer, turn)))
+        for writer in range(writers)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [list(each) for each in zip(*told, strict=True)]
+
+
+def _turns(barrier: Any, rounds: int, writer: int, turn: Turn) -> list[str]:
+    told = []
+    for number in range(rounds):
+        barrier.wait(timeout=PATIENCE)
+        told.append(_until_answered(turn, number, writer))
+    return told
+
+
+def _until_answered(turn: Turn, number: int, writer: int) -> str:
+    """An outage is no answer: whoever meets one does as its sentence says, and tries again."""
+    for _ in range(100):
+        try:
+            return turn(number, writer)
+        except StoreUnavailable:
+            continue
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    return "never answered"

@@ -1,0 +1,235 @@
+"""Bits flip, files are cut and change places: nobody ever acts on what was not written.
+
+Each object is read by what uses it. The answer must be the one from before the damage, or a refusal.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import pytest
+
+from artifact_store import Published, Store
+from artifact_store.backends.local import LocalFolder
+from artifact_store.channel.change import Requirements, promote
+from artifact_store.channel.log import ChannelLog
+from artifact_store.documents import Blob
+from artifact_store.errors import Corrupt
+from artifact_store.failures import failure_of, remember_failure
+from artifact_store.graphs import executable_of, remember_executable
+from artifact_store.index import segments
+from artifact_store.layout import BLOBS, LISTINGS
+from artifact_store.leases import Leases, new_holder
+from artifact_store.manifest import Manifest
+from artifact_store.pins import Pins
+from artifact_store.transfer.reading import BlobsFromAfar
+from artifact_store.transfer.source import Sources
+from artifact_store.transfer.tier import Tier
+from artifact_store.trust.key_files import KeyFile, make_key_file
+from artifact_store.trust.keys import PublicKey
+from artifact_store.trust.signatures import Signatures
+from artifact_store.weights import Elements, put_weights, read_weights
+from tests.artifact_store.samples import Folder, folder
+from tests.faults.damage import DAMAGES
+from tests.faults.operations import AUTHOR, artifact
+
+LARGE: Final = 70_000  # bytes of a tensor: a blob of its own
+LOG: Final = b"compiler said no"
+A_DAY: Final = 86_400.0  # seconds: longer than any sweep
+
+
+class Hopeless(Exception):
+    deterministic = True
+
+
+@dataclass(frozen=True)
+class Place:
+    """A store with one of everything, and how each kind of object is used."""
+
+    folder: Folder
+    published: tuple[Published, Published]
+    signer: PublicKey
+
+    @property
+    def store(self) -> Store:
+        return self.folder.store
+
+    def uses(self) -> Mapping[str, Callable[[], object]]:
+        """By the beginning of a path; the first that fits."""
+        digest = self.published[0].manifest_digest
+        log = ChannelLog(self.store.backend, "prod")
+        return {
+            BLOBS: self._artifacts,
+            "ac/": self._artifacts,
+            "index/": lambda: [one.record for one in self.store.list()],
+            "channels/prod/log/": lambda: list(log.back_from(log.tip())),
+            "channels/prod/head": log.tip,
+            "pins/": Pins(self.store.backend).all,
+            "gk/": lambda: executable_of(self.store, "0" * 64),
+            "failures/": lambda: failure_of(self.store, "1" * 64),
+            "leases/": lambda: Leases(self.store.backend).current("2" * 64),
+            "sig/": lambda: Signatures(self.store).by(self.signer, digest),
+        }
+
+    def use(self, path: str) -> object:
+        return next(use for start, use in self.uses().items() if path.startswith(start))()
+
+    def _artifacts(self) -> object:
+        """What a fleet does."""
+        found = [self.store.find(one.request_key) for one in self.published]
+        log = failure_of(self.store, "1" * 64)
+        assert log is not None
+        assert log.log is not None
+        return [self.store.read_blob(log.log), *(self._whole(one.manifest) for one in found if one)]
+
+    def _whole(self, manifest: Manifest) -> object:
+        blobs = [self.store.read_blob(blob) for blob in manifest.blobs()]
+        weights = [bytes(data) for _, data in read_weights(self.store.blobs, manifest.weights)]
+        return blobs, weights, self.store.key_inputs(manifest)
+
+
+def filled(root: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    place = folder(root / "store")
+    store = place.store
+    both = tuple(_published(store, request) for request in ("one", "two"))
+    for one in both:
+        promote(store, "prod", [one], AUTHOR, Requirements())
+    remember_executable(store, "0" * 64, both[0].manifest.executables[0].blob)
+    remember_failure(store, "1" * 64, Hopeless("no"), log=LOG)
+    assert Leases(store.backend, A_DAY).take("2" * 64, new_holder("ann"))
+    Pins(store.backend).add("keep", both[0].record.manifest, actor="ann", reason="because")
+    make_key_file(root / "key")
+    signer = KeyFile.open(root / "key")
+    Signatures(store).add(both[0], signer, "https://example.com/builder")
+    with monkeypatch.context() as patched:
+        patched.setattr(segments, "MANY_READ", 0)
+        store.list()
+    return Place(place, (both[0], both[1]), signer.public)
+
+
+def _published(store: Store, request: str) -> Published:
+    large = memoryview(request.encode() * LARGE)[:LARGE]
+    weights = put_weights(store.blobs, [Elements("large", "uint8", (LARGE,), large)])
+    made = artifact(store, request, request, tensors=3)
+    return store.publish(made.model_copy(update={"weights": (*made.weights, *weights)}))
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    return filled(tmp_path, monkeypatch)
+
+
+def damaged_objects(place: Place) -> list[str]:
+    """Every one that is ever read; the listing for people is not."""
+    return sorted(path for path in place.folder.objects() if not path.startswith(LISTINGS))
+
+
+def harmless(path: str) -> tuple[object, ...]:
+    """Of a damaged lease it is said that nobody is at work: that costs a build, and nothing is wrong without one."""
+    return (None,) if path.startswith("leases/") else ()
+
+
+def assert_damage_is_caught(place: Place, damages: int, seed: int) -> Counter[str]:
+    """Gives how often each kind of object was damaged."""
+    chance, counted = Random(seed), Counter[str]()
+    paths = damaged_objects(place)
+    intact = place.folder.objects()
+    answers = {path: place.use(path) for path in paths}
+    for number in range(damages):
+        path = paths[number % len(paths)]
+        place.folder.write(path, chance.choice(DAMAGES)(intact[path], chance))
+        try:
+            answer = place.use(path)
+        except Corrupt:
+            pass
+        else:
+            assert answer == answers[path] or answer in harmless(path), path
+            assert not path.startswith((BLOBS, "ac/", "channels/prod/log/", "pins/", "gk/", "failures/", "sig/")), path
+        place.folder.write(path, intact[path])
+        counted[path.partition("/")[0]] += 1
+    assert answers == {path: place.use(path) for path in paths}
+    return counted
+
+
+def assert_swaps_are_caught(place: Place, most: int, seed: int) -> int:
+    """Each pair of objects changes places; whoever uses either is refused, or not misled."""
+    intact = place.folder.objects()
+    pairs = list(combinations(damaged_objects(place), 2))
+    chosen = Random(seed).sample(pairs, min(most, len(pairs)))
+    answers = {path: place.use(path) for path in damaged_objects(place)}
+    for one, other in chosen:
+        place.folder.write(one, intact[other])
+        place.folder.write(other, intact[one])
+        for path in (one, other):
+            try:
+                assert place.use(path) == answers[path] or place.use(path) in harmless(path), (one, other)
+            except Corrupt:
+                continue
+        place.folder.write(one, intact[one])
+        place.folder.write(other, intact[other])
+    return len(chosen)
+
+
+def test_every_kind_of_object_has_a_use(place: Place) -> None:
+    folders = {path.partition("/")[0] for path in damaged_objects(place)}
+    assert folders == {start.partition("/")[0] for start in place.uses()}
+
+
+def test_damage_is_caught_before_use(place: Place) -> None:
+    counted = assert_damage_is_caught(place, 600, seed=1)
+    assert min(counted.values()) >= 20
+
+
+def test_objects_that_changed_places_are_caught_before_use(place: Place) -> None:
+    assert_swaps_are_caught(place, 100, seed=2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_ten_thousand_damages_are_caught_before_use(place: Place) -> None:
+    damages = assert_damage_is_caught(place, 10_000, seed=3)
+    swaps = assert_swaps_are_caught(place, 1_000, seed=4)
+    print(f"{sum(damages.values())} damages {dict(damages)}, {swaps} swaps")  # noqa: T201
+
+
+@pytest.fixture
+def afar(place: Place, tmp_path: Path) -> BlobsFromAfar:
+    """Reads through a tier from the store, and from a mirror when the store fails."""
+    mirror = folder(tmp_path / "mirror")
+    for path, data in place.folder.objects().items():
+        if path.startswith(BLOBS):
+            assert mirror.store.put_blob(data) == Blob.of(data)
+    sources = Sources([place.store.backend, LocalFolder(tmp_path / "mirror")])
+    return BlobsFromAfar(place.store.backend, sources, Tier(tmp_path / "tier"))
+
+
+def assert_good_copies_are_used(place: Place, afar: BlobsFromAfar, root: Path, damages: int, seed: int) -> None:
+    """The tier, or the store behind it, or both are damaged; what comes out is right every time."""
+    chance = Random(seed)
+    blobs = {blob: place.store.read_blob(blob) for one in place.published for blob in one.manifest.blobs()}
+    paths = {blob: f"{BLOBS}{blob.sha256[:2]}/{blob.sha256}" for blob in blobs}
+    for blob in blobs:
+        afar.read(blob)
+    for _ in range(damages):
+        blob = chance.choice(list(blobs))
+        for place_of_copy in chance.choice([["tier"], ["store"], ["tier", "store"]]):
+            (root / place_of_copy / paths[blob]).write_bytes(chance.choice(DAMAGES)(blobs[blob], chance))
+        assert afar.read(blob) == blobs[blob]
+        assert (root / "tier" / paths[blob]).read_bytes() == blobs[blob]
+        place.folder.write(paths[blob], blobs[blob])
+
+
+def test_a_damaged_copy_is_fetched_again_from_a_good_one(place: Place, afar: BlobsFromAfar, tmp_path: Path) -> None:
+    assert_good_copies_are_used(place, afar, tmp_path, 200, seed=5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_of_thousands_of_damaged_copies_each_is_fetched_again(
+    place: Place, afar: BlobsFromAfar, tmp_path: Path
+) -> None:
+    assert_good_copies_are_used(place, afar, tmp_path, 4_000, seed=6)

@@ -1,0 +1,155 @@
+"""What a store knows of a request spares the next builder the work: a failure, and that somebody is at it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from artifact_store import Store, open_store
+from artifact_store.canonical import canonical_json
+from artifact_store.digest import sha256_hex
+from artifact_store.leases import Leases
+from emulator.errors import CaptureError
+from emulator.hardware import instance
+from pipeline.build import build
+from pipeline.errors import BuildRefused, VerificationFailed
+from pipeline.models.source import resolve
+from pipeline.models.weights import RandomWeights
+from pipeline.request import BuildRequest, Shape
+from pipeline.verify import Thresholds
+
+ALLOWED = Thresholds(0.9, 0.1)
+STRICT = Thresholds(0.9, 1e-9)
+
+
+class Steps:
+    """Notes the steps of a build; may end it in an error at one of them."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.taken: list[str] = []
+        self._error = error
+
+    @contextmanager
+    def __call__(self, title: str) -> Iterator[None]:
+        self.taken.append(title)
+        if self._error and title.startswith("compile"):
+            raise self._error
+        yield
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(str(tmp_path / "store"))
+
+
+@pytest.fixture
+def request_(bert: Path) -> BuildRequest:
+    return BuildRequest(resolve(str(bert)), RandomWeights(0), (Shape("forward", 1, 8),), instance("inf2.xlarge"))
+
+
+def key_of(request: BuildRequest) -> str:
+    return sha256_hex(canonical_json(request.key_inputs()))
+
+
+def nobody(text: str) -> None:
+    raise AssertionError(f"nobody else was at work, and it said: {text}")
+
+
+def failing(request: BuildRequest, store: Store, error: BaseException) -> None:
+    with pytest.raises(type(error)):
+        build(request, store, Steps(error), nobody, thresholds=ALLOWED)
+
+
+def test_a_failure_of_the_request_itself_is_answered_without_work_and_force_tries_again(
+    request_: BuildRequest, store: Store
+) -> None:
+    failing(request_, store, CaptureError("the model decides by a value"))
+    steps = Steps()
+    with pytest.raises(BuildRefused, match=r"decides by a value \(found out on .* UTC.*--force tries again\)"):
+        build(request_, store, steps, nobody, thresholds=ALLOWED)
+    assert not steps.taken
+    assert not build(request_, store, steps, nobody, thresholds=ALLOWED, force=True).cached
+    assert build(request_, store, Steps(), nobody, thresholds=ALLOWED).cached
+
+
+def _out_of_memory_behind_it() -> CaptureError:
+    error = CaptureError("the model could not be traced")
+    error.__cause__ = MemoryError()
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(28, "No space left on device"),
+        KeyboardInterrupt(),
+        SystemExit(143),
+        TimeoutError(),
+        ZeroDivisionError(),
+        _out_of_memory_behind_it(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_may_pass_is_tried_again(error: BaseException, request_: BuildRequest, store: Store) -> None:
+    failing(request_, store, error)
+    assert not build(request_, store, Steps(), nobody, thresholds=ALLOWED).cached
+
+
+def test_an_answer_beyond_some_thresholds_is_remembered_for_those_alone(request_: BuildRequest, store: Store) -> None:
+    with pytest.raises(VerificationFailed):
+        build(request_, store, Steps(), nobody, thresholds=STRICT)
+    steps = Steps()
+    with pytest.raises(VerificationFailed, match="remembered"):
+        build(request_, store, steps, nobody, thresholds=STRICT)
+    assert not steps.taken
+    assert not build(request_, store, Steps(), nobody, thresholds=ALLOWED).cached
+
+
+def test_a_memory_that_rotted_spares_nobody_the_work(request_: BuildRequest, store: Store, tmp_path: Path) -> None:
+    failing(request_, store, CaptureError("no"))
+    path = tmp_path / "store" / "failures" / key_of(request_)
+    path.chmod(0o600)
+    path.write_bytes(b"rot")
+    assert not build(request_, store, Steps(), nobody, thresholds=ALLOWED).cached
+
+
+def test_whoever_comes_second_waits_says_for_whom_and_finds_what_the_first_published(
+    request_: BuildRequest, store: Store
+) -> None:
+    leases, heard = Leases(store.backend), list[str]()
+    first = leases.take(key_of(request_), "builder-7:4711 0123456789abcdef")
+    assert first is not None
+
+    def first_finishes(text: str) -> None:
+        heard.append(text)
+        build(request_, store, Steps(), nobody, thresholds=ALLOWED, force=True)
+        leases.give_back(first)
+
+    steps = Steps()
+    assert build(request_, store, steps, first_finishes, thresholds=ALLOWED).cached
+    assert not steps.taken
+    assert len(heard) == 1
+    assert "builder-7:4711 builds the same" in heard[0]
+    assert "0123456789abcdef" not in heard[0]
+
+
+def test_nobody_waits_for_a_builder_that_died(request_: BuildRequest, store: Store) -> None:
+    heard = list[str]()
+    assert Leases(store.backend, seconds=0.5).take(key_of(request_), "dead 1") is not None
+    assert not build(request_, store, Steps(), heard.append, thresholds=ALLOWED).cached
+    assert len(heard) <= 1
+
+
+@pytest.mark.parametrize(
+    "error", [None, CaptureError("no"), KeyboardInterrupt()], ids=lambda error: type(error).__name__
+)
+def test_the_lease_is_given_back_however_the_work_ends(
+    error: BaseException | None, request_: BuildRequest, store: Store
+) -> None:
+    if error is None:
+        build(request_, store, Steps(), nobody, thresholds=ALLOWED)
+    else:
+        failing(request_, store, error)
+    assert Leases(store.backend).current(key_of(request_)) is None

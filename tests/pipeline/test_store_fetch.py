@@ -1,0 +1,135 @@
+"""`nxpipe store fetch`: from the store, from a mirror, from what this machine has seen."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from artifact_store.channel.generation import Served
+from artifact_store.channel.log import ChannelLog
+from artifact_store.layout import blob_path
+from pipeline import exit_codes
+from tests.artifact_store.afar import first_generation
+from tests.artifact_store.samples import MODEL, S3, bucket, folder, put, s3_server, tree
+from tests.pipeline.in_process import InProcess, nxpipe
+
+__all__ = ["nxpipe"]
+
+SERVED = {
+    *("manifest.json", "weights.safetensors", ".nxpipe"),
+    *("executables/forward-b1-s128", "files/tokenizer/config.json"),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[dict[str, str]]:
+    with s3_server() as environment:
+        yield environment
+
+
+@pytest.fixture
+def s3(server: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> S3:
+    """A bucket that nxpipe.toml names, here."""
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    place = bucket(f"test-{tmp_path.name.replace('_', '-').strip('-')[:40]}")
+    describe(place.store.url)
+    return place
+
+
+def describe(url: str, **more: object) -> None:
+    lines = [f"{name} = {json.dumps(value)}" for name, value in {"url": url, "cache": "cache", **more}.items()]
+    Path("nxpipe.toml").write_text("\n".join(['[project]\nname = "test"\n\n[store]', *lines]))
+
+
+def test_an_artifact_of_a_folder_is_fetched_by_name(
+    nxpipe: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = folder(tmp_path / "store").store
+    published = store.publish(put(store))
+    answer = nxpipe("store", "fetch", MODEL, "--to", "served", "--store", "store", "--json")
+    assert answer.code == 0, answer.err
+    assert tree(tmp_path / "served") == SERVED
+    said = json.loads(answer.out)
+    assert said["manifest_digest"] == published.manifest_digest
+    assert said["bytes_written"] > 0
+    again = nxpipe("store", "fetch", MODEL, "--to", "served", "--store", "store")
+    assert again.out == "served\n"
+    assert "was there already" in again.err
+    assert not (tmp_path / "cache").exists()
+
+
+def test_what_was_fetched_once_is_served_offline_with_its_age(nxpipe: InProcess, s3: S3, tmp_path: Path) -> None:
+    published = s3.store.publish(put(s3.store))
+    tip = first_generation("prod", [Served.of(published)])
+    assert ChannelLog(s3.backend, "prod").append(lambda _: tip).changed
+    assert nxpipe("store", "fetch", "--channel", "prod", "--to", "first").code == 0
+    assert nxpipe("store", "fetch", MODEL, "--to", "second").code == 0
+    for path in s3.objects():
+        s3.remove(path)
+    for words in (["--channel", "prod", "--model", MODEL, "--target", "inf2"], [MODEL]):
+        served = "-".join(words).replace("/", "-").strip("-")
+        answer = nxpipe("store", "fetch", *words, "--offline", "--to", served)
+        assert answer.code == 0, answer.err
+        assert "as it was seen less than a minute ago" in answer.err
+        assert tree(tmp_path / served) == SERVED
+    # What a key names never changes, so nobody need be asked.
+    assert nxpipe("store", "fetch", published.request_key, "--to", "third").code == 0
+    assert nxpipe("store", "fetch", MODEL, "--to", "fourth").code == exit_codes.NOT_FOUND.number
+
+
+def test_what_was_never_seen_cannot_be_had_offline(nxpipe: InProcess, s3: S3) -> None:
+    s3.store.publish(put(s3.store))
+    answer = nxpipe("store", "fetch", MODEL, "--offline", "--to", "served")
+    assert answer.code == exit_codes.NOT_FOUND.number
+    assert "as last seen from here" in answer.err
+
+
+def test_a_blob_that_the_store_has_lost_comes_from_its_replica_and_that_is_said(
+    nxpipe: InProcess, s3: S3, tmp_path: Path
+) -> None:
+    replica = folder(tmp_path / "replica").store
+    wanted = put(replica)
+    s3.store.publish(put(s3.store))
+    s3.remove(blob_path(wanted.executables[0].blob))
+    describe(s3.store.url, endpoints=[f"file://{tmp_path}/replica"])
+    answer = nxpipe("store", "fetch", MODEL, "--to", "served")
+    assert answer.code == 0, answer.err
+    assert f"was read from file://{tmp_path}/replica" in answer.err
+    assert tree(tmp_path / "served") == SERVED
+
+
+def test_replicas_belong_to_the_store_of_the_file_alone(nxpipe: InProcess, s3: S3, tmp_path: Path) -> None:
+    replica = folder(tmp_path / "replica").store
+    replica.publish(put(replica))
+    describe(s3.store.url, endpoints=[f"file://{tmp_path}/replica"])
+    assert nxpipe("store", "fetch", MODEL, "--to", "a", "--store", f"{s3.store.url}-other").code != 0
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], [MODEL, "--channel", "prod"], [MODEL, "--model", MODEL], [MODEL, "--target", "inf2"]],
+    ids=["nothing", "both", "a model of no channel", "a target of no channel"],
+)
+def test_words_that_do_not_fit_together_are_refused(nxpipe: InProcess, tmp_path: Path, words: list[str]) -> None:
+    answer = nxpipe("store", "fetch", *words, "--to", str(tmp_path / "served"), "--store", str(tmp_path / "store"))
+    assert answer.code == exit_codes.USAGE.number
+    assert not (tmp_path / "served").exists()
+
+
+def test_a_channel_that_serves_several_asks_which(nxpipe: InProcess, tmp_path: Path) -> None:
+    place = folder(tmp_path / "store")
+    served = [
+        Served.of(place.store.publish(put(place.store, request=n, model=f"acme/m{n}", report="1"))) for n in (1, 2)
+    ]
+    assert ChannelLog(place.backend, "prod").append(lambda _: first_generation("prod", served)).changed
+    fetch = ("store", "fetch", "--channel", "prod", "--store", str(tmp_path / "store"), "--to", str(tmp_path / "to"))
+    answer = nxpipe(*fetch)
+    assert answer.code == exit_codes.NOT_FOUND.number
+    assert "acme/m1 for inf2, acme/m2 for inf2" in answer.err
+    assert nxpipe(*fetch, "--model", "acme/m2").code == 0
+    assert nxpipe(*fetch, "--model", "acme/m3").code == exit_codes.NOT_FOUND.number
