@@ -1,10 +1,11 @@
 """Blobs in and out of one backend: nothing is kept twice, nothing leaves that is not what its name says."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from artifact_store.backends.files import flush_to_disk, os_errors, scratch
+from artifact_store.backends.files import new_file, os_errors, scratch, write_at
 from artifact_store.backends.protocol import Backend, Payload, Sent, Stat, nobody
 from artifact_store.digest import sha256_of_chunks
 from artifact_store.documents import Blob
@@ -58,13 +59,21 @@ class Blobs:
 
     def copy_to(self, blob: Blob, path: Path, sent: Sent = nobody) -> None:
         """Write the bytes to a file, which appears when they have proved right; its folder is made if need be."""
-        with scratch(path.parent) as file:
-            for chunk in self.chunks(blob, sent):
-                file.write(chunk)
-            file.finish()
+        with new_file(path.parent) as file:
+            self.copy_into(blob, file.descriptor, (0,), sent)
             with os_errors(f"write {path}"):
-                flush_to_disk(file.path)
+                os.fsync(file.descriptor)
+                file.close()
                 file.path.replace(path)
+
+    def copy_into(self, blob: Blob, descriptor: int, offsets: Sequence[int], sent: Sent = nobody) -> None:
+        """Write the bytes to these places of an open file; what is there is only known to be right at the end."""
+        at = 0
+        for chunk in self.chunks(blob, sent):
+            with os_errors(f"write a copy of blob {blob.sha256}"):
+                for offset in offsets:
+                    write_at(descriptor, chunk, offset + at)
+            at += len(chunk)
 
     def settle(self, blobs: Sequence[Blob]) -> Iterator[tuple[Blob, str]]:
         """Look at blobs that are about to be named: keeps them young, and gives those that are missing or wrong."""

@@ -38,10 +38,10 @@ def build(
     step: Step,
     say: Callable[[str], None],
     *,
-    thresholds: Thresholds | None,
+    thresholds: Thresholds,
     force: bool = False,
 ) -> Built:
-    """Publish the artifact of this request, or find it published. `thresholds` of None skips the comparison.
+    """Publish the artifact of this request, or find it published.
 
     `force` builds whatever the store knows, and whoever else is at it.
     """
@@ -62,7 +62,7 @@ def build(
             return Built(_built(request, inputs, store, step, thresholds), cached=False)
 
 
-def _known(store: Store, key: str, thresholds: Thresholds | None) -> Built | None:
+def _known(store: Store, key: str, thresholds: Thresholds) -> Built | None:
     """What became of this request before: its artifact, or the failure that it would end in again."""
     found = store.find(key)
     if found is not None:
@@ -72,12 +72,12 @@ def _known(store: Store, key: str, thresholds: Thresholds | None) -> Built | Non
 
 
 def _built(
-    request: BuildRequest, inputs: dict[str, object], store: Store, step: Step, thresholds: Thresholds | None
+    request: BuildRequest, inputs: dict[str, object], store: Store, step: Step, thresholds: Thresholds
 ) -> Published:
     with step(f"read the configuration of {request.source.id}"):
         tensors = request.tensors()
     programs = {shape: _compile(request, shape, step) for shape in sorted(request.shapes)}
-    evidence = gather(request, programs, tensors, step, thresholds) if thresholds else NO_EVIDENCE
+    evidence = gather(request, programs, tensors, step, thresholds) if request.verified else NO_EVIDENCE
     with step(f"store {len(tensors)} tensors"):
         weights = put_weights(store.blobs, _elements(tensors))
     with step("publish"):

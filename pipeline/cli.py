@@ -26,7 +26,10 @@ COMMANDS = {
     "init": ("pipeline.commands.init:init", "Write nxpipe.toml and a release workflow into a repository."),
     "promote": ("pipeline.commands.promote:promote", "Serve artifacts on a channel from now on."),
     "rollback": ("pipeline.commands.rollback:rollback", "Serve again what a channel served before."),
-    "store": ("pipeline.commands.store.group:store", "List and inspect published artifacts."),
+    "store": (
+        "pipeline.commands.store.group:store",
+        "Look after artifacts: list, compare, fetch, sign, collect.",
+    ),
     "verify": ("pipeline.commands.verify:verify", "Compare the emulated model with PyTorch, layer by layer if asked."),
     "version": ("pipeline.commands.version:version", "Print the versions of nxpipe, its backends and libraries."),
 }

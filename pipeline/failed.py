@@ -17,7 +17,7 @@ from pipeline.verify import Thresholds
 _OF_THE_MACHINE = (MemoryError, OSError, ImportError)
 
 
-def refuse_what_failed_before(store: Store, request_key: str, thresholds: Thresholds | None) -> None:
+def refuse_what_failed_before(store: Store, request_key: str, thresholds: Thresholds) -> None:
     """Answer with the remembered failure, if this request would end in it again."""
     try:
         failure = failure_of(store, request_key)
@@ -31,7 +31,7 @@ def refuse_what_failed_before(store: Store, request_key: str, thresholds: Thresh
 
 
 @contextmanager
-def remembering(store: Store, request_key: str, thresholds: Thresholds | None) -> Iterator[None]:
+def remembering(store: Store, request_key: str, thresholds: Thresholds) -> Iterator[None]:
     """Keep what the block dies of, where the same request would die of it again."""
     try:
         yield
@@ -43,15 +43,15 @@ def remembering(store: Store, request_key: str, thresholds: Thresholds | None) -
         raise
 
 
-def _stands(store: Store, failure: Failure, thresholds: Thresholds | None) -> bool:
+def _stands(store: Store, failure: Failure, thresholds: Thresholds) -> bool:
     """Thresholds are not part of a request's key: an answer beyond some may be within others."""
     if failure.kind != VerificationFailed.__qualname__:
         return True
     return failure.log is not None and json.loads(store.read_blob(failure.log))["verify"] == _asked(thresholds)
 
 
-def _asked(thresholds: Thresholds | None) -> dict[str, object] | None:
-    return None if thresholds is None else asdict(thresholds)
+def _asked(thresholds: Thresholds) -> dict[str, object]:
+    return asdict(thresholds)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -53,6 +53,7 @@ class BuildRequest:
     autocast: str = "matmult"
     autocast_type: str = "bf16"
     tensor_parallel: int = 1
+    verified: bool = True  # compared with PyTorch; the artifact holds what was found, so it is another one without
 
     def key_inputs(self) -> dict[str, object]:
         """Everything that can change a byte of the artifact."""
@@ -65,6 +66,7 @@ class BuildRequest:
                 "autocast": self.autocast,
                 "autocast_type": self.autocast_type,
                 "tensor_parallel": self.tensor_parallel,
+                "verified": self.verified,
             },
         }
 

@@ -37,7 +37,6 @@ class LocalFolder:
         with self._as_file(payload) as source, os_errors(f"write {target}"):
             if durable:
                 flush_to_disk(source)
-            target.parent.mkdir(parents=True, exist_ok=True)
             created = _link(source, target)
             if durable:
                 self._flush_folders([target])
@@ -215,7 +214,7 @@ def _tag(found: os.stat_result) -> str:
 
 def _link(source: Path, target: Path) -> bool:
     try:
-        target.hardlink_to(source)
+        _linked(source, target)
     except FileExistsError:
         # A network file system may lose the answer of a link that it made, and refuse the repetition.
         return source.stat().st_nlink > 1
@@ -227,6 +226,14 @@ def _link(source: Path, target: Path) -> bool:
             ) from error
         raise
     return True
+
+
+def _linked(source: Path, target: Path) -> None:
+    try:
+        target.hardlink_to(source)
+    except FileNotFoundError:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.hardlink_to(source)
 
 
 def _readable(target: Path, chunks: Iterator[bytes]) -> Iterator[bytes]:

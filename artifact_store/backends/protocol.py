@@ -8,6 +8,7 @@ store is settled by it.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Final, Protocol, TypeVar
 
 from artifact_store.digest import sha256_hex
@@ -22,6 +23,17 @@ Sent = Callable[[int], None]  # told of every few bytes that went out or came in
 
 def nobody(_: int) -> None:
     """For those who do not watch."""
+
+
+def in_turn(sent: Sent) -> Sent:
+    """Watchers need not expect several threads."""
+    one_at_a_time = Lock()
+
+    def tell(size: int) -> None:
+        with one_at_a_time:
+            sent(size)
+
+    return tell
 
 
 @dataclass(frozen=True)

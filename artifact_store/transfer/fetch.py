@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import Final, TypeVar
 
-from artifact_store.backends.protocol import Sent, nobody
+from artifact_store.backends.files import write_at
+from artifact_store.backends.protocol import Sent, in_turn, nobody
 from artifact_store.blobs import Blobs
 from artifact_store.documents import Blob, parse_document
 from artifact_store.errors import Refused
@@ -45,7 +45,7 @@ class Fetched:
 
 def fetch(blobs: Blobs, manifest: Manifest, folder: Path, sent: Sent = nobody) -> Fetched:
     """Bring a folder to hold this artifact, and nothing else; repeating it is cheap, and goes on where it stopped."""
-    sent = _in_turn(sent)
+    sent = in_turn(sent)
     document = manifest.to_bytes()
     digest = Blob.of(document).sha256
     files = _files(manifest)
@@ -55,7 +55,7 @@ def fetch(blobs: Blobs, manifest: Manifest, folder: Path, sent: Sent = nobody) -
     sent(sum(map(_size, files.values())) - written)
 
     def place(path: str) -> None:
-        filled.write(path, missing[path].sha256, lambda file: blobs.copy_to(missing[path], file, sent))
+        filled.write(path, missing[path].sha256, lambda file: blobs.copy_into(missing[path], file, (0,), sent))
 
     _at_once(place, missing.items())
     written += _fetch_weights(blobs, manifest.weights, filled, sent)
@@ -93,43 +93,28 @@ def _fetch_weights(blobs: Blobs, tensors: Sequence[Tensor], filled: Filled, sent
     if filled.has(WEIGHTS, content):
         sent(size)
         return 0
-    filled.write(WEIGHTS, content, lambda path: _write_weights(blobs, tensors, layout, path, sent))
+    filled.write(WEIGHTS, content, lambda file: _write_weights(blobs, tensors, layout, file, sent))
     return size
 
 
-def _write_weights(blobs: Blobs, tensors: Sequence[Tensor], layout: Layout, path: Path, sent: Sent) -> None:
+def _write_weights(blobs: Blobs, tensors: Sequence[Tensor], layout: Layout, file: int, sent: Sent) -> None:
     """Each object is read once, and written wherever a tensor has its content."""
     wanted: dict[Blob, list[tuple[Tensor, int]]] = {}
     for tensor, offset in zip(tensors, layout.offsets, strict=True):
         wanted.setdefault(tensor.stored, []).append((tensor, offset))
-    descriptor = os.open(path, os.O_WRONLY)
 
     def place(stored: Blob) -> None:
         tensors, offsets = zip(*wanted[stored], strict=True)
         if tensors[0].pack is None:
-            at = 0
-            for chunk in blobs.chunks(stored, sent):
-                for offset in offsets:
-                    _write_at(descriptor, chunk, offset + at)
-                at += len(chunk)
+            blobs.copy_into(stored, file, offsets, sent)
             return
         for (_, data), offset in zip(read_weights(blobs, tensors), offsets, strict=True):
-            _write_at(descriptor, data, offset)
+            write_at(file, data, offset)
         sent(stored.size)
 
-    try:
-        os.ftruncate(descriptor, layout.size)
-        _write_at(descriptor, layout.head, 0)
-        _at_once(place, [(stored, stored) for stored in wanted])
-    finally:
-        os.close(descriptor)
-
-
-def _write_at(descriptor: int, data: bytes | memoryview, at: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(descriptor, view, at)
-        view, at = view[written:], at + written
+    os.ftruncate(file, layout.size)
+    write_at(file, layout.head, 0)
+    _at_once(place, [(stored, stored) for stored in wanted])
 
 
 def _at_once(function: Callable[[T], None], items: Iterable[tuple[T, Blob]]) -> None:
@@ -147,14 +132,3 @@ def _at_once(function: Callable[[T], None], items: Iterable[tuple[T, Blob]]) -> 
                 done.result()
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def _in_turn(sent: Sent) -> Sent:
-    """Watchers need not expect several threads."""
-    one_at_a_time = Lock()
-
-    def tell(size: int) -> None:
-        with one_at_a_time:
-            sent(size)
-
-    return tell

@@ -6,12 +6,13 @@ manifest.json    comes last, so that a folder which has it is complete
 """
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from artifact_store.backends.files import flush_to_disk, os_errors, scratch
+from artifact_store.backends.files import flush_to_disk, new_file, os_errors, scratch, write_at
 from artifact_store.documents import Document, SafePath, parse_document
 from artifact_store.errors import NotUnderstood, Refused
 from artifact_store.transfer.stamp import date, stamp_of
@@ -47,17 +48,17 @@ class Filled:
         self.wanted[path] = note
         return True
 
-    def write(self, path: str, content: str, fill: Callable[[Path], None]) -> None:
-        """Put a file there whole; `fill` writes its bytes into one that lies beside it."""
+    def write(self, path: str, content: str, fill: Callable[[int], None]) -> None:
+        """Put a file there whole; `fill` writes its bytes into one that lies beside it, given as a descriptor."""
         target = self.root / path
         with os_errors(f"write {target}"):
             target.parent.mkdir(parents=True, exist_ok=True)
             self._refuse_ways_out(target.parent)
-            with scratch(target.parent) as file:
-                file.finish()
-                fill(file.path)
-                date(file.path)
-                flush_to_disk(file.path)
+            with new_file(target.parent) as file:
+                fill(file.descriptor)
+                date(file.descriptor)
+                os.fsync(file.descriptor)
+                file.close()
                 file.path.replace(target)
         self.wanted[path] = Note(content=content, stamp=stamp_of(target))
 
@@ -70,7 +71,7 @@ class Filled:
             for folder in {(self.root / path).parent for path in self.wanted}:
                 flush_to_disk(folder)
         if not self.has(MANIFEST, digest):
-            self.write(MANIFEST, digest, lambda path: _write(path, manifest))
+            self.write(MANIFEST, digest, lambda file: write_at(file, manifest, 0))
             with os_errors(f"write {self.root}"):
                 flush_to_disk(self.root)
         _note(self.root, self.wanted)
@@ -112,7 +113,3 @@ def _note(root: Path, files: Mapping[str, Note]) -> None:
         file.finish()
         with os_errors(f"write {root / _NOTES}"):
             file.path.replace(root / _NOTES)
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.write_bytes(data)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from artifact_store.backends.files import chunks_of, flush_to_disk, os_errors, scratch
+from artifact_store.backends.files import chunks_of, copy_into, flush_to_disk, os_errors
 from artifact_store.backends.protocol import Backend, Sent, nobody
 from artifact_store.blobs import Blobs
 from artifact_store.documents import Blob
@@ -57,12 +57,13 @@ class BlobsFromAfar(Blobs):
 
         if self._tier is None:
             self._receive(blob, path.parent, use, sent)
-            return
-        with scratch(path.parent) as file:
-            for chunk in chunks_of(self.open(blob, sent)):
-                file.write(chunk)
-            file.finish()
-            use(file.path)
+        else:
+            super().copy_to(blob, path, sent)
+
+    def copy_into(self, blob: Blob, descriptor: int, offsets: Sequence[int], sent: Sent = nobody) -> None:
+        with self.open(blob, sent) as file, os_errors(f"write a copy of blob {blob.sha256}"):
+            for offset in offsets:
+                copy_into(descriptor, file, offset)
 
     def _receive(self, blob: Blob, folder: Path, use: Callable[[Path], None], sent: Sent) -> None:
         def from_one(place: Backend) -> bool:

@@ -1,6 +1,7 @@
 """`nxpipe build`."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,9 +66,12 @@ def build(
     described = load_config(config_path, os.environ, missing_ok=model_id is not None)
     file = saved_program(ctx, model_id, flags, axes)
     asked = orders(model_id, flags, described, names, config_path.parent)
-    requests = [order.request() if file is None else SavedRequest.of(file, order) for order in asked]
+    requests = [
+        replace(order.request() if file is None else SavedRequest.of(file, order), verified=not no_verify)
+        for order in asked
+    ]
     opened = open_store(store_url(store, config_path))
-    thresholds = None if no_verify else Thresholds.of(described)
+    thresholds = Thresholds.of(described)
     answers = []
     for request in requests:
         done = carry_out(request, opened, console.step, console.say, thresholds=thresholds, force=force)

@@ -14,6 +14,7 @@ from pipeline.build import build
 from pipeline.exit_codes import NOT_FOUND, OK, STORE, USAGE
 from pipeline.nearness import why_missed
 from pipeline.order import Order
+from pipeline.verify import Thresholds
 from tests.pipeline.test_store_commands import here, nxpipe, publish
 
 FLAGS: dict[str, Any] = {
@@ -139,7 +140,7 @@ def test_the_build_itself_says_so(here: Path, bert: Path, monkeypatch: pytest.Mo
         raise Stopped(title)
 
     with pytest.raises(Stopped):
-        build(request, open_store("s"), stop, said.append, thresholds=None)
+        build(request, open_store("s"), stop, said.append, thresholds=Thresholds(0.9, 0.1))
     assert any("the nearest is acme/tiny-bert@" in sentence for sentence in said)
 
 

@@ -44,10 +44,11 @@ STORE_COMMANDS = {
 
 @click.group(cls=LazyGroup, homes=STORE_COMMANDS)
 def store() -> None:
-    """List and inspect published artifacts.
+    """Look after artifacts: list, compare, fetch, sign, collect.
 
     \b
     Example:
       nxpipe store ls
       nxpipe store show bert-base-uncased
+      nxpipe store fetch --channel production --to /srv/models
     """
