@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from artifact_store.backends.files import new_file, os_errors, scratch, write_at
-from artifact_store.backends.protocol import Backend, Payload, Sent, Stat, nobody
+from artifact_store.backends.protocol import Backend, Payload, Sent, Stat, in_turn, nobody
 from artifact_store.digest import sha256_of_chunks
 from artifact_store.documents import Blob
 from artifact_store.errors import NotFound
@@ -27,6 +27,11 @@ class Blobs:
     def put(self, data: bytes | memoryview, sent: Sent = nobody) -> Blob:
         """Keep these bytes. Nothing is written when the store holds them intact."""
         return self.keep(Payload.of(data), sent)
+
+    def put_all(self, datas: Sequence[bytes | memoryview], sent: Sent = nobody) -> Iterable[Blob]:
+        """The same of several, at once where that is faster; in order."""
+        tell = in_turn(sent)
+        return self._backend.each(lambda data: self.put(data, tell), datas)
 
     def put_stream(self, chunks: Iterable[bytes], sent: Sent = nobody) -> Blob:
         """Keep bytes that need not fit in memory."""

@@ -1,7 +1,9 @@
 """Tensors in and out of a store: large ones as blobs of their own, small ones in packs."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 from artifact_store.backends.protocol import Sent, nobody
 from artifact_store.blobs import PUBLISH_AGAIN, Blobs
@@ -9,6 +11,8 @@ from artifact_store.documents import Blob
 from artifact_store.errors import Corrupt, InvalidDocument
 from artifact_store.manifest import Tensor
 from artifact_store.pack import PACKED_BELOW, packed, room_for, unpacked
+
+_IN_MEMORY: Final = 128 * 1024**2  # bytes of tensors that are stored at once, where storing waits for a network
 
 
 @dataclass(frozen=True)
@@ -21,35 +25,63 @@ class Elements:
     data: memoryview
 
 
+@dataclass(frozen=True)
+class _Object:
+    """What becomes one object: a large tensor, or a pack of small ones; `tensors` names them when it is stored."""
+
+    data: bytes | memoryview
+    tensors: Callable[[Blob], list[Tensor]]
+
+
 def put_weights(blobs: Blobs, tensors: Iterable[Elements], sent: Sent = nobody) -> tuple[Tensor, ...]:
     """Store tensors, and name them in the order in which they came; equal content is stored once.
 
     Small ones are packed in that order, so that a change of one leaves the packs of the others as they are.
     """
+    order: dict[str, int] = {}
     stored: list[Tensor] = []
-    small: dict[Blob, memoryview] = {}
-    waiting: list[Elements] = []
+    for objects in _in_batches(_objects(tensors, order)):
+        for each, blob in zip(objects, blobs.put_all([each.data for each in objects], sent), strict=True):
+            stored += each.tensors(blob)
+    return tuple(sorted(stored, key=lambda tensor: order[tensor.name]))
 
-    def close() -> None:
-        pack = blobs.put(packed(small), sent)
-        stored.extend(_named(each, pack) for each in waiting)
+
+def _objects(tensors: Iterable[Elements], order: dict[str, int]) -> Iterator[_Object]:
+    small: dict[Blob, memoryview] = {}
+    waiting: list[tuple[Elements, Blob]] = []
+
+    def closed() -> _Object:
+        members, data = list(waiting), packed(small)
         small.clear()
         waiting.clear()
+        return _Object(data, lambda pack: [_named(each, blob, pack) for each, blob in members])
 
-    order: dict[str, int] = {}
     for each in tensors:
         order[each.name] = len(order)
         if each.data.nbytes >= PACKED_BELOW:
-            stored.append(_named(each, None, blobs.put(each.data, sent)))
+            yield _Object(each.data, partial(_alone, each))
             continue
         blob = Blob.of(each.data)
         if small and blob not in small and not room_for(small, blob):
-            close()
+            yield closed()
         small.setdefault(blob, each.data)
-        waiting.append(each)
+        waiting.append((each, blob))
     if waiting:
-        close()
-    return tuple(sorted(stored, key=lambda tensor: order[tensor.name]))
+        yield closed()
+
+
+def _in_batches(objects: Iterable[_Object]) -> Iterator[list[_Object]]:
+    """As many as may be in memory together."""
+    batch: list[_Object] = []
+    size = 0
+    for each in objects:
+        if batch and size + memoryview(each.data).nbytes > _IN_MEMORY:
+            yield batch
+            batch, size = [], 0
+        batch.append(each)
+        size += memoryview(each.data).nbytes
+    if batch:
+        yield batch
 
 
 def read_weights(blobs: Blobs, tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, bytes | memoryview]]:
@@ -76,5 +108,9 @@ def _opened(blobs: Blobs, pack: Blob) -> dict[str, memoryview]:
         raise Corrupt(f"pack {pack.sha256}", str(fault), PUBLISH_AGAIN) from fault
 
 
-def _named(each: Elements, pack: Blob | None, blob: Blob | None = None) -> Tensor:
-    return Tensor(name=each.name, dtype=each.dtype, shape=each.shape, blob=blob or Blob.of(each.data), pack=pack)
+def _alone(each: Elements, blob: Blob) -> list[Tensor]:
+    return [_named(each, blob, None)]
+
+
+def _named(each: Elements, blob: Blob, pack: Blob | None) -> Tensor:
+    return Tensor(name=each.name, dtype=each.dtype, shape=each.shape, blob=blob, pack=pack)

@@ -61,6 +61,7 @@ def page(verdicts: Mapping[str, Verdict], found: list[Outcome], most: int | None
 def _opinfo(verdicts: Mapping[str, Verdict], most: int | None) -> Iterable[str]:
     passed = sum(verdict.passed for verdict in verdicts.values())
     failed = sum(len(verdict.failed) for verdict in verdicts.values())
+    wider = sum(verdict.wider for verdict in verdicts.values())
     reasons = Counter[str]()
     for verdict in verdicts.values():
         for reason, count in verdict.unsupported.items():
@@ -69,7 +70,8 @@ def _opinfo(verdicts: Mapping[str, Verdict], most: int | None) -> Iterable[str]:
     types = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
     yield "## PyTorch's operator database\n"
     yield f"{len(verdicts)} operators, {samples} ({types}), each traced, imported, run on the emulator and held against"
-    yield f"PyTorch: **{passed} passed, {reasons.total()} unsupported, {failed} failed**.\n"
+    yield f"PyTorch: **{passed} passed, {reasons.total()} unsupported, {failed} failed**. Of those that passed, {wider}"
+    yield "agree with PyTorch in float64, but not with its arithmetic in the sample's own type, whose roundings come in between.\n"
     yield from _grouped(reasons, "samples")
     yield from ("| Operator | Passed | Unsupported | Failed |", "| --- | ---: | ---: | ---: |")
     for name, verdict in sorted(verdicts.items()):

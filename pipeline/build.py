@@ -5,10 +5,12 @@ for good stops there too.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from artifact_store import Published, Store
+from artifact_store.backends.protocol import Sent, nobody
 from artifact_store.canonical import canonical_json
 from artifact_store.digest import sha256_hex
 from artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
@@ -26,6 +28,14 @@ if TYPE_CHECKING:
     from pipeline.models.weights import Tensors
 
 
+# Told what is stored, and of how many bytes; tells of those that went out.
+Watch = Callable[[str, int], AbstractContextManager[Sent]]
+
+
+def unwatched(_: str, __: int) -> AbstractContextManager[Sent]:
+    return nullcontext(nobody)
+
+
 @dataclass(frozen=True)
 class Built:
     published: Published
@@ -40,6 +50,7 @@ def build(
     *,
     thresholds: Thresholds,
     force: bool = False,
+    watch: Watch = unwatched,
 ) -> Built:
     """Publish the artifact of this request, or find it published.
 
@@ -50,7 +61,7 @@ def build(
     key = sha256_hex(canonical_json(inputs))
     if force:
         with remembering(store, key, thresholds):
-            return Built(_built(request, inputs, store, step, thresholds), cached=False)
+            return Built(_built(request, inputs, store, step, thresholds, watch), cached=False)
     if found := _known(store, key, thresholds):
         return found
     if hint := why_missed(store, inputs):
@@ -59,7 +70,7 @@ def build(
         if found := _known(store, key, thresholds):
             return found
         with remembering(store, key, thresholds):
-            return Built(_built(request, inputs, store, step, thresholds), cached=False)
+            return Built(_built(request, inputs, store, step, thresholds, watch), cached=False)
 
 
 def _known(store: Store, key: str, thresholds: Thresholds) -> Built | None:
@@ -72,14 +83,16 @@ def _known(store: Store, key: str, thresholds: Thresholds) -> Built | None:
 
 
 def _built(
-    request: BuildRequest, inputs: dict[str, object], store: Store, step: Step, thresholds: Thresholds
+    request: BuildRequest, inputs: dict[str, object], store: Store, step: Step, thresholds: Thresholds, watch: Watch
 ) -> Published:
     with step(f"read the configuration of {request.source.id}"):
         tensors = request.tensors()
     programs = {shape: _compile(request, shape, step) for shape in sorted(request.shapes)}
     evidence = gather(request, programs, tensors, step, thresholds) if request.verified else NO_EVIDENCE
     with step(f"store {len(tensors)} tensors"):
-        weights = put_weights(store.blobs, _elements(tensors))
+        size = sum(tensors.kinds[name].nbytes for name in tensors)
+        with watch(f"store {request.source.id}", size) as sent:
+            weights = put_weights(store.blobs, _elements(tensors), sent)
     with step("publish"):
         return store.publish(_manifest(request, inputs, programs, weights, evidence, store))
 
@@ -149,7 +162,7 @@ def _ranks(program: "Program") -> bytes:
 
 
 def _elements(tensors: "Tensors") -> Iterator[Elements]:
-    """One after the other, so that no more than one large tensor is in memory."""
+    """One after the other, so that no more of them are in memory than are stored at once."""
     import numpy as np
 
     for name in tensors:

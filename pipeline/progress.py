@@ -5,12 +5,14 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Final, Self
 
 import click
 
+from artifact_store.backends.protocol import Sent
 from pipeline.output import Console, human_bytes
 
 _BAR: Final = 24  # characters
@@ -65,15 +67,22 @@ class Progress:
             figures = {"done": self._done, "total": self._total, "bytes_per_second": round(rate), "seconds_left": left}
             click.echo(json.dumps(figures), err=True)
         elif self._live:
-            filled = _BAR * self._done // self._total if self._total else _BAR
+            filled = _BAR * min(self._done, self._total) // self._total if self._total else _BAR
             click.echo(f"\r  [{'#' * filled:{_BAR}}] {self._words(rate, left)}\033[K", nl=False, err=True)
         else:
             self._console.say(f"  {self._words(rate, left)}")
 
     def _words(self, rate: float, left: float | None) -> str:
-        share = 100 * self._done // self._total if self._total else 100
+        # What goes out may be a little more than what it is about.
+        share = 100 * min(self._done, self._total) // self._total if self._total else 100
         time_left = "" if left is None else f", {_duration(left)} left"
         return f"{self._title}: {share} % of {human_bytes(self._total)}, {human_bytes(round(rate))}/s{time_left}"
+
+
+@contextmanager
+def watching(console: Console, title: str, total: int) -> Iterator[Sent]:
+    with Progress(console, title, total) as progress:
+        yield progress.sent
 
 
 def _duration(seconds: float) -> str:

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Final
 
 from artifact_store.backends.files import os_errors
-from artifact_store.backends.protocol import CHUNK
 from artifact_store.digest import sha256_hex
 from artifact_store.documents import Blob
 
 RANGE: Final = 32 * 1024**2
+# At each end of a call the hashing thread has to wait for the receiving ones: few large calls keep it up with them.
+_HASHED_AT_ONCE: Final = 8 * 1024**2
 _LEFT_ALONE: Final = 3600.0  # seconds after which whoever wrote it is taken for dead, on this machine or another
 _NOBODY: Final = "nobody"
 
@@ -33,6 +34,7 @@ class Partial:
         with os_errors(f"write {path}"):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
             os.ftruncate(self._descriptor, self._size + self.ranges)
+        self._buffer = memoryview(bytearray(min(_HASHED_AT_ONCE, self._size)))
 
     def span(self, number: int) -> tuple[int, int]:
         return number * RANGE, min((number + 1) * RANGE, self._size)
@@ -53,10 +55,11 @@ class Partial:
 
     def feed(self, hasher: "hashlib._Hash", number: int) -> None:
         """Hash a range as it lies in the file, which for a fresh one means in memory."""
-        start, stop = self.span(number)
+        at, stop = self.span(number)
         with os_errors(f"read {self.path}"):
-            for at in range(start, stop, CHUNK):
-                hasher.update(os.pread(self._descriptor, min(CHUNK, stop - at), at))
+            while at < stop and (read := os.preadv(self._descriptor, [self._buffer[: stop - at]], at)):
+                hasher.update(self._buffer[:read])
+                at += read
 
     def forget(self) -> None:
         """Everything has to come again."""

@@ -2,8 +2,9 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from threading import Event, Lock
 from typing import Final
@@ -17,7 +18,8 @@ from artifact_store.layout import blob_path
 from artifact_store.transfer.partial import Partial, partial
 
 IN_RANGES_ABOVE: Final = 64 * 1024**2
-STREAMS: Final = 6  # ranges at once: what one process can take in, and no more waits to be hashed at the end
+STREAMS: Final = 6  # ranges at once: what one process can take in
+_UNHASHED: Final = 8  # ranges: hashing keeps up, while they are in memory, instead of coming last
 _TRIES: Final = 3  # of a range whose object is written anew under our hands
 
 
@@ -85,13 +87,20 @@ def _fetch(file: Partial, blob: Blob, place: Backend, sent: Sent) -> str:
     hasher = hashlib.sha256()
     stopped = Event()
     with ThreadPoolExecutor(STREAMS) as pool:
-        missing = file.missing()
-        coming = {number: pool.submit(_fetch_range, file, number, blob, place, sent, stopped) for number in missing}
+        missing = iter(file.missing())
+        coming: dict[int, Future[None]] = {}
+
+        def begin() -> None:
+            for number in islice(missing, _UNHASHED - len(coming)):
+                coming[number] = pool.submit(_fetch_range, file, number, blob, place, sent, stopped)
+
         try:
+            begin()
             for number in range(file.ranges):
                 if number in coming:
-                    coming[number].result()
+                    coming.pop(number).result()
                 file.feed(hasher, number)
+                begin()
         except BaseException:
             stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli import Command
+from pipeline.commands.store.itself import open_the_store_itself
 from pipeline.config import load_config
 from pipeline.options import config_option, store_option
 from pipeline.order_options import order_options, orders, refuse_words_without_effect
 from pipeline.output import Console, human_bytes
+from pipeline.progress import watching
 from pipeline.saved import axis_option, saved_program
-from pipeline.store_url import store_url
 from pipeline.verify import sentences
 
 if TYPE_CHECKING:
@@ -56,7 +57,6 @@ def build(
       nxpipe build --model-id ./my-llama --target trn2.48xlarge --buckets 128,512
       nxpipe build --model-id ./encoder.onnx --axis batch=1
     """
-    from artifact_store import open_store
     from pipeline.build import build as carry_out
     from pipeline.saved_request import SavedRequest
     from pipeline.verify import Thresholds
@@ -70,11 +70,19 @@ def build(
         replace(order.request() if file is None else SavedRequest.of(file, order), verified=not no_verify)
         for order in asked
     ]
-    opened = open_store(store_url(store, config_path))
+    opened = open_the_store_itself(store, config_path, console)
     thresholds = Thresholds.of(described)
     answers = []
     for request in requests:
-        done = carry_out(request, opened, console.step, console.say, thresholds=thresholds, force=force)
+        done = carry_out(
+            request,
+            opened,
+            console.step,
+            console.say,
+            thresholds=thresholds,
+            force=force,
+            watch=lambda title, size: watching(console, title, size),
+        )
         answers.append(_as_json(done))
         if not console.json:
             console.result(_as_text(done))
