@@ -71,7 +71,8 @@ def _opinfo(verdicts: Mapping[str, Verdict], most: int | None) -> Iterable[str]:
     yield "## PyTorch's operator database\n"
     yield f"{len(verdicts)} operators, {samples} ({types}), each traced, imported, run on the emulator and held against"
     yield f"PyTorch: **{passed} passed, {reasons.total()} unsupported, {failed} failed**. Of those that passed, {wider}"
-    yield "agree with PyTorch in float64, but not with its arithmetic in the sample's own type, whose roundings come in between.\n"
+    yield "agree with PyTorch in float64, but not with its arithmetic in the sample's own type, whose roundings come in"
+    yield "between.\n"
     yield from _grouped(reasons, "samples")
     yield from ("| Operator | Passed | Unsupported | Failed |", "| --- | ---: | ---: | ---: |")
     for name, verdict in sorted(verdicts.items()):

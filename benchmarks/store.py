@@ -3,7 +3,8 @@
     nice -n -15 python benchmarks/store.py FOLDER [--runs N] [--aws PATH] [--s5cmd PATH] [--quick]
 
 FOLDER is best a new one on a memory file system: the programs are compared, not the disk. Each run is a process of its
-own, with a server of its own where there is one; clients take turns, and the median of the runs counts. The page
+own, with a server of its own where there is one; clients take turns, and the median of the runs counts. The first run
+of everything takes about five minutes on two quiet cores, and more of them follow as long as there is time. The page
 docs/store-speed.md is written whole. --quick is for trying the script: a sixteenth of the bytes, and no page.
 """
 
@@ -11,6 +12,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -83,77 +85,87 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=9, help="after which every client gets one run and no more")
+    parser.add_argument("--minutes", type=float, default=9, help="what is not measured by then is left out")
     parser.add_argument("--aws", default="aws")
     parser.add_argument("--s5cmd", default="s5cmd")
     parser.add_argument("--place", action="append", choices=[place.name for place in PLACES], help="may be repeated")
     parser.add_argument("--quick", action="store_true")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of every `finally`
     asked.folder.mkdir(parents=True)  # what lies there would be in the way
     try:
         hit = _local_hit(asked.folder)  # first: Python has compiled all modules after it
-        rows, missing = _all_rows(asked)
+        rows, left_out = _all_rows(asked)
     finally:
         shutil.rmtree(asked.folder)
-    page = _page(rows, missing, hit, asked.runs)
+    page = _page(rows, left_out, hit, asked.runs)
     print(page)
     if not asked.quick and not asked.place:
         PAGE.write_text(page)
     return 0
 
 
-def _all_rows(asked: argparse.Namespace) -> tuple[list[Row], list[str]]:
-    rows: list[Row] = []
-    missing: list[str] = []
-    deadline = time.monotonic() + asked.minutes * 60
-    for place in PLACES:
-        if asked.place and place.name not in asked.place:
-            continue
-        clients = place.clients(asked)
-        present = [client for client in clients if _is_there(client)]
-        missing += [client.name for client in clients if client not in present and client.name not in missing]
-        for shape in place.shapes:
-            small = Shape(shape.count, shape.size // 16) if asked.quick else shape
-            rows += _rows(place, small, present, asked.folder, asked.runs, deadline)
-    return rows, missing
+@dataclass
+class Session:
+    """What has been measured, in rounds: whatever is cut off at the end, every client has had as many runs."""
+
+    folder: Path
+    deadline: float
+    costs: dict[tuple[str, str, str, str], list[Cost]]  # by place, shape, action and client
+    left_out: dict[str, str]  # why, by what
+
+    def run(self, place: "Place", client: Client, shape: Shape) -> None:
+        what = f"{client.name} on {place.name}, {shape.name}"
+        if what in self.left_out:
+            return
+        try:
+            for action, cost in self._both_ways(place, client, shape).items():
+                self.costs.setdefault((place.name, shape.name, action, client.name), []).append(cost)
+        except Failed as error:
+            if (place.name, shape.name, "publish", client.name) not in self.costs:
+                self.left_out[what] = str(error)
+            print(f"{what}: {error}", file=sys.stderr)
+
+    def _both_ways(self, place: "Place", client: Client, shape: Shape) -> dict[str, Cost]:
+        source, work = shape.files(self.folder), self.folder / "work"
+        work.mkdir()
+        try:
+            with place.opened(work) as (url, environment):
+                environment = {**environment, **_own_places(self.folder, work)}
+                published = measured(client.publish(source, url), environment, self._left())
+                fetched = measured(client.fetch(url, work / "fetched"), environment, self._left())
+            found = sum(path.stat().st_size for path in (work / "fetched").rglob("*") if path.is_file())
+            if found < shape.count * shape.size:
+                raise Failed(f"{found} bytes came, and {shape.count * shape.size} were sent")
+        finally:
+            shutil.rmtree(work)
+        return {"publish": published, "fetch": fetched}
+
+    def _left(self) -> float:
+        left = self.deadline - time.monotonic()
+        if left < 0:
+            raise Failed("the time was up")
+        return left
 
 
-def _rows(
-    place: "Place", shape: Shape, clients: Sequence[Client], folder: Path, runs: int, deadline: float
-) -> Iterator[Row]:
-    source = shape.files(folder)
-    costs: dict[tuple[str, str], list[Cost]] = {}
-    present = list(clients)
-    for run in range(runs):
-        if run and time.monotonic() > deadline:
-            break
-        for client in list(present):
-            try:
-                for action, cost in _both_ways(place, client, source, shape, folder).items():
-                    costs.setdefault((action, client.name), []).append(cost)
-            except Failed as error:
-                present.remove(client)
-                print(f"{client.name} is left out of {place.name}, {shape.name}: {error}", file=sys.stderr)
-        print(f"{place.name}, {shape.name}: run {run + 1} of {runs}", file=sys.stderr)
-    shutil.rmtree(source)
-    for (action, client_name), found in sorted(costs.items(), key=lambda item: item[0][0], reverse=True):
-        yield Row(place.name, shape.name, action, client_name, tuple(found))
-
-
-def _both_ways(place: "Place", client: Client, source: Path, shape: Shape, folder: Path) -> dict[str, Cost]:
-    work = folder / "work"
-    work.mkdir()
-    try:
-        with place.opened(work) as (url, environment):
-            environment = {**environment, **_own_places(folder, work)}
-            published = measured(client.publish(source, url), environment)
-            fetched = measured(client.fetch(url, work / "fetched"), environment)
-        found = sum(path.stat().st_size for path in (work / "fetched").rglob("*") if path.is_file())
-        if found < shape.count * shape.size:
-            raise Failed(f"{found} bytes came, and {shape.count * shape.size} were sent")
-    finally:
-        shutil.rmtree(work)
-    return {"publish": published, "fetch": fetched}
+def _all_rows(asked: argparse.Namespace) -> tuple[list[Row], Mapping[str, str]]:
+    session = Session(asked.folder, time.monotonic() + asked.minutes * 60, {}, {})
+    places = [place for place in PLACES if not asked.place or place.name in asked.place]
+    for number in range(asked.runs):
+        for place in places:
+            for shape in place.shapes:
+                small = Shape(shape.count, shape.size // 16) if asked.quick else shape
+                for client in place.clients(asked):
+                    if not _is_there(client):
+                        session.left_out[client.name] = "it is not installed"
+                    elif time.monotonic() < session.deadline or not number:
+                        session.run(place, client, small)
+                shutil.rmtree(asked.folder / "source", ignore_errors=True)
+                print(f"{place.name}, {small.name}: run {number + 1} of {asked.runs}", file=sys.stderr)
+    # Each table as it was measured: a shape at a time, first out and then in.
+    order = {key[:3]: number for number, key in enumerate(session.costs)}
+    keys = sorted(session.costs, key=lambda key: order[key[:3]])
+    return [Row(*key, tuple(session.costs[key])) for key in keys], session.left_out
 
 
 def _own_places(folder: Path, work: Path) -> dict[str, str]:
@@ -299,10 +311,10 @@ checks.
 """
 
 
-def _page(rows: Sequence[Row], missing: Sequence[str], hit: tuple[float, float], runs: int) -> str:
+def _page(rows: Sequence[Row], left_out: Mapping[str, str], hit: tuple[float, float], runs: int) -> str:
     parts = [_HEADING.format(runs=runs, cores=os.cpu_count())]
-    if missing:
-        parts.append(f"Not installed where this was measured: {', '.join(missing)}.\n")
+    if left_out:
+        parts.append("\n".join(["Left out:\n", *(f"- {what}: {why}" for what, why in left_out.items()), ""]))
     for place in dict.fromkeys(row.place for row in rows):
         parts.append(f"## {place[0].upper()}{place[1:]}\n")
         parts.append("| What | Client | Seconds | Ratio | CPU seconds | Peak RSS, MB |\n|---|---|---|---|---|---|")

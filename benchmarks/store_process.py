@@ -5,6 +5,7 @@ python benchmarks/store_process.py publish FOLDER URL | boto3-up FOLDER URL | bo
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -26,28 +27,42 @@ class Cost(NamedTuple):
     peak_mb: float
 
 
-def measured(command: Sequence[str], environment: Mapping[str, str]) -> Cost:
-    """Run to the end: time, processor time, and the largest sum of memory over the process and all it started."""
+def measured(command: Sequence[str], environment: Mapping[str, str], at_most: float = 600) -> Cost:
+    """Run to the end: time, processor time, and the largest sum of memory over the process and all it started.
+
+    It is killed, with all that it started, after `at_most` seconds or when this process is to end.
+    """
     began = time.perf_counter()
     # As where it is installed: compiled modules are at hand from the second start on.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    process = subprocess.Popen(command, env={**inherited, **environment}, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, env={**inherited, **environment}, stdout=subprocess.DEVNULL, process_group=0
+    )
     peak, over = [0], threading.Event()
 
     def sample() -> None:
         while not over.wait(_SAMPLED_EVERY):
             peak[0] = max(peak[0], _memory(process.pid))
+            if time.perf_counter() - began > at_most:
+                os.killpg(process.pid, signal.SIGKILL)
+                return
 
     sampler = threading.Thread(target=sample)
     sampler.start()
-    # Not its ru_maxrss: that has what this process had when it forked.
-    _, status, used = os.wait4(process.pid, 0)
-    seconds = time.perf_counter() - began
-    process.returncode = os.waitstatus_to_exitcode(status)
-    over.set()
-    sampler.join()
+    try:
+        # Not its ru_maxrss: that has what this process had when it forked.
+        _, status, used = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - began
+        process.returncode = os.waitstatus_to_exitcode(status)
+    finally:
+        over.set()
+        sampler.join()
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     if process.returncode:
-        raise Failed(f"{' '.join(command)} ended with {process.returncode}")
+        why = f"was ended after {seconds:.0f} s" if seconds > at_most else f"ended with {process.returncode}"
+        raise Failed(f"{Path(command[0]).name} {why}")
     return Cost(seconds, used.ru_utime + used.ru_stime, peak[0] / 1e6)
 
 

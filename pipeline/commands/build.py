@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,7 @@ def build(
             console.say,
             thresholds=thresholds,
             force=force,
-            watch=lambda title, size: watching(console, title, size),
+            watch=partial(watching, console),
         )
         answers.append(_as_json(done))
         if not console.json:
