@@ -35,9 +35,7 @@ def measured(command: Sequence[str], environment: Mapping[str, str], at_most: fl
     began = time.perf_counter()
     # As where it is installed: compiled modules are at hand from the second start on.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    process = subprocess.Popen(
-        command, env={**inherited, **environment}, stdout=subprocess.DEVNULL, process_group=0
-    )
+    process = subprocess.Popen(command, env={**inherited, **environment}, stdout=subprocess.DEVNULL, process_group=0)
     peak, over = [0], threading.Event()
 
     def sample() -> None:

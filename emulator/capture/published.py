@@ -5,6 +5,9 @@ from emulator.capture.request import CaptureRequest
 
 
 def published_plan(request: CaptureRequest) -> tuple[tuple[str, str], ...]:
-    """(pattern of modules or parameters, style) pairs, in a fixed order; none if the model publishes no plan."""
-    plan: dict[str, str] = dict(build_model(request).tp_plan or {})
+    """(pattern of modules or parameters, style) pairs, in a fixed order; none if the model publishes no plan.
+
+    Models of diffusers know nothing of plans.
+    """
+    plan: dict[str, str] = dict(getattr(build_model(request), "tp_plan", None) or {})
     return tuple(sorted(plan.items()))

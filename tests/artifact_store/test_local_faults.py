@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import pytest
 
+from artifact_store.backends.files import copy_into
 from artifact_store.backends.local import LocalFolder
 from artifact_store.backends.protocol import Payload
 from artifact_store.documents import Blob
@@ -122,6 +123,22 @@ def test_nothing_is_published_when_the_disk_does_not_confirm(tmp_path: Path, mon
     assert store.find(ready.request_key) is None
     store.publish(ready)
     assert store.find(ready.request_key) is not None
+
+
+@pytest.mark.parametrize("inside", [0, 1000], ids=["refused", "given up half-way"])
+def test_what_the_kernel_does_not_copy_inside_is_copied_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: int
+) -> None:
+    def copy(source: int, target: int, size: int, at: int, to: int) -> int:
+        if at >= inside:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        return os.pwrite(target, os.pread(source, inside - at, at), to)
+
+    monkeypatch.setattr(os, "copy_file_range", copy)
+    (tmp_path / "source").write_bytes(data := os.urandom(3000))
+    with (tmp_path / "source").open("rb") as source, (tmp_path / "target").open("wb") as target:
+        copy_into(target.fileno(), source, 5)
+    assert (tmp_path / "target").read_bytes() == bytes(5) + data
 
 
 def test_a_copy_to_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

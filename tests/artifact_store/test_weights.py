@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifact_store import Store
+from artifact_store import Store, weights
 from artifact_store.documents import Blob
 from artifact_store.errors import Corrupt, InvalidDocument
 from artifact_store.layout import blob_path
@@ -106,6 +106,18 @@ def test_equal_tensors_are_stored_once(place: Place) -> None:
     tensors = put_weights(place.store.blobs, [Elements(name, "uint8", (100,), same) for name in "abc"])
     assert len({(tensor.blob, tensor.pack) for tensor in tensors}) == 1
     assert len(place.objects()) == 1
+
+
+def test_tensors_that_are_stored_in_several_batches_keep_their_order(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "_IN_MEMORY", 3 * PACKED_BELOW)
+    given = elements(10, PACKED_BELOW, 20, *[PACKED_BELOW + size for size in range(8)], 4 * PACKED_BELOW, 30)
+    told: list[int] = []
+    stored = put_weights(place.store.blobs, given, told.append)
+    assert [tensor.name for tensor in stored] == [each.name for each in given]
+    assert read(place.store, stored) == [bytes(each.data) for each in given]
+    assert sum(told) == sum(blob.size for blob in {tensor.stored for tensor in stored})
 
 
 def test_a_pack_without_the_tensor_that_a_manifest_says_is_in_it_is_corrupt(place: Place) -> None:

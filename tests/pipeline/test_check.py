@@ -12,6 +12,7 @@ import pytest
 
 from pipeline.check import cache
 from pipeline.check.finding import RULES
+from tests.emulator.test_sources import AUTOENCODER, UNET
 from tests.pipeline.conftest import BERT, LLAMA, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
 
@@ -308,3 +309,15 @@ def test_a_defect_of_ours_is_a_finding_with_its_log_and_is_not_remembered(
     assert (answer.code, found["rule"]) == (1, "NXC-299")
     assert Path(found["message"].partition("traceback is in ")[2].rstrip(".")).is_file()
     monkeypatch.undo()
+
+
+@pytest.mark.parametrize("config", [UNET, AUTOENCODER], ids=["unet", "vae"])
+def test_a_diffusion_model_which_publishes_no_plan_is_checked_at_every_degree(
+    nxpipe: InProcess, tmp_path: Path, config: dict[str, Any]
+) -> None:
+    pytest.importorskip("diffusers")
+    model = write_model(tmp_path / "model", config)
+    answer = nxpipe("check", "--model-id", str(model), "--target", "inf2.24xlarge", "--json")
+    assert answer.code == 0, answer.err
+    (report,) = json.loads(answer.out)
+    assert report["verdict"] == "ok"
