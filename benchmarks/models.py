@@ -132,7 +132,8 @@ def write_small_model(model: str, folder: Path) -> str:
     known = find(model)
     assert known is not None
     names = {key: known.config[key] for key in ("architectures", "_class_name") if key in known.config}
-    config = {**small_config(MODELS[model]), **names, "torch_dtype": "float32"}
+    kept_in = {} if "_class_name" in names else {"torch_dtype": "float32"}  # diffusers knows no such setting
+    config = {**small_config(MODELS[model]), **names, **kept_in}
     (folder / "config.json").write_text(json.dumps(config))
     return ",".join(all_phases(known.task))
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,8 +20,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _NO_HARD_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-# What a removed file is called while it is looked at: its path, with the one character that no path of ours has.
+# Where a removed file lies while it is looked at, under its path with the one character that no path of ours has.
 _GONE: Final = ".gone"
+_REMOVAL: Final = ".removal"
+_UNDER_WAY: Final = 60.0  # seconds after which a removal is not under way any more
 
 
 class LocalFolder:
@@ -104,10 +107,9 @@ class LocalFolder:
 
     def remove(self, found: Found) -> bool:
         """Under its name a file may be made young at any moment; once renamed it can be looked at in peace."""
-        target, aside = self._root / found.path, self.scratch_folder / (found.path.replace("/", "\\") + _GONE)
-        with os_errors(f"remove {target}"):
-            self._put_back_the_removed()
-            self.scratch_folder.mkdir(exist_ok=True)
+        target = self._root / found.path
+        with os_errors(f"remove {target}"), self._aside() as folder:
+            aside = folder / (found.path.replace("/", "\\") + _GONE)
             try:
                 target.rename(aside)
             except FileNotFoundError:
@@ -167,12 +169,27 @@ class LocalFolder:
         if seen is not None:
             yield Found(path, seen.st_size, _tag(seen), seen.st_mtime)
 
+    @contextmanager
+    def _aside(self) -> Iterator[Path]:
+        """A folder that no other removal uses, even of the same file."""
+        folder = self.scratch_folder / f"{secrets.token_hex(8)}{_REMOVAL}"
+        folder.mkdir(parents=True)
+        try:
+            yield folder
+        finally:
+            with suppress(OSError):  # what went wrong before matters more, and may have left a file
+                folder.rmdir()
+
     def _put_back_the_removed(self) -> None:
         """Whoever was killed while removing may have had a file in hand that was young again."""
-        for aside in self.scratch_folder.glob(f"*{_GONE}"):
+        for folder in self.scratch_folder.glob(f"*{_REMOVAL}"):
             with suppress(FileNotFoundError):
-                _link(aside, self._root / aside.name.removesuffix(_GONE).replace("\\", "/"))
-                aside.unlink()
+                if folder.stat().st_mtime > self.now() - _UNDER_WAY:
+                    continue  # somebody may be at it
+                for aside in folder.iterdir():
+                    _link(aside, self._root / aside.name.removesuffix(_GONE).replace("\\", "/"))
+                    aside.unlink()
+                folder.rmdir()
 
     @contextmanager
     def _as_file(self, payload: Payload) -> Iterator[Path]:

@@ -2,10 +2,12 @@
 
 import multiprocessing
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from artifact_store.backends.protocol import Payload
 from artifact_store.errors import Conflict
 from tests.artifact_store.samples import Folder, folder, put, tree
 
@@ -78,3 +80,15 @@ def test_of_writers_of_different_artifacts_one_wins_and_the_others_are_told(tmp_
         (winner,) = {digest for _, digest in answers}
         assert winner in stored
         assert sorted(outcome for outcome, _ in answers) == ["lost to"] * (WRITERS - 1) + ["won"]
+
+
+def test_removals_at_the_same_moment_do_not_disturb_each_other(tmp_path: Path) -> None:
+    backend = folder(tmp_path).backend
+    names = [f"pins/{number}" for number in range(400)]
+    for name in names:
+        backend.create(name, Payload.of(name.encode()))
+    listed = list(backend.walk("pins/"))
+    with ThreadPoolExecutor(16) as pool:
+        gone = list(pool.map(backend.remove, [*listed, *listed]))
+    assert gone.count(True) == len(names)
+    assert tree(tmp_path) == set()
