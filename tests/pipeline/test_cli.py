@@ -4,6 +4,7 @@ import pty
 import signal
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import click
@@ -187,7 +188,11 @@ def test_an_interrupted_build_ends_cleanly_and_leaves_nothing_half_written(
 ) -> None:
     store = f"file://{tmp_path}/store"
     words = ["build", "--model-id", str(bert), "--weights", "random:0", "--buckets", "32", "--store", store]
-    with subprocess.Popen([str(NXPIPE), *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+    # A shell that started the tests in the background has left Ctrl-C ignored, which a child would inherit.
+    heeding = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    with subprocess.Popen(
+        [str(NXPIPE), *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=heeding
+    ) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if after in line:
