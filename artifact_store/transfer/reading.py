@@ -8,10 +8,8 @@ from artifact_store.backends.files import chunks_of, copy_into, flush_to_disk, o
 from artifact_store.backends.protocol import Backend, Sent, nobody
 from artifact_store.blobs import Blobs
 from artifact_store.documents import Blob
-from artifact_store.errors import NotFound
 from artifact_store.index.segments import Report, unheard
 from artifact_store.layout import action_path, is_key
-from artifact_store.names import choose
 from artifact_store.record import ActionRecord, Published
 from artifact_store.records import Records
 from artifact_store.store import Store
@@ -91,10 +89,3 @@ class StoreFromAfar(Store):
     def list(self, report: Report = unheard) -> Sequence[Published]:
         found = self.sources.first("the listing", lambda place: Store(place).list(report))
         return [self._published(one.record) for one in found or ()]
-
-    def resolve(self, name: str) -> Published:
-        chosen = choose(name, self.list(), self.url)
-        found = self.find(chosen.request_key)
-        if found is None:
-            raise NotFound(f"{name!r} was removed from {self.url} a moment ago; see what is left, and name another")
-        return found
