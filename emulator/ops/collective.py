@@ -62,6 +62,7 @@ class AllReduce(Operator, name="all_reduce"):
         return total
 
 
+@dataclass(frozen=True)
 class _Blocks:
     """An axis as `outer` repetitions of a row of blocks, block i cut into `parts[i]` pieces of equal size.
 
@@ -97,11 +98,6 @@ class _Blocks:
 class RankSlice(_Blocks, Operator, name="rank_slice"):
     """This rank's pieces of a tensor that all ranks know. On a parameter: what this rank loads of it."""
 
-    axis: int
-    outer: int
-    sizes: tuple[int, ...]
-    parts: tuple[int, ...]
-    degree: int
     moves_only: ClassVar[bool] = True
 
     def infer(self, x: TensorType) -> TensorType:
@@ -129,11 +125,6 @@ class RankSlice(_Blocks, Operator, name="rank_slice"):
 class AllGather(_Blocks, Operator, name="all_gather"):
     """The tensor of which each rank holds what RankSlice of the same attributes gives it."""
 
-    axis: int
-    outer: int
-    sizes: tuple[int, ...]
-    parts: tuple[int, ...]
-    degree: int
     moves_only: ClassVar[bool] = True
 
     def infer(self, x: TensorType) -> TensorType:
