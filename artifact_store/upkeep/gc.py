@@ -11,7 +11,7 @@ from artifact_store.manifest import MAX_MANIFEST_BYTES
 from artifact_store.record import ActionRecord
 from artifact_store.store import Store
 from artifact_store.upkeep.kinds import Kind, kind_of
-from artifact_store.upkeep.reach import Reach, RetiredRecord, find_held, find_roots, is_young, mark
+from artifact_store.upkeep.reach import Reach, RetiredRecord, Roots, find_held, find_roots, is_young, mark
 from artifact_store.upkeep.rules import Rules, given_up
 
 # How the canonical JSON of a manifest begins, and of nothing else in a store: "backend" is its first field.
@@ -61,7 +61,7 @@ def plan(store: Store, rules: Rules, now: float) -> Plan:
     return Plan(
         rules,
         (
-            *(Step("retire", entry.found, reason) for entry, reason in given_up(store, roots, rules, now)),
+            *_retirements(store, listed, roots, rules, now),
             *_sweep(store, listed, reach, now),
             *(Step("clean up", found, "half-written, and its writer has gone") for found in abandoned),
         ),
@@ -77,6 +77,14 @@ def carry_out(store: Store, plan: Plan, told: Callable[[Step, bool], None] = nob
             (done if gone else spared).append(step)
             told(step, gone)
     return Outcome(tuple(done), tuple(spared))
+
+
+def _retirements(store: Store, listed: Sequence[Found], roots: Roots, rules: Rules, now: float) -> Iterator[Step]:
+    """Not while `retired/` has an earlier record of the key: the sweep takes that, and a later plan this."""
+    taken = {found.path for found in listed}
+    for entry, reason in given_up(store, roots, rules, now):
+        if retired_path(entry.record.request_key) not in taken:
+            yield Step("retire", entry.found, reason)
 
 
 def _sweep(store: Store, listed: Sequence[Found], reach: Reach, now: float) -> Iterator[Step]:

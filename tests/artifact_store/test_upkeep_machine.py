@@ -60,6 +60,8 @@ acts = st.one_of(
 class Collection(RuleBasedStateMachine):
     """Each step begins after a while, in which nothing happens."""
 
+    looks = 0  # of all runs: one after each step, and one before the first
+
     @initialize(past=st.lists(st.tuples(whiles, acts), min_size=15, max_size=30))
     def begin_with_a_past(self, past: list[tuple[float, Act]]) -> None:
         self._folder = TemporaryDirectory()
@@ -132,6 +134,7 @@ class Collection(RuleBasedStateMachine):
     @invariant()
     def everything_that_may_be_asked_for_is_there(self) -> None:
         assert not losses(self.backend)
+        Collection.looks += 1
 
     @invariant()
     def no_history_is_ever_rewritten(self) -> None:
@@ -169,4 +172,6 @@ def test_nothing_that_may_be_asked_for_is_collected() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_nothing_that_may_be_asked_for_is_collected_in_ten_thousand_steps() -> None:
+    before = Collection.looks
     run(examples=250, steps=60)
+    assert Collection.looks - before - 250 >= 10_000
