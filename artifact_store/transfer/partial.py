@@ -1,8 +1,8 @@
-"""A large blob on its way in, so kept that a later process goes on where a dead one stopped.
+"""A large file on its way in, so kept that a later process goes on where a dead one stopped.
 
-The file has the blob's bytes at their places, and behind them a journal: one byte for each range, 1 when the range is
-complete. One file, so that renaming it hands over both at once. Nothing of this is believed in the end: the whole is
-hashed before it gets its name.
+The file has its bytes at their places, and behind them a journal: one byte for each stretch that comes by itself, 1
+when all of it has come. One file, so that renaming it hands over both at once. Nothing of this is believed in the end:
+every byte is hashed before the file gets its name.
 """
 
 import hashlib
@@ -13,13 +13,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Lock
 from typing import Final
 
-from artifact_store.backends.files import os_errors
+from artifact_store.backends.files import os_errors, write_at
 from artifact_store.digest import sha256_hex
-from artifact_store.documents import Blob
+from artifact_store.transfer.stamp import date
 
-RANGE: Final = 32 * 1024**2
 # At each end of a call the hashing thread has to wait for the receiving ones: few large calls keep it up with them.
 _HASHED_AT_ONCE: Final = 8 * 1024**2
 _LEFT_ALONE: Final = 3600.0  # seconds after which whoever wrote it is taken for dead, on this machine or another
@@ -27,72 +27,74 @@ _NOBODY: Final = "nobody"
 
 
 class Partial:
-    def __init__(self, path: Path, blob: Blob) -> None:
+    """Several threads may use it at once."""
+
+    def __init__(self, path: Path, size: int, stretches: int) -> None:
         self.path = path
-        self._size = blob.size
-        self.ranges = -(-blob.size // RANGE)
+        self._size = size
+        self._stretches = stretches
+        # The kernel lets one writer into a file at a time, and has the others burn processor time meanwhile.
+        self._one_writer = Lock()
         with os_errors(f"write {path}"):
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            os.ftruncate(self._descriptor, self._size + self.ranges)
-        self._buffer = memoryview(bytearray(min(_HASHED_AT_ONCE, self._size)))
+            self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            os.ftruncate(self.descriptor, size + stretches)
 
-    def span(self, number: int) -> tuple[int, int]:
-        return number * RANGE, min((number + 1) * RANGE, self._size)
+    def has(self, stretch: int) -> bool:
+        return os.pread(self.descriptor, 1, self._size + stretch) == b"\1"
 
-    def missing(self) -> list[int]:
-        journal = os.pread(self._descriptor, self.ranges, self._size)
-        return [number for number, done in enumerate(journal) if done != 1]
+    def has_any(self) -> bool:
+        return b"\1" in os.pread(self.descriptor, self._stretches, self._size)
 
-    def write(self, data: bytes, at: int) -> None:
-        with os_errors(f"write {self.path}"):
-            view = memoryview(data)
-            while view:
-                written = os.pwrite(self._descriptor, view, at)
-                view, at = view[written:], at + written
+    def write(self, data: bytes | memoryview, at: int) -> None:
+        with os_errors(f"write {self.path}"), self._one_writer:
+            write_at(self.descriptor, data, at)
 
-    def complete(self, number: int) -> None:
-        self.write(b"\1", self._size + number)
+    def complete(self, stretch: int) -> None:
+        self.write(b"\1", self._size + stretch)
 
-    def feed(self, hasher: "hashlib._Hash", number: int) -> None:
-        """Hash a range as it lies in the file, which for a fresh one means in memory."""
-        at, stop = self.span(number)
+    def feed(self, hasher: "hashlib._Hash", at: int, stop: int) -> None:
+        """Hash bytes as they lie in the file, which for fresh ones means in memory."""
+        buffer = memoryview(bytearray(min(_HASHED_AT_ONCE, stop - at)))
         with os_errors(f"read {self.path}"):
-            while at < stop and (read := os.preadv(self._descriptor, [self._buffer[: stop - at]], at)):
-                hasher.update(self._buffer[:read])
+            while at < stop and (read := os.preadv(self.descriptor, [buffer[: stop - at]], at)):
+                hasher.update(buffer[:read])
                 at += read
 
-    def forget(self) -> None:
-        """Everything has to come again."""
-        self.write(bytes(self.ranges), self._size)
+    def forget(self, first: int, count: int) -> None:
+        """These have to come again."""
+        self.write(bytes(count), self._size + first)
 
     def finish(self) -> None:
+        """Nothing but its bytes, and safe from a power loss."""
         with os_errors(f"write {self.path}"):
-            os.ftruncate(self._descriptor, self._size)
+            os.ftruncate(self.descriptor, self._size)
+            date(self.descriptor)
+            os.fsync(self.descriptor)
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        os.close(self.descriptor)
 
 
 @contextmanager
-def partial(folder: Path, blob: Blob) -> Iterator[Partial]:
-    """A file of our own in `folder`, with whatever a dead process has left of this blob.
+def partial(folder: Path, name: str, size: int, stretches: int) -> Iterator[Partial]:
+    """A file of our own in `folder`, with whatever a dead process has left under this name, which is a digest.
 
     At the end it is gone unless it was moved away; if an error is the end, what has come stays for whoever comes next.
     """
-    path = folder / _name(blob, f"{_machine()}-{os.getpid()}")
+    path = folder / _name(name, f"{_machine()}-{os.getpid()}")
     with os_errors(f"write {path}"):
         folder.mkdir(parents=True, exist_ok=True)
-        for left in _abandoned(folder, blob):
+        for left in _abandoned(folder, name):
             with suppress(FileNotFoundError):  # somebody else was faster
                 left.rename(path)
                 break
-    ours = Partial(path, blob)
+    ours = Partial(path, size, stretches)
     try:
         yield ours
     except BaseException:
         with suppress(OSError):
-            if len(ours.missing()) < ours.ranges:
-                path.rename(folder / _name(blob, _NOBODY))
+            if ours.has_any():
+                path.rename(folder / _name(name, _NOBODY))
         raise
     finally:
         ours.close()
@@ -100,16 +102,16 @@ def partial(folder: Path, blob: Blob) -> Iterator[Partial]:
             path.unlink(missing_ok=True)
 
 
-def _name(blob: Blob, owner: str) -> str:
-    return f".{blob.sha256}.{owner}.{secrets.token_hex(4)}.part"
+def _name(name: str, owner: str) -> str:
+    return f".{name}.{owner}.{secrets.token_hex(4)}.part"
 
 
 def _machine() -> str:
     return sha256_hex(socket.gethostname().encode())[:12]
 
 
-def _abandoned(folder: Path, blob: Blob) -> Iterator[Path]:
-    for path in folder.glob(f".{blob.sha256}.*.part"):
+def _abandoned(folder: Path, name: str) -> Iterator[Path]:
+    for path in folder.glob(f".{name}.*.part"):
         owner = path.name.split(".")[2]
         if owner == _NOBODY or _is_dead(owner) or _untouched(path) > _LEFT_ALONE:
             yield path

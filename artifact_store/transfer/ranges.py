@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from threading import Event, Lock
@@ -18,22 +19,55 @@ from artifact_store.layout import blob_path
 from artifact_store.transfer.partial import Partial, partial
 
 IN_RANGES_ABOVE: Final = 64 * 1024**2
+RANGE: Final = 32 * 1024**2
 STREAMS: Final = 6  # ranges at once: what one process can take in
 _UNHASHED: Final = 8  # ranges: hashing keeps up, while they are in memory, instead of coming last
 _TRIES: Final = 3  # of a range whose object is written anew under our hands
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A blob that comes into a file at `at`; the first of its ranges is the file's stretch `first`."""
+
+    blob: Blob
+    at: int = 0
+    first: int = 0
+
+    @property
+    def ranges(self) -> int:
+        return ranges_of(self.blob)
+
+    def span(self, number: int) -> tuple[int, int]:
+        """Where in the blob a range begins and ends."""
+        if self.ranges == 1:
+            return 0, self.blob.size
+        return number * RANGE, min((number + 1) * RANGE, self.blob.size)
+
+
+def ranges_of(blob: Blob) -> int:
+    return -(-blob.size // RANGE) if blob.size > IN_RANGES_ABOVE else 1
+
+
 def receive(blob: Blob, folder: Path, use: Callable[[Path], None], place: Backend, sent: Sent) -> None:
     """Hand a file in `folder` with these bytes, proved right, to `use`, which moves it where it belongs."""
+    if blob.size > IN_RANGES_ABOVE:
+        with partial(folder, blob.sha256, blob.size, ranges_of(blob)) as file:
+            fill(file, Piece(blob), place, sent)
+            file.finish()
+            use(file.path)
+        return
+    with _taken_back_on_errors(sent) as tell, scratch(folder) as small:
+        _copy(small, blob, place, tell)
+        use(small.path)
+
+
+def fill(file: Partial, piece: Piece, place: Backend, sent: Sent) -> None:
+    """Bring a blob to its place in a file, proved right; of a large one, what has come before does not come again."""
     with _taken_back_on_errors(sent) as tell:
-        if blob.size > IN_RANGES_ABOVE:
-            with partial(folder, blob) as file:
-                _fill(file, blob, place, tell)
-                use(file.path)
-            return
-        with scratch(folder) as small:
-            _copy(small, blob, place, tell)
-            use(small.path)
+        if piece.ranges == 1:
+            _stream(file, piece, place, tell)
+        else:
+            _join(file, piece, place, tell)
 
 
 @contextmanager
@@ -55,51 +89,70 @@ def _taken_back_on_errors(sent: Sent) -> Iterator[Sent]:
 
 
 def _copy(small: Scratch, blob: Blob, place: Backend, sent: Sent) -> None:
+    for chunk in _chunks(blob, place, sent):
+        small.write(chunk)
+    found = small.finish()
+    _insist(blob, place, found.sha256, found.size)
+
+
+def _stream(file: Partial, piece: Piece, place: Backend, sent: Sent) -> None:
+    hasher, came = hashlib.sha256(), 0
+    for chunk in _chunks(piece.blob, place, sent):
+        hasher.update(chunk)
+        # What is too long is found out below, and must not touch what comes behind it in the file.
+        file.write(memoryview(chunk)[: max(piece.blob.size - came, 0)], piece.at + came)
+        came += len(chunk)
+    _insist(piece.blob, place, hasher.hexdigest(), came)
+    file.complete(piece.first)
+
+
+def _chunks(blob: Blob, place: Backend, sent: Sent) -> Iterator[bytes]:
     # One byte more than it should have tells a longer one, without taking all of that in.
     chunks = place.read(blob_path(blob), 0, blob.size + 1)
     if chunks is None:
         raise _absent(blob, place)
     for chunk in chunks:
-        small.write(chunk)
+        yield chunk
         sent(len(chunk))
-    found = small.finish()
-    if (found.sha256, found.size) != (blob.sha256, blob.size):
-        raise _corrupt(blob, place, f"{found.size} of its {blob.size} bytes came, with the SHA-256 {found.sha256}")
 
 
-def _fill(file: Partial, blob: Blob, place: Backend, sent: Sent) -> None:
+def _insist(blob: Blob, place: Backend, sha256: str, size: int) -> None:
+    if (sha256, size) != (blob.sha256, blob.size):
+        raise _corrupt(blob, place, f"{size} of its {blob.size} bytes came, with the SHA-256 {sha256}")
+
+
+def _join(file: Partial, piece: Piece, place: Backend, sent: Sent) -> None:
     """If it comes out wrong, and part of it came from elsewhere, that part may be to blame: all of it comes again."""
-    missing = {*file.missing()}
-    resumed = [file.span(number) for number in range(file.ranges) if number not in missing]
+    resumed = [piece.span(number) for number in range(piece.ranges) if file.has(piece.first + number)]
     sent(sum(stop - start for start, stop in resumed))
-    digest = _fetch(file, blob, place, sent)
-    if digest != blob.sha256 and resumed:
-        file.forget()
-        digest = _fetch(file, blob, place, nobody)
-    if digest != blob.sha256:
-        file.forget()
-        raise _corrupt(blob, place, f"its {blob.size} bytes have the SHA-256 {digest}")
-    file.finish()
+    digest = _fetch(file, piece, place, sent)
+    if digest != piece.blob.sha256 and resumed:
+        file.forget(piece.first, piece.ranges)
+        digest = _fetch(file, piece, place, nobody)
+    if digest != piece.blob.sha256:
+        file.forget(piece.first, piece.ranges)
+        raise _corrupt(piece.blob, place, f"its {piece.blob.size} bytes have the SHA-256 {digest}")
 
 
-def _fetch(file: Partial, blob: Blob, place: Backend, sent: Sent) -> str:
+def _fetch(file: Partial, piece: Piece, place: Backend, sent: Sent) -> str:
     """Get the missing ranges, several at once and the first ones first; the digest of the whole follows behind."""
     hasher = hashlib.sha256()
     stopped = Event()
     with ThreadPoolExecutor(STREAMS) as pool:
-        missing = iter(file.missing())
+        missing = iter([number for number in range(piece.ranges) if not file.has(piece.first + number)])
         coming: dict[int, Future[None]] = {}
 
         def begin() -> None:
             for number in islice(missing, _UNHASHED - len(coming)):
-                coming[number] = pool.submit(_fetch_range, file, number, blob, place, sent, stopped)
+                coming[number] = pool.submit(_fetch_range, file, piece, number, place, sent, stopped)
 
         try:
             begin()
-            for number in range(file.ranges):
+            for number in range(piece.ranges):
                 if number in coming:
                     coming.pop(number).result()
-                file.feed(hasher, number)
+                start, stop = piece.span(number)
+                file.feed(hasher, piece.at + start, piece.at + stop)
                 begin()
         except BaseException:
             stopped.set()
@@ -108,8 +161,9 @@ def _fetch(file: Partial, blob: Blob, place: Backend, sent: Sent) -> str:
     return hasher.hexdigest()
 
 
-def _fetch_range(file: Partial, number: int, blob: Blob, place: Backend, sent: Sent, stopped: Event) -> None:
-    start, stop = file.span(number)
+def _fetch_range(file: Partial, piece: Piece, number: int, place: Backend, sent: Sent, stopped: Event) -> None:
+    blob = piece.blob
+    start, stop = piece.span(number)
     for _ in range(_TRIES):
         at = start
         try:
@@ -119,7 +173,7 @@ def _fetch_range(file: Partial, number: int, blob: Blob, place: Backend, sent: S
             for chunk in chunks:
                 if stopped.is_set():
                     return
-                file.write(chunk[: stop - at], at)
+                file.write(memoryview(chunk)[: stop - at], piece.at + at)
                 at += len(chunk)
                 sent(len(chunk))
         except Changed:
@@ -128,7 +182,7 @@ def _fetch_range(file: Partial, number: int, blob: Blob, place: Backend, sent: S
             continue
         if at != stop:
             raise _corrupt(blob, place, f"its bytes from {start} to {stop} are {at - start}")
-        file.complete(number)
+        file.complete(piece.first + number)
         return
     raise Changed(f"{place.url}/{blob_path(blob)} was written anew {_TRIES} times while it was read; read it again")
 

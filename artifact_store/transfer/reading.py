@@ -13,9 +13,12 @@ from artifact_store.layout import action_path, is_key
 from artifact_store.record import ActionRecord, Published
 from artifact_store.records import Records
 from artifact_store.store import Store
+from artifact_store.transfer.assemble import assemble, stretches_of
+from artifact_store.transfer.partial import partial
 from artifact_store.transfer.ranges import receive
 from artifact_store.transfer.source import Sources
 from artifact_store.transfer.tier import Tier
+from artifact_store.transfer.whole import Whole
 
 
 class BlobsFromAfar(Blobs):
@@ -63,6 +66,23 @@ class BlobsFromAfar(Blobs):
             for offset in offsets:
                 copy_into(descriptor, file, offset)
 
+    def assemble(self, whole: Whole, near: Path, adopt: Callable[[Path], bool], sent: Sent = nobody) -> None:
+        """Hand a file that is put together from blobs to `adopt`, which gives it another name, or tells that it has
+        gone. It is made in the tier, which keeps it, or else in the folder `near`."""
+        held = self._tier and self._tier.held.find(whole)
+        if self._tier and held and adopt(held):
+            self._tier.held.stamp(whole)
+            sent(sum(stored.size for stored in whole.stored))
+            return
+        with partial(
+            self._tier.partial if self._tier else near, whole.content, whole.size, stretches_of(whole)
+        ) as file:
+            assemble(whole, file, self, self._sources, self._tier, sent)
+            adopt(file.path)
+            if self._tier:
+                self._tier.held.keep(file.path, whole)
+                self._tier.make_room(whole.size)
+
     def _receive(self, blob: Blob, folder: Path, use: Callable[[Path], None], sent: Sent) -> None:
         def from_one(place: Backend) -> bool:
             receive(blob, folder, use, place, sent)
@@ -80,6 +100,7 @@ class StoreFromAfar(Store):
         self.sources = sources
 
     def find(self, request_key: str) -> Published | None:
+        """Not by `_record`: what decides about a write is read from the store alone."""
         if not is_key(request_key):
             return None
         path = action_path(request_key)

@@ -5,10 +5,13 @@ modification time that no clock shows any more; whoever writes to it, however so
 """
 
 import os
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 _WRITTEN: Final = 946_684_800 * 10**9  # the year 2000, in nanoseconds
+_USED_AGAIN_AFTER: Final = 60.0  # seconds within which a second use is not noted
 
 
 def date(file: Path | int) -> None:
@@ -31,6 +34,45 @@ def stamp_of(path: Path) -> str:
         return stamp(os.lstat(path))
     except (FileNotFoundError, NotADirectoryError):
         return ""
+
+
+class Stamps:
+    """A folder of stamps by digest; each is dated by the last use of what it vouches for."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def fits(self, digest: str, seen: os.stat_result) -> bool:
+        path = self._path(digest)
+        try:
+            stamped = path.read_text(errors="replace")
+            used = path.stat().st_mtime
+        except FileNotFoundError:
+            return False
+        if not stamped or stamped != stamp(seen):
+            return False
+        if time.time() - used > _USED_AGAIN_AFTER:
+            with suppress(OSError):  # read-only for us; its owner's uses count
+                os.utime(path)
+        return True
+
+    def put(self, digest: str, hashed: os.stat_result) -> None:
+        """One that is torn, or written over by another process, fits nothing: the bytes are hashed again."""
+        path = self._path(digest)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(stamp(hashed))
+
+    def last_used(self, digest: str) -> float:
+        try:
+            return self._path(digest).stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
+
+    def forget(self, digest: str) -> None:
+        self._path(digest).unlink(missing_ok=True)
+
+    def _path(self, digest: str) -> Path:
+        return self._root / digest[:2] / digest
 
 
 def _boot() -> str:

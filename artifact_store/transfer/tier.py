@@ -1,8 +1,9 @@
 """A folder on this machine that keeps the blobs it has read. Section 11 of docs/store-format.md.
 
     cas/sha256/<first 2 hex>/<64 hex>       a blob, as in a store
-    stamps/<first 2 hex>/<64 hex>           under which circumstances it was hashed; written anew when it is used
-    partial/                                large blobs on their way in
+    whole/<64 hex>/                         a file of many blobs, which folders have links to
+    stamps/<first 2 hex>/<64 hex>           under which circumstances either was hashed; dated anew when it is used
+    partial/                                large ones on their way in
 
 Processes share it without locks: a file appears whole by being renamed, and one that is open stays readable when it is
 thrown out.
@@ -11,8 +12,10 @@ thrown out.
 import hashlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Final
 
@@ -20,13 +23,20 @@ from artifact_store.backends.files import os_errors
 from artifact_store.backends.protocol import CHUNK
 from artifact_store.documents import Blob
 from artifact_store.layout import BLOBS, blob_path
-from artifact_store.transfer.stamp import date, stamp
+from artifact_store.transfer.held import Held
+from artifact_store.transfer.stamp import Stamps, date
 
 DEFAULT_LIMIT: Final = 20 * 1024**3
 
-_USED_AGAIN_AFTER: Final = 60.0  # seconds within which a second use is not noted
 _KEPT_PARTIAL: Final = 24 * 3600.0  # seconds
 _FULL: Final = 0.9  # of the limit: what is left after throwing out, so that it is not done for every blob
+
+
+@dataclass(frozen=True)
+class _Kept:
+    used: float  # when, the last time
+    size: int
+    throw_out: Callable[[], None]
 
 
 class Tier:
@@ -34,6 +44,8 @@ class Tier:
         self.root = root
         self.partial = root / "partial"
         self._limit = limit
+        self._stamps = Stamps(root / "stamps")
+        self.held = Held(root / "whole", self._stamps)
         self._room: int | None = None  # until we look again; None: we have not looked yet
 
     def open(self, blob: Blob) -> IO[bytes] | None:
@@ -44,7 +56,7 @@ class Tier:
                 file = path.open("rb", buffering=0)
             except FileNotFoundError:
                 return None
-            if self._is_stamped(blob, file) or self._is_right(blob, file):
+            if self._stamps.fits(blob.sha256, os.fstat(file.fileno())) or self._is_right(blob, file):
                 return file
             file.close()
             self._throw_out(blob.sha256)
@@ -58,25 +70,8 @@ class Tier:
             target.parent.mkdir(parents=True, exist_ok=True)
             path.replace(target)
             with suppress(FileNotFoundError):  # others may throw it out at once
-                self._stamp(blob, target.stat())
-            self._make_room(blob.size)
-
-    def _stamp_of(self, sha256: str) -> Path:
-        return self.root / "stamps" / sha256[:2] / sha256
-
-    def _is_stamped(self, blob: Blob, file: IO[bytes]) -> bool:
-        path = self._stamp_of(blob.sha256)
-        try:
-            stamped = path.read_text(errors="replace")
-            used = path.stat().st_mtime
-        except FileNotFoundError:
-            return False
-        if not stamped or stamped != stamp(os.fstat(file.fileno())):
-            return False
-        if time.time() - used > _USED_AGAIN_AFTER:
-            with suppress(OSError):  # read-only for us; its owner's uses count
-                os.utime(path)
-        return True
+                self._stamps.put(blob.sha256, target.stat())
+            self.make_room(blob.size)
 
     def _is_right(self, blob: Blob, file: IO[bytes]) -> bool:
         """By its content; dated before, so that whoever writes to it while it is hashed is noticed."""
@@ -92,45 +87,39 @@ class Tier:
         if hasher.hexdigest() != blob.sha256:
             return False
         with suppress(PermissionError):
-            self._stamp(blob, before)
+            self._stamps.put(blob.sha256, before)
         return True
 
-    def _stamp(self, blob: Blob, hashed: os.stat_result) -> None:
-        """A stamp that is torn, or written over by another process, fits nothing: the blob is hashed again."""
-        path = self._stamp_of(blob.sha256)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(stamp(hashed))
-
     def _throw_out(self, sha256: str) -> None:
-        for path in (self.root / BLOBS / sha256[:2] / sha256, self._stamp_of(sha256)):
-            path.unlink(missing_ok=True)
+        (self.root / BLOBS / sha256[:2] / sha256).unlink(missing_ok=True)
+        self._stamps.forget(sha256)
 
-    def _make_room(self, size: int) -> None:
-        """What others add meanwhile is seen at the next look: the limit is kept in the long run, not to the byte."""
+    def make_room(self, size: int) -> None:
+        """For so many bytes that have come. What others add meanwhile is seen at the next look: the limit is kept in
+        the long run, not to the byte."""
         if self._room is not None:
             self._room -= size
         if self._room is None or self._room < 0:
-            kept = sorted(self._kept())
-            total = sum(taken for _, taken, _ in kept)
+            kept = sorted((*self._blobs(), *self._files()), key=lambda one: one.used)
+            total = sum(one.size for one in kept)
             if total > self._limit:
-                for _, taken, sha256 in kept:
+                for one in kept:
                     if total <= self._limit * _FULL:
                         break
-                    self._throw_out(sha256)
-                    total -= taken
+                    one.throw_out()
+                    total -= one.size
                 self._forget_old_partials()
             self._room = self._limit - total
 
-    def _kept(self) -> Iterator[tuple[float, int, str]]:
-        """When each blob was last used, its size and its name."""
+    def _blobs(self) -> Iterator[_Kept]:
         for path in (self.root / BLOBS).glob("??/*"):
             with suppress(FileNotFoundError):
-                size = path.stat().st_size
-                try:
-                    used = self._stamp_of(path.name).stat().st_mtime
-                except FileNotFoundError:
-                    used = 0.0
-                yield used, size, path.name
+                used = self._stamps.last_used(path.name)
+                yield _Kept(used, path.stat().st_size, partial(self._throw_out, path.name))
+
+    def _files(self) -> Iterator[_Kept]:
+        for content, size in self.held.each():
+            yield _Kept(self._stamps.last_used(content), size, partial(self.held.throw_out, content))
 
     def _forget_old_partials(self) -> None:
         for path in self.partial.glob(".*.part"):

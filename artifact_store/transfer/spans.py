@@ -1,0 +1,13 @@
+"""A stretch of an open file, by its offsets: several threads may do this with one descriptor."""
+
+import os
+from collections.abc import Iterator
+
+from artifact_store.backends.protocol import CHUNK
+
+
+def chunks_between(descriptor: int, start: int, stop: int) -> Iterator[bytes]:
+    """The bytes as far as there are any."""
+    while start < stop and (chunk := os.pread(descriptor, min(CHUNK, stop - start), start)):
+        yield chunk
+        start += len(chunk)

@@ -1,0 +1,249 @@
+"""Files of many blobs: put together once, and shared by folders, versions and whoever goes on after a kill."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from artifact_store.documents import Blob
+from artifact_store.errors import StoreUnavailable
+from artifact_store.manifest import Manifest
+from artifact_store.transfer import stamp
+from artifact_store.transfer.fetch import WEIGHTS, fetch, size_of
+from artifact_store.transfer.tier import Tier
+from artifact_store.weights import Elements, put_weights
+from tests.artifact_store.afar import afar, counting, patch
+from tests.artifact_store.samples import Folder, contents, folder, manifest, tree
+from tests.faults.damage import DAMAGES
+
+LARGE = 70_000  # bytes of a tensor: a blob of its own
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Tier:
+    return Tier(tmp_path / "cache")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Folder:
+    return folder(tmp_path / "store")
+
+
+def model(place: Folder, *seeds: int, request: object = 1) -> Manifest:
+    """A tensor of its own for each seed, one of them twice, and some small ones in a pack."""
+    asked, program, *_, file = [place.store.put_blob(data) for data in contents("a", request)]
+    large = [Elements(f"large.{seed}", "uint8", (LARGE,), _bytes(seed, LARGE)) for seed in seeds]
+    tied = Elements("tied", "uint8", (LARGE,), _bytes(seeds[0], LARGE))
+    small = [Elements(f"small.{number}", "uint8", (100,), _bytes(1000 + number, 100)) for number in range(5)]
+    weights = put_weights(place.store.blobs, [*large, tied, *small])
+    return place.store.publish(manifest([asked, program, file]).model_copy(update={"weights": weights})).manifest
+
+
+def _bytes(seed: int, size: int) -> memoryview:
+    return memoryview(Random(seed).randbytes(size))
+
+
+def fetched_plainly(place: Folder, wanted: Manifest, tmp_path: Path) -> bytes:
+    fetch(place.store.blobs, wanted, tmp_path / "plain")
+    return (tmp_path / "plain" / WEIGHTS).read_bytes()
+
+
+def test_a_second_folder_gets_a_link_and_asks_nobody(place: Folder, tier: Tier, tmp_path: Path) -> None:
+    wanted = model(place, 1, 2, 3)
+    backend = counting(place.backend)
+    store = afar([backend], tier)
+    for name in ("one", "two", "three"):
+        told: list[int] = []
+        fetch(store.blobs, wanted, tmp_path / name, told.append)
+        assert sum(told) == size_of(wanted)
+    assert len(backend.reads) == len(wanted.blobs()) - 1  # each once, and not the key inputs
+    assert len({(tmp_path / name / WEIGHTS).stat().st_ino for name in ("one", "two", "three")}) == 1
+    assert (tmp_path / "one" / WEIGHTS).read_bytes() == fetched_plainly(place, wanted, tmp_path)
+    assert fetch(store.blobs, wanted, tmp_path / "one").bytes_written == 0
+    assert not tree(tier.partial)
+
+
+def test_on_another_file_system_the_folder_gets_a_copy(
+    place: Folder, tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, target: Path) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    wanted = model(place, 1, 2)
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    backend = counting(place.backend)
+    store = afar([backend], tier)
+    for name in ("one", "two"):
+        fetch(store.blobs, wanted, tmp_path / name)
+        assert fetch(store.blobs, wanted, tmp_path / name).bytes_written == 0
+    monkeypatch.undo()
+    assert len(backend.reads) == len(wanted.blobs()) - 1
+    assert (tmp_path / "two" / WEIGHTS).read_bytes() == fetched_plainly(place, wanted, tmp_path)
+    assert (tmp_path / "two" / WEIGHTS).stat().st_nlink == 1
+
+
+def test_of_another_version_only_what_is_new_comes(place: Folder, tier: Tier, tmp_path: Path) -> None:
+    old, new = model(place, 1, 2, 3), model(place, 4, 2, 3, request=2)
+    backend = counting(place.backend)
+    store = afar([backend], tier)
+    fetch(store.blobs, old, tmp_path / "old")
+    backend.reads.clear()
+    fetch(store.blobs, new, tmp_path / "new")
+    assert (tmp_path / "new" / WEIGHTS).read_bytes() == fetched_plainly(place, new, tmp_path)
+    assert len(backend.reads) == len({*new.blobs()} - {*old.blobs()} - {new.key_inputs})
+
+
+@pytest.mark.parametrize("at", ["served", "cache"])
+def test_whoever_writes_to_a_file_that_is_shared_spoils_no_other_fetch(
+    place: Folder, tier: Tier, tmp_path: Path, at: str
+) -> None:
+    """A folder's file and the tier's are one; every kind of damage is found before the next folder gets it."""
+    wanted = model(place, 1, 2, 3)
+    expected = fetched_plainly(place, wanted, tmp_path)
+    store, chance = afar([place.backend], tier), Random(1)
+    for number in range(40):
+        fetch(store.blobs, wanted, tmp_path / "served")
+        (held,) = (tier.root / "whole").glob("*/file")
+        path = tmp_path / "served" / WEIGHTS if at == "served" else held
+        path.write_bytes(chance.choice(DAMAGES)(expected, chance))
+        fetch(store.blobs, wanted, tmp_path / f"new-{number}")
+        assert (tmp_path / f"new-{number}" / WEIGHTS).read_bytes() == expected
+        fetch(store.blobs, wanted, tmp_path / "served")
+        assert (tmp_path / "served" / WEIGHTS).read_bytes() == expected
+
+
+def test_notes_of_what_lies_where_are_believed_of_no_byte(place: Folder, tier: Tier, tmp_path: Path) -> None:
+    old, new = model(place, 1, 2, 3), model(place, 4, 2, 3, request=2)
+    fetch(afar([place.backend], tier).blobs, old, tmp_path / "old")
+    expected = fetched_plainly(place, new, tmp_path)
+    (notes,) = (tier.root / "whole").glob("*/pieces.json")
+    (held,) = (tier.root / "whole").glob("*/file")
+    places: dict[str, Any] = json.loads(notes.read_bytes())
+    damaged: list[Callable[[], object]] = [
+        lambda: notes.write_text(json.dumps({sha256: at + 1 for sha256, at in places.items()})),
+        lambda: notes.write_text(json.dumps(dict.fromkeys(places, 2**62))),
+        lambda: notes.write_text(json.dumps(dict.fromkeys(places, "0"))),
+        lambda: notes.write_text("[1, 2"),
+        lambda: notes.write_text("[]"),
+        lambda: notes.unlink(),
+        lambda: patch(held),
+        lambda: held.unlink(),
+    ]
+    for number, damage in enumerate(damaged):
+        damage()
+        fetch(afar([place.backend], Tier(tier.root)).blobs, new, tmp_path / f"new-{number}")
+        assert (tmp_path / f"new-{number}" / WEIGHTS).read_bytes() == expected
+        for content in (tier.root / "whole").iterdir():
+            if content != notes.parent:
+                Tier(tier.root).held.throw_out(content.name)
+
+
+def test_what_the_tier_threw_out_stays_in_its_folder_and_need_not_come_again(place: Folder, tmp_path: Path) -> None:
+    wanted = model(place, 1, 2, 3)
+    backend = counting(place.backend)
+    tier = Tier(tmp_path / "cache", limit=1)
+    fetch(afar([backend], tier).blobs, wanted, tmp_path / "served")
+    assert not list((tier.root / "whole").glob("*/file"))
+    backend.reads.clear()
+    assert fetch(afar([backend], tier).blobs, wanted, tmp_path / "served").bytes_written == 0
+    assert not backend.reads
+
+
+def test_after_a_start_of_the_machine_files_are_hashed_and_not_fetched(
+    place: Folder, tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = model(place, 1, 2, 3)
+    backend = counting(place.backend)
+    store = afar([backend], tier)
+    fetch(store.blobs, wanted, tmp_path / "served")
+    backend.reads.clear()
+    monkeypatch.setattr(stamp, "_boot", lambda: "another")
+    assert fetch(store.blobs, wanted, tmp_path / "served").bytes_written == 0
+    fetch(store.blobs, wanted, tmp_path / "new")
+    assert not backend.reads
+    patch(tmp_path / "served" / "files" / wanted.files[0].path)
+    assert fetch(store.blobs, wanted, tmp_path / "served").bytes_written == wanted.files[0].blob.size
+
+
+def test_what_came_before_a_failure_does_not_come_again(place: Folder, tier: Tier, tmp_path: Path) -> None:
+    wanted = model(place, *range(20))
+    expected = fetched_plainly(place, wanted, tmp_path)
+    backend = counting(place.backend)
+    fatal = next(tensor.blob.sha256 for tensor in wanted.weights if tensor.name == "large.13")
+
+    def fail(path: str, start: int) -> None:
+        if path.endswith(fatal):
+            raise StoreUnavailable("cut off")
+
+    backend.before_read = fail
+    told: list[int] = []
+    with pytest.raises(StoreUnavailable, match="cut off"):
+        fetch(afar([backend], tier).blobs, wanted, tmp_path / "served", told.append)
+    backend.before_read = lambda path, start: None
+    came = len(backend.reads)
+    fetch(afar([backend], Tier(tier.root)).blobs, wanted, tmp_path / "served")
+    assert (tmp_path / "served" / WEIGHTS).read_bytes() == expected
+    assert len(backend.reads) == len(wanted.blobs()) - 1 + 1  # only what failed was asked for twice
+    assert came > 13
+
+
+_FETCH = """
+import sys, time
+from pathlib import Path
+from artifact_store import Store
+from artifact_store.backends.local import LocalFolder
+from artifact_store.transfer.fetch import fetch
+from artifact_store.transfer.reading import BlobsFromAfar
+from artifact_store.transfer.source import Sources
+from artifact_store.transfer.tier import Tier
+root, key = Path(sys.argv[1]), sys.argv[2]
+class Slow(LocalFolder):
+    def read(self, path, start=0, stop=None, *, tag=None):
+        time.sleep(0.05)
+        return super().read(path, start, stop, tag=tag)
+place = Slow(root / "store")
+tier = Tier(root / "cache") if sys.argv[3] == "tier" else None
+wanted = Store(place).find(key).manifest
+fetch(BlobsFromAfar(place, Sources([place]), tier), wanted, root / "served", lambda n: print(n, flush=True))
+"""
+
+
+@pytest.mark.parametrize("with_tier", [True, False])
+def test_a_process_goes_on_where_a_killed_one_stopped(place: Folder, tmp_path: Path, *, with_tier: bool) -> None:
+    wanted = model(place, *range(150))
+    tier = Tier(tmp_path / "cache") if with_tier else None
+    command = [sys.executable, "-c", _FETCH, str(tmp_path), wanted.request_key, "tier" if with_tier else "none"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        for _, line in zip(range(80), process.stdout, strict=False):
+            assert line.strip()
+        process.send_signal(signal.SIGKILL)
+    backend = counting(place.backend)
+    fetch(afar([backend], tier).blobs, wanted, tmp_path / "served")
+    assert len(backend.reads) < 110
+    assert (tmp_path / "served" / WEIGHTS).read_bytes() == fetched_plainly(place, wanted, tmp_path)
+    assert not list(tmp_path.glob("served/.*.part"))
+    assert not (tier and tree(tier.partial))
+
+
+def test_the_oldest_file_goes_when_the_tier_is_full(place: Folder, tmp_path: Path) -> None:
+    versions = [model(place, seed, request=seed) for seed in range(1, 5)]
+    tier = Tier(tmp_path / "cache", limit=400_000)
+    for age, version in enumerate(versions):
+        fetch(afar([place.backend], tier).blobs, version, tmp_path / f"version-{age}")
+        for stamped in (tier.root / "stamps").glob("??/*"):
+            if stamped.stat().st_mtime > 10_000:
+                os.utime(stamped, (age + 1, age + 1))
+    backend = counting(place.backend)
+    fetch(afar([backend], tier).blobs, versions[-1], tmp_path / "last")
+    assert not backend.reads
+    fetch(afar([backend], tier).blobs, versions[0], tmp_path / "first")
+    assert Blob.of(bytes(_bytes(1, LARGE))).sha256 in {path.rpartition("/")[2] for path, _ in backend.reads}
