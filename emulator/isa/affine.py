@@ -1,0 +1,89 @@
+"""Numbers that change with the loops around an instruction: addresses, and how far another engine must have come.
+
+A program is small because its loops are not written out; so that everything about it can be worked out without running
+it, the only numbers that may change in a loop are these. They are sums of loop indices times constants, and for buffers
+that take turns, of such a sum modulo how many there are.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """`step` times (`of` modulo `count`): the place of the buffer whose turn it is."""
+
+    step: int
+    count: int
+    of: "Affine"
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """`base`, plus for each (depth, coefficient) the index of the loop at that depth, 0 being outermost, times that.
+
+    Terms ascend by depth and have no coefficient of 0; turns hold none themselves.
+    """
+
+    base: int = 0
+    terms: tuple[tuple[int, int], ...] = ()
+    turns: tuple[Turn, ...] = ()
+
+    def __add__(self, other: "Affine | int") -> "Affine":
+        if isinstance(other, int):
+            return Affine(self.base + other, self.terms, self.turns)
+        sums = dict(self.terms)
+        for depth, coefficient in other.terms:
+            sums[depth] = sums.get(depth, 0) + coefficient
+        return Affine(self.base + other.base, _canonical(sums), self.turns + other.turns)
+
+    __radd__ = __add__
+
+    def __mul__(self, factor: int) -> "Affine":
+        turns = tuple(Turn(turn.step * factor, turn.count, turn.of) for turn in self.turns) if factor else ()
+        return Affine(self.base * factor, _canonical({d: c * factor for d, c in self.terms}), turns)
+
+    __rmul__ = __mul__
+
+    def at(self, indices: Sequence[int]) -> int:
+        """Its value where the loops around have these indices, outermost first."""
+        value = self.base
+        for depth, coefficient in self.terms:
+            value += indices[depth] * coefficient
+        for turn in self.turns:
+            value += turn.step * (turn.of.at(indices) % turn.count)
+        return value
+
+    def bounds(self, counts: Sequence[int]) -> tuple[int, int]:
+        """The least and the greatest value, where the loops around run so many times."""
+        low = high = self.base
+        for depth, coefficient in self.terms:
+            reach = (counts[depth] - 1) * coefficient
+            low, high = low + min(reach, 0), high + max(reach, 0)
+        for turn in self.turns:
+            reach = turn.step * (turn.count - 1)
+            low, high = low + min(reach, 0), high + max(reach, 0)
+        return low, high
+
+    @property
+    def depth(self) -> int:
+        """How many loops must be around it."""
+        own = self.terms[-1][0] + 1 if self.terms else 0
+        return max([own, *(turn.of.depth for turn in self.turns)])
+
+
+def index(depth: int) -> Affine:
+    """The index of the loop at this depth."""
+    return Affine(0, ((depth, 1),))
+
+
+def affine(value: Affine | int) -> Affine:
+    return value if isinstance(value, Affine) else Affine(value)
+
+
+def turning(of: Affine, count: int, step: int) -> Affine:
+    return Affine(0, (), (Turn(step, count, of),)) if count > 1 and step else Affine()
+
+
+def _canonical(sums: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    return tuple(sorted((depth, coefficient) for depth, coefficient in sums.items() if coefficient))
