@@ -59,8 +59,20 @@ class IllTyped(GraphInvalid):
     """An operator was given operands or attributes that its shape rule refuses."""
 
 
+class ExecutableInvalid(CompileError):
+    """Bytes that claim to be an executable broke a rule of its format at `offset`."""
+
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(f"the executable is invalid at byte {offset}: {reason}")
+        self.offset, self.reason = offset, reason
+
+
 class OptionsInvalid(CompileError):
     """A compiler option has a value that does not exist."""
+
+
+class OutOfMemory(CompileError):
+    """Something does not fit into one of the machine's memories."""
 
 
 class ExecutionError(CompileError):

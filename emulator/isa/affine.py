@@ -82,6 +82,9 @@ def affine(value: Affine | int) -> Affine:
 
 
 def turning(of: Affine, count: int, step: int) -> Affine:
+    """Where the buffer lies whose turn it is, of so many that lie `step` apart."""
+    if not of.terms:
+        return Affine(of.base % count * step)
     return Affine(0, (), (Turn(step, count, of),)) if count > 1 and step else Affine()
 
 

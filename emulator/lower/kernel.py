@@ -1,0 +1,144 @@
+"""Writing programs: loops, room in the core's memories, and instructions, one after the other as if nothing ran beside.
+
+What runs beside what, and who waits for whom, is put in afterwards by `emulator.sync`; a tile that takes turns is all
+that a kernel does for it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Final
+
+from emulator.errors import OutOfMemory
+from emulator.hardware import CoreSpec
+from emulator.isa.affine import Affine, affine, index, turning
+from emulator.isa.instructions import DMA_QUEUES, DmaCopy, Instruction
+from emulator.isa.operands import Axis, Memory, Place, Tile, contiguous
+from emulator.isa.program import Loop, Step
+from emulator.types import DType
+
+PARTITIONS: Final = 128
+_ALIGNMENT: Final = 64  # bytes: what one access moves at once
+
+Span = tuple[Affine | int, int]  # where it starts, and how many
+
+
+@dataclass(frozen=True)
+class Block:
+    """Room for a tile: so many partitions, and in each the elements of `shape`, one behind the other."""
+
+    memory: Memory
+    dtype: DType
+    partitions: int
+    shape: tuple[int, ...]
+    offset: Affine
+
+    @property
+    def whole(self) -> Tile:
+        return Tile(self.memory, self.dtype, 0, self.partitions, self.offset, contiguous(*self.shape))
+
+    def cut(self, rows: int | Span, *spans: Span) -> Tile:
+        """The first partitions, or those from a start on, and of each axis what a span says; all of those left out."""
+        start, count = rows if isinstance(rows, tuple) else (0, rows)
+        axes = contiguous(*self.shape)
+        offset = self.offset
+        for number, (begin, size) in enumerate(spans):
+            offset = offset + affine(begin) * (axes[number].stride * self.dtype.itemsize)
+            axes = (*axes[:number], Axis(size, axes[number].stride), *axes[number + 1 :])
+        if not isinstance(start, int):
+            raise TypeError("a start partition cannot depend on a loop")
+        return Tile(self.memory, self.dtype, start, count, offset, axes)
+
+
+class Kernel:
+    """Instructions as they are written. `note` is put on each: the place in the model that it comes from."""
+
+    def __init__(self, core: CoreSpec) -> None:
+        self.core = core
+        self.note = 0
+        self._bodies: list[list[Step]] = [[]]
+        self._counts: list[int] = []
+        self._taken = {Memory.SBUF: 0, Memory.PSUM: 0}
+        self.most = {Memory.SBUF: 0, Memory.PSUM: 0}
+        self._next_queue = 0
+
+    @property
+    def body(self) -> tuple[Step, ...]:
+        return tuple(self._bodies[0])
+
+    @contextmanager
+    def loop(self, count: int) -> Iterator[Affine]:
+        """What is written inside is carried out so many times; once needs no loop."""
+        if count == 1:
+            yield Affine()
+            return
+        self._counts.append(count)
+        self._bodies.append([])
+        yield index(len(self._counts) - 1)
+        body = self._bodies.pop()
+        self._counts.pop()
+        if body:
+            self._bodies[-1].append(Loop(count, tuple(body)))
+
+    def spans(self, size: int, step: int) -> Iterator[tuple[Affine, int]]:
+        """Start and size of each piece: full ones in a loop, then the rest. For the head of a `for`, whose body is then
+        written once for each."""
+        full, rest = divmod(size, step)
+        if full:
+            with self.loop(full) as turn:
+                yield turn * step, step
+        if rest:
+            yield Affine(full * step), rest
+
+    @contextmanager
+    def room(self) -> Iterator[None]:
+        """Tiles made inside are given up at the end."""
+        taken = dict(self._taken)
+        yield
+        self._taken = taken
+
+    def left(self, memory: Memory) -> int:
+        """Bytes of each partition that nobody has."""
+        return self._limit(memory) - self._taken[memory]
+
+    def tile(self, dtype: DType, partitions: int, *shape: int, memory: Memory = Memory.SBUF, turns: int = 1) -> Block:
+        """Room until the end of the innermost `room`. With turns, each turn of the loops around finds another of so
+        many: what one turn has written is then read while the next one writes."""
+        size = prod(shape) * dtype.itemsize
+        step = -(-size // self._unit(memory)) * self._unit(memory)
+        if step * turns > self.left(memory):
+            raise OutOfMemory(
+                f"a tile of {partitions} x {list(shape)} {dtype} takes {step * turns} bytes in each partition of "
+                f"{memory.upper()}, and {self.left(memory)} of {self._limit(memory)} are left; make the tile smaller"
+            )
+        offset = turning(self._turn(), turns, step) + self._taken[memory]
+        self._taken[memory] += step * turns
+        self.most[memory] = max(self.most[memory], self._taken[memory])
+        return Block(memory, dtype, partitions, shape, offset)
+
+    def psum(self, partitions: int, *shape: int, turns: int = 2) -> Block:
+        """Sums of products: float32, from the beginning of a bank on."""
+        return self.tile(DType.FLOAT32, partitions, *shape, memory=Memory.PSUM, turns=turns)
+
+    def emit(self, instruction: Instruction) -> None:
+        self._bodies[-1].append(replace(instruction, note=self.note))
+
+    def copy(self, dst: Place, src: Place) -> None:
+        """By DMA. Queues take turns, so that several copies are under way at once."""
+        queue = DMA_QUEUES[self._next_queue % len(DMA_QUEUES)]
+        self._next_queue += 1
+        self.emit(DmaCopy(engine=queue, dst=dst, src=src))
+
+    def _turn(self) -> Affine:
+        """How often the innermost loop has begun its body, counted through all loops around it."""
+        linear = Affine()
+        for depth, count in enumerate(self._counts):
+            linear = linear * count + index(depth)
+        return linear
+
+    def _limit(self, memory: Memory) -> int:
+        return self.core.sbuf_usable if memory is Memory.SBUF else self.core.psum
+
+    def _unit(self, memory: Memory) -> int:
+        return _ALIGNMENT if memory is Memory.SBUF else self.core.psum_bank

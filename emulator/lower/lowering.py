@@ -1,0 +1,284 @@
+"""From a graph to a program: where each tensor lies, and the instructions of each node.
+
+Nodes are lowered in their order, layers that repeat inside one loop. Every operator's instructions are written by a
+function of its own, found by its class in `LOWERINGS`; views cost nothing where strides can say them.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from emulator.errors import CompileError
+from emulator.graph import Graph, Node, Repeat, Value
+from emulator.hardware import CORES
+from emulator.isa.affine import Affine, turning
+from emulator.isa.program import Program, Role
+from emulator.lower.buffers import Buffers, on_device
+from emulator.lower.kernel import Kernel
+from emulator.lower.parameters import Stored, stored_parameters
+from emulator.lower.view import View
+from emulator.ops.base import Operator
+from emulator.sync import synchronised
+
+Kind = TypeVar("Kind", bound=Operator)
+Writes: TypeAlias = Callable[["Lowering", Node, Kind], None]
+LOWERINGS: dict[type[Operator], Writes[Any]] = {}
+
+
+def lowers(kind: type[Kind]) -> Callable[["Writes[Kind]"], "Writes[Kind]"]:
+    """Marks the function that writes the instructions of an operator."""
+
+    def register(function: "Writes[Kind]") -> "Writes[Kind]":
+        LOWERINGS[kind] = function
+        return function
+
+    return register
+
+
+class NotLowered(CompileError):
+    """An operator, or a form of it, for which no instructions are known."""
+
+
+def lower(graph: Graph, core: str, ranks: int = 1) -> Program:
+    """The program of a graph for one core of this generation."""
+    return Lowering(graph, core, ranks).program()
+
+
+@dataclass(frozen=True)
+class _Series:
+    """What a value stands for in each turn of a repeat: tensors one behind the other in a buffer."""
+
+    first: View
+    count: int
+
+    def at(self, turn: Affine) -> View:
+        return View(
+            self.first.buffer,
+            self.first.dtype,
+            self.first.offset + turn * self.first.elements,
+            self.first.shape,
+            self.first.strides,
+        )
+
+
+class Lowering:
+    """The state of the walk. `k` writes instructions; `view` says where a value lies, `home` where it is to be put."""
+
+    def __init__(self, graph: Graph, core: str, ranks: int) -> None:
+        self.graph = graph
+        self.k = Kernel(CORES[core])
+        self.core = core
+        self.ranks = ranks
+        self.buffers = Buffers()
+        self.constants: dict[str, bytes] = {}
+        self._views: dict[Value, View] = {}
+        self._lying: dict[Value, View] = {}  # parameters in their own order of axes
+        self._homes: dict[Value, View] = {}
+        self._notes: dict[str, int] = {"": 0}
+        self._states = {name: value for name, value in graph.inputs.items() if name in graph.outputs}
+        self._stored: Mapping[Value, Stored] = stored_parameters(graph)
+
+    def program(self) -> Program:
+        self._place_inputs()
+        self._place_outputs()
+        position = 0
+        for repeat in self.graph.repeats:
+            self._nodes(self.graph.nodes[position : repeat.start])
+            self._repeat(repeat)
+            position = repeat.stop
+        self._nodes(self.graph.nodes[position:])
+        self._finish_outputs()
+        body = self.k.body
+        return synchronised(
+            Program(self.core, self.ranks, self.buffers.placed(body), body, tuple(self._notes), dict(self.constants))
+        )
+
+    # For the operators' functions
+
+    def view(self, value: Value) -> View:
+        return self._views[value]
+
+    def home(self, value: Value) -> View:
+        """Where the result of a node is to be written, row by row."""
+        if value not in self._homes:
+            self._homes[value] = self.scratch(value.type.dtype, value.type.shape)
+        self._views[value] = self._homes[value]
+        return self._homes[value]
+
+    def scratch(self, dtype: Any, shape: tuple[int, ...], count: int = 1) -> View:
+        return self.buffers.add(Role.SCRATCH, [f"scratch.{number}" for number in range(count)], dtype, shape)
+
+    def alias(self, value: Value, view: View) -> None:
+        """The value lies where `view` says, unless it has to be somewhere else."""
+        home = self._homes.get(value)
+        if home is None:
+            self._views[value] = view
+        else:
+            self.copy(home, view)
+            self._views[value] = home
+
+    def packed(self, view: View) -> View:
+        """The same elements, row by row."""
+        if view.is_contiguous:
+            return view
+        made = self.scratch(view.dtype, view.shape)
+        self.copy(made, view)
+        return made
+
+    def copy(self, dst: View, src: View) -> None:
+        """From HBM to HBM, element by element; the types may differ."""
+        to, source = dst.merged([src])
+        outer = max(to.rank - 4, 0)
+        self._copy_inside(to, source, outer)
+
+    def _copy_inside(self, dst: View, src: View, outer: int) -> None:
+        if not outer:
+            if dst.elements:
+                self.k.copy(dst.far(), src.far())
+            return
+        with self.k.loop(dst.shape[0]) as turn:
+            self._copy_inside(dst.pick(0, turn), src.pick(0, turn), outer - 1)
+
+    # The walk
+
+    def _nodes(self, nodes: Sequence[Node]) -> None:
+        for node in nodes:
+            if node.result in self._stored:
+                continue  # the host has done that once and for all
+            note = str(node.origin)
+            self.k.note = self._notes.setdefault(note, len(self._notes))
+            function = LOWERINGS.get(type(node.op))
+            if function is None:
+                raise NotLowered(
+                    f"there are no instructions for {node.op.label} at {node.origin or 'an unknown place'}"
+                )
+            with self.k.room():
+                function(self, node, node.op)
+
+    def _repeat(self, repeat: Repeat) -> None:
+        before = dict(self._views)
+        carried = {entry: self._two_halves(entry) for entry in repeat.carried}
+        taken = {first: self._series(first, later) for first, later in repeat.taken.items()}
+        given = {value: self._given(value, row) for value, row in repeat.given.items()}
+        with self.k.loop(repeat.count) as turn:
+            for first, series in taken.items():
+                self._take(first, series.at(turn))
+            for entry, halves in carried.items():
+                self._views[entry] = _half(halves, turn)
+                self._homes[repeat.carried[entry]] = _half(halves, turn + 1)
+            for value, series in given.items():
+                if value not in self._homes:
+                    self._homes[value] = series.at(turn)
+            self._nodes(self.graph.nodes[repeat.start : repeat.stop])
+            for value, series in given.items():
+                if self._homes[value] != series.at(turn):
+                    self.copy(series.at(turn), self._views[value])
+        self._views |= before
+        self._after(repeat, carried, given)
+
+    def _after(self, repeat: Repeat, carried: Mapping[Value, View], given: Mapping[Value, _Series]) -> None:
+        """Seen from behind the loop, a value of the inside is what the last turn made of it."""
+        for value, row in repeat.given.items():
+            for number, each in enumerate(row):
+                self._views[each] = given[value].at(Affine(number))
+            self._views[value] = given[value].at(Affine(repeat.count - 1))
+        for entry, halves in carried.items():
+            self._views[repeat.carried[entry]] = _half(halves, Affine(repeat.count))
+
+    def _two_halves(self, entry: Value) -> View:
+        """What a turn hands to the next: it reads one half and writes the other."""
+        source = self._views[entry]
+        halves = self.scratch(entry.type.dtype, entry.type.shape, count=2)
+        self.copy(halves, source)
+        return halves
+
+    def _series(self, first: Value, later: Sequence[Value]) -> _Series:
+        return _Series(self._lying.get(first, self._views[first]), 1 + len(later))
+
+    def _take(self, first: Value, view: View) -> None:
+        """In this turn, the value and all that the host has made of it lie there."""
+        stored = [(value, made) for value, made in self._stored.items() if made.parameter == first]
+        self._views |= {value: made.seen(view) for value, made in stored} or {first: view}
+
+    def _given(self, value: Value, row: Sequence[Value]) -> _Series:
+        """A series of its own, unless the values are outputs that have one already."""
+        homes = [self._homes.get(each) for each in row]
+        first = homes[0]
+        if first is not None and homes == [_Series(first, len(row)).at(Affine(number)) for number in range(len(row))]:
+            return _Series(first, len(row))
+        return _Series(self.scratch(value.type.dtype, value.type.shape, count=len(row)), len(row))
+
+    # The two ends
+
+    def _place_inputs(self) -> None:
+        for first, values, names in self._rows(self.graph.inputs):
+            roles = {Role.STATE if name in self._states else Role.INPUT for name in names}
+            role = roles.pop() if len(roles) == 1 else Role.INPUT
+            view = self.buffers.add(role, names, first.type.dtype, first.type.shape)
+            self._views |= _spread(view, values)
+        for first, values, names in self._rows(self.graph.parameters):
+            stored = self._stored[first]
+            view = self.buffers.add(Role.PARAMETER, names, stored.dtype, stored.shape, stored.order)
+            self._lying |= _spread(view, values)
+        for value, stored in self._stored.items():
+            self._views[value] = stored.seen(self._lying[stored.parameter])
+        for value, data in self.graph.constants.items():
+            array = data.astype(on_device(value.type.dtype).stored)
+            raw = array.tobytes()
+            digest = hashlib.sha256(raw).hexdigest()
+            self.constants[digest] = raw
+            self._views[value] = self.buffers.add(Role.CONSTANT, [digest], value.type.dtype, value.type.shape)
+
+    def _rows(self, named: Mapping[str, Value]) -> list[tuple[Value, list[Value], list[str]]]:
+        """Tensors that belong into one buffer: those of a repeat's turns, or one alone."""
+        name_of = {value: name for name, value in named.items()}
+        rows: dict[Value, list[Value]] = {}
+        for repeat in self.graph.repeats:
+            for first, later in repeat.taken.items():
+                if first in name_of:
+                    rows.setdefault(first, [first, *later])
+        inside = {value for row in rows.values() for value in row}
+        for value in name_of:
+            if value not in inside:
+                rows[value] = [value]
+        return [(first, row, [name_of[value] for value in row]) for first, row in rows.items()]
+
+    def _place_outputs(self) -> None:
+        """States are written where they were read. Outputs of the turns of a repeat are one buffer."""
+        name_of = {value: name for name, value in self.graph.outputs.items()}
+        for repeat in self.graph.repeats:
+            for row in repeat.given.values():
+                names = [name_of.get(value, "") for value in row]
+                if all(names) and not any(name in self._states for name in names):
+                    view = self.buffers.add(Role.OUTPUT, names, row[0].type.dtype, row[0].type.shape)
+                    for number, value in enumerate(row):
+                        self._homes[value] = _Series(view, len(row)).at(Affine(number))
+        for name, value in self.graph.outputs.items():
+            if name in self._states:
+                self._homes.setdefault(value, self._views[self._states[name]])
+            elif value not in self._homes and value not in self._views:
+                self._homes[value] = self.buffers.add(Role.OUTPUT, [name], value.type.dtype, value.type.shape)
+
+    def _finish_outputs(self) -> None:
+        """What is an output by another name as well, or is no node's result, is copied."""
+        written = {name for buffer in self.buffers.named(Role.OUTPUT) for name in buffer.names}
+        for name, value in self.graph.outputs.items():
+            if name in self._states:
+                home = self._views[self._states[name]]
+            elif name in written:
+                home = self._homes[value]
+            else:
+                home = self.buffers.add(Role.OUTPUT, [name], value.type.dtype, value.type.shape)
+            if self._views[value] != home:
+                self.copy(home, self._views[value])
+
+
+def _spread(view: View, values: Sequence[Value]) -> dict[Value, View]:
+    series = _Series(view, len(values))
+    return {value: series.at(Affine(number)) for number, value in enumerate(values)}
+
+
+def _half(halves: View, turn: Affine) -> View:
+    offset = halves.offset + turning(turn, 2, halves.elements)
+    return View(halves.buffer, halves.dtype, offset, halves.shape, halves.strides)

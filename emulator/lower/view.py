@@ -1,0 +1,147 @@
+"""How a tensor lies in HBM: a buffer, a start, and a stride for each axis. Reshapes and transpositions mostly cost
+nothing, since whoever reads goes by the strides."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
+
+from emulator.isa.affine import Affine, affine
+from emulator.isa.operands import Axis, Far
+from emulator.lower.kernel import Span
+from emulator.types import DType
+
+
+@dataclass(frozen=True)
+class View:
+    buffer: int
+    dtype: DType
+    offset: Affine  # elements
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def is_contiguous(self) -> bool:
+        return self == replace(self, strides=packed(self.shape)) or self.elements <= 1
+
+    def far(self) -> Far:
+        """All of it."""
+        return Far(self.buffer, self.dtype, self.offset, tuple(map(Axis, self.shape, self.strides)))
+
+    def cut(self, *spans: Span) -> "View":
+        """Of each axis what a span says; all of those left out."""
+        offset, shape = self.offset, list(self.shape)
+        for axis, (start, size) in enumerate(spans):
+            offset = offset + affine(start) * self.strides[axis]
+            shape[axis] = size
+        return replace(self, offset=offset, shape=tuple(shape))
+
+    def pick(self, axis: int, at: Affine | int) -> "View":
+        """One index of an axis, which is gone then."""
+        return replace(
+            self,
+            offset=self.offset + affine(at) * self.strides[axis],
+            shape=self.shape[:axis] + self.shape[axis + 1 :],
+            strides=self.strides[:axis] + self.strides[axis + 1 :],
+        )
+
+    def transposed(self, axes: Sequence[int]) -> "View":
+        return replace(
+            self,
+            shape=tuple(self.shape[axis] for axis in axes),
+            strides=tuple(self.strides[axis] for axis in axes),
+        )
+
+    def broadcast(self, shape: tuple[int, ...]) -> "View":
+        """Stretched by numpy's rule: what is repeated has a stride of 0."""
+        missing = len(shape) - self.rank
+        strides = (0,) * missing + tuple(
+            0 if old == 1 and new != 1 else stride
+            for old, new, stride in zip(self.shape, shape[missing:], self.strides, strict=True)
+        )
+        return replace(self, shape=shape, strides=strides)
+
+    def reshaped(self, shape: tuple[int, ...]) -> "View | None":
+        """The same elements in the same order under another shape; None when no strides can say that."""
+        if self.elements == 0 or prod(shape) != self.elements:
+            return None if self.elements else replace(self, shape=shape, strides=packed(shape))
+        strides: list[int] = []
+        groups = _groups(self.shape, shape)
+        for old, new in groups:
+            stride = _common_stride([(self.shape[axis], self.strides[axis]) for axis in old])
+            if stride is None:
+                return None
+            strides += [stride * step for step in packed(tuple(shape[axis] for axis in new))]
+        return replace(self, shape=shape, strides=tuple(strides))
+
+    def merged(self, others: Sequence["View"] = ()) -> tuple["View", ...]:
+        """This view and others of the same shape with as few axes as strides allow, the same for all: axes of size 1
+        are gone, and neighbours that all of them walk through in one stride are one."""
+        views = (self, *others)
+        axes = [axis for axis in range(self.rank) if self.shape[axis] != 1]
+        found: list[tuple[int, tuple[int, ...]]] = []
+        for axis in axes:
+            size, strides = self.shape[axis], tuple(view.strides[axis] for view in views)
+            if found and all(outer == inner * size for outer, inner in zip(found[-1][1], strides, strict=True)):
+                found[-1] = (found[-1][0] * size, strides)
+            else:
+                found.append((size, strides))
+        return tuple(
+            replace(
+                view,
+                shape=tuple(size for size, _ in found),
+                strides=tuple(strides[number] for _, strides in found),
+            )
+            for number, view in enumerate(views)
+        )
+
+
+def packed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a tensor that lies row by row."""
+    strides, stride = [], 1
+    for size in reversed(shape):
+        strides.append(stride)
+        stride *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def whole(buffer: int, dtype: DType, shape: tuple[int, ...], offset: Affine | int = 0) -> View:
+    return View(buffer, dtype, affine(offset), shape, packed(shape))
+
+
+def _groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
+    """Runs of old axes and runs of new ones that hold equally many elements, as short as they can be."""
+    groups: list[tuple[list[int], list[int]]] = []
+    at, to = 0, 0
+    while at < len(old) or to < len(new):
+        left, right = [at] if at < len(old) else [], [to] if to < len(new) else []
+        sizes = [old[at] if left else 1, new[to] if right else 1]
+        at, to = at + len(left), to + len(right)
+        while sizes[0] != sizes[1]:
+            if sizes[0] < sizes[1]:
+                left.append(at)
+                sizes[0] *= old[at]
+                at += 1
+            else:
+                right.append(to)
+                sizes[1] *= new[to]
+                to += 1
+        groups.append((left, right))
+    return groups
+
+
+def _common_stride(axes: Sequence[tuple[int, int]]) -> int | None:
+    """The stride of the last element of several axes that are walked through as one; None when they cannot be."""
+    walked = [(size, stride) for size, stride in axes if size != 1]
+    for (_, outer), (size, inner) in pairwise(walked):
+        if outer != inner * size:
+            return None
+    return walked[-1][1] if walked else 1
