@@ -11,6 +11,7 @@ comes before it in program order, so program order itself is always a way to go 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 
@@ -27,6 +28,9 @@ def synchronised(program: Program) -> Program:
     for accesses in _by_region(everything, program):
         _Region(accesses).keep_order()
     return replace(program, body=_with_waits(program.body, iter(everything), {}))
+
+
+_AT_MOST: Final = 4  # waits of one instruction for one engine
 
 
 @dataclass(eq=False, frozen=True)
@@ -47,24 +51,23 @@ class _Here:
     loops: tuple[_Around, ...]
     done: Affine
     before: dict[Engine, Affine]
-    waits: dict[Engine, Affine] = field(default_factory=dict)
+    waits: dict[Engine, list[Affine]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def counts(self) -> tuple[int, ...]:
         return tuple(loop.count for loop in self.loops)
 
     def wait(self, engine: Engine, done: Affine) -> None:
-        """Of two waits for an engine one is enough: that which asks for more, or what is enough for both. Everything
-        before is enough for any."""
-        if done.bounds(self.counts)[1] < 1:
+        """Of two waits for an engine the one that asks for more is enough. Everything before is enough for any."""
+        if done.bounds(self.counts)[1] < 1 or any(self._covers(known, done) for known in self.waits[engine]):
             return
-        known = self.waits.get(engine)
-        if known is not None:
-            low, high = (done + known * -1).bounds(self.counts)
-            done = done if low >= 0 else known + max(high, 0)
-        if (self.before[engine] + done * -1).bounds(self.counts)[0] < 0:
-            done = self.before[engine]
-        self.waits[engine] = done
+        kept = [known for known in self.waits[engine] if not self._covers(done, known)]
+        self.waits[engine] = [*kept, done]
+        if len(self.waits[engine]) > _AT_MOST or not self._covers(self.before[engine], done):
+            self.waits[engine] = [self.before[engine]]
+
+    def _covers(self, more: Affine, less: Affine) -> bool:
+        return (more + less * -1).bounds(self.counts)[0] >= 0
 
 
 class _Numbering:
@@ -167,7 +170,7 @@ class _Region:
             last: dict[int, int] = {}
             for each in sorted(plain, key=lambda each: self._order[each]):
                 last[self._engine[each]] = each
-            for each in {*last.values(), *alike} - (set(plain) - set(last.values())):
+            for each in sorted({*last.values(), *alike} - (set(plain) - set(last.values()))):
                 _keep(later, self._accesses[each], int(shared))
 
     def _is_plain(self, one: _Access, other: _Access) -> bool:
@@ -287,7 +290,7 @@ def _counted(body: Sequence[Step]) -> dict[Engine, int]:
     return counts
 
 
-_Known = dict[tuple[Engine, Engine], Affine]  # who has waited for how many of whom
+_Known = dict[tuple[Engine, Engine], tuple[Affine, ...]]  # for how many of whom somebody has waited
 
 
 def _with_waits(body: Sequence[Step], everything: Iterator[_Here], known: _Known) -> tuple[Step, ...]:
@@ -304,10 +307,9 @@ def _with_waits(body: Sequence[Step], everything: Iterator[_Here], known: _Known
 
 def _new(here: _Here, known: _Known) -> Iterator[Wait]:
     for engine in Engine:
-        done = here.waits.get(engine)
-        if done is None:
-            continue
-        before = known.get((here.instruction.engine, engine))
-        if before is None or (done + before * -1).bounds(here.counts)[1] > 0:
-            known[here.instruction.engine, engine] = done
-            yield Wait(engine, done)
+        pair = (here.instruction.engine, engine)
+        for done in here.waits.get(engine, ()):
+            waited = known.get(pair, ())
+            if not any((before + done * -1).bounds(here.counts)[0] >= 0 for before in waited):
+                known[pair] = (*waited[-_AT_MOST:], done)
+                yield Wait(engine, done)

@@ -15,6 +15,7 @@ from emulator.hardware import CORES
 from emulator.isa.affine import Affine, turning
 from emulator.isa.program import Program, Role
 from emulator.lower.buffers import Buffers, on_device
+from emulator.lower.ending import Ending, follow
 from emulator.lower.kernel import Kernel
 from emulator.lower.parameters import Stored, stored_parameters
 from emulator.lower.view import View
@@ -26,11 +27,11 @@ Writes: TypeAlias = Callable[["Lowering", Node, Kind], None]
 LOWERINGS: dict[type[Operator], Writes[Any]] = {}
 
 
-def lowers(kind: type[Kind]) -> Callable[["Writes[Kind]"], "Writes[Kind]"]:
-    """Marks the function that writes the instructions of an operator."""
+def lowers(*kinds: type[Operator]) -> Callable[[Writes[Kind]], Writes[Kind]]:
+    """Marks the function that writes the instructions of an operator, or of several."""
 
-    def register(function: "Writes[Kind]") -> "Writes[Kind]":
-        LOWERINGS[kind] = function
+    def register(function: Writes[Kind]) -> Writes[Kind]:
+        LOWERINGS.update(dict.fromkeys(kinds, function))
         return function
 
     return register
@@ -78,6 +79,8 @@ class Lowering:
         self._notes: dict[str, int] = {"": 0}
         self._states = {name: value for name, value in graph.inputs.items() if name in graph.outputs}
         self._stored: Mapping[Value, Stored] = stored_parameters(graph)
+        self._done: set[Value] = set()  # results of nodes that an earlier one has taken in
+        self._readers, self._kept = _readers(graph)
 
     def program(self) -> Program:
         self._place_inputs()
@@ -118,6 +121,17 @@ class Lowering:
             self.copy(home, view)
             self._views[value] = home
 
+    def ending(self, result: Value, width: int) -> Ending:
+        """What follows a node whose result is made piece by piece, as a matrix of rows so wide: the elementwise nodes
+        behind it are taken in, and are done with it."""
+        last, links, taken = follow(result, self._readers, self._kept, self._views, width)
+        self._done.update(node.result for node in taken)
+        home = self.home(last)
+        flat = home.reshaped((home.elements // width if width else 0, width))
+        if flat is None:
+            raise AssertionError("a home lies row by row")
+        return Ending(self.k, links, flat)
+
     def packed(self, view: View) -> View:
         """The same elements, row by row."""
         if view.is_contiguous:
@@ -144,8 +158,8 @@ class Lowering:
 
     def _nodes(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
-            if node.result in self._stored:
-                continue  # the host has done that once and for all
+            if node.result in self._stored or node.result in self._done:
+                continue  # the host has done that once and for all, or an earlier node with its own work
             note = str(node.origin)
             self.k.note = self._notes.setdefault(note, len(self._notes))
             function = LOWERINGS.get(type(node.op))
@@ -277,6 +291,24 @@ class Lowering:
 def _spread(view: View, values: Sequence[Value]) -> dict[Value, View]:
     series = _Series(view, len(values))
     return {value: series.at(Affine(number)) for number, value in enumerate(values)}
+
+
+def _readers(graph: Graph) -> tuple[dict[Value, list[Node]], set[Value]]:
+    """Who reads each value; and the values that are needed beyond the nodes that read them."""
+    readers: dict[Value, list[Node]] = {}
+    for node in graph.nodes:
+        for operand in node.operands:
+            readers.setdefault(operand, []).append(node)
+    kept = set(graph.outputs.values())
+    for repeat in graph.repeats:
+        kept.update(repeat.carried, repeat.carried.values(), repeat.given)
+        inside = {node.result for node in graph.nodes[repeat.start : repeat.stop]}
+        after = graph.nodes[repeat.stop :]
+        kept.update(operand for node in after for operand in node.operands if operand in inside)
+        # Nothing from before a loop ends inside of it: there it would be done anew in each turn.
+        body = graph.nodes[repeat.start : repeat.stop]
+        kept.update(operand for node in body for operand in node.operands if operand not in inside)
+    return readers, kept
 
 
 def _half(halves: View, turn: Affine) -> View:

@@ -1,51 +1,25 @@
-"""Operators that work on each element by itself."""
-
-from typing import Final
+"""Operators that work on each element by itself, and whatever such work follows them."""
 
 from emulator.graph import Node
-from emulator.isa.instructions import Alu, Engine, TensorCopy, TensorTensor
-from emulator.lower.lowering import Lowering, NotLowered, lowers
+from emulator.lower.buffers import on_device
+from emulator.lower.elements import apply
+from emulator.lower.lowering import Lowering, lowers
 from emulator.lower.sheets import sheets
-from emulator.ops import Binary, Cast
-
-_BINARY: Final = {
-    "add": Alu.ADD,
-    "subtract": Alu.SUBTRACT,
-    "multiply": Alu.MULTIPLY,
-    "maximum": Alu.MAXIMUM,
-    "minimum": Alu.MINIMUM,
-}
+from emulator.ops import Binary, Cast, Unary, Where
+from emulator.ops.base import Operator
 
 
-@lowers(Binary)
-def _binary(low: Lowering, node: Node, op: Binary) -> None:
-    if op.function not in _BINARY:
-        raise NotLowered(f"there are no instructions for {op.function}")
-    left, right = (low.view(operand).broadcast(node.result.type.shape) for operand in node.operands)
+@lowers(Binary, Cast, Unary, Where)
+def _elementwise(low: Lowering, node: Node, op: Operator) -> None:
+    operands = [low.view(operand).broadcast(node.result.type.shape) for operand in node.operands]
     home = low.home(node.result)
-    for rows, width, (to, one, other) in sheets(low.k, [home, left, right]):
+    for rows, width, (to, *parts) in sheets(low.k, [home, *operands]):
         with low.k.room():
-            tiles = [low.k.tile(view.dtype, rows, width, turns=2) for view in (to, one, other)]
-            low.k.copy(tiles[1].whole, one.far())
-            low.k.copy(tiles[2].whole, other.far())
-            low.k.emit(
-                TensorTensor(
-                    engine=Engine.VECTOR,
-                    dst=tiles[0].whole,
-                    left=tiles[1].whole,
-                    right=tiles[2].whole,
-                    op=_BINARY[op.function],
-                )
-            )
-            low.k.copy(to.far(), tiles[0].whole)
-
-
-@lowers(Cast)
-def _cast(low: Lowering, node: Node, op: Cast) -> None:
-    home = low.home(node.result)
-    for rows, width, (to, source) in sheets(low.k, [home, low.view(node.operands[0])]):
-        with low.k.room():
-            given, made = (low.k.tile(view.dtype, rows, width, turns=2) for view in (source, to))
-            low.k.copy(given.whole, source.far())
-            low.k.emit(TensorCopy(engine=Engine.VECTOR, dst=made.whole, src=given.whole))
+            tiles = []
+            for part in parts:
+                tile = low.k.tile(part.dtype, rows, width, turns=2)
+                low.k.copy(tile.whole, part.far())
+                tiles.append(tile.whole)
+            made = low.k.tile(on_device(node.result.type.dtype), rows, width, turns=2)
+            apply(low.k, node, made.whole, tiles)
             low.k.copy(to.far(), made.whole)
