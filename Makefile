@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 20
 
-.PHONY: help setup demo test test-all check docs lock bench clean
+.PHONY: help setup demo test test-all test-compiler test-others check docs lock bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -35,11 +35,21 @@ demo: $(VENV)/.ready  ## build, verify and publish two models into a local store
 	$(BIN)/nxpipe store show bert-base-uncased
 	$(BIN)/nxpipe build
 
+# The tests in two halves of about equal length, side by side; each half's account is printed whole when it ends.
+COMPILER := tests/emulator tests/conformance tests/pipeline
+SIDE_BY_SIDE = $(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync=target test-compiler test-others
+
 test: setup  ## run what CI runs
-	$(BIN)/pytest
+	+$(SIDE_BY_SIDE)
 
 test-all: setup  ## the same with the slow sweeps
-	$(BIN)/pytest -m "slow or not slow"
+	+$(SIDE_BY_SIDE) SWEEPS='-m "slow or not slow"'
+
+test-compiler:
+	$(BIN)/pytest $(SWEEPS) $(COMPILER)
+
+test-others:
+	$(BIN)/pytest $(SWEEPS) $(COMPILER:%=--ignore=%)
 
 check: setup  ## lint, types, import rules, generated pages; under 30 s
 	$(BIN)/ruff check .

@@ -23,10 +23,11 @@ class Blobs:
     def __init__(self, backend: Backend, grace: float = GRACE) -> None:
         self._backend = backend
         self._grace = grace
+        self._had_the_last = False
 
     def put(self, data: bytes | memoryview, sent: Sent = nobody) -> Blob:
         """Keep these bytes. Nothing is written when the store holds them intact."""
-        return self.keep(Payload.of(data), sent)
+        return self.keep(self._backend.hashed(data), sent)
 
     def put_all(self, datas: Sequence[bytes | memoryview], sent: Sent = nobody) -> Iterable[Blob]:
         """The same of several, at once where that is faster; in order."""
@@ -41,12 +42,18 @@ class Blobs:
             return self.keep(file.finish(), sent)
 
     def keep(self, payload: Payload, sent: Sent = nobody) -> Blob:
+        """A large one is asked for before it is sent; a small one just sent, unless the store had the last one."""
         blob = Blob(sha256=payload.sha256, size=payload.size)
         path = blob_path(blob)
-        if self._is_kept(blob):
+        asks = self._had_the_last or payload.size >= self._backend.sent_unasked_below
+        if asks and self._is_kept(blob):
+            self._had_the_last = True
             sent(blob.size)
-        # Looking again after a lost race: the winner may be a damaged file, of which only a repair gets rid.
-        elif not self._backend.create(path, payload, sent=sent) and not self._is_kept(blob):
+            return blob
+        created = self._backend.create(path, payload, sent=sent)
+        self._had_the_last = not created
+        # What was there first may be a damaged file, of which only a repair gets rid.
+        if not created and not self._is_kept(blob):
             self._backend.replace(path, payload, sent=sent)
         return blob
 
@@ -64,31 +71,39 @@ class Blobs:
 
     def copy_to(self, blob: Blob, path: Path, sent: Sent = nobody) -> None:
         """Write the bytes to a file, which appears when they have proved right; its folder is made if need be."""
-        with new_file(path.parent) as file:
+        with new_file(path.parent) as file, os_errors(f"write {path}"):
             self.copy_into(blob, file.descriptor, (0,), sent)
-            with os_errors(f"write {path}"):
-                os.fsync(file.descriptor)
-                file.close()
-                file.path.replace(path)
+            os.fsync(file.descriptor)
+            file.close()
+            file.path.replace(path)
 
     def copy_into(self, blob: Blob, descriptor: int, offsets: Sequence[int], sent: Sent = nobody) -> None:
-        """Write the bytes to these places of an open file; what is there is only known to be right at the end."""
+        """Write the bytes to these places of an open file; what is there is only known to be right at the end.
+
+        An OSError is the file's, whose name the caller knows.
+        """
         at = 0
         for chunk in self.chunks(blob, sent):
-            with os_errors(f"write a copy of blob {blob.sha256}"):
-                for offset in offsets:
-                    write_at(descriptor, chunk, offset + at)
+            for offset in offsets:
+                write_at(descriptor, chunk, offset + at)
             at += len(chunk)
 
-    def settle(self, blobs: Sequence[Blob]) -> Iterator[tuple[Blob, str]]:
-        """Look at blobs that are about to be named: keeps them young, and gives those that are missing or wrong."""
-        for blob, fault in zip(blobs, self._backend.each(self._fault, blobs), strict=True):
+    def settle(self, blobs: Sequence[Blob], *, sent_by_us: bool = False) -> Iterator[tuple[Blob, str]]:
+        """Look at blobs that are about to be named: keeps them young, and gives those that are missing or wrong.
+
+        With `sent_by_us`, an answer by which the backend has just proved what we sent counts as that look.
+        """
+        asked = [blob for blob in blobs if not (sent_by_us and self._has_just_proved(blob))]
+        for blob, fault in zip(asked, self._backend.each(self._fault, asked), strict=True):
             if fault:
                 yield blob, fault
 
     def is_intact(self, blob: Blob) -> bool:
         """Present, and by its content: a name alone proves nothing after a power loss."""
         return self._intact(blob) is not None
+
+    def _has_just_proved(self, blob: Blob) -> bool:
+        return self._backend.has_just_proved(blob_path(blob), blob.sha256, blob.size)
 
     def _fault(self, blob: Blob) -> str | None:
         """By what the backend knows without reading; where it knows no digest, the writer has compared the content."""

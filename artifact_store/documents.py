@@ -72,7 +72,8 @@ T = TypeVar("T", bound="Document")
 class Document(BaseModel):
     """Frozen, no unknown fields, no coercion."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    # Built late: a command pays for the documents that it reads, not for all that there are.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 class Blob(Document):

@@ -21,6 +21,15 @@ class StoreUnavailable(StoreError):
     """The folder or bucket cannot be reached, read or written; nothing is known to be wrong with what it holds."""
 
 
+class Denied(StoreUnavailable):
+    """The folder or bucket is there, and this user or identity may not do this with it."""
+
+    def __init__(self, message: str, permission: str, operation: str) -> None:
+        super().__init__(message)
+        self.permission = permission
+        self.operation = operation
+
+
 class NotFound(StoreError):
     """The store holds nothing of that name."""
 

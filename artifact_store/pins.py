@@ -58,7 +58,8 @@ class Pins:
         path = pin_path(name)
         stat = self._backend.stat(path)
         if stat is None:
-            raise NotFound(f"there is no pin {name} in {self._backend.url}")
+            others = ", ".join(pin.name for pin in self.all()) or "none"
+            raise NotFound(f"there is no pin {name} in {self._backend.url}; it has {others}")
         self._backend.remove(Found(path, stat.size, stat.tag, stat.modified))
 
     def all(self) -> list[Pin]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from artifact_store.backends.protocol import Backend, Payload
 from artifact_store.blobs import GRACE, PUBLISH_AGAIN, Blobs
 from artifact_store.canonical import parse_canonical_json
-from artifact_store.difference import ManifestDifference
 from artifact_store.documents import Blob
 from artifact_store.errors import (
     Conflict,
@@ -78,7 +77,7 @@ class Store:
     def find(self, request_key: str) -> Published | None:
         """The artifact that answers a key, its manifest verified; blobs are verified when they are read."""
         # What is not a key answers nothing; least of all may it be taken for a path.
-        record = self._record(request_key) if is_key(request_key) else None
+        record = self._sought(request_key) if is_key(request_key) else None
         return self._published(record, self._manifest(record)) if record else None
 
     def list(self, report: Report = unheard) -> Sequence[Published]:
@@ -110,7 +109,7 @@ class Store:
         return f"{self.url}/{path}"
 
     def _insist_on_blobs(self, manifest: Manifest) -> None:
-        for blob, fault in self.blobs.settle(manifest.blobs()):
+        for blob, fault in self.blobs.settle(manifest.blobs(), sent_by_us=True):
             raise Incomplete(
                 f"cannot publish {manifest.model.id}: blob {blob.sha256} of {blob.size} bytes {fault} in "
                 f"{self.url}; put every blob before the manifest that names it"
@@ -125,9 +124,15 @@ class Store:
     def _refuse_other(self, stored: ActionRecord | None, offered: Manifest, document: Payload) -> None:
         if stored is None or stored.manifest.sha256 == document.sha256:
             return
+        from artifact_store.difference import ManifestDifference
+
         self.blobs.keep(document)  # until it is collected, so that `store diff` can tell all of it
         how = ManifestDifference.between(self._manifest(stored), offered).in_short()
         raise Conflict(f"request key {stored.request_key}", stored.manifest.sha256, document.sha256, self.url, how)
+
+    def _sought(self, request_key: str) -> ActionRecord | None:
+        """The record as a reader may find it; what decides about a write is `_record`."""
+        return self._record(request_key)
 
     def _record(self, request_key: str) -> ActionRecord | None:
         return self.records.read(ActionRecord, action_path(request_key))

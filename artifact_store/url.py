@@ -16,7 +16,7 @@ from artifact_store.transfer.tier import DEFAULT_LIMIT, Tier
 
 _FILE: Final = "file://"
 _S3: Final = "s3://"
-_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/*")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
@@ -67,8 +67,8 @@ def _folder(url: str) -> Path:
     path = url.removeprefix(_FILE)
     if not path or not path.isprintable():
         raise BadUrl(url, "names no folder")
-    if path == url and _SCHEME.match(url):
-        raise BadUrl(url, f"has the unknown scheme {url.partition(':')[0]!r}")
+    if path == url and (scheme := _SCHEME.match(url)):
+        raise BadUrl(url, f"starts with {scheme[0]!r}, which is no kind of store")
     try:
         return Path(path).expanduser()
     except RuntimeError as error:

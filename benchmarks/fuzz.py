@@ -1,4 +1,4 @@
-"""Feeds every reader of the store's formats what a coverage-guided fuzzer makes up: typed errors only, no hang.
+"""Feeds every reader of formats and programs what a coverage-guided fuzzer makes up: typed errors only, no hang.
 
     python benchmarks/fuzz.py [--runs N] [--only NAME]
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 RUNS = 100_000
-LONGEST = 4096  # bytes of an input
+LONGEST = 4096  # bytes of an input, or of twice its example
 HANG = 5  # seconds for one input
 _DONE = re.compile(r"Done (\d+) runs in (\d+) second")
 
@@ -35,9 +35,11 @@ def main() -> int:
         return 2
     if args.here:
         return fuzz(args.only, args.runs)
+    from tests.executable.parsers import parsers as executables
     from tests.faults.parsers import parsers
+    from tests.isa.parsers import parsers as programs
 
-    names = [args.only] if args.only else list(parsers())
+    names = [args.only] if args.only else [*parsers(), *executables(), *programs()]
     total = sum(in_a_process(name, args.runs) for name in names)
     print(f"{total:,} inputs, {len(names)} readers: typed errors only")
     return 0
@@ -57,21 +59,26 @@ def in_a_process(name: str, runs: int) -> int:
 
 def fuzz(name: str, runs: int) -> int:
     atheris = import_module("atheris")
-    with atheris.instrument_imports(include=["artifact_store"]):
+    with atheris.instrument_imports(include=["artifact_store", "emulator"]):
         from artifact_store.errors import InvalidDocument
+        from emulator.errors import ExecutableInvalid
+        from emulator.isa.scan import TextInvalid
+        from tests.executable.parsers import parsers as executables
         from tests.faults.parsers import parsers
-    parser = parsers()[name]
+        from tests.isa.parsers import parsers as programs
+    parser = {**parsers(), **executables(), **programs()}[name]
 
     def one(data: bytes) -> None:
         try:
             parser.read(data)
-        except InvalidDocument:
+        except (InvalidDocument, ExecutableInvalid, TextInvalid):
             return
 
+    longest = max(LONGEST, 2 * len(parser.example))
     with tempfile.TemporaryDirectory() as corpus:
         (Path(corpus) / "example").write_bytes(parser.example)
         os.chdir(corpus)  # where a crash would leave its input
-        options = [f"-runs={runs}", f"-timeout={HANG}", f"-max_len={LONGEST}", "-rss_limit_mb=1024"]
+        options = [f"-runs={runs}", f"-timeout={HANG}", f"-max_len={longest}", "-rss_limit_mb=1024"]
         atheris.Setup([sys.argv[0], *options, corpus], one)
         atheris.Fuzz()
     return 0

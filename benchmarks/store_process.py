@@ -3,6 +3,7 @@
 python benchmarks/store_process.py publish FOLDER URL | boto3-up FOLDER URL | boto3-down URL FOLDER | make-bucket NAME
 """
 
+import mmap
 import os
 import re
 import signal
@@ -78,18 +79,19 @@ def _memory(pid: int) -> int:
 def publish(folder: str, url: str) -> None:
     """Each file as one tensor of an artifact, by the way that a build takes."""
     from artifact_store import open_store
-    from artifact_store.backends.files import chunks_of
-    from artifact_store.backends.protocol import Payload
+    from artifact_store.backends.protocol import CHUNK
     from artifact_store.canonical import canonical_json
-    from artifact_store.digest import sha256_of_chunks
-    from artifact_store.documents import Blob
     from artifact_store.manifest import Manifest, ModelRef, Tensor
 
     store = open_store(url)
 
     def keep(path: Path) -> Tensor:
-        digest = sha256_of_chunks(chunks_of(path.open("rb", buffering=0)))
-        blob: Blob = store.blobs.keep(Payload(digest, path.stat().st_size, path))
+        # As a build has its tensors: small ones in memory, large ones mapped into it.
+        if path.stat().st_size <= CHUNK:
+            blob = store.put_blob(path.read_bytes())
+        else:
+            with path.open("rb") as file:
+                blob = store.put_blob(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
         return Tensor(name=path.name, dtype="uint8", shape=(blob.size,), blob=blob, pack=None)
 
     weights = tuple(store.backend.each(keep, sorted(Path(folder).iterdir())))

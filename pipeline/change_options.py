@@ -1,12 +1,11 @@
 """What `promote` and `rollback` share: who, why and where, and what is said when it is done."""
 
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pipeline.options import config_option, store_option
+from pipeline.options import ACTOR, REASON, Label, config_option, store_option
 from pipeline.output import Console
 from pipeline.signing import key_option
 
@@ -16,23 +15,10 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class ChannelName(click.ParamType[str]):
-    """A name that can be a channel's."""
-
-    name = "NAME"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not re.fullmatch("[a-z0-9][a-z0-9-]{0,62}", str(value)):
-            self.fail(
-                f"{value!r} is no channel's name: 1 to 63 of a-z, 0-9 and -, of which the first is no -", param, ctx
-            )
-        return str(value)
-
-
 _OPTIONS = (
-    click.option("--channel", type=ChannelName(), required=True, help="The channel to change."),
-    click.option("--reason", default="", metavar="TEXT", help="Why, for whoever reads the log."),
-    click.option("--actor", metavar="TEXT", help="Who, for whoever reads the log.  [default: see above]"),
+    click.option("--channel", type=Label("channel"), required=True, help="The channel to change."),
+    click.option("--reason", type=REASON, default="", help="Why, for whoever reads the log."),
+    click.option("--actor", type=ACTOR, help="Who, for whoever reads the log.  [default: see above]"),
     key_option,
     store_option,
     config_option,

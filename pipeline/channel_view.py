@@ -49,7 +49,8 @@ class ChannelView:
         if wanted is None:
             return known
         if wanted not in known:
-            hint = did_you_mean(wanted, known) or (f"; it has {', '.join(known)}" if known else ", which has none yet")
+            others = f"; it has {', '.join(known)}" if known else ", which has none yet; nxpipe promote makes one"
+            hint = did_you_mean(wanted, known) or others
             raise NotFound(f"there is no channel {wanted!r} in {self.store.url}{hint}")
         return [wanted]
 
@@ -64,4 +65,4 @@ class ChannelView:
 
     def signers(self, channel: str, served: Served) -> list[str]:
         """Who has signed an artifact, of those whose word counts on the channel now."""
-        return self.policy.signers(self.store, served.manifest.sha256, channel, time.time())
+        return self.policy.signers(self.store, served.manifest.sha256, channel, self.store.backend.now())

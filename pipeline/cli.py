@@ -2,17 +2,15 @@
 
 import importlib
 import os
-import signal
 import sys
 from collections.abc import Mapping
-from types import FrameType
 from typing import Any, NoReturn
 
 import click
 
 from pipeline import exit_codes
+from pipeline.interrupts import heed_interrupts, unwound
 from pipeline.output import Console
-from pipeline.suggest import did_you_mean
 
 # name -> (where it lives, one line for `nxpipe --help`). The line is here so that a listing imports no command.
 COMMANDS = {
@@ -21,6 +19,7 @@ COMMANDS = {
     "check": ("pipeline.commands.check:check", "Say all that stands between a model and a target, without weights."),
     "completion": ("pipeline.commands.completion:completion", "Print a shell completion script."),
     "config": ("pipeline.commands.config:config", "Check, show or describe nxpipe.toml."),
+    "dis": ("pipeline.commands.dis:dis", "Print an executable's program as text, or what it adds up to."),
     "doctor": ("pipeline.commands.doctor:doctor", "Say what is installed, what is missing for which command."),
     "explain": ("pipeline.commands.explain:explain", "Print a model's programs after one of the compiler's passes."),
     "init": ("pipeline.commands.init:init", "Write nxpipe.toml and a release workflow into a repository."),
@@ -76,6 +75,8 @@ class Group(_ShortHelp, click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            from pipeline.suggest import did_you_mean
+
             known = self.list_commands(ctx)
             hint = did_you_mean(args[0], known) or f"; there are {', '.join(known)}"
             raise click.UsageError(f"there is no command {args[0]!r}{hint}", ctx)
@@ -119,24 +120,23 @@ def cli() -> None:
 cli.params.extend(_common_options())
 
 
-def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
-    """SIGTERM unwinds like any exit, so that temporary files are removed."""
-    raise SystemExit(exit_codes.TERMINATED.number)
-
-
 def main() -> NoReturn:
     """The console script."""
-    signal.signal(signal.SIGTERM, _terminate)
-    console = Console()
+    heed_interrupts()
+    console, stdout = Console(), sys.stdout
     try:
         code = cli.main(prog_name="nxpipe", obj=console, standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        _drop_stdout()
-        code = exit_codes.PIPE_CLOSED.number
+        code = _reader_left()
+    except SystemExit:
+        if sys.stdout is stdout:
+            raise
+        code = _reader_left()  # for which click has put another in its place, and exit code 1
     except (click.Abort, KeyboardInterrupt):
-        click.echo("\nInterrupted; nothing half-written is left behind.", err=True)
+        click.echo("Interrupted; nothing half-written is left behind.", err=True)
         code = exit_codes.INTERRUPTED.number
+        unwound(code)
     except click.exceptions.NoArgsIsHelpError as bare:
         click.echo(bare.format_message(), err=True)
         code = exit_codes.USAGE.number
@@ -173,6 +173,7 @@ def _sentence(error: Exception) -> str:
     return str(error)
 
 
-def _drop_stdout() -> None:
-    """Python flushes stdout at exit; let that go nowhere when the reader has left."""
+def _reader_left() -> int:
+    """Python flushes stdout at exit; let that go nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return exit_codes.PIPE_CLOSED.number

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections import deque
@@ -68,7 +69,8 @@ class Progress:
             click.echo(json.dumps(figures), err=True)
         elif self._live:
             filled = _BAR * min(self._done, self._total) // self._total if self._total else _BAR
-            click.echo(f"\r  [{'#' * filled:{_BAR}}] {self._words(rate, left)}\033[K", nl=False, err=True)
+            bar = f"  [{'#' * filled:{_BAR}}] "
+            click.echo(f"\r{_in_one_row(bar, self._words(rate, left))}\033[K", nl=False, err=True)
         else:
             self._console.say(f"  {self._words(rate, left)}")
 
@@ -83,6 +85,12 @@ class Progress:
 def watching(console: Console, title: str, total: int) -> Iterator[Sent]:
     with Progress(console, title, total) as progress:
         yield progress.sent
+
+
+def _in_one_row(bar: str, words: str) -> str:
+    """What wraps cannot be written over: on a narrow terminal the words go without the bar, as far as they fit."""
+    room = shutil.get_terminal_size().columns - 1
+    return bar + words if len(bar + words) <= room else f"  {words}"[:room]
 
 
 def _duration(seconds: float) -> str:

@@ -1,7 +1,6 @@
 """From `[signing]` of nxpipe.toml to keys and rules. The cryptography is imported when there is something to check."""
 
 import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import click
 from artifact_store.errors import Refused
 
 if TYPE_CHECKING:
+    from artifact_store import Store
     from artifact_store.channel.change import Sign
     from artifact_store.trust.keys import PublicKey, Signer
     from artifact_store.trust.policy import Policy, TrustedKey
@@ -49,14 +49,14 @@ def chosen_signer(typed: str | None, config: "Config", folder: Path) -> "Signer"
     return signer
 
 
-def author_signature(typed: str | None, config: "Config", folder: Path, channel: str) -> "Sign | None":
+def author_signature(typed: str | None, config: "Config", folder: Path, channel: str, store: "Store") -> "Sign | None":
     """How a change of a channel is signed: where the channel asks for it, or a key was typed."""
     if typed is None and channel not in config.signing.require:
         return None
     from artifact_store.trust.policy import signing_with
 
     signer, policy = chosen_signer(typed, config, folder), signing_policy(config, folder)
-    if policy and channel in policy.required and not policy.trusts(signer.public, channel, time.time()):
+    if policy and channel in policy.required and not policy.trusts(signer.public, channel, store.backend.now()):
         raise Refused(
             f"key {signer.public.key_id} may not sign for channel {channel}, so nobody would believe this change; "
             "use a key that [[signing.trusted]] of nxpipe.toml names for it"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from artifact_store import Store
     from artifact_store.transfer.remembered import Remembered
-    from pipeline.config.sections import Store as Section
+    from pipeline.config.store import Store as Section
     from pipeline.output import Console
 
 VARIABLE = "NXPIPE_STORE_URL"
@@ -15,8 +15,8 @@ VARIABLE = "NXPIPE_STORE_URL"
 
 def store_url(option: str | None, config_path: Path) -> str:
     """A relative folder of the file starts at the file; one that was typed, or set in the environment, where we are."""
-    typed = option or os.environ.get(VARIABLE)
-    if typed:
+    typed = _typed(option)
+    if typed is not None:
         return typed
     from artifact_store.url import anchored
 
@@ -31,7 +31,7 @@ def open_the_store(option: str | None, config_path: Path, console: "Console") ->
     from artifact_store.url import anchored, is_remote, open_store
 
     url = store_url(option, config_path)
-    if _was_typed(option) and not is_remote(url):
+    if _typed(option) is not None and not is_remote(url):
         return open_store(url)
     section = _section(config_path)
     if url != anchored(section.url, config_path.parent):
@@ -66,16 +66,16 @@ def what_is_remembered(option: str | None, config_path: Path) -> "Remembered | N
     return Remembered(_cache(_section(config_path), config_path), url) if is_remote(url) else None
 
 
-def _was_typed(option: str | None) -> bool:
-    return bool(option or os.environ.get(VARIABLE))
+def _typed(option: str | None) -> str | None:
+    """An empty option is a variable of somebody's shell that is not set, and must not mean another store."""
+    return option if option is not None else os.environ.get(VARIABLE) or None
 
 
 def _section(config_path: Path) -> "Section":
     """What the file says; a URL in the environment has taken no part in the rest of it."""
-    from pipeline.config import load_config
+    from pipeline.config import load_store_section
 
-    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
-    return load_config(config_path, environment, missing_ok=True).store
+    return load_store_section(config_path, {name: value for name, value in os.environ.items() if name != VARIABLE})
 
 
 def _cache(section: "Section", config_path: Path) -> Path:

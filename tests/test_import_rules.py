@@ -87,7 +87,9 @@ LIGHT = {
     "artifact_store.channel.change": ("torch", "transformers", "boto3", "numpy", "cryptography"),
     "emulator.hardware": ("torch", "transformers", "boto3", "numpy", "pydantic"),
     "pipeline.build": ("torch", "transformers", "boto3", "numpy"),
-    "pipeline.config": ("torch", "transformers", "boto3", "numpy"),
+    "pipeline.config.load": ("torch", "transformers", "boto3", "numpy"),
+    "pipeline.config.reference": ("torch", "transformers", "boto3", "numpy"),
+    "pipeline.config.store_alone": ("torch", "transformers", "boto3", "numpy", "emulator"),
 }
 
 

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import IO, Final
 
 from artifact_store.backends.protocol import CHUNK, Payload
-from artifact_store.errors import StoreUnavailable
+from artifact_store.errors import Denied, StoreUnavailable
 
+_FORBIDDEN: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 _WAY_OUT: Final = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room for it"),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make the folder writable for this user"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "make it readable and writable for this user"),
+    errno.EROFS: "make the folder writable for this user",
     **dict.fromkeys((errno.ENOTDIR, errno.EISDIR), "move away what stands in its place"),
 }
 
@@ -30,9 +32,10 @@ def os_errors(doing: str) -> Iterator[None]:
         yield
     except OSError as error:
         way_out = _WAY_OUT.get(error.errno or 0, "mend that")
-        raise StoreUnavailable(
-            f"cannot {doing}: {error.strerror or error}; {way_out}, or use another store; a retry is safe"
-        ) from error
+        sentence = f"cannot {doing}: {error.strerror or error}; {way_out}, or name another place; a retry is safe"
+        if error.errno in _FORBIDDEN:
+            raise Denied(sentence, f"permission to {doing.partition(' ')[0]}", doing) from error
+        raise StoreUnavailable(sentence) from error
 
 
 class NewFile:
@@ -135,7 +138,7 @@ def chunks_of(file: IO[bytes], size: int | None = None) -> Iterator[bytes]:
             yield chunk
 
 
-def flush_to_disk(path: Path) -> None:
+def flush_to_disk(path: str | Path) -> None:
     """fsync of a file or a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

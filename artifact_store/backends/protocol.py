@@ -38,18 +38,33 @@ def in_turn(sent: Sent) -> Sent:
 
 @dataclass(frozen=True)
 class Payload:
-    """Bytes to be stored, with their digest. A file as source is left where it is."""
+    """Bytes to be stored, with their digest. A file as source is left where it is.
+
+    `parts` are the digests of the parts in which a backend will send them, where it has hashed both together.
+    """
 
     sha256: str
     size: int
     source: memoryview | Path
+    parts: tuple[bytes, ...] = ()
 
     @classmethod
     def of(cls, data: bytes | memoryview) -> "Payload":
         """`data` may have any shape, as an array's buffer has; what counts is its bytes."""
         view = memoryview(data)
         flat = view.cast("B") if view.nbytes else memoryview(b"")
+        if flat.nbytes <= CHUNK and not _is_constant(flat):
+            flat = memoryview(flat.tobytes())
         return cls(sha256_hex(flat), flat.nbytes, flat)
+
+    @property
+    def constant(self) -> memoryview | None:
+        """The bytes if nobody can change them any more, so that what is written needs no second look."""
+        return self.source if isinstance(self.source, memoryview) and _is_constant(self.source) else None
+
+
+def _is_constant(view: memoryview) -> bool:
+    return type(view.obj) is bytes
 
 
 @dataclass(frozen=True)
@@ -84,6 +99,13 @@ class Backend(Protocol):
     def scratch_folder(self) -> Path:
         """Where a file is best written that is to become an object."""
 
+    @property
+    def sent_unasked_below(self) -> int:
+        """Bytes from which on an object is worth a look, whether it is there, before it is sent."""
+
+    def hashed(self, data: bytes | memoryview) -> Payload:
+        """These bytes, with every digest that storing them here takes."""
+
     def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = nobody) -> bool:
         """Store an object, whole or not at all, unless the path is taken. True: this call made it.
 
@@ -104,11 +126,21 @@ class Backend(Protocol):
     def stat(self, path: str) -> Stat | None:
         """None when there is no such object."""
 
+    def has_just_proved(self, path: str, sha256: str, size: int) -> bool:
+        """Whether a look would tell nothing new.
+
+        True: less than an hour ago this backend itself made the object, and its keeper answered with the digest that it
+        had computed of the bytes that it kept, which was this one.
+        """
+
     def paths(self, prefix: str) -> Sequence[str]:
         """Every object directly below a prefix that ends in `/`."""
 
     def walk(self, prefix: str) -> Iterator[Found]:
-        """Every object at any depth below a prefix that is empty or ends in `/`, in the order of their paths."""
+        """Every object at any depth below a prefix that is empty or ends in `/`, in the order of their paths.
+
+        `StoreUnavailable` comes after all that could be listed.
+        """
 
     def touch(self, path: str) -> bool:
         """Make an object young, with the same bytes. False: it is gone."""

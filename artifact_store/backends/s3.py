@@ -2,6 +2,7 @@
 
 import secrets
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -29,26 +30,41 @@ from artifact_store.backends.s3_faults import (
     unknown,
 )
 from artifact_store.backends.s3_multipart import PartsUploader
-from artifact_store.backends.s3_parts import IN_PARTS_ABOVE, MAX_BLOB_BYTES, WRITE_ID, proven_sha256, spelled
+from artifact_store.backends.s3_parts import (
+    IN_PARTS_ABOVE,
+    MAX_BLOB_BYTES,
+    WRITE_ID,
+    hashed_in_parts,
+    proven_sha256,
+    spelled,
+)
 from artifact_store.backends.s3_probes import s3_probes
+from artifact_store.backends.s3_quick import Quick
 from artifact_store.digest import sha256_of_chunks
 from artifact_store.errors import Changed, StoreUnavailable, TooLarge
 
 T = TypeVar("T")
 R = TypeVar("R")
 
+_PROOF_HOLDS: Final = 3600.0  # seconds; nothing that young is collected
 MAX_COPY_BYTES: Final = 5 * 1024**3  # by one CopyObject
 
 
 class Bucket:
     """Objects are S3 objects below a prefix; creating one is a conditional PUT."""
 
+    sent_unasked_below = 256 * 1024 + 1  # they take no longer than a look
+
     def __init__(self, bucket: str, prefix: str, client: Any, options: S3Options = DEFAULT) -> None:
-        self._place = Place(client, bucket, f"{prefix}/" if prefix else "", options)
+        self._place = Place(client, bucket, f"{prefix}/" if prefix else "", options, Quick(client))
         self._uploader = PartsUploader(self._place)
         self._clock = Clock(self._time_of_an_answer)
+        self._proved: dict[str, tuple[str, int, float]] = {}  # by path: digest, size, when
         self.url = self._place.url
         self.scratch_folder = Path(tempfile.gettempdir())
+
+    def hashed(self, data: bytes | memoryview) -> Payload:
+        return hashed_in_parts(data) if memoryview(data).nbytes > IN_PARTS_ABOVE else Payload.of(data)
 
     def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = nobody) -> bool:
         """S3 answers when the object is durable, whether or not that was asked for."""
@@ -64,6 +80,8 @@ class Bucket:
                     raise unavailable(error, self._writing(path)) from error
                 holder = self._holder(path, error)
                 if holder is not None:
+                    if payload.size <= CHUNK:  # of larger ones all has been told that went out
+                        sent(payload.size)
                     return holder == write_id
                 if not is_refused(error):
                     raise unavailable(error, self._writing(path)) from error
@@ -72,7 +90,12 @@ class Bucket:
             "an object; a retry is safe"
         )
 
+    def has_just_proved(self, path: str, sha256: str, size: int) -> bool:
+        proof = self._proved.get(path)
+        return proof is not None and proof[:2] == (sha256, size) and time.monotonic() - proof[2] < _PROOF_HOLDS
+
     def replace(self, path: str, payload: Payload, *, sent: Sent = nobody) -> None:
+        self._proved.pop(path, None)
         if self._in_parts(path, payload):
             self._uploader.store(path, payload, sent, overwrite=True)
             return
@@ -129,6 +152,7 @@ class Bucket:
         Naming the version protects one that is made meanwhile. Without versions only the ETag can be named, which a
         copy of the same bytes shares.
         """
+        self._proved.pop(found.path, None)
         head = self._place.head(found.path)
         if head is None or listing.tag_of(head) != found.tag:
             return False
@@ -160,8 +184,11 @@ class Bucket:
             return list(pool.map(function, items))
 
     def _time_of_an_answer(self) -> float:
-        with self._place.faults("ask the time of", ""):
+        try:
             answer = self._place.client.head_bucket(Bucket=self._place.bucket)
+        except FAULTS as error:
+            reason = self._place.reason(error, "list_objects_v2", Prefix=self._place.prefix, MaxKeys=1)
+            raise unavailable(reason, f"ask the time of {self.url}") from error
         date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
         if date is None:
             raise StoreUnavailable(
@@ -181,18 +208,19 @@ class Bucket:
         return payload.size > IN_PARTS_ABOVE
 
     def _put(self, path: str, payload: Payload, write_id: str, sent: Sent, **conditions: str) -> None:
+        checksum = spelled(bytes.fromhex(payload.sha256))
         with opened(payload, sent) as source:
             # Small ones as bytes: before a file object's the client waits a round trip, to hear if they are wanted.
             small = payload.size <= CHUNK
             body = source.at(0, payload.size) if small else Window(source, 0, payload.size)
             try:
-                self._place.ask(
+                answer = self._place.ask(
                     "put_object",
                     path,
                     Body=body,
                     ContentLength=payload.size,
                     ChecksumAlgorithm="SHA256",
-                    ChecksumSHA256=spelled(bytes.fromhex(payload.sha256)),
+                    ChecksumSHA256=checksum,
                     Metadata={WRITE_ID: write_id},
                     **conditions,
                     **self._place.options.encryption,
@@ -201,6 +229,8 @@ class Bucket:
                 raise source.changed() from None
             if small:
                 sent(payload.size)
+        if answer.get("ChecksumSHA256") == checksum:
+            self._proved[path] = (payload.sha256, payload.size, time.monotonic())
 
     def _holder(self, path: str, cause: Fault) -> str | None:
         """The write-id of the object that is there: who won. None when there is no object."""
@@ -284,3 +314,5 @@ def connect(bucket: str, prefix: str, options: S3Options = DEFAULT) -> Bucket:
         return Bucket(bucket, prefix, s3_client(options), options)
     except FAULTS as error:
         raise unavailable(error, f"open s3://{bucket}") from error
+    except ValueError as error:  # the SDK's word for an AWS_ENDPOINT_URL that is none
+        raise StoreUnavailable(f"cannot open s3://{bucket}: {error}; mend AWS_ENDPOINT_URL") from error

@@ -6,7 +6,18 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from artifact_store.backends.s3_body import Window
-from artifact_store.backends.s3_faults import ATTEMPTS, FAULTS, attempts, is_absent, is_garbled, unavailable
+from artifact_store.backends.s3_faults import (
+    ATTEMPTS,
+    FAULTS,
+    Fault,
+    attempts,
+    is_absent,
+    is_garbled,
+    is_nameless,
+    refuse_redirects,
+    unavailable,
+)
+from artifact_store.backends.s3_quick import Quick
 
 
 @dataclass(frozen=True)
@@ -50,7 +61,9 @@ def s3_client(options: S3Options = DEFAULT) -> Any:
         response_checksum_validation="when_required",
         s3={"addressing_style": options.addressing, "payload_signing_enabled": False},
     )
-    return Session().create_client("s3", endpoint_url=options.endpoint, config=config)
+    client = Session().create_client("s3", endpoint_url=options.endpoint, config=config)
+    client.meta.events.register_first("needs-retry.s3", refuse_redirects)
+    return client
 
 
 @dataclass(frozen=True)
@@ -60,7 +73,8 @@ class Place:
     client: Any = field(repr=False)
     bucket: str
     prefix: str
-    options: S3Options = DEFAULT
+    options: S3Options
+    quick: Quick = field(repr=False)
 
     @property
     def url(self) -> str:
@@ -74,14 +88,17 @@ class Place:
 
     def ask(self, operation: str, path: str, **parameters: Any) -> dict[str, Any]:
         """One request about one object. The client repeats what failed on the way, this what arrived garbled."""
-        body = parameters.get("Body")
+        body, key = parameters.get("Body"), self.key(path)
+
+        def by_the_client() -> dict[str, Any]:
+            if isinstance(body, Window):
+                body.seek(0)
+            answer: dict[str, Any] = getattr(self.client, operation)(Bucket=self.bucket, Key=key, **parameters)
+            return answer
+
         for attempt in attempts():
             try:
-                if isinstance(body, Window):
-                    body.seek(0)
-                call = getattr(self.client, operation)
-                answer: dict[str, Any] = call(Bucket=self.bucket, Key=self.key(path), **parameters)
-                return answer
+                return self.quick.ask(operation, key, parameters) or self.quick.watch(key, by_the_client)
             except FAULTS as error:
                 if not is_garbled(error) or attempt == ATTEMPTS - 1:
                     raise
@@ -94,7 +111,17 @@ class Place:
         except FAULTS as error:
             if is_absent(error):
                 return None
-            raise unavailable(error, f"look up {self.where(path)}") from error
+            reason = self.reason(error, "get_object", Key=self.key(path), Range="bytes=0-0")
+            raise unavailable(reason, f"look up {self.where(path)}") from error
+
+    def reason(self, error: Fault, operation: str, **parameters: Any) -> Fault:
+        """Why a HEAD was refused, by what a request of the same permission is told."""
+        if is_nameless(error):
+            try:
+                getattr(self.client, operation)(Bucket=self.bucket, **parameters)
+            except FAULTS as told:
+                return told
+        return error
 
     def pages(self, operation: str, **parameters: Any) -> Iterator[dict[str, Any]]:
         yield from self.client.get_paginator(operation).paginate(Bucket=self.bucket, **parameters)

@@ -6,11 +6,11 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from artifact_store.backends.protocol import CHUNK, Payload
-from artifact_store.backends.s3_body import Source
+from artifact_store.backends.protocol import CHUNK, Payload, nobody
+from artifact_store.backends.s3_body import Source, opened
 
 WRITE_ID: Final = "nxpipe-write-id"
 WHOLE: Final = "nxpipe-sha256"
@@ -42,17 +42,25 @@ def stretches(size: int) -> list[tuple[int, int]]:
     return [(start, min(step, size - start)) for start in range(0, size, step)]
 
 
+def hashed_in_parts(data: bytes | memoryview) -> Payload:
+    """The digests of the whole and of its parts: what the parts tie together are then the bytes that have the name."""
+    flat = memoryview(data).cast("B")
+    unnamed = Payload("", flat.nbytes, flat)
+    with opened(unnamed, nobody) as source:
+        whole, parts = _digests(unnamed, source)
+    return replace(unnamed, sha256=whole.hex(), parts=parts)
+
+
 def parts_of(payload: Payload, source: Source) -> list[Part]:
-    """Hash the parts, several at once; and the whole again, since nothing else ties them to the payload's digest."""
-    pieces = stretches(payload.size)
-    with ThreadPoolExecutor(os.cpu_count()) as pool, source.stopping_on_errors():
-        whole = pool.submit(_digest, source, 0, payload.size)
-        digests = list(pool.map(lambda piece: _digest(source, *piece), pieces))
-        if whole.result().hex() != payload.sha256:
+    """By their digests; where those were not taken with the whole's, it too is hashed again, which alone ties them."""
+    digests = payload.parts
+    if not digests:
+        whole, digests = _digests(payload, source)
+        if whole.hex() != payload.sha256:
             raise source.changed()
     return [
         Part(number, start, size, spelled(digest))
-        for number, ((start, size), digest) in enumerate(zip(pieces, digests, strict=True), 1)
+        for number, ((start, size), digest) in enumerate(zip(stretches(payload.size), digests, strict=True), 1)
     ]
 
 
@@ -92,6 +100,14 @@ def proven_sha256(head: Mapping[str, Any]) -> str | None:
     except binascii.Error:
         return None
     return digest.hex() if len(digest) == hashlib.sha256().digest_size else None
+
+
+def _digests(payload: Payload, source: Source) -> tuple[bytes, tuple[bytes, ...]]:
+    """Of the whole and of each part, several at once."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool, source.stopping_on_errors():
+        whole = pool.submit(_digest, source, 0, payload.size)
+        parts = tuple(pool.map(lambda piece: _digest(source, *piece), stretches(payload.size)))
+        return whole.result(), parts
 
 
 def _digest(source: Source, start: int, size: int) -> bytes:

@@ -42,7 +42,10 @@ class Bundled:
 
     @classmethod
     def read(cls, where: Path) -> "Bundled":
-        bundle = open_bundle(where)
+        return cls.of(open_bundle(where))
+
+    @classmethod
+    def of(cls, bundle: Bundle) -> "Bundled":
         try:
             image = _image(bundle)
             manifest = Manifest.from_bytes(_document(bundle, image.manifest, MAX_MANIFEST_BYTES))
@@ -51,7 +54,7 @@ class Bundled:
         except BadBundle:
             raise
         except InvalidDocument as fault:
-            raise BadBundle(where, str(fault)) from fault
+            raise BadBundle(bundle.where, str(fault)) from fault
 
     @property
     def size_bytes(self) -> int:

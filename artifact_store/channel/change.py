@@ -2,19 +2,23 @@
 
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from artifact_store.channel.generation import Generation, Served, Signature, merged
 from artifact_store.channel.log import Appended, ChannelLog
-from artifact_store.documents import written_now
-from artifact_store.errors import NotFound, Refused
+from artifact_store.documents import as_time
+from artifact_store.errors import Corrupt, NotFound, Refused
 from artifact_store.layout import action_path
 from artifact_store.manifest import Manifest
 from artifact_store.pins import Pins
 from artifact_store.record import ActionRecord, Published
 from artifact_store.store import Store
 
+_LONGEST_REASON: Final = 4096  # characters of a document's text
+
 Sign = Callable[[bytes], Signature]
+Doubt = Callable[[Served], str | None]  # why the channel's policy does not let it serve this; None when it does
 
 
 @dataclass(frozen=True)
@@ -30,12 +34,12 @@ class Author:
 class Requirements:
     """What an artifact needs before a channel may serve it.
 
-    `targets`: for each model, those that the channel's fleets run on. `vouched`: whether somebody whom the channel's
-    policy trusts has signed the manifest; None where the policy asks for no signature.
+    `targets`: for each model, those that the channel's fleets run on. `doubt`: None where the policy asks for no
+    signature.
     """
 
     targets: Mapping[str, Collection[str]] = field(default_factory=dict)
-    vouched: Callable[[Published], bool] | None = None
+    doubt: Doubt | None = None
 
 
 def promote(
@@ -61,22 +65,30 @@ def promote(
             _insist_on_targets(state, news, channel, requirements)
             if tip is not None and state == tip.artifacts:
                 return None
-            return _next(channel, tip, author, state, restores=None)
+            return _next(store, channel, tip, author, state, restores=None)
 
         return log.append(follow)
 
 
 def rollback(
-    store: Store, channel: str, author: Author, *, to: int | None = None, expected: int | None = None
+    store: Store,
+    channel: str,
+    author: Author,
+    *,
+    to: int | None = None,
+    expected: int | None = None,
+    doubt: Doubt | None = None,
+    despite: str | None = None,
 ) -> Appended:
     """Bring back the state of an earlier generation: `to`, or the newest one that differs from what is served.
 
     What it brings back is chosen once: of two rollbacks at the same moment the slower one finds its work done.
+    Of that, what is not served now needs the signatures that a promotion would need; `despite` is why not this time.
     """
     log = ChannelLog(store.backend, channel)
     seen = log.tip()
     if seen is None:
-        raise NotFound(f"channel {channel} of {store.url} is empty; there is nothing to roll back")
+        raise NotFound(f"channel {channel} of {store.url} is empty; promote an artifact on it first")
     _insist_on_tip(seen, expected, channel)
     target = _chosen(log, seen, to, store.url) if to is not None else _before(log, seen, store.url)
     for served in target.artifacts:
@@ -88,11 +100,36 @@ def rollback(
 
     def follow(tip: Generation | None) -> Generation | None:
         _insist_on_tip(tip, expected, channel)
-        if tip is not None and tip.artifacts == target.artifacts:
+        served_now = tip.artifacts if tip else ()
+        if served_now == target.artifacts:
             return None
-        return _next(channel, tip, author, target.artifacts, restores=target.origin)
+        news = [served for served in target.artifacts if served not in served_now] if doubt else []
+        by = _vouching(author, [sentence for served in news if (sentence := _doubt(doubt, served, despite))], despite)
+        return _next(store, channel, tip, by, target.artifacts, restores=target.origin)
 
     return log.append(follow)
+
+
+def _doubt(doubt: Doubt | None, served: Served, despite: str | None) -> str | None:
+    """A damaged signature is reported, unless somebody has answered for it."""
+    try:
+        return doubt(served) if doubt else None
+    except Corrupt as error:
+        if despite is None:
+            raise
+        return str(error)
+
+
+def _vouching(author: Author, doubts: Sequence[str], despite: str | None) -> Author:
+    """Whoever brings something back despite the policy says so in the log, where the policy really stood against it."""
+    if not doubts:
+        return author
+    if despite is None:
+        raise Refused(f"{doubts[0]}, or roll back all the same with --despite-policy REASON, which the log will tell")
+    others = f", and {len(doubts) - 1} more are in doubt" if len(doubts) > 1 else ""
+    words = f"despite the signing policy, because {despite} ({doubts[0]}{others})"
+    both = f"{words}; {author.reason}" if author.reason else words
+    return replace(author, reason=both[:_LONGEST_REASON])
 
 
 def _will_stay(store: Store, served: Served) -> bool:
@@ -107,8 +144,14 @@ def _will_stay(store: Store, served: Served) -> bool:
 
 
 def _next(
-    channel: str, tip: Generation | None, author: Author, state: tuple[Served, ...], restores: int | None
+    store: Store,
+    channel: str,
+    tip: Generation | None,
+    author: Author,
+    state: tuple[Served, ...],
+    restores: int | None,
 ) -> Generation:
+    """Dated by the store's clock: whether the author's key had expired is asked of this date."""
     plain = Generation(
         channel=channel,
         generation=tip.generation + 1 if tip else 1,
@@ -118,7 +161,7 @@ def _next(
         restores=restores,
         actor=author.actor,
         reason=author.reason,
-        at=written_now(),
+        at=as_time(store.backend.now()),
         write_id=secrets.token_hex(16),
         signatures=(),
     )
@@ -160,11 +203,8 @@ def _insist_on_artifact(store: Store, one: Published, channel: str, requirements
         raise Refused(
             f"{name} was published without verification of {', '.join(unproved)}; build it again with verification"
         )
-    if requirements.vouched is not None and not requirements.vouched(one):
-        raise Refused(
-            f"channel {channel} takes signed artifacts only, and no key that it trusts has signed {name}; "
-            f"sign it with: nxpipe store sign {name}"
-        )
+    if requirements.doubt is not None and (sentence := requirements.doubt(Served.of(one))):
+        raise Refused(sentence)
 
 
 def _insist_on_targets(

@@ -1,10 +1,10 @@
 """The log of one channel: finding its end, reading it back, and adding to it in a race with others."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from artifact_store.backends.protocol import Backend
+from artifact_store.backends.protocol import Backend, Found
 from artifact_store.channel.generation import Generation, Head
 from artifact_store.documents import parse_document
 from artifact_store.errors import Corrupt, InvalidDocument, StoreUnavailable
@@ -94,4 +94,10 @@ class ChannelLog:
 
 def channels(backend: Backend) -> list[str]:
     """The names of all channels, in order."""
-    return sorted({found.path.split("/")[1] for found in backend.walk(CHANNELS) if found.path.count("/") >= 2})
+    return channels_among(backend.walk(CHANNELS))
+
+
+def channels_among(listed: Iterable[Found]) -> list[str]:
+    """Those that have an object in a listing."""
+    paths = [found.path for found in listed if found.path.startswith(CHANNELS)]
+    return sorted({path.split("/")[1] for path in paths if path.count("/") >= 2})

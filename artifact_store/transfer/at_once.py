@@ -1,7 +1,6 @@
 """Many objects at a time: as many as their size leaves sense in."""
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from artifact_store.documents import Blob
@@ -24,6 +23,8 @@ def at_once(function: Callable[[T], None], items: Iterable[tuple[T, Blob]]) -> N
             for item in group:
                 function(item)
             continue
+        from concurrent.futures import ThreadPoolExecutor
+
         pool = ThreadPoolExecutor(streams)
         try:
             for done in [pool.submit(function, item) for item in group]:

@@ -8,7 +8,6 @@ every byte is hashed before the file gets its name.
 import hashlib
 import os
 import secrets
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -107,7 +106,7 @@ def _name(name: str, owner: str) -> str:
 
 
 def _machine() -> str:
-    return sha256_hex(socket.gethostname().encode())[:12]
+    return sha256_hex(os.uname().nodename.encode())[:12]
 
 
 def _abandoned(folder: Path, name: str) -> Iterator[Path]:
@@ -133,6 +132,6 @@ def _is_dead(owner: str) -> bool:
 
 def _untouched(path: Path) -> float:
     try:
-        return time.time() - path.stat().st_mtime
+        return time.time() - path.stat().st_ctime  # a finished one has been dated back
     except FileNotFoundError:
         return 0.0

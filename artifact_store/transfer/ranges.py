@@ -2,13 +2,12 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from threading import Event, Lock
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from artifact_store.backends.files import Scratch, scratch
 from artifact_store.backends.protocol import Backend, Sent, nobody
@@ -17,6 +16,9 @@ from artifact_store.documents import Blob
 from artifact_store.errors import Changed, Corrupt, NotFound
 from artifact_store.layout import blob_path
 from artifact_store.transfer.partial import Partial, partial
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 IN_RANGES_ABOVE: Final = 64 * 1024**2
 RANGE: Final = 32 * 1024**2
@@ -136,6 +138,8 @@ def _join(file: Partial, piece: Piece, place: Backend, sent: Sent) -> None:
 
 def _fetch(file: Partial, piece: Piece, place: Backend, sent: Sent) -> str:
     """Get the missing ranges, several at once and the first ones first; the digest of the whole follows behind."""
+    from concurrent.futures import ThreadPoolExecutor  # takes a while, and a hit needs none
+
     hasher = hashlib.sha256()
     stopped = Event()
     with ThreadPoolExecutor(STREAMS) as pool:

@@ -9,7 +9,7 @@ from artifact_store.backends.protocol import Backend, Sent, nobody
 from artifact_store.blobs import Blobs
 from artifact_store.documents import Blob
 from artifact_store.index.segments import Report, unheard
-from artifact_store.layout import action_path, is_key
+from artifact_store.layout import action_path
 from artifact_store.record import ActionRecord, Published
 from artifact_store.records import Records
 from artifact_store.store import Store
@@ -62,7 +62,7 @@ class BlobsFromAfar(Blobs):
             super().copy_to(blob, path, sent)
 
     def copy_into(self, blob: Blob, descriptor: int, offsets: Sequence[int], sent: Sent = nobody) -> None:
-        with self.open(blob, sent) as file, os_errors(f"write a copy of blob {blob.sha256}"):
+        with self.open(blob, sent) as file:
             for offset in offsets:
                 copy_into(descriptor, file, offset)
 
@@ -99,13 +99,9 @@ class StoreFromAfar(Store):
         self.blobs = blobs
         self.sources = sources
 
-    def find(self, request_key: str) -> Published | None:
-        """Not by `_record`: what decides about a write is read from the store alone."""
-        if not is_key(request_key):
-            return None
+    def _sought(self, request_key: str) -> ActionRecord | None:
         path = action_path(request_key)
-        record = self.sources.first(path, lambda place: Records(place).read(ActionRecord, path))
-        return self._published(record, self._manifest(record)) if record else None
+        return self.sources.first(path, lambda place: Records(place).read(ActionRecord, path))
 
     def list(self, report: Report = unheard) -> Sequence[Published]:
         found = self.sources.first("the listing", lambda place: Store(place).list(report))

@@ -124,5 +124,6 @@ class Tier:
     def _forget_old_partials(self) -> None:
         for path in self.partial.glob(".*.part"):
             with suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > _KEPT_PARTIAL:
+                # Not when it was modified: a finished one is dated back before it gets its name.
+                if time.time() - path.stat().st_ctime > _KEPT_PARTIAL:
                     path.unlink()

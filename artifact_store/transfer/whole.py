@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -42,6 +41,8 @@ class Whole:
         """By its bytes, whoever wrote them."""
         if os.fstat(descriptor).st_size != self.size or os.pread(descriptor, len(self.head), 0) != self.head:
             return False
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             return all(pool.map(lambda piece: _is_there(descriptor, piece), self.pieces))
 

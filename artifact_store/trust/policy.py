@@ -1,13 +1,10 @@
 """Whose word counts for which channel."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from artifact_store.channel.change import Sign
-from artifact_store.channel.generation import Generation, Signature
+from artifact_store.channel.change import Doubt, Sign
+from artifact_store.channel.generation import Generation, Served, Signature
 from artifact_store.documents import seconds_since_1970
-from artifact_store.errors import Refused
-from artifact_store.record import Published
 from artifact_store.store import Store
 from artifact_store.trust.keys import PublicKey, Signer, as_base64, from_base64
 from artifact_store.trust.signatures import Signatures
@@ -43,21 +40,26 @@ class Policy:
         signed = Signatures(store)
         return [name for name, key in keys.items() if signed.by(key, manifest_digest) is not None]
 
-    def judge(self, store: Store, channel: str) -> Callable[[Published], bool] | None:
-        """What a promotion asks of each artifact; None for a channel that takes unsigned ones too."""
+    def judge(self, store: Store, channel: str) -> Doubt | None:
+        """What is asked of each artifact before a channel serves it; None for one that takes unsigned ones too."""
         if channel not in self.required:
             return None
 
-        def vouched(one: Published) -> bool:
-            names = self.signers(store, one.manifest_digest, channel, store.backend.now())
-            if names and len(names) < self.threshold:
-                raise Refused(
-                    f"channel {channel} asks for {self.threshold} signatures, and {one.model_id}@"
-                    f"{one.request_key[:12]} has that of {', '.join(names)} only; have it signed by one more"
+        def doubt(one: Served) -> str | None:
+            names = self.signers(store, one.manifest.sha256, channel, store.backend.now())
+            if len(names) >= self.threshold:
+                return None
+            if names:
+                return (
+                    f"channel {channel} asks for {self.threshold} signatures, and {one.name} has that of "
+                    f"{', '.join(names)} only; have it signed by one more"
                 )
-            return bool(names)
+            return (
+                f"channel {channel} takes signed artifacts only, and no key that it trusts has signed {one.name}; "
+                f"sign it with: nxpipe store sign {one.name}"
+            )
 
-        return vouched
+        return doubt
 
     def authors(self, generation: Generation) -> list[str]:
         """The names of those who have signed a generation while their word counted."""

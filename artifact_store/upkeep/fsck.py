@@ -1,34 +1,40 @@
-"""Is everything there, and is it what its name says? Reads every byte that something needs."""
+"""Is everything there, and is it what its name says? Reads every byte that something needs, and goes on past faults."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from threading import Lock
 from typing import Final
 
-from artifact_store.backends.protocol import Sent, nobody
+from artifact_store.backends.files import scratch
+from artifact_store.backends.protocol import Found, Sent, in_turn, nobody
 from artifact_store.blobs import PUBLISH_AGAIN
 from artifact_store.channel.generation import Head
-from artifact_store.channel.log import ChannelLog, channels
+from artifact_store.channel.log import ChannelLog, channels_among
 from artifact_store.documents import Blob
-from artifact_store.errors import Corrupt, NotFound
-from artifact_store.layout import blob_path, head_path
+from artifact_store.errors import Corrupt, NotFound, StoreUnavailable
+from artifact_store.layout import blob_path, head_path, log_folder
 from artifact_store.manifest import Manifest
 from artifact_store.store import Store
-from artifact_store.upkeep.reach import History, find_roots, mark, orphans, read_manifest
+from artifact_store.upkeep.packed import Packs
+from artifact_store.upkeep.reach import History, Reach, find_roots, list_all, mark, orphans, read_manifest
 
-_READERS: Final = 8  # enough to keep a network or all cores busy; each holds one chunk
+_READERS: Final = 8  # enough to keep a network or all cores busy; each holds one chunk, or one pack
 _AT_ONCE: Final = 1024  # blobs that wait for a reader
+_NOTHING: Final = "doctor-0000000000000000/"  # a folder that is not there: listing it tells whether the store answers
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is needed and not right; `mended` when a good copy has taken its place."""
+    """Something that is needed and not right; `mended` when a good copy has taken its place.
+
+    `unreadable`: it could not be looked at, so that nothing is known to be wrong with its bytes.
+    """
 
     path: str
     fault: str
+    unreadable: bool = False
     mended: bool = False
 
 
@@ -41,8 +47,12 @@ class Health:
     orphaned: int
 
     @property
+    def standing(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if not finding.mended)
+
+    @property
     def is_sound(self) -> bool:
-        return all(finding.mended for finding in self.findings)
+        return not self.standing
 
 
 def unwatched(total: int) -> Sent:
@@ -50,44 +60,41 @@ def unwatched(total: int) -> Sent:
 
 
 def fsck(store: Store, *, source: Store | None = None, begin: Callable[[int], Sent] = unwatched) -> Health:
-    """Examine all that is needed. With a source, blobs that are missing or damaged are copied from there.
+    """Examine all that is needed. With a source, blobs that are missing, damaged or unreadable are copied from there.
 
     `begin` hears how many bytes are to be read, and gives who is told of them as they are.
     """
     look = _Examination(store, source)
     now = store.backend.now()
-    listed = list(store.backend.walk(""))
+    listed = list_all(store, "", look.note)
     roots = find_roots(store, History(), now, look.note)
-    reach = mark(store, listed, roots, now, fault=look.note, read=look.manifest)
-    for channel in channels(store.backend):
+    reach = mark(store, listed, roots, now, fault=look.note, read=look.manifest, visit=look.packs.expect)
+    for channel in channels_among(listed):
         look.channel(channel)
     rest = {digest: size for digest, size in reach.blobs.items() if digest not in look.seen}
-    look.read = begin(sum(rest.values()))
+    look.sent = in_turn(begin(sum(rest.values())))
     with ThreadPoolExecutor(_READERS) as pool:
         for batch in _batches(rest):
             list(pool.map(partial(look.blob, needed=True), batch))
-    loose = orphans(listed, reach)
-    return Health(
-        findings=tuple(look.findings.values()),
-        blobs=len(reach.blobs),
-        bytes=sum(reach.blobs.values()),
-        orphans=len(loose),
-        orphaned=sum(found.size for found in loose),
-    )
+    return _health(look, listed, reach)
 
 
 class _Examination:
     def __init__(self, store: Store, source: Store | None) -> None:
-        self.read: Sent = nobody
+        self.sent: Sent = nobody
         self.findings: dict[str, Finding] = {}  # by path: a fault may be met twice
         self.seen: set[str] = set()
+        self.packs = Packs(store.url)
         self._store = store
         self._source = source
-        self._one_at_a_time = Lock()
+        self._noted: set[str] = set()
 
-    def note(self, error: Corrupt) -> None:
-        path = error.where.removeprefix(f"{self._store.url}/")
-        self.findings.setdefault(path, Finding(path, str(error)))
+    def note(self, path: str, error: Corrupt | StoreUnavailable) -> None:
+        """A record, a manifest or a folder that tells nothing. A folder is listed by itself, and with those above."""
+        if str(error) not in self._noted:
+            self._noted.add(str(error))
+            finding = self._finding(path or ".", error)
+            self.findings.setdefault(finding.path, finding)
 
     def manifest(self, blob: Blob) -> Manifest:
         """For the marking, which says what is wrong with one that could not be mended."""
@@ -96,47 +103,68 @@ class _Examination:
         return read_manifest(self._store, blob)
 
     def blob(self, blob: Blob, *, needed: bool) -> None:
-        fault = self._fault_of(blob)
-        if fault is None:
-            return
-        path = blob_path(blob)
-        if self._mend(blob):
-            self.findings[path] = Finding(path, fault, mended=True)
-        elif needed:
-            self.findings[path] = Finding(path, fault)
+        finding = self._look(blob, self.sent)
+        if finding is not None and self._source is not None:
+            finding = self._mended(blob, finding, self._source)
+        if finding is not None and (needed or finding.mended):
+            self.findings[finding.path] = finding
 
     def channel(self, name: str) -> None:
         """The chain from the tip to the beginning, and the hint of where to find the tip."""
         log = ChannelLog(self._store.backend, name)
+        path = log_folder(name)
         try:
             tip = log.tip()
             for _ in log.back_from(tip):
                 pass
-            head = self._store.records.read(Head, head_path(name))
+            path = head_path(name)
+            head = self._store.records.read(Head, path)
             if head is not None and (tip is None or head.generation > tip.generation):
-                where = f"{self._store.url}/{head_path(name)}"
+                where = f"{self._store.url}/{path}"
                 raise Corrupt(where, f"it names generation {head.generation}, which is not there", PUBLISH_AGAIN)
-        except Corrupt as error:
-            self.note(error)
+        except (Corrupt, StoreUnavailable) as error:
+            self.note(path, error)
 
-    def _fault_of(self, blob: Blob) -> str | None:
+    def _look(self, blob: Blob, sent: Sent = nobody) -> Finding | None:
         try:
-            for chunk in self._store.blobs.chunks(blob):
-                with self._one_at_a_time:
-                    self.read(len(chunk))
-        except (Corrupt, NotFound) as error:
-            return str(error)
+            chunks = self._store.blobs.chunks(blob, sent)
+            if self.packs.hold(blob):
+                self.packs.prove(blob, chunks)
+            for _ in chunks:
+                pass
+        except (Corrupt, NotFound, StoreUnavailable) as error:
+            return self._finding(blob_path(blob), error)
         return None
 
-    def _mend(self, blob: Blob) -> bool:
-        """What a source gives is verified before it is kept."""
-        if self._source is None:
-            return False
+    def _mended(self, blob: Blob, finding: Finding, source: Store) -> Finding:
+        """Replaced whatever is there, for what cannot be read cannot be compared either; then read like any other."""
         try:
-            self._store.blobs.put_stream(self._source.blobs.chunks(blob))
-        except (Corrupt, NotFound):
-            return False
-        return True
+            with scratch(self._store.backend.scratch_folder) as file:
+                for chunk in source.blobs.chunks(blob):
+                    file.write(chunk)
+                self._store.backend.replace(finding.path, file.finish())
+        except (Corrupt, NotFound, StoreUnavailable) as error:
+            return replace(finding, fault=f"{finding.fault}; it could not be repaired: {error}")
+        return self._look(blob) or replace(finding, mended=True)
+
+    def _finding(self, path: str, error: Corrupt | NotFound | StoreUnavailable) -> Finding:
+        if isinstance(error, Corrupt):
+            path = error.where.removeprefix(f"{self._store.url}/")
+        elif isinstance(error, StoreUnavailable):
+            # One object that cannot be read is a finding; a store that does not answer at all is the end.
+            self._store.backend.paths(_NOTHING)
+        return Finding(path, str(error), unreadable=isinstance(error, StoreUnavailable))
+
+
+def _health(look: _Examination, listed: Sequence[Found], reach: Reach) -> Health:
+    loose = orphans(listed, reach)
+    return Health(
+        findings=tuple(look.findings.values()),
+        blobs=len(reach.blobs),
+        bytes=sum(reach.blobs.values()),
+        orphans=len(loose),
+        orphaned=sum(found.size for found in loose),
+    )
 
 
 def _batches(sizes: Mapping[str, int]) -> Iterator[list[Blob]]:

@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Final, Literal
 
 from artifact_store.backends.protocol import Found
-from artifact_store.layout import retired_path
+from artifact_store.layout import ACTIONS, retired_path
 from artifact_store.manifest import MAX_MANIFEST_BYTES
 from artifact_store.record import ActionRecord
 from artifact_store.store import Store
@@ -58,10 +58,13 @@ def plan(store: Store, rules: Rules, now: float) -> Plan:
     listed = list(store.backend.walk(""))
     roots = find_roots(store, rules.history, now)
     reach = mark(store, listed, roots, now)
+    retirements = list(_retirements(store, listed, roots, rules, now))
+    # A copy that a killed collection has left is made young when it is needed after all.
+    reach.paths.update(retired_path(_key_of(step.found)) for step in retirements)
     return Plan(
         rules,
         (
-            *_retirements(store, listed, roots, rules, now),
+            *retirements,
             *_sweep(store, listed, reach, now),
             *(Step("clean up", found, "half-written, and its writer has gone") for found in abandoned),
         ),
@@ -81,10 +84,16 @@ def carry_out(store: Store, plan: Plan, told: Callable[[Step, bool], None] = nob
 
 def _retirements(store: Store, listed: Sequence[Found], roots: Roots, rules: Rules, now: float) -> Iterator[Step]:
     """Not while `retired/` has an earlier record of the key: the sweep takes that, and a later plan this."""
-    taken = {found.path for found in listed}
+    retired = {found.path for found in listed}
     for entry, reason in given_up(store, roots, rules, now):
-        if retired_path(entry.record.request_key) not in taken:
+        path = retired_path(entry.record.request_key)
+        copy = store.records.read(RetiredRecord, path) if path in retired else None
+        if copy is None or copy.write_id == entry.record.write_id:
             yield Step("retire", entry.found, reason)
+
+
+def _key_of(action: Found) -> str:
+    return action.path.removeprefix(ACTIONS)
 
 
 def _sweep(store: Store, listed: Sequence[Found], reach: Reach, now: float) -> Iterator[Step]:

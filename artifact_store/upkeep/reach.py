@@ -14,13 +14,14 @@ from typing import Final, TypeVar
 from artifact_store.backends.protocol import Found
 from artifact_store.blobs import PUBLISH_AGAIN
 from artifact_store.channel.generation import Generation
-from artifact_store.channel.log import channels
+from artifact_store.channel.log import channels_among
 from artifact_store.documents import Blob, Sealed, seconds_since_1970
-from artifact_store.errors import Corrupt, InvalidDocument, NotFound
+from artifact_store.errors import Corrupt, InvalidDocument, NotFound, StoreUnavailable
 from artifact_store.failures import Failure
 from artifact_store.graphs import GraphRecord
 from artifact_store.layout import (
     ACTIONS,
+    CHANNELS,
     PINS,
     RETIRED,
     SIGNATURES,
@@ -45,7 +46,8 @@ _OTHER_VERSION: Final = "collect and check this store with the version of nxpipe
 
 K = TypeVar("K", bound=Sealed)
 
-OnFault = Callable[[Corrupt], None]
+# What cannot be told of an object, or of a folder of them: it is damaged or missing, or it cannot be read.
+OnFault = Callable[[str, Corrupt | StoreUnavailable], None]
 ReadManifest = Callable[[Blob], Manifest]
 
 
@@ -106,7 +108,7 @@ class Reach:
         self.blobs.update((blob.sha256, blob.size) for blob in blobs)
 
 
-def stop(fault: Corrupt) -> None:
+def stop(path: str, fault: Corrupt | StoreUnavailable) -> None:
     """Nothing may be collected of a store that is not understood."""
     raise fault
 
@@ -124,8 +126,9 @@ def read_manifest(store: Store, blob: Blob) -> Manifest:
 
 def find_roots(store: Store, history: History, now: float, fault: OnFault = stop) -> Roots:
     """Every record that holds a manifest, looked for in the one safe order."""
-    actions = [Entry(found, record) for found, record in _records(store, ActionRecord, _keyed(store, ACTIONS), fault)]
-    young = [found for found in _keyed(store, RETIRED) if is_young(store, found, now)]
+    published = _keyed(store, ACTIONS, fault)
+    actions = [Entry(found, record) for found, record in _records(store, ActionRecord, published, fault)]
+    young = [found for found in _keyed(store, RETIRED, fault) if is_young(store, found, now)]
     retired = [
         Root(found.path, record.manifest, record.request_key)
         for found, record in _records(store, RetiredRecord, young, fault)
@@ -135,9 +138,9 @@ def find_roots(store: Store, history: History, now: float, fault: OnFault = stop
 
 def find_held(store: Store, history: History, now: float, fault: OnFault = stop) -> list[Root]:
     """What pins and channels hold, whatever becomes of action records."""
-    pins = [found for found in store.backend.walk(PINS) if Kind.PIN.pattern.fullmatch(found.path)]
+    pins = [found for found in list_all(store, PINS, fault) if Kind.PIN.pattern.fullmatch(found.path)]
     held = [Root(found.path, pin.manifest, None) for found, pin in _records(store, Pin, pins, fault) if pin.holds(now)]
-    for channel in channels(store.backend):
+    for channel in channels_among(list_all(store, CHANNELS, fault)):
         held += _served(store, channel, history, now, fault)
     return held
 
@@ -193,7 +196,7 @@ def _signed(path: str) -> str:
 
 def _served(store: Store, channel: str, history: History, now: float, fault: OnFault) -> Iterator[Root]:
     folder = log_folder(channel)
-    log = [found for found in store.backend.walk(folder) if number_of(found.path.removeprefix(folder))]
+    log = [found for found in list_all(store, folder, fault) if number_of(found.path.removeprefix(folder))]
     kept = [found for at, found in enumerate(log) if _is_kept(log, at, history, now)]
     for found, generation in _records(store, Generation, kept, fault):
         for served in generation.artifacts:
@@ -205,8 +208,18 @@ def _is_kept(log: Sequence[Found], at: int, history: History, now: float) -> boo
     return at >= len(log) - max(history.generations, 1) or log[at + 1].modified >= now - history.seconds
 
 
-def _keyed(store: Store, folder: str) -> list[Found]:
-    return [found for found in store.backend.walk(folder) if is_key(found.path.removeprefix(folder))]
+def list_all(store: Store, folder: str, fault: OnFault = stop) -> list[Found]:
+    """What can be listed below a folder."""
+    listed: list[Found] = []
+    try:
+        listed.extend(store.backend.walk(folder))
+    except StoreUnavailable as error:
+        fault(folder, error)
+    return listed
+
+
+def _keyed(store: Store, folder: str, fault: OnFault) -> list[Found]:
+    return [found for found in list_all(store, folder, fault) if is_key(found.path.removeprefix(folder))]
 
 
 def _records(store: Store, kind: type[K], listed: Iterable[Found], fault: OnFault) -> Iterator[tuple[Found, K]]:
@@ -215,8 +228,8 @@ def _records(store: Store, kind: type[K], listed: Iterable[Found], fault: OnFaul
     def read(found: Found) -> K | None:
         try:
             return store.records.read(kind, found.path)
-        except Corrupt as error:
-            fault(error)
+        except (Corrupt, StoreUnavailable) as error:
+            fault(found.path, error)
             return None
 
     listed = list(listed)
@@ -243,14 +256,16 @@ def _manifests(
         where = f"{store.url}/{root.path}"
         try:
             manifest = read(root.manifest)
-            if root.request_key not in (None, manifest.request_key):
-                raise Corrupt(where, f"its manifest answers {manifest.request_key}", PUBLISH_AGAIN)
         except NotFound:
             if not root.may_be_gone:
-                fault(Corrupt(where, f"its manifest {root.manifest.sha256} is missing", PUBLISH_AGAIN))
+                missing = f"its manifest {root.manifest.sha256} is missing"
+                fault(root.path, Corrupt(where, missing, PUBLISH_AGAIN))
             return None
-        except Corrupt as error:
-            fault(error)
+        except (Corrupt, StoreUnavailable) as error:
+            fault(digest_path(root.manifest.sha256), error)
+            return None
+        if root.request_key not in (None, manifest.request_key):
+            fault(root.path, Corrupt(where, f"its manifest answers {manifest.request_key}", PUBLISH_AGAIN))
             return None
         return manifest
 

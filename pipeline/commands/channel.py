@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 def channel() -> None:
     """Show what channels serve, and their history.
 
+    A channel is a name, such as production, under which fleets find what to serve. Each change of it, by
+    `nxpipe promote` or `nxpipe rollback`, adds a generation to its history.
+
     \b
     Example:
       nxpipe channel show

@@ -54,7 +54,7 @@ def promote(
     opened = open_the_store_itself(store, config_path, console)
     if sentence := doubt(config, channel):
         console.say(f"Note: {sentence}")
-    author = change.Author(actor or current_actor(), reason, author_signature(key, config, folder, channel))
+    author = change.Author(actor or current_actor(), reason, author_signature(key, config, folder, channel, opened))
     needs = requirements(opened, config, folder, channel)
     appended = change.promote(opened, channel, _chosen(opened, names), author, needs, expected=expect)
     record(console, appended)

@@ -8,8 +8,9 @@ import click
 from pipeline.change_options import change_options, record
 from pipeline.cli import Command
 from pipeline.commands.store.itself import open_the_store_itself
+from pipeline.options import Line
 from pipeline.output import Console
-from pipeline.signing import author_signature
+from pipeline.signing import author_signature, signing_policy
 
 
 @click.command(cls=Command)
@@ -18,6 +19,13 @@ from pipeline.signing import author_signature
     "--to", type=click.IntRange(1), metavar="N", help="The generation to bring back.  [default: the last other state]"
 )
 @click.option("--expect", type=click.IntRange(1), metavar="N", help="Refuse unless the channel is at generation N.")
+@click.option(
+    "--despite-policy",
+    "despite",
+    type=Line(1000),
+    metavar="REASON",
+    help="Bring back what no key that counts has signed, and say in the log why.",
+)
 @click.pass_obj
 def rollback(
     console: Console,
@@ -27,6 +35,7 @@ def rollback(
     key: str | None,
     to: int | None,
     expect: int | None,
+    despite: str | None,
     store: str | None,
     config_path: Path,
 ) -> None:
@@ -35,6 +44,9 @@ def rollback(
     Adds a generation with the state of an earlier one: nothing is compiled, copied or forgotten. A second rollback
     goes back one state more; to repeat one whose answer was lost, say --expect or --to. The actor is found as in
     `nxpipe promote`.
+
+    Refused is what a promotion to the channel would refuse for want of a signature, unless it is served already. Where
+    a key expired at the wrong moment, --despite-policy is the way out: the log tells of it for ever.
 
     \b
     Example:
@@ -46,7 +58,9 @@ def rollback(
     from pipeline.config import load_config
 
     config = load_config(config_path, os.environ, missing_ok=True)
-    sign = author_signature(key, config, config_path.parent, channel)
-    author = change.Author(actor or current_actor(), reason, sign)
     opened = open_the_store_itself(store, config_path, console)
-    record(console, change.rollback(opened, channel, author, to=to, expected=expect))
+    sign = author_signature(key, config, config_path.parent, channel, opened)
+    author = change.Author(actor or current_actor(), reason, sign)
+    policy = signing_policy(config, config_path.parent)
+    doubt = policy.judge(opened, channel) if policy else None
+    record(console, change.rollback(opened, channel, author, to=to, expected=expect, doubt=doubt, despite=despite))

@@ -1,13 +1,18 @@
 """nxpipe.toml: its model, its faults, and the texts about it. The one description that every room reads."""
 
-from pipeline.config.faults import ConfigInvalid, Fault
-from pipeline.config.fleets import ServingFleet, TrainingFleet
-from pipeline.config.load import load_config
-from pipeline.config.models import Model
-from pipeline.config.origins import Origin, Setting, origins
-from pipeline.config.reference import configuration_page, field_help, json_schema
-from pipeline.config.root import Config
-from pipeline.config.sections import Build, Guards, Project, Rollout, Signing, Store, TrustedKey, Verify
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.config.faults import ConfigInvalid, Fault
+    from pipeline.config.fleets import ServingFleet, TrainingFleet
+    from pipeline.config.load import load_config
+    from pipeline.config.models import Model
+    from pipeline.config.origin import Origin, Setting, origins
+    from pipeline.config.reference import configuration_page, field_help, json_schema
+    from pipeline.config.root import Config
+    from pipeline.config.sections import Build, Guards, Project, Rollout, Signing, TrustedKey, Verify
+    from pipeline.config.store import Store
+    from pipeline.config.store_alone import load_store_section
 
 __all__ = [
     "Build",
@@ -30,5 +35,29 @@ __all__ = [
     "field_help",
     "json_schema",
     "load_config",
+    "load_store_section",
     "origins",
 ]
+
+_HOMES = {
+    "faults": ("ConfigInvalid", "Fault"),
+    "fleets": ("ServingFleet", "TrainingFleet"),
+    "load": ("load_config",),
+    "models": ("Model",),
+    "origin": ("Origin", "Setting", "origins"),
+    "reference": ("configuration_page", "field_help", "json_schema"),
+    "root": ("Config",),
+    "sections": ("Build", "Guards", "Project", "Rollout", "Signing", "TrustedKey", "Verify"),
+    "store": ("Store",),
+    "store_alone": ("load_store_section",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: whoever only asks where the store is should not pay for the fleets."""
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{home}"), name)

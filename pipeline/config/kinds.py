@@ -1,4 +1,4 @@
-"""The kinds of values that several sections share: names, durations, sizes, addresses, instance types."""
+"""The kinds of values that several sections share: names, durations, sizes, addresses."""
 
 import re
 from datetime import timedelta
@@ -7,8 +7,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from emulator.hardware import INSTANCES
-from pipeline.config.forms import Form, ListRule, one_of, text
+from pipeline.config.forms import Form, ListRule, text
 
 Slug = Annotated[
     str,
@@ -64,8 +63,6 @@ SigningKey = Annotated[
     ),
 ]
 PublicKeyFile = Annotated[str, text(r"file:[^\x00-\x20]+", 'a public key: "file:PATH"', longest=1024)]
-
-InstanceType = Annotated[str, one_of(INSTANCES)]
 
 _DEGREES: Final = (1, 2, 4, 8, 16, 24, 32, 64)
 

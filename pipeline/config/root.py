@@ -4,7 +4,8 @@ from pydantic import Field
 
 from pipeline.config.fleets import Fleet
 from pipeline.config.models import Model
-from pipeline.config.sections import Build, Project, Rollout, Signing, Store, Verify
+from pipeline.config.sections import Build, Project, Rollout, Signing, Verify
+from pipeline.config.store import Store
 from pipeline.config.table import Table
 
 

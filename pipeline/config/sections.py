@@ -1,4 +1,4 @@
-"""The tables that a file has once: project, store, rollout, build, verify, signing."""
+"""The tables that a file has once, but for [store]: project, rollout, build, verify, signing."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal
@@ -13,15 +13,11 @@ from pipeline.config.kinds import (
     MAYBE_EMPTY,
     Account,
     Alarm,
-    Folder,
-    KmsKey,
     Parallelism,
     PublicKeyFile,
     Region,
     SigningKey,
-    Size,
     Slug,
-    StoreUrl,
     duration,
     write_duration,
 )
@@ -37,36 +33,6 @@ class Project(Table):
     )
     account: Annotated[Account | None, Absent("the account of the credentials at hand")] = Field(
         default=None, description="The AWS account that the stacks are deployed to.", examples=["123456789012"]
-    )
-
-
-class Store(Table):
-    """Where artifacts are published and read."""
-
-    url: StoreUrl = Field(
-        default="file://.nxpipe/store",
-        description="The store. A relative folder starts at the folder of this file.",
-        examples=["s3://search-artifacts/models"],
-    )
-    endpoints: Annotated[tuple[StoreUrl, ...], MAYBE_EMPTY, DISTINCT] = Field(
-        default=(),
-        description="Replicas to read from, in this order, when `url` does not answer.",
-        examples=[["s3://search-artifacts-us-west-2/models"]],
-    )
-    cache: Folder = Field(
-        default="~/.cache/nxpipe",
-        description="The folder that keeps verified copies of what was read from a store in S3.",
-        examples=["/mnt/efs/nxpipe"],
-    )
-    cache_limit: Size = Field(
-        default=20 << 30,
-        description="The size at which `cache` drops what was not read for longest.",
-        examples=["20GiB"],
-    )
-    kms_key: Annotated[KmsKey | None, Absent("the encryption that the bucket has by default")] = Field(
-        default=None,
-        description="The KMS key that objects in the bucket of `url` are encrypted with.",
-        examples=["arn:aws:kms:us-east-2:123456789012:key/0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"],
     )
 
 

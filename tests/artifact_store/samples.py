@@ -74,6 +74,10 @@ class Place(Protocol):
     @property
     def backend(self) -> Backend: ...
 
+    def elsewhere(self) -> Store:
+        """The same store, as a process opens it that has done nothing yet."""
+        ...
+
     def objects(self) -> dict[str, bytes]: ...
 
     def write(self, path: str, data: bytes) -> None: ...
@@ -86,6 +90,9 @@ class Folder:
     store: Store
     backend: Backend
     root: Path
+
+    def elsewhere(self) -> Store:
+        return Store(LocalFolder(self.root))
 
     def objects(self) -> dict[str, bytes]:
         files = (path for path in self.root.rglob("*") if path.is_file())
@@ -105,6 +112,9 @@ class S3:
     client: Any
     bucket: str
     prefix: str
+
+    def elsewhere(self) -> Store:
+        return Store(connect(self.bucket, self.prefix.rstrip("/")))
 
     def objects(self) -> dict[str, bytes]:
         found = self.client.list_objects_v2(Bucket=self.bucket, Prefix=self.prefix).get("Contents", ())

@@ -11,7 +11,7 @@ import pytest
 
 from artifact_store.backends.files import copy_into
 from artifact_store.backends.local import LocalFolder
-from artifact_store.backends.protocol import Payload
+from artifact_store.backends.protocol import CHUNK, Payload
 from artifact_store.documents import Blob
 from artifact_store.errors import StoreUnavailable
 from tests.artifact_store.samples import contents, folder, manifest, put, tree
@@ -150,3 +150,20 @@ def test_a_copy_to_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: 
     with pytest.raises(StoreUnavailable, match="make room"):
         store.copy_blob_to(blob, tmp_path / "out" / "copy")
     assert [path.read_bytes() for path in (tmp_path / "out").iterdir()] == [b"older"]
+
+
+def test_a_small_buffer_is_stored_as_it_was_when_it_was_given(tmp_path: Path) -> None:
+    data = bytearray(b"before")
+    payload = Payload.of(memoryview(data))
+    data[:] = b"after!"
+    assert LocalFolder(tmp_path).create("ac/x", payload)
+    assert (tmp_path / "ac" / "x").read_bytes() == b"before"
+
+
+def test_a_large_buffer_that_changes_while_it_is_stored_is_refused(tmp_path: Path) -> None:
+    data = bytearray(CHUNK + 1)
+    payload = Payload.of(memoryview(data))
+    data[-1] = 1
+    with pytest.raises(StoreUnavailable, match="store it again"):
+        LocalFolder(tmp_path).create("ac/x", payload)
+    assert tree(tmp_path) == set()

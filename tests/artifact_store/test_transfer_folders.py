@@ -113,7 +113,9 @@ def manifest_of(store: Store, tensors: list[Elements]) -> Manifest:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["float64", "float32", "bfloat16", "int8", "bool"]), st.lists(st.integers(0, 5))),
+        st.tuples(
+            st.sampled_from(["float64", "float32", "bfloat16", "int8", "bool"]), st.lists(st.integers(0, 5), max_size=6)
+        ),
         max_size=12,
     )
 )

@@ -41,7 +41,7 @@ from artifact_store.trust.policy import Policy, TrustedKey, signing_with
 from artifact_store.trust.signatures import Signatures
 from artifact_store.trust.signers import open_signer
 from artifact_store.trust.statement import Statement, statement_of
-from tests.artifact_store.samples import Place, folder, put
+from tests.artifact_store.samples import MODEL, Place, folder, put
 from tests.conftest import ROOT
 
 BUILDER = "https://github.com/acme/models/.github/workflows/release.yml@refs/heads/main"
@@ -71,8 +71,8 @@ def ed25519() -> KeyFile:
 KINDS = {"Ed25519": ed25519, "P-256": p256}
 
 
-def publish(store: Store, number: int = 1) -> Published:
-    manifest = put(store, f"artifact {number}", request=number)
+def publish(store: Store, number: int = 1, *, model: str = MODEL) -> Published:
+    manifest = put(store, f"artifact {number}", request=[model, number], model=model)
     report: dict[str, object] = {each.name: [{"cosine": "0.99"}] for each in manifest.executables}
     return store.publish(manifest.model_copy(update={"report": report}))
 
@@ -473,7 +473,7 @@ def policy(*signers: Signer, threshold: int = 1, channels: frozenset[str] | None
 
 def serve(store: Store, one: Published, rules: Policy, signer: Signer | None = None) -> Generation:
     author = Author("ann", "because", signing_with(signer) if signer else None)
-    return promote(store, "prod", [one], author, Requirements(vouched=rules.judge(store, "prod"))).generation
+    return promote(store, "prod", [one], author, Requirements(doubt=rules.judge(store, "prod"))).generation
 
 
 def test_a_channel_takes_what_a_trusted_key_has_signed_and_nothing_else(local: Place) -> None:
@@ -525,6 +525,67 @@ def test_a_damaged_signature_of_a_trusted_key_is_reported_not_passed_over(local:
     with pytest.raises(Corrupt, match=path):
         serve(store, one, policy(signer))
     assert ChannelLog(local.backend, "prod").tip() is None
+
+
+def roll_back(store: Store, rules: Policy, despite: str | None = None) -> Generation:
+    doubt = rules.judge(store, "prod")
+    return rollback(store, "prod", Author("ann", "p99 doubled"), doubt=doubt, despite=despite).generation
+
+
+def test_a_rollback_brings_back_what_a_trusted_key_has_signed_and_nothing_else(local: Place) -> None:
+    store, signer, stranger = local.store, ed25519(), ed25519()
+    rules = policy(signer)
+    first, second, third = (publish(store, number) for number in range(3))
+    for one, key in ((first, signer), (second, stranger), (third, signer)):
+        Signatures(store).add(one, key, BUILDER)
+        promote(store, "prod", [one], Author("ann", "before there was a policy"), Requirements())
+    with pytest.raises(Refused, match=r"no key that it trusts has signed .* --despite-policy REASON"):
+        roll_back(store, rules)
+    assert ChannelLog(local.backend, "prod").read(4) is None
+    doubt = rules.judge(store, "prod")
+    back = rollback(store, "prod", Author("ann", "skips the second"), to=1, doubt=doubt).generation
+    assert back.artifacts[0].manifest == first.record.manifest
+
+
+@pytest.mark.parametrize("fault", ["expired", "too few", "damaged"])
+def test_a_rollback_despite_the_policy_says_so_in_the_log_when_the_policy_stood_against_it(
+    local: Place, fault: str
+) -> None:
+    store, signer = local.store, ed25519()
+    first, second = publish(store, 1), publish(store, 2)
+    for one in (first, second):
+        Signatures(store).add(one, signer, BUILDER)
+        serve(store, one, policy(signer))
+    key = TrustedKey("release", signer.public, expires=store.backend.now() - 1 if fault == "expired" else None)
+    rules = Policy((key,), frozenset({"prod"}), threshold=2 if fault == "too few" else 1)
+    if fault == "damaged":
+        local.write(f"{signature_folder(first.manifest_digest)}{signer.public.key_id}", b"{}")
+    with pytest.raises(Corrupt if fault == "damaged" else Refused):
+        roll_back(store, rules)
+    told = roll_back(store, rules, despite="the key expired at midnight")
+    assert told.artifacts[0].manifest == first.record.manifest
+    assert told.reason.startswith("despite the signing policy, because the key expired at midnight (")
+    assert told.reason.endswith("); p99 doubled")
+
+
+def test_a_rollback_that_the_policy_allows_is_not_said_to_be_despite_it(local: Place) -> None:
+    store, signer = local.store, ed25519()
+    for number in range(2):
+        one = publish(store, number)
+        Signatures(store).add(one, signer, BUILDER)
+        serve(store, one, policy(signer))
+    assert roll_back(store, policy(signer), despite="to be sure").reason == "p99 doubled"
+
+
+def test_what_is_served_already_does_not_hold_up_the_rollback_of_something_else(local: Place) -> None:
+    store, signer = local.store, ed25519()
+    unsigned, first, second = publish(store, 1, model="acme/other"), publish(store, 1), publish(store, 2)
+    for one in (first, second):
+        Signatures(store).add(one, signer, BUILDER)
+    for one in (unsigned, first, second):
+        promote(store, "prod", [one], Author("ann", "before there was a policy"), Requirements())
+    served = roll_back(store, policy(signer)).artifacts
+    assert {each.manifest for each in served} == {unsigned.record.manifest, first.record.manifest}
 
 
 def test_a_channel_without_a_rule_takes_unsigned_artifacts(local: Place) -> None:

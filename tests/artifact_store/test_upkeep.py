@@ -1,16 +1,31 @@
 """Looking after a store, on a folder and on S3: what goes, what stays, what is mended, and what takes room."""
 
+import os
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from artifact_store import Published, Store
+from artifact_store.backends.protocol import Backend, Found
 from artifact_store.channel.change import Author, Requirements, promote
 from artifact_store.documents import Blob
-from artifact_store.errors import Corrupt, NotFound
+from artifact_store.errors import Corrupt, NotFound, StoreUnavailable
 from artifact_store.failures import remember_failure
 from artifact_store.graphs import remember_executable
-from artifact_store.layout import CHANNELS, action_path, blob_path, head_path, listing_path, retired_path
+from artifact_store.layout import (
+    CHANNELS,
+    PINS,
+    action_path,
+    blob_path,
+    head_path,
+    listing_path,
+    retired_path,
+)
+from artifact_store.manifest import Tensor
+from artifact_store.pack import packed
 from artifact_store.pins import Pins
 from artifact_store.upkeep.fsck import fsck
 from artifact_store.upkeep.gc import Plan, carry_out, plan
@@ -118,6 +133,25 @@ def test_a_dry_run_shows_the_plan_and_changes_nothing(place: Place, aged: Store)
     assert carry_out(aged, shown).done == shown.steps
 
 
+def test_a_key_that_is_given_up_twice_waits_until_its_first_record_is_swept(place: Place, aged: Store) -> None:
+    one = published(place.store, 1)
+    everything = Rules(max_age=PASSED)
+    first = plan(aged, everything, aged.backend.now())
+    carry_out(aged, Plan(everything, tuple(step for step in first.steps if step.action == "retire")))
+    assert aged.find(one.request_key) is None
+    assert place.objects()[retired_path(one.request_key)]
+    again = place.store.publish(one.manifest)
+    for taken_back in (False, True):
+        shown = plan(aged, everything, aged.backend.now())
+        outcome = carry_out(aged, shown)
+        assert outcome.done == shown.steps
+        assert not outcome.spared
+        assert {step.found.path for step in shown.steps} == {
+            action_path(again.request_key) if taken_back else retired_path(again.request_key)
+        }
+        assert (aged.find(again.request_key) is None) == taken_back
+
+
 def test_a_removal_spares_what_somebody_needs_again(place: Place, aged: Store) -> None:
     lost = put(place.store, "lost", request="lost")
     made = planned(aged)
@@ -208,6 +242,147 @@ def test_a_source_with_bad_copies_mends_nothing(place: Place, tmp_path: Path) ->
     other.write(path, b"and bad there")
     assert not fsck(place.store, source=other.store).is_sound
     assert place.objects()[path] == b"bad here"
+
+
+class Denying:
+    """A backend on which some objects and folders cannot be read, until they are replaced."""
+
+    def __init__(self, inner: Backend, *paths: str) -> None:
+        self._inner = inner
+        self.denied = set(paths)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def read(self, path: str, *arguments: Any, **named: Any) -> Iterator[bytes] | None:
+        self._insist(path)
+        return self._inner.read(path, *arguments, **named)
+
+    def walk(self, prefix: str) -> Iterator[Found]:
+        yield from (found for found in self._inner.walk(prefix) if not self._below(found.path))
+        if any(folder.startswith(prefix) for folder in self.denied if folder.endswith("/")):
+            raise StoreUnavailable("cannot list a folder")
+
+    def paths(self, prefix: str) -> Sequence[str]:
+        self._insist("")
+        return self._inner.paths(prefix)
+
+    def replace(self, path: str, *arguments: Any, **named: Any) -> None:
+        self.denied.discard(path)
+        self._inner.replace(path, *arguments, **named)
+
+    def _below(self, path: str) -> bool:
+        return any(folder.endswith("/") and path.startswith(folder) for folder in self.denied)
+
+    def _insist(self, path: str) -> None:
+        if path in self.denied or self._below(path):
+            raise StoreUnavailable(f"cannot read {path}: Permission denied")
+
+
+def denying(place: Place, *paths: str) -> Store:
+    return Store(cast(Backend, Denying(place.backend, *paths)))
+
+
+def test_what_cannot_be_read_is_named_beside_all_other_faults_and_mended_from_another_store(
+    place: Place, tmp_path: Path
+) -> None:
+    replica = folder(tmp_path / "replica").store
+    first, second, third = (published(place.store, number) for number in range(3))
+    for number in range(2):
+        published(replica, number)
+    promote(place.store, "prod", [third], Author("ann", "because"), Requirements())
+    weight, other = (blob_path(tensor.blob) for tensor in first.manifest.weights)
+    records = {action_path(third.request_key), f"{CHANNELS}prod/log/0000000001", "pins/audit"}
+    Pins(place.store.backend).add("audit", second.record.manifest, actor="ann", reason="figures")
+    document = blob_path(second.record.manifest)
+    place.write(other, b"damaged")
+    store = denying(place, weight, document, *records)
+    found = {finding.path: finding for finding in fsck(store).findings}
+    assert set(found) == {weight, other, document, *records}
+    assert not found[other].unreadable
+    assert all(finding.unreadable for path, finding in found.items() if path != other)
+    mended = fsck(store, source=replica)
+    assert {finding.path for finding in mended.findings if finding.mended} == {weight, other, document}
+    assert {finding.path for finding in mended.standing} == records
+    store.backend.denied.clear()  # type: ignore[attr-defined]
+    assert not fsck(store).findings
+
+
+def test_a_folder_that_cannot_be_listed_is_a_finding_and_the_others_are_examined(place: Place) -> None:
+    one = published(place.store, 1)
+    place.store.put_blob(b"orphan")
+    weight = blob_path(one.manifest.weights[0].blob)
+    place.write(weight, b"damaged")
+    health = fsck(denying(place, PINS))
+    assert {(finding.path, finding.unreadable) for finding in health.findings} == {(".", True), (weight, False)}
+    assert health.orphans == 1
+
+
+def test_a_store_that_stops_answering_ends_the_examination(place: Place) -> None:
+    one = published(place.store, 1)
+    with pytest.raises(StoreUnavailable):
+        fsck(denying(place, "", blob_path(one.record.manifest)))
+
+
+def test_a_folder_lists_what_it_can_before_it_says_what_it_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = folder(tmp_path).store
+    blobs = [store.put_blob(bytes([number])) for number in range(8)]
+    listed, denied = os.scandir, tmp_path / Path(blob_path(blobs[3])).parent
+
+    def scandir(path: Path) -> Any:
+        if Path(path) == denied:
+            raise PermissionError(13, "Permission denied")
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    seen: list[str] = []
+    with pytest.raises(StoreUnavailable, match="Permission denied"):
+        seen.extend(found.path for found in store.backend.walk("cas/"))
+    assert set(seen) == {blob_path(blob) for blob in blobs} - {blob_path(blobs[3])}
+
+
+def with_packs(store: Store, *, lost: bool = False, garbled: bool = False) -> Published:
+    """An artifact with two small tensors in one pack, of which the pack may lack one, or may be none."""
+    made = put(store, "packed", request="packed")
+    parts = {Blob.of(data): data for data in (b"one", b"other")}
+    weights = [(blob, f"small.{number}") for number, blob in enumerate(parts)]
+    pack = packed(dict(list(parts.items())[:1]) if lost else parts)
+    kept = store.put_blob(pack[:-1] + b"?" if garbled else pack)
+    tensors = tuple(
+        Tensor(name=name, dtype="uint8", shape=(blob.size,), blob=blob, pack=kept) for blob, name in weights
+    )
+    return store.publish(made.model_copy(update={"weights": (*made.weights, *tensors)}))
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("lost", r"lacks 1 of 2 tensors, the first one small\.1 of acme/tiny-bert@"), ("garbled", "has another content")],
+)
+def test_a_pack_is_proved_tensor_by_tensor_and_against_the_manifests_that_name_it(
+    place: Place, tmp_path: Path, how: str, words: str
+) -> None:
+    pack = with_packs(place.store, **{how: True}).manifest.weights[-1].pack
+    assert pack is not None
+    (finding,) = fsck(place.store).findings
+    assert finding.path == blob_path(pack)
+    assert re.search(words, finding.fault)
+    replica = folder(tmp_path / "replica").store
+    with_packs(replica, **{how: True})
+    assert not fsck(place.store, source=replica).is_sound  # a copy of it is no better
+
+
+def test_a_damaged_pack_is_mended_like_any_other_blob(place: Place, tmp_path: Path) -> None:
+    replica = folder(tmp_path / "replica").store
+    pack = with_packs(place.store).manifest.weights[-1].pack
+    with_packs(replica)
+    assert pack is not None
+    assert not fsck(place.store).findings
+    place.write(blob_path(pack), b"damaged")
+    assert not fsck(place.store).is_sound
+    assert fsck(place.store, source=replica).is_sound
+    assert not fsck(place.store).findings
 
 
 def test_every_damaged_record_is_reported_and_not_only_the_first(place: Place) -> None:

@@ -1,15 +1,18 @@
 """The doctor tells a backend that can hold a store from one that cannot, and names what is missing."""
 
+import os
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from artifact_store.backends.local import LocalFolder
+from artifact_store.backends.probes import Probe
 from artifact_store.backends.protocol import Backend, Found, Payload
 from artifact_store.backends.s3 import Bucket
-from artifact_store.errors import StoreUnavailable, UnsafeBackend
-from artifact_store.upkeep.doctor import examine, insist_on_safety
+from artifact_store.errors import Denied, StoreUnavailable, UnsafeBackend
+from artifact_store.upkeep.doctor import Diagnosis, examine, insist_on_safety
+from tests.artifact_store.wire import Wire, answer
 
 
 def failed(backend: Backend) -> set[str]:
@@ -77,9 +80,68 @@ def test_a_property_that_could_not_be_examined_is_no_pass(tmp_path: Path, monkey
 
     monkeypatch.setattr(backend, "create", denied)
     diagnoses = list(examine(backend))
-    assert "unknown" in {each.verdict for each in diagnoses}
-    with pytest.raises(StoreUnavailable, match="could not be examined"):
+    assert "not proved" in {each.verdict for each in diagnoses}
+    with pytest.raises(StoreUnavailable, match="could not be proved"):
         insist_on_safety(backend.url, diagnoses)
+
+
+DENIALS = {
+    "CompleteMultipartUpload": ("", "s3:PutObject", {"an upload in parts arrives whole"}),
+    "ListObjectVersions": ("", "s3:ListBucketVersions", {"removal is visible at once"}),
+    "ListParts": ("", "s3:ListMultipartUploadParts", {"open uploads and their parts are listed"}),
+    "DeleteObject": (
+        "User: arn:aws:iam::1:user/ann is not authorized to perform: s3:DeleteObject on resource: x",
+        "s3:DeleteObject",
+        {"removal is visible at once", "the examination leaves nothing behind"},
+    ),
+    "PutObject": (
+        "User: ann is not authorized to perform: kms:GenerateDataKey on resource: x",
+        "kms:GenerateDataKey",
+        {"create refuses a taken path", "empty objects are kept"},
+    ),
+}
+
+
+@pytest.mark.parametrize("operation", DENIALS)
+def test_a_denied_permission_is_named_with_the_request_and_what_it_keeps_from_being_proved(
+    backend: Bucket, client: Any, wire: Wire, operation: str
+) -> None:
+    name = backend.url.split("/")[2]
+    client.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
+    said, permission, properties = DENIALS[operation]
+    wire.on(operation, *[answer(403, "AccessDenied", said or "Access Denied")] * 1000)
+    diagnoses = list(examine(backend))
+    denied = [each for each in diagnoses if each.denied]
+    assert properties <= {each.probe.name for each in denied}
+    assert {each.verdict for each in denied} <= {"not proved"}
+    for each in denied:
+        assert each.denied
+        assert (each.denied.permission, each.denied.operation) == (permission, operation)
+        assert f"{permission} is denied ({operation})" in each.detail
+    failed = {each.probe.name for each in diagnoses if each.verdict == "fail" and each.probe.vital}
+    assert failed <= {"a wrong SHA-256 is refused"}  # moto's one fault, told by itself
+
+
+def test_what_was_not_proved_for_want_of_a_permission_is_not_called_a_failure(tmp_path: Path) -> None:
+    probe = Probe("a property", "it matters", lambda: None)
+    denied = Denied("cannot write x", "s3:PutObject", "UploadPart")
+    with pytest.raises(StoreUnavailable, match=r"1 vital .* not to say .*denied s3:PutObject \(UploadPart\);"):
+        insist_on_safety("s3://bucket", [Diagnosis(probe, "not proved", "a sentence", denied)])
+
+
+def test_a_folder_that_forbids_something_is_examined_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    backend = LocalFolder(tmp_path / "store")
+    monkeypatch.setattr(os, "utime", refused)
+    denied = {each.probe.name: each.denied for each in examine(backend) if each.denied}
+    assert set(denied) == {"an object can be made young", "removal spares a changed object", "file times are fine"}
+    young = denied["an object can be made young"]
+    assert young.permission == "permission to write"
+    assert young.operation.startswith(f"write {tmp_path}")
 
 
 def test_a_file_system_without_hard_links_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,9 +48,11 @@ class Wire:
         return fate(request) if fate else None
 
 
-def answer(status: int, code: str = "", **headers: str) -> Callable[[Any], AWSResponse]:
+def answer(
+    status: int, code: str = "", said: str = "as told by the test", **headers: str
+) -> Callable[[Any], AWSResponse]:
     """An error of this code, or an empty answer."""
-    body = f"<Error><Code>{code}</Code><Message>as told by the test</Message></Error>".encode() if code else b""
+    body = f"<Error><Code>{code}</Code><Message>{said}</Message></Error>".encode() if code else b""
 
     class Raw(BytesIO):
         def stream(self, *args: object, **kwargs: object) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ from emulator.errors import CaptureError, IndexOutOfRange
 from emulator.fast import LoadedGraph
 from emulator.numerics import Array
 from emulator.passes import PassOptions, run_passes
-from tests.emulator.models import relative_error
+from tests.emulator.models import captured, relative_error
 
 PROMPTS, STEPS, CAPACITY = (9, 5), 8, 20  # two rows whose prompts differ in length
 _TINY = {"vocab_size": 101, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -68,7 +68,7 @@ def weights(name: str) -> dict[str, Array]:
 
 @cache
 def compiled(name: str, phase: str) -> LoadedGraph:
-    return LoadedGraph(run_passes(capture(request(name, phase)), PassOptions()), weights(name))
+    return LoadedGraph(run_passes(captured(request(name, phase)), PassOptions()), weights(name))
 
 
 def prompts() -> tuple[Array, Array]:
@@ -78,8 +78,8 @@ def prompts() -> tuple[Array, Array]:
     return np.where(mask == 1, ids, 0), mask
 
 
-def generated_by_pytorch(name: str, prompt: Array) -> list[Array]:
-    """The logits of each step of greedy generation, every one from a full forward pass without a cache."""
+def in_pytorch(name: str) -> Any:
+    """The same model with the same weights in PyTorch."""
     wanted = request(name, "forward", 1, sequence=1)
     config = transformers.AutoConfig.for_model(name.split()[0], **DECODERS[name])
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -87,6 +87,11 @@ def generated_by_pytorch(name: str, prompt: Array) -> list[Array]:
     found = model.load_state_dict({k: torch.from_numpy(v) for k, v in weights(name).items()}, strict=False)
     assert not found.unexpected_keys
     model.tie_weights()
+    return model
+
+
+def generated_by_pytorch(model: Any, prompt: Array) -> list[Array]:
+    """The logits of each step of greedy generation, every one from a full forward pass without a cache."""
     tokens, logits = torch.from_numpy(prompt)[None], []
     for _ in range(STEPS + 1):
         with torch.no_grad():
@@ -99,7 +104,7 @@ def generated(name: str) -> list[Array]:
     """The same from the compiled programs, for both rows at once; the cache starts out as garbage."""
     ids, mask = prompts()
     prefill = compiled(name, "prefill")
-    inputs = example_inputs(capture(request(name, "prefill")), request(name, "prefill").config, seed=0)
+    inputs = example_inputs(captured(request(name, "prefill")), request(name, "prefill").config, seed=0)
     outputs = prefill.run(inputs | {"input_ids": ids, "attention_mask": mask})
     logits = [outputs.pop("logits")[:, 0]]
     position = np.asarray(PROMPTS, np.int64)
@@ -114,9 +119,9 @@ def generated(name: str) -> list[Array]:
 @pytest.mark.parametrize("name", DECODERS)
 def test_prefill_and_decode_generate_what_pytorch_generates_row_by_row(name: str) -> None:
     ids, _ = prompts()
-    found = generated(name)
+    found, model = generated(name), in_pytorch(name)
     for row, length in enumerate(PROMPTS):
-        expected = generated_by_pytorch(name, ids[row, :length])
+        expected = generated_by_pytorch(model, ids[row, :length])
         for step, logits in enumerate(expected):
             assert relative_error(found[step][row], logits) < 2e-5, (row, step)
 
@@ -125,7 +130,7 @@ def test_prefill_and_decode_generate_what_pytorch_generates_row_by_row(name: str
 @pytest.mark.parametrize("name", ["llama", "falcon", "gemma2"])
 def test_the_reference_runs_the_same_step(name: str, phase: str) -> None:
     wanted = request(name, phase)
-    graph = capture(wanted)
+    graph = captured(wanted)
     inputs = example_inputs(graph, wanted.config, seed=2)
     found = compiled(name, phase).run(inputs)
     expected = reference_outputs(wanted, weights(name), inputs)
@@ -147,7 +152,7 @@ def test_state_goes_in_and_out_under_one_name_and_type(phase: str) -> None:
 
 
 def test_a_prefill_multiplies_one_token_a_row_with_the_vocabulary() -> None:
-    graph = capture(request("llama", "prefill"))
+    graph = captured(request("llama", "prefill"))
     assert graph.outputs["logits"].type.shape == (2, 1, 101)
     (head,) = (node for node in graph.nodes if graph.parameters["lm_head.weight"] in node.operands)
     assert head.operands[0].type.shape == (2, 1, 32)
@@ -156,7 +161,7 @@ def test_a_prefill_multiplies_one_token_a_row_with_the_vocabulary() -> None:
 def test_prefill_and_decode_of_equal_capacity_have_the_same_state() -> None:
     for name in ("llama", "falcon"):
         states = [
-            {key: value.type for key, value in capture(request(name, phase)).inputs.items() if key.startswith("cache")}
+            {key: value.type for key, value in captured(request(name, phase)).inputs.items() if key.startswith("cache")}
             for phase in ("prefill", "decode")
         ]
         assert states[0] == states[1]
@@ -164,7 +169,7 @@ def test_prefill_and_decode_of_equal_capacity_have_the_same_state() -> None:
 
 def test_a_place_outside_of_the_cache_is_refused() -> None:
     wanted = request("llama", "decode")
-    inputs = example_inputs(capture(wanted), wanted.config, seed=0)
+    inputs = example_inputs(captured(wanted), wanted.config, seed=0)
     inputs["position"] = np.asarray([3, CAPACITY])
     with pytest.raises(IndexOutOfRange, match=f"index {CAPACITY} is outside of an axis of size {CAPACITY}"):
         compiled("llama", "decode").run(inputs)

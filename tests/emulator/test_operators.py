@@ -1,5 +1,6 @@
 """Every operator, against PyTorch: captured from PyTorch, typed by our shape rules, computed by our numerics."""
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -35,10 +36,15 @@ def captured(function: Function, operands: tuple[Array, ...]) -> tuple[Graph, di
     return graph, inputs
 
 
+@cache
+def case(name: str) -> tuple[Graph, dict[str, Array]]:
+    return captured(*CASES[name])
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_an_operator_agrees_with_pytorch(name: str) -> None:
     function, operands = CASES[name]
-    graph, inputs = captured(function, operands)
+    graph, inputs = case(name)
     check(graph, after="capture")
     found = list(execute(graph, {}, inputs).values())
     expected = function(*map(torch.from_numpy, operands))
@@ -54,7 +60,7 @@ def test_an_operator_agrees_with_pytorch(name: str) -> None:
 def test_every_operator_and_every_member_of_its_family_is_among_the_cases() -> None:
     from emulator.ops import elementwise, reduce
 
-    nodes = [node for case in CASES.values() for node in captured(*case)[0].nodes]
+    nodes = [node for name in CASES for node in case(name)[0].nodes]
     alone = {name for name, kind in OPERATORS.items() if kind.__module__ != "emulator.ops.collective"}
     assert {node.op.name for node in nodes} == alone
     functions = {*elementwise._SMOOTH, *elementwise._KEEPING, *elementwise._PREDICATES, "divide"}

@@ -34,6 +34,17 @@ def client(url: str, *, attempts: int) -> Any:
     )
 
 
+class Punctual(Bucket):
+    """Asks S3 for the time whenever it needs it, so that a test may move the clock."""
+
+    def now(self) -> float:
+        return self._time_of_an_answer()
+
+
+def punctual(client: Any, bucket: str) -> Bucket:
+    return Punctual(bucket, PREFIX.rstrip("/"), client, _IN_ORDER)
+
+
 def store(client: Any, bucket: str) -> Store:
     return Store(Bucket(bucket, PREFIX.rstrip("/"), client, _IN_ORDER))
 

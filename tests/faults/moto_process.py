@@ -1,24 +1,30 @@
-"""moto's S3 server in a process of its own, and one request to it at a time."""
+"""moto's S3 server in a process of its own, whose clock a test may move, and one request to it at a time."""
 
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Final
 
 from tests.faults.wire import CHUNK, Answer, BrokenOff, Head, nothing, read_body, read_head
 
-# It ends with its parent, however that ends: nothing is then left to hold its standard input open.
+# It ends with its parent, however that ends: nothing is then left to hold its standard input open. Each line that comes
+# in there is a number of seconds by which the objects that it writes from then on are younger.
 _SERVER: Final = """
-import logging, sys
+import datetime, logging, sys
+from moto.s3 import models
 from moto.server import ThreadedMotoServer
+ahead, utcnow = datetime.timedelta(), models.utcnow
+models.utcnow = lambda: utcnow() + ahead
 logging.getLogger("werkzeug").setLevel(logging.ERROR)
 server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
 server.start()
 print(*server.get_host_and_port(), flush=True)
-sys.stdin.read()
+for line in sys.stdin:
+    ahead += datetime.timedelta(seconds=float(line))
+    print("moved", flush=True)
 """
 
 
@@ -30,6 +36,7 @@ class MotoFailed(Exception):
 class Moto:
     host: str
     port: int
+    advance: Callable[[float], None]  # by seconds
 
     @property
     def url(self) -> str:
@@ -83,9 +90,17 @@ def moto_process() -> Iterator[Moto]:
     with subprocess.Popen(
         [sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
+        assert process.stdin is not None
         assert process.stdout is not None
-        host, port = process.stdout.readline().split()
+        orders, answers = process.stdin, process.stdout
+
+        def advance(seconds: float) -> None:
+            print(seconds, file=orders, flush=True)
+            if not answers.readline():
+                raise MotoFailed("moto ended when its clock was to be moved")
+
+        host, port = answers.readline().split()
         try:
-            yield Moto(host, int(port))
+            yield Moto(host, int(port), advance)
         finally:
             process.kill()

@@ -20,6 +20,7 @@ from artifact_store.pack import packed, unpacked
 from artifact_store.pins import Pins
 from artifact_store.trust.envelope import Envelope
 from artifact_store.trust.statement import Statement, statement_of
+from tests.faults import bundles
 from tests.faults.operations import AUTHOR, artifact
 
 LIMIT = 1024**2  # bytes
@@ -39,6 +40,7 @@ def parsers() -> Mapping[str, Parser]:
         manifest = artifact(store, "seed", "request")
         one = store.publish(manifest)
         generation = promote(store, "prod", [one], AUTHOR, Requirements()).generation
+        carried = bundles.readers(store, one)
         pin = Pins(store.backend).add("keep", one.record.manifest, actor="ann", reason="because")
     at = pin.at
     parts = {Blob.of(data): data for data in (b"one", b"two" * 50, b"")}
@@ -54,6 +56,7 @@ def parsers() -> Mapping[str, Parser]:
         "pack": Parser(unpacked, packed(parts)),
         "statement": Parser(Statement.from_bytes, statement),
         "envelope": Parser(Envelope.from_bytes, canonical_json(envelope)),
+        **{name: Parser(read, example) for name, (read, example) in carried.items()},
         **{type(each).__name__: Parser(resealed(type(each)), each.to_bytes()) for each in sealed},
     }
 

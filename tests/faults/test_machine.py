@@ -3,7 +3,7 @@
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,8 +26,8 @@ from artifact_store.upkeep.rules import Rules
 from artifact_store.weights import read_weights
 from tests.artifact_store.samples import folder
 from tests.faults import buckets
-from tests.faults.conftest import S3
 from tests.faults.invariants import Visible, breaches, visible
+from tests.faults.moto_process import moto_process
 from tests.faults.operations import AUTHOR, artifact
 from tests.faults.plan import ANYWHERE, Plan, by_chance
 from tests.faults.proxy import Proxy
@@ -41,7 +41,7 @@ WRITERS: Final = 4  # at once
 
 @dataclass(frozen=True)
 class World:
-    """A store for one example. Its clock stands still where it is the machine's own."""
+    """A store for one example, whose clock the example moves."""
 
     backend: Backend
     objects: Callable[[], Mapping[str, bytes]]
@@ -228,23 +228,34 @@ def test_interleaved_writers_of_a_folder_break_no_promise_in_thirty_thousand_ste
     run(in_a_folder, examples=600, steps=50)
 
 
-@pytest.fixture
-def in_a_bucket(s3: S3, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Callable[[], World]:
-    """On an S3 where one request of twelve meets something."""
+@pytest.fixture(params=["without versions", "with versions"])
+def in_a_bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], World]]:
+    """On an S3 where one request of twelve meets something, and whose clock is no other test's."""
     monkeypatch.setattr(s3_faults, "_FIRST_PAUSE", 0.0)
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.0)
-    behind: Any = buckets.client(s3.moto.url, attempts=1)
-    faulty = buckets.client(proxy.url, attempts=5)
-    snapshots = buckets.Snapshots(behind)
+    with moto_process() as moto, Proxy(moto) as proxy:
+        behind: Any = buckets.client(moto.url, attempts=1)
+        faulty = buckets.client(proxy.url, attempts=5)
+        snapshots = buckets.Snapshots(behind)
+        ahead = 0.0  # of the machine's clock; it is moved on, and never back
 
-    def make() -> World:
-        name = f"machine-{secrets.token_hex(8)}"
-        behind.create_bucket(Bucket=name)
-        proxy.start_over(Plan(by_chance(len(name), 1 / 12, ANYWHERE)))
-        backend = buckets.store(faulty, name).backend
-        return World(backend, lambda: snapshots.of(name), lambda _: None, lambda: None)
+        def make() -> World:
+            name = f"machine-{secrets.token_hex(8)}"
+            behind.create_bucket(Bucket=name)
+            if request.param == "with versions":
+                behind.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
+            plan = Plan(by_chance(len(name), 1 / 12, ANYWHERE), clock_ahead=ahead)
+            proxy.start_over(plan)
 
-    return make
+            def advance(seconds: float) -> None:
+                nonlocal ahead
+                moto.advance(seconds)
+                ahead += seconds
+                plan.clock_ahead = ahead
+
+            return World(buckets.punctual(faulty, name), lambda: snapshots.of(name), advance, lambda: None)
+
+        yield make
 
 
 def test_interleaved_writers_of_a_bucket_break_no_promise(in_a_bucket: Callable[[], World]) -> None:

@@ -249,6 +249,30 @@ def test_a_change_that_nobody_would_believe_is_not_written(here: Path, nxpipe: I
     assert not (here / "store" / generation_path("production", 1)).exists()
 
 
+def test_a_rollback_to_what_an_expired_key_signed_is_refused_unless_the_log_may_tell_why(
+    here: Path, nxpipe: InProcess
+) -> None:
+    keygen(nxpipe, "release.key")
+    keygen(nxpipe, "oncall.key")
+    (here / "nxpipe.toml").write_text(SIGNED)
+    first, second = publish(here, 1), publish(here, 2)
+    for one in (first, second):
+        nxpipe("store", "sign", name_of(one))
+        assert nxpipe("promote", name_of(one), "--channel", "production").code == 0
+    past = (datetime.now(UTC).replace(microsecond=0) - timedelta(days=1)).isoformat()
+    trusted = [f'[[signing.trusted]]\nname = "{name}"\nkey = "file:{name}.key.pub"\n' for name in ("release", "oncall")]
+    (here / "nxpipe.toml").write_text(f"{SIGNED}{trusted[0]}expires = {past}\n{trusted[1]}")
+    back = ("rollback", "--channel", "production", "--key", "file:oncall.key")
+    refused = nxpipe(*back)
+    assert refused.code == exit_codes.REFUSED.number
+    assert f"nxpipe store sign {name_of(first)}, or roll back all the same with --despite-policy" in refused.err
+    assert nxpipe(*back, "--despite-policy", "the key expired at midnight").code == 0
+    told = json.loads(nxpipe("channel", "log", "--json").out)[0]
+    assert told["action"] == "rollback"
+    assert "despite the signing policy, because the key expired at midnight" in told["reason"]
+    assert (told["signed_by"], told["fault"]) == (["oncall"], None)
+
+
 def test_an_unsigned_generation_of_a_signed_channel_is_reported(here: Path, nxpipe: InProcess) -> None:
     keygen(nxpipe, "release.key")
     (here / "nxpipe.toml").write_text(SIGNED)

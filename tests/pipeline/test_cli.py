@@ -13,6 +13,10 @@ import pytest
 from pipeline.cli import COMMANDS, cli
 from pipeline.reference import walk
 from tests.pipeline.command import NXPIPE, nxpipe
+from tests.pipeline.in_process import InProcess
+from tests.pipeline.in_process import nxpipe as here
+
+__all__ = ["here"]
 
 
 def every_command() -> Iterator[tuple[str, click.Command]]:
@@ -184,8 +188,15 @@ def test_bash_completes_a_command_and_a_subcommand(tmp_path: Path) -> None:
 @pytest.mark.parametrize("after", ["read the configuration", "compile", "emulate"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_build_ends_cleanly_and_leaves_nothing_half_written(
-    number: signal.Signals, code: int, after: str, tmp_path: Path, bert: Path
+    number: signal.Signals,
+    code: int,
+    after: str,
+    tmp_path: Path,
+    bert: Path,
+    here: InProcess,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     store = f"file://{tmp_path}/store"
     words = ["build", "--model-id", str(bert), "--weights", "random:0", "--buckets", "32", "--store", store]
     # A shell that started the tests in the background has left Ctrl-C ignored, which a child would inherit.
@@ -201,6 +212,6 @@ def test_an_interrupted_build_ends_cleanly_and_leaves_nothing_half_written(
         said = process.stderr.read()
     assert process.returncode == code, said
     assert "Traceback" not in said
-    assert json.loads(nxpipe("store", "ls", "--json", "--store", store, cwd=tmp_path).out) == []
+    assert json.loads(here("store", "ls", "--json", "--store", store).out) == []
     assert [path for path in tmp_path.rglob("*") if path.is_file() and "tmp" in path.name] == []
-    assert nxpipe(*words, cwd=tmp_path).code == 0
+    assert here(*words).code == 0

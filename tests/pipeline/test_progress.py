@@ -65,6 +65,19 @@ def test_a_terminal_gets_one_line_that_is_gone_in_the_end(
     assert err.endswith("\r\033[K")
 
 
+@pytest.mark.parametrize("columns", [80, 60, 30, 10])
+def test_the_line_never_wraps(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    """Only one row of a terminal can be written over."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    run(Console(), steps=4, seconds=1)
+    rows = capsys.readouterr().err.replace("\033[K", "").split("\r")
+    assert 0 < max(map(len, rows)) < columns
+
+
 def test_a_dumb_terminal_is_a_log(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "dumb")

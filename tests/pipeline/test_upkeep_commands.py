@@ -8,7 +8,7 @@ import pytest
 
 from artifact_store import open_store
 from artifact_store.layout import blob_path
-from pipeline.exit_codes import CORRUPT, NOT_FOUND, OK, USAGE
+from pipeline.exit_codes import CORRUPT, NOT_FOUND, OK, STORE, USAGE
 from tests.pipeline.in_process import InProcess, nxpipe  # noqa: F401
 from tests.pipeline.test_store_commands import publish
 
@@ -65,6 +65,22 @@ def test_damage_ends_in_the_exit_code_of_corruption_until_it_is_repaired(
     assert damaged in broken.out
     assert nxpipe("store", "fsck", "--store", str(store), "--repair-from", str(tmp_path / "replica")).code == OK.number
     assert nxpipe("store", "fsck", "--store", str(store)).code == OK.number
+
+
+def test_what_cannot_be_read_is_told_from_damage_and_does_not_hide_it(
+    nxpipe: InProcess,  # noqa: F811
+    store: Path,
+) -> None:
+    unread, damaged = map(blob_path, open_store(str(store)).list()[0].manifest.blobs()[:2])
+    (store / unread).unlink()
+    (store / unread).mkdir()  # nobody reads that as a file, whatever the user's rights
+    alone = nxpipe("store", "fsck", "--store", str(store))
+    assert (alone.code, alone.out.split()[0]) == (STORE.number, "unreadable")
+    (store / damaged).write_bytes(b"damage")
+    both = nxpipe("store", "fsck", "--store", str(store), "--json")
+    assert both.code == CORRUPT.number
+    found = {finding["path"]: finding["unreadable"] for finding in json.loads(both.out)["findings"]}
+    assert found == {unread: True, damaged: False}
 
 
 def test_a_pin_is_listed_until_it_is_removed(nxpipe: InProcess, store: Path) -> None:  # noqa: F811

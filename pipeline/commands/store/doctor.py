@@ -13,7 +13,7 @@ from pipeline.output import Console, table
 if TYPE_CHECKING:
     from artifact_store.upkeep.doctor import Diagnosis
 
-_COLOURS = {"pass": "green", "fail": "red", "not applicable": "yellow", "unknown": "yellow"}
+_COLOURS = {"pass": "green", "fail": "red", "not applicable": "yellow", "not proved": "yellow"}
 
 
 @click.command(cls=Command)
@@ -24,7 +24,8 @@ def doctor(console: Console, store: str | None, config_path: Path) -> None:
     """Try out whether a folder or bucket can hold a store safely.
 
     Writes to a folder of its own in the store, and removes it. A failure of a vital property is an error that names
-    it; of another one, a weakness to know.
+    it; of another one, a weakness to know. What a denied permission keeps from being tried is not proved: the
+    permission is named, and whether the property holds stays open.
 
     \b
     Example:
@@ -53,5 +54,6 @@ def _as_json(each: "Diagnosis") -> dict[str, object]:
         "verdict": each.verdict,
         "vital": each.probe.vital,
         "seen": each.detail,
+        "denied": each.denied and {"permission": each.denied.permission, "operation": each.denied.operation},
         "why": each.probe.why,
     }

@@ -9,13 +9,14 @@ import click
 
 from pipeline.cli import Command
 from pipeline.commands.store.itself import open_the_store_itself
-from pipeline.exit_codes import CORRUPT
+from pipeline.exit_codes import CORRUPT, OK, STORE, ExitCode
 from pipeline.options import config_option, store_option
 from pipeline.output import Console, human_bytes
 from pipeline.progress import Progress
 
 if TYPE_CHECKING:
     from artifact_store.backends.protocol import Sent
+    from artifact_store.upkeep.fsck import Finding, Health
 
 
 @click.command(cls=Command)
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
 def fsck(ctx: click.Context, repair_from: str | None, store: str | None, config_path: Path) -> None:
     """Read and verify all that the store needs; repair it if asked.
 
-    Every record, every blob of every artifact, and the history of every channel. Ends in exit code 22 when something
-    is missing or damaged and could not be repaired. Records are never repaired: they say themselves what to do.
+    Every record, every blob of every artifact, every tensor of a pack, and the history of every channel. Ends in exit
+    code 22 when something is missing or damaged and could not be repaired, and in 20 when something could not be read.
+    Records are never repaired: they say themselves what to do.
 
     \b
     Example:
@@ -52,10 +54,28 @@ def fsck(ctx: click.Context, repair_from: str | None, store: str | None, config_
         console.data(asdict(health))
     else:
         for finding in health.findings:
-            console.result(f"{'repaired' if finding.mended else 'bad'}  {finding.fault}")
+            console.result(f"{_verdict(finding)}  {finding.fault}")
     console.say(
-        f"{health.blobs} blobs of {human_bytes(health.bytes)} are needed, {sum(not f.mended for f in health.findings)} "
-        f"findings stand, {sum(f.mended for f in health.findings)} were repaired; {health.orphans} objects of "
-        f"{human_bytes(health.orphaned)} are orphans, which a collection removes."
+        f"{health.blobs} blobs of {human_bytes(health.bytes)} are needed, {len(health.standing)} findings stand, "
+        f"{sum(f.mended for f in health.findings)} were repaired; {health.orphans} objects of "
+        f"{human_bytes(health.orphaned)} are orphans{_outlook(health)}."
     )
-    ctx.exit(0 if health.is_sound else CORRUPT.number)
+    ctx.exit(_outcome(health).number)
+
+
+def _outlook(health: "Health") -> str:
+    """What a record needs that tells nothing looks like an orphan; but nothing is collected while that stands."""
+    return ", which a collection removes" if health.is_sound else " as far as can be told"
+
+
+def _verdict(finding: "Finding") -> str:
+    if finding.mended:
+        return "repaired"
+    return "unreadable" if finding.unreadable else "bad"
+
+
+def _outcome(health: "Health") -> ExitCode:
+    """Damage outweighs what could not be looked at."""
+    if health.is_sound:
+        return OK
+    return STORE if all(finding.unreadable for finding in health.standing) else CORRUPT

@@ -33,9 +33,12 @@ class Quantity(click.ParamType[int]):
 
 @click.command(cls=Command)
 @click.option("--keep", type=click.IntRange(min=1), metavar="N", help="Keep the newest N of each model and target.")
-@click.option("--max-age", type=Quantity("h", "d"), help="Give up artifacts that are older, as in 90d.")
+@click.option("--max-age", type=Quantity("h", "d"), metavar="Nh|Nd", help="Give up artifacts older than that: 90d.")
 @click.option(
-    "--budget", type=Quantity("MiB", "GiB", "TiB"), help="Give up the oldest until the rest fits, as in 2TiB."
+    "--budget",
+    type=Quantity("MiB", "GiB", "TiB"),
+    metavar="NMiB|NGiB|NTiB",
+    help="Give up the oldest until the rest fits, as in 2TiB.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would go and why; change nothing.")
 @store_option

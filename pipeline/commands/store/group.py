@@ -46,6 +46,10 @@ STORE_COMMANDS = {
 def store() -> None:
     """Look after artifacts: list, compare, fetch, sign, collect.
 
+    An artifact is one compiled model: a manifest, which names all parts, and the parts, which are blobs named by the
+    SHA-256 digest of their bytes. Its key is the digest of all that was asked of the build. What nothing names any
+    more is an orphan, until a collection removes it.
+
     \b
     Example:
       nxpipe store ls

@@ -8,7 +8,7 @@ import click
 from pipeline.actor import current_actor
 from pipeline.cli import Command
 from pipeline.commands.store.itself import open_the_store_itself
-from pipeline.options import config_option, store_option
+from pipeline.options import REASON, Label, config_option, store_option
 from pipeline.output import Console, table
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @click.argument("name", required=False)
-@click.option("--as", "pin_name", metavar="PIN", help="The pin's name: 1 to 63 of a-z, 0-9 and '-'.")
-@click.option("--reason", default="", metavar="TEXT", help="Why, for those who find the pin later.")
+@click.option("--as", "pin_name", type=Label("pin"), metavar="PIN", help="The pin's name: 1 to 63 of a-z, 0-9 and '-'.")
+@click.option("--reason", type=REASON, default="", help="Why, for those who find the pin later.")
 @store_option
 @config_option
 @click.pass_obj
@@ -54,7 +54,7 @@ def pin(
 
 
 @click.command(cls=Command)
-@click.argument("pin_name", metavar="PIN")
+@click.argument("pin_name", type=Label("pin"), metavar="PIN")
 @store_option
 @config_option
 @click.pass_obj

@@ -10,7 +10,7 @@ import click
 from artifact_store.errors import Refused
 from pipeline.cli import Command
 from pipeline.commands.store.itself import open_the_store_itself
-from pipeline.options import config_option, store_option
+from pipeline.options import Line, config_option, store_option
 from pipeline.output import Console
 from pipeline.signing import builder_id, chosen_signer, key_option, named_public_key, signing_policy
 
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 @click.argument("name")
 @key_option
 @click.option(
-    "--builder", metavar="URI", help="Where it was built.  [default: the workflow on GitHub, else nxpipe:local]"
+    "--builder",
+    type=Line(512),
+    metavar="URI",
+    help="Where it was built.  [default: the workflow on GitHub, else nxpipe:local]",
 )
 @store_option
 @config_option

@@ -1,0 +1,222 @@
+"""Connections to one server that are kept, and a strict reader of its plain answers.
+
+What is not plain is a `Doubt`, as is every fault of the network: whoever asked asks again in another way.
+"""
+
+import re
+import select
+import socket
+import ssl
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import IO, Final
+from weakref import finalize
+
+from botocore.exceptions import IncompleteReadError, ResponseStreamingError
+
+_LONGEST_LINE: Final = 64 * 1024
+_MOST_LINES: Final = 100
+_LONGEST_ERROR: Final = 64 * 1024
+_REFUSED: Final = 300  # and above
+_NO_BODY: Final = (204, 304)
+_CHUNK_SIZE: Final = re.compile(rb"([0-9a-fA-F]{1,8})(?:;[^\r]*)?\r\n")
+_STATUS: Final = re.compile(rb"HTTP/1\.1 ([2-5]\d\d)[ \r]")
+
+
+class Doubt(Exception):
+    """This is no answer that we understand."""
+
+
+@dataclass(frozen=True)
+class Server:
+    host: str
+    port: int
+    tls: ssl.SSLContext | None
+    connect_timeout: float
+    read_timeout: float
+
+
+class Connections:
+    """Any number of threads may send at once; each takes a connection that rests, or a new one."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._resting: deque[Connection] = deque()
+        finalize(self, _close_all, self._resting)
+
+    def send(self, method: str, request: bytes) -> "Answer":
+        """One attempt. The answer's body has to be read to its end, or closed."""
+        connection = self._take()
+        try:
+            return connection.exchange(method, request)
+        except (OSError, ValueError) as error:
+            connection.close()
+            raise Doubt(str(error)) from error
+        except BaseException:
+            connection.close()
+            raise
+
+    def _take(self) -> "Connection":
+        while self._resting:
+            try:
+                connection = self._resting.pop()
+            except IndexError:  # another thread was faster
+                break
+            if connection.is_open:
+                return connection
+            connection.close()
+        try:
+            return Connection(self._server, self._resting)
+        except OSError as error:
+            raise Doubt(str(error)) from error
+
+
+class Connection:
+    def __init__(self, server: Server, resting: "deque[Connection]") -> None:
+        self._resting = resting
+        self._socket = socket.create_connection((server.host, server.port), server.connect_timeout)
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if server.tls:
+                self._socket = server.tls.wrap_socket(self._socket, server_hostname=server.host)
+            self._socket.settimeout(server.read_timeout)
+        except BaseException:
+            self._socket.close()
+            raise
+        self._file = self._socket.makefile("rb")
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+
+    @property
+    def is_open(self) -> bool:
+        """A server that has something to say before it is asked has closed the connection."""
+        return not self._poll.poll(0)
+
+    def exchange(self, method: str, request: bytes) -> "Answer":
+        self._socket.sendall(request)
+        status = self._status()
+        headers = self._headers()
+        in_chunks = "transfer-encoding" in headers and method != "HEAD"
+        body = Body(self, self._file, 0 if in_chunks else _length(method, status, headers), headers)
+        said = b""
+        if in_chunks:
+            said = self._in_chunks(status, headers)
+        elif status >= _REFUSED:
+            said = body.error()
+        if not body.left:
+            body.finish()
+        return Answer(status, headers, body, said)
+
+    def rest(self) -> None:
+        self._resting.append(self)
+
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
+
+    def _status(self) -> int:
+        found = _STATUS.match(self._file.readline(_LONGEST_LINE))
+        if found is None:
+            raise Doubt("no plain answer")
+        return int(found[1])
+
+    def _headers(self) -> dict[str, str]:
+        headers: dict[str, str] = {}
+        for _ in range(_MOST_LINES):
+            line = self._file.readline(_LONGEST_LINE)
+            if line == b"\r\n":
+                return headers
+            name, colon, value = line.partition(b":")
+            key, text = name.decode("latin-1").lower(), value.decode("latin-1").strip()
+            if not colon or not line.endswith(b"\r\n") or key != key.strip():
+                raise Doubt("no plain header")
+            headers[key] = f"{headers[key]}, {text}" if key in headers else text
+        raise Doubt("too many headers")
+
+    def _in_chunks(self, status: int, headers: Mapping[str, str]) -> bytes:
+        """S3 likes to say in this way why it refuses; an object it never sends so."""
+        if status < _REFUSED or "content-length" in headers or headers["transfer-encoding"].lower() != "chunked":
+            raise Doubt("a body of unknown length")
+        said = b""
+        while size := self._size_of_a_chunk(_LONGEST_ERROR - len(said)):
+            said += self._file.read(size)
+            self._end_of_line()
+        self._end_of_line()
+        return said
+
+    def _size_of_a_chunk(self, most: int) -> int:
+        found = _CHUNK_SIZE.fullmatch(self._file.readline(_LONGEST_LINE))
+        if found is None or int(found[1], 16) > most:
+            raise Doubt("no plain chunk")
+        return int(found[1], 16)
+
+    def _end_of_line(self) -> None:
+        if self._file.readline(_LONGEST_LINE) != b"\r\n":
+            raise Doubt("no end of a chunk")
+
+
+class Body:
+    """The bytes of an answer, which botocore's streams offer in the same way."""
+
+    def __init__(self, connection: Connection, file: IO[bytes], size: int, headers: Mapping[str, str]) -> None:
+        self.left = size
+        self._size = size
+        self._file = file
+        self._connection: Connection | None = connection
+        self._closes = headers.get("connection", "").lower() == "close"
+
+    def iter_chunks(self, chunk_size: int) -> Iterator[bytes]:
+        while self.left:
+            try:
+                chunk = self._file.read(min(chunk_size, self.left))
+            except (OSError, ValueError) as error:
+                raise ResponseStreamingError(error=error) from error
+            self.left -= len(chunk)
+            if not chunk:
+                raise IncompleteReadError(actual_bytes=self._size - self.left, expected_bytes=self._size)
+            if not self.left:
+                self.finish()
+            yield chunk
+
+    def error(self) -> bytes:
+        """All of it, where it says why something was refused."""
+        if self.left > _LONGEST_ERROR:
+            raise Doubt("too long an error")
+        return b"".join(self.iter_chunks(_LONGEST_ERROR))
+
+    def finish(self) -> None:
+        """All has been read: the connection may serve another request."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close() if self._closes else connection.rest()
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`said` is the whole body of a refusal."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: Body
+    said: bytes = b""
+
+
+def _length(method: str, status: int, headers: Mapping[str, str]) -> int:
+    if method == "HEAD" or status in _NO_BODY:
+        return 0
+    text = headers.get("content-length", "")
+    if not text.isdecimal():
+        raise Doubt("a body of unknown length")
+    return int(text)
+
+
+def _close_all(resting: "deque[Connection]") -> None:
+    while resting:
+        resting.pop().close()

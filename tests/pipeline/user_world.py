@@ -1,0 +1,185 @@
+"""What a user has around them: stores that hold something, an S3 server with bad days, and every command on a store."""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import boto3
+import pytest
+
+from artifact_store import open_store
+from pipeline.exit_codes import ExitCode
+from tests.faults.proxy import Proxy
+from tests.pipeline.command import NXPIPE, Answer
+from tests.pipeline.conftest import BERT, write_model
+from tests.pipeline.test_store_commands import MODEL, publish
+
+IDENTITY: Final = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+BUCKET: Final = "my-artifacts"
+
+# What each command is told, beside its store; the words in braces are filled in by the world.
+READERS: Final = {
+    "store ls": "",
+    "store show": "{first}",
+    "store explain": "{first}",
+    "store diff": "{first} {second}",
+    "store export": "{first} --to out.tar",
+    "store fetch": "{first} --to served",
+    "store gc --dry-run": "",
+    "store fsck": "",
+    "store du": "",
+    "store pin": "",
+    "store verify-signature": "{first} --public-key {root}/release.key.pub",
+    "channel log": "prod",
+    "channel show": "prod",
+}
+WRITERS: Final = {
+    "build": "--model-id {root}/tiny-bert --weights random:0 --buckets 32",
+    "store import": "{root}/third.tar",
+    "store gc": "",
+    "store pin ": "{first} --as mine",
+    "store unpin": "kept",
+    "store sign": "{first} --key file:{root}/release.key",
+    "promote": "{first} --channel prod",
+    "rollback": "--channel prod",
+}
+ALL: Final = READERS | WRITERS
+
+
+@dataclass(frozen=True)
+class World:
+    """`store` is a folder that holds two artifacts of one model, a pin, an old orphan, and a channel `prod`."""
+
+    root: Path
+    store: Path
+    first: str
+    second: str
+    proxy: Proxy
+
+    @property
+    def s3(self) -> dict[str, str]:
+        return {"AWS_ENDPOINT_URL": self.proxy.url, **IDENTITY}
+
+    def words(self, command: str) -> list[str]:
+        told = ALL[command].format(root=self.root, first=self.first, second=self.second)
+        return [*command.split(), *told.split()]
+
+
+def run(*words: str, cwd: Path, before: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> Answer:
+    done = subprocess.run(
+        [*before, str(NXPIPE), *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **(environment or {})},
+        timeout=120,
+        check=False,
+    )
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def at_once(runs: Mapping[str, Callable[[], Answer]]) -> Iterator[tuple[str, Answer]]:
+    """Several processes beside each other: each of them mostly starts up."""
+    with ThreadPoolExecutor(4) as pool:
+        yield from zip(runs, pool.map(lambda each: each(), runs.values()), strict=True)
+
+
+def each_command(
+    world: World,
+    url: str,
+    folder: Path,
+    commands: Iterable[str],
+    *,
+    before: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[tuple[str, Answer]]:
+    """The answer of each command on this store, each from an empty folder of its own."""
+
+    def runs(command: str) -> Callable[[], Answer]:
+        here = folder / command.replace(" ", "-").replace("/", "-")
+        here.mkdir()
+        here.chmod(0o777)
+        return lambda: run(*world.words(command), "--store", url, cwd=here, before=before, environment=environment)
+
+    yield from at_once({command: runs(command) for command in commands})
+
+
+def is_one_sentence(answer: Answer, code: ExitCode, *says: str) -> None:
+    """The last of stderr, with the documented exit code; before it may stand what was done until then."""
+    assert answer.code == code.number, answer.err
+    *before, error = answer.err.splitlines()
+    assert error.startswith("Error: "), answer.err
+    assert [line for line in before if not line.startswith("  ")] == [], answer.err
+    assert "Traceback" not in answer.err
+    assert "did not foresee" not in answer.err
+    for each in says:
+        assert each in answer.err, answer.err
+
+
+def make_world(root: Path, proxy: Proxy) -> World:
+    store = root / "store"
+    first, second = (publish(store, note=note) for note in ("plain", "other"))
+    names = [f"{MODEL}@{each.request_key[:12]}" for each in (first, second)]
+    write_model(root / "tiny-bert", dict(BERT))
+    publish(root / "elsewhere", note="third")
+    for words in (
+        ["store", "keygen", "release.key"],
+        ["store", "export", MODEL, "--to", "third.tar", "--store", "elsewhere"],
+        ["store", "sign", names[0], "--key", "file:release.key", "--store", "store"],
+        ["store", "pin", names[0], "--as", "kept", "--store", "store"],
+        ["promote", names[0], "--channel", "prod", "--store", "store"],
+        ["promote", names[1], "--channel", "prod", "--store", "store"],
+    ):
+        answer = run(*words, cwd=root)
+        assert answer.code == 0, answer.err
+    orphan = open_store(str(store)).put_blob(b"orphan")
+    os.utime(store / "cas" / "sha256" / orphan.sha256[:2] / orphan.sha256, (1_000_000_000, 1_000_000_000))
+    world = World(root, store, names[0], names[1], proxy)
+    _fill_bucket(world)
+    return world
+
+
+def _fill_bucket(world: World) -> None:
+    client = boto3.client(
+        "s3",
+        endpoint_url=world.proxy.url,
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+        region_name="us-east-1",
+    )
+    client.create_bucket(Bucket=BUCKET)
+    for path in world.store.rglob("*"):
+        if path.is_file():
+            key = f"nxpipe/{path.relative_to(world.store).as_posix()}"
+            client.put_object(Bucket=BUCKET, Key=key, Body=path.read_bytes(), ChecksumAlgorithm="SHA256")
+
+
+@contextmanager
+def small_disk(at: Path, *options: str, size: str = "1m") -> Iterator[Path]:
+    """A file system of its own, so small that it is full at once."""
+    at.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", ",".join((f"size={size}", *options)), "tmpfs", str(at)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip("this machine lets us mount no file system")
+    try:
+        yield at
+    finally:
+        subprocess.run(["umount", "--lazy", str(at)], check=True)
+
+
+def fill(disk: Path) -> None:
+    with (disk / "fill").open("wb", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError:
+            return
