@@ -77,7 +77,8 @@ def _is_near(file: Partial, piece: Piece, tier: Tier) -> bool:
     elif not tier.held.copy(piece.blob, lambda data, at: file.write(data, piece.at + at)):
         return False
     for number in range(piece.ranges):
-        file.complete(piece.first + number)
+        start, stop = piece.span(number)
+        file.complete(piece.first + number, stop - start)
     return True
 
 

@@ -21,6 +21,7 @@ from artifact_store.transfer.stamp import date
 
 # At each end of a call the hashing thread has to wait for the receiving ones: few large calls keep it up with them.
 _HASHED_AT_ONCE: Final = 8 * 1024**2
+NOTED_AFTER: Final = 1024**2  # bytes
 _LEFT_ALONE: Final = 3600.0  # seconds after which whoever wrote it is taken for dead, on this machine or another
 _NOBODY: Final = "nobody"
 
@@ -34,6 +35,9 @@ class Partial:
         self._stretches = stretches
         # The kernel lets one writer into a file at a time, and has the others burn processor time meanwhile.
         self._one_writer = Lock()
+        self._noting = Lock()
+        self._complete: list[int] = []  # stretches that are not noted in the file yet
+        self._unnoted = 0  # their bytes
         with os_errors(f"write {path}"):
             self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             os.ftruncate(self.descriptor, size + stretches)
@@ -42,14 +46,24 @@ class Partial:
         return os.pread(self.descriptor, 1, self._size + stretch) == b"\1"
 
     def has_any(self) -> bool:
+        for each in self._complete:
+            self.write(b"\1", self._size + each)
         return b"\1" in os.pread(self.descriptor, self._stretches, self._size)
 
     def write(self, data: bytes | memoryview, at: int) -> None:
         with os_errors(f"write {self.path}"), self._one_writer:
             write_at(self.descriptor, data, at)
 
-    def complete(self, stretch: int) -> None:
-        self.write(b"\1", self._size + stretch)
+    def complete(self, stretch: int, size: int) -> None:
+        """So many bytes have come there. What is small is noted together with others: a kill costs a few of them."""
+        with self._noting:
+            self._complete.append(stretch)
+            self._unnoted += size
+            if self._unnoted < NOTED_AFTER:
+                return
+            noted, self._complete, self._unnoted = self._complete, [], 0
+        for each in noted:
+            self.write(b"\1", self._size + each)
 
     def feed(self, hasher: "hashlib._Hash", at: int, stop: int) -> None:
         """Hash bytes as they lie in the file, which for fresh ones means in memory."""

@@ -105,7 +105,7 @@ def _stream(file: Partial, piece: Piece, place: Backend, sent: Sent) -> None:
         file.write(memoryview(chunk)[: max(piece.blob.size - came, 0)], piece.at + came)
         came += len(chunk)
     _insist(piece.blob, place, hasher.hexdigest(), came)
-    file.complete(piece.first)
+    file.complete(piece.first, piece.blob.size)
 
 
 def _chunks(blob: Blob, place: Backend, sent: Sent) -> Iterator[bytes]:
@@ -186,7 +186,7 @@ def _fetch_range(file: Partial, piece: Piece, number: int, place: Backend, sent:
             continue
         if at != stop:
             raise _corrupt(blob, place, f"its bytes from {start} to {stop} are {at - start}")
-        file.complete(piece.first + number)
+        file.complete(piece.first + number, stop - start)
         return
     raise Changed(f"{place.url}/{blob_path(blob)} was written anew {_TRIES} times while it was read; read it again")
 

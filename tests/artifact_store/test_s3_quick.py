@@ -387,21 +387,18 @@ def test_over_tls_it_trusts_whom_the_sdk_trusts(
     script: Script, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with scripted(certificate) as secure:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", secure.url)
+        port = int(secure.url.rpartition(":")[2])
+        stranger = s3_quick.Quick(s3_client())._connections("https", "127.0.0.1", port)
         monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
-        backend = Bucket("bucket", "p", s3_client())
-        secure.answers = [OK, GET, OK]
-        backend.create("a", OURS)
-        assert b"".join(backend.read("a") or ()) == b"abc"
-        assert secure.ways == ["sdk", "quick"]
-        connections = s3_quick.Quick(s3_client())._connections("https", "127.0.0.1", int(secure.url.rpartition(":")[2]))
-        monkeypatch.delenv("AWS_CA_BUNDLE")
-        stranger = s3_quick.Quick(s3_client())._connections("https", "127.0.0.1", int(secure.url.rpartition(":")[2]))
-        assert connections is not None
+        trusting = s3_quick.Quick(s3_client())._connections("https", "127.0.0.1", port)
         assert stranger is not None
-        assert connections.send("HEAD", b"HEAD / HTTP/1.1\r\n\r\n").status == 200
+        assert trusting is not None
+        secure.answers = [OK, OK]
+        for _ in range(2):
+            assert trusting.send("PUT", b"PUT / HTTP/1.1\r\nContent-Length: 1\r\n\r\nx").status == 200
+        assert [(each.body, each.connection) for each in secure.asked] == [(b"x", 1)] * 2
         with pytest.raises(Doubt, match="certificate verify failed"):
-            stranger.send("HEAD", b"HEAD / HTTP/1.1\r\n\r\n")
+            stranger.send("GET", b"GET / HTTP/1.1\r\n\r\n")
 
 
 # What a creation's answer proves

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from artifact_store.documents import Blob
 from artifact_store.errors import Corrupt, NotFound, StoreUnavailable
 from artifact_store.layout import blob_path
-from artifact_store.transfer import ranges
+from artifact_store.transfer import partial, ranges
 from artifact_store.transfer.tier import Tier
 from artifact_store.transfer.wanted import by_channel
 from tests.artifact_store.afar import afar, counting, patch, promoted, refuse
@@ -177,6 +177,7 @@ def test_a_blob_beyond_the_limit_is_read_all_the_same(tmp_path: Path) -> None:
 @pytest.fixture
 def small_ranges(monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(ranges, "RANGE", 1000)
+    monkeypatch.setattr(partial, "NOTED_AFTER", 1000)
     monkeypatch.setattr(ranges, "IN_RANGES_ABOVE", 1000)
     return 1000
 
@@ -251,12 +252,12 @@ import sys
 from pathlib import Path
 from artifact_store.backends.local import LocalFolder
 from artifact_store.documents import Blob
-from artifact_store.transfer import ranges
+from artifact_store.transfer import partial, ranges
 from artifact_store.transfer.reading import BlobsFromAfar
 from artifact_store.transfer.source import Sources
 from artifact_store.transfer.tier import Tier
 import time
-ranges.RANGE = ranges.IN_RANGES_ABOVE = 1000
+ranges.RANGE = ranges.IN_RANGES_ABOVE = partial.NOTED_AFTER = 1000
 root, sha256, size = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 class Slow(LocalFolder):
     def read(self, path, start=0, stop=None, *, tag=None):
