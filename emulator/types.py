@@ -59,11 +59,17 @@ class DType(StrEnum):
         return np.dtype(getattr(ml_dtypes, self.value, self.value))
 
     @property
+    def on_device(self) -> "DType":
+        """In which elements lie on the machine: it has no 64-bit integers, and a truth takes a byte."""
+        return _ON_DEVICE.get(self, self)
+
+    @property
     def short(self) -> str:
         """As the graph printer writes it: f32, bf16, f8_e4m3, i64, bool."""
         return self.value.replace("bfloat", "bf").replace("tfloat", "tf").replace("float", "f").replace("int", "i")
 
 
+_ON_DEVICE = {DType.INT64: DType.INT32, DType.UINT64: DType.UINT32, DType.BOOL: DType.UINT8}
 _UNSIGNED = {DType.UINT64, DType.UINT32, DType.UINT16, DType.UINT8}
 _FLOAT_WIDTHS = {
     DType.FLOAT32: 4,

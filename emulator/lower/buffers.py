@@ -4,19 +4,28 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
+
 from emulator.isa.instructions import Instruction
 from emulator.isa.operands import Far
 from emulator.isa.program import Buffer, Loop, Role, Step
 from emulator.lower.view import View, whole
+from emulator.numerics import Array
 from emulator.types import DType
 
 _ALIGNMENT: Final = 4096  # bytes: a DMA packet
-_NARROW: Final = {DType.INT64: DType.INT32, DType.UINT64: DType.UINT32, DType.BOOL: DType.UINT8}
 
 
 def on_device(dtype: DType) -> DType:
-    """The type in which elements lie on the machine: it has no 64-bit integers, and a truth takes a byte."""
-    return _NARROW.get(dtype, dtype)
+    return dtype.on_device
+
+
+def narrowed(table: Array, dtype: DType) -> Array:
+    """A table as the device holds it: the limits of 64 bits, which stand for no limit, become those of 32."""
+    if dtype not in (DType.INT64, DType.UINT64):
+        return table
+    limits = np.iinfo(on_device(dtype).stored)
+    return np.clip(table, limits.min, limits.max)
 
 
 class Buffers:

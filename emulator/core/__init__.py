@@ -1,0 +1,11 @@
+"""The emulated NeuronCore: carries a program out, instruction by instruction, and assumes the worst.
+
+`Machine` is the door. `memory` and `places` are where elements lie, `dma`, `tensor`, `scalar`, `vector`, `folds`,
+`search` and `gpsimd` what instructions mean, `schedule` who goes next, and `race` the proof that it did not matter.
+"""
+
+from emulator.core.faults import Deadlock, MachineFault, OutOfBounds, Race, SumNotBegun, Unwritten
+from emulator.core.machine import Machine
+from emulator.core.statistics import Statistics
+
+__all__ = ["Deadlock", "Machine", "MachineFault", "OutOfBounds", "Race", "Statistics", "SumNotBegun", "Unwritten"]

@@ -1,0 +1,140 @@
+"""Carries a program out: one core, or as many as there are ranks, which meet at the collectives.
+
+What the host loads stays between runs, and so do states; the cores' own memories are fresh at the beginning of each.
+"""
+
+from collections.abc import Generator, Sequence
+
+import numpy as np
+
+from emulator.core.bound import Bound
+from emulator.core.collective import COLLECTIVES, bring, take
+from emulator.core.faults import MachineFault
+from emulator.core.meanings import MEANINGS
+from emulator.core.memory import Memories, require_readonly
+from emulator.core.race import Races
+from emulator.core.schedule import Due, Order, Streams, ordering
+from emulator.core.statistics import Statistics, count
+from emulator.errors import IndexOutOfRange
+from emulator.isa.instructions import Instruction
+from emulator.isa.operands import Far
+from emulator.isa.program import Program, instructions
+from emulator.isa.text import line
+from emulator.numerics import Array
+
+
+class Machine:
+    """A legal program (`emulator.isa.limits`), loaded. `order` says which engine goes when several may: `hostile`,
+    `program` or `random:SEED`. Without `check` nobody looks for races, which is faster; every other rule holds."""
+
+    def __init__(self, program: Program, *, order: str = "hostile", check: bool = True) -> None:
+        self._order = order
+        self._cores = [_Core(program, rank, check=check) for rank in range(program.ranks)]
+        require_readonly(
+            program,
+            (
+                place.buffer
+                for instruction in instructions(program.body)
+                for place in instruction.written()
+                if isinstance(place, Far)
+            ),
+        )
+
+    @property
+    def ranks(self) -> int:
+        return len(self._cores)
+
+    def write(self, name: str, array: Array, rank: int | None = None) -> None:
+        """An input, a state or a parameter, as the host knows it: to one rank, or to all."""
+        for core in self._cores if rank is None else [self._cores[rank]]:
+            core.memories.write(name, array)
+
+    def read(self, name: str, rank: int = 0) -> Array:
+        """An output or a state; floats of any type as float32."""
+        return self._cores[rank].memories.read(name)
+
+    def execute(self) -> Statistics:
+        """One run on every core. What one of them amounted to: all carry out the same instructions."""
+        with np.errstate(all="ignore"):  # the engines follow IEEE 754 and never trap
+            runs = [core.run(ordering(self._order, core.body, core.rank)) for core in self._cores]
+            brought: list[Array] | None = None
+            while (meeting := [_go_on(run, brought) for run in runs]) and meeting[0] is not None:
+                brought = [each for each in meeting if each is not None]
+        return self._cores[0].statistics()
+
+
+_Run = Generator[Array, Sequence[Array], None]
+
+
+def _go_on(run: _Run, brought: Sequence[Array] | None) -> Array | None:
+    """Up to the next collective: what the rank brings there; None when the rank has done everything."""
+    try:
+        return next(run) if brought is None else run.send(brought)
+    except StopIteration:
+        return None
+
+
+class _Core:
+    """One rank's memories, and the program bound to them."""
+
+    def __init__(self, program: Program, rank: int, *, check: bool) -> None:
+        self.rank, self.body = rank, program.body
+        self.memories = Memories(program)
+        self._program, self._check = program, check
+        self._bound: dict[int, Bound] = {}
+        for instruction in instructions(program.body):
+            self._bound[id(instruction)] = self._bind(instruction)
+
+    def _bind(self, instruction: Instruction) -> Bound:
+        try:
+            return Bound(instruction, self.memories)
+        except MachineFault as fault:
+            raise fault.at(self._describe(instruction, ())) from None
+
+    def run(self, order: Order) -> _Run:
+        self.memories.freshen()
+        everything = list(self._bound.values())
+        for bound in everything:
+            bound.forget()
+        streams = Streams(self.body, lambda instruction: self._bound[id(instruction)])
+        races = Races(self.memories, everything, self._describe) if self._check else None
+        while (engine := order.choose(streams)) is not None:
+            due = streams.head(engine)
+            try:
+                yield from self._carry_out(due, streams, races)
+            except MachineFault as fault:
+                raise fault.at(self._describe(due.bound.instruction, due.indices)) from None
+            except IndexOutOfRange as fault:
+                where = self._describe(due.bound.instruction, due.indices)
+                raise IndexOutOfRange(fault.index, fault.size, where) from None
+            streams.finish(engine)
+        if streams.working:
+            raise streams.deadlock(lambda due: self._describe(due.bound.instruction, due.indices))
+
+    def _carry_out(self, due: Due, streams: Streams, races: Races | None) -> _Run:
+        bound = due.bound
+        bound.locate(due.indices)
+        bound.times += 1
+        if races is not None:
+            races.begin(due, streams.working)
+        for rows in bound.rows:
+            rows.read_rows()
+        if races is not None:
+            races.note(bound, bound.indirect)
+        if isinstance(bound.instruction, COLLECTIVES):
+            take(bound.instruction, bound, (yield bring(bound)))
+        else:
+            MEANINGS[type(bound.instruction)](bound.instruction, bound)
+        if races is not None:
+            races.end(bound)
+
+    def statistics(self) -> Statistics:
+        return count(self._bound.values())
+
+    def _describe(self, instruction: Instruction, indices: tuple[int, ...]) -> str:
+        """Its text and the turn of the loops; no waits, which are another matter."""
+        shown = " ".join(line(instruction.after(), self.memories.labels).split())
+        turn = f" with {', '.join(f'i{depth}={index}' for depth, index in enumerate(indices))}" if indices else ""
+        rank = f" on rank {self.rank}" if self._program.ranks > 1 else ""
+        note = self._program.notes[instruction.note] if instruction.note < len(self._program.notes) else ""
+        return f"{shown}{turn}{rank}{f', at {note}' if note else ''}"

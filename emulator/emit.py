@@ -1,0 +1,32 @@
+"""From a compiled program to the executable that is stored: lowered, with what its caller and its host must know."""
+
+from collections.abc import Mapping
+
+from emulator.compile import Program
+from emulator.executable import Executable, Port
+from emulator.isa.program import Role
+from emulator.lower import lower
+from emulator.memory import states
+
+
+def emit(program: Program, core: str, sizes: Mapping[str, tuple[str, ...]] | None = None) -> Executable:
+    """For cores of one generation. `sizes`: of inputs and outputs, the names of axes along which a request may be
+    shorter than the program; name an axis only where zeros behind a request do it no harm."""
+    lowered = lower(program.graph, core, program.degree)
+    pieces = {**program.parameters, **program.states}
+    divisions = {
+        number: pieces[buffer.names[0]] for number, buffer in enumerate(lowered.buffers) if buffer.names[0] in pieces
+    }
+    return Executable(lowered, ports_of(program, sizes), divisions)
+
+
+def ports_of(program: Program, sizes: Mapping[str, tuple[str, ...]] | None = None) -> tuple[Port, ...]:
+    """The ports of a compiled program: whole tensors in the types that its caller knows. `sizes`: for inputs and
+    outputs, the names of axes along which a request may be shorter."""
+    graph, named = program.whole, sizes or {}
+    held = states(graph)
+    ends = [
+        *((Role.STATE if name in held else Role.INPUT, name, value) for name, value in graph.inputs.items()),
+        *((Role.OUTPUT, name, value) for name, value in graph.outputs.items() if name not in held),
+    ]
+    return tuple(Port(name, role, value.type, named.get(name, ())) for role, name, value in ends)

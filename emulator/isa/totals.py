@@ -1,0 +1,112 @@
+"""What a program adds up to: each instruction times the turns of the loops around it, without running any."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import Final
+
+from emulator.hardware import CORES, CoreSpec
+from emulator.isa.affine import Affine
+from emulator.isa.cycles import cost
+from emulator.isa.instructions import Instruction, Matmul
+from emulator.isa.operands import Place, Tile
+from emulator.isa.program import Loop, Program, Step
+from emulator.isa.transfer import moved
+from emulator.types import DType
+
+HBM: Final = "hbm"
+
+
+@dataclass
+class Totals:
+    """By engine, by instruction, and by memory. `ns` is the time in which an engine has none for another instruction;
+    queues of DMA share their engines, so that theirs add up. `ideal_cycles` are those that the program's
+    multiplications would take on a tensor engine of which no row, column or cycle is idle."""
+
+    static: int = 0
+    engines: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    ns: dict[str, float] = field(default_factory=dict)
+    read: Counter[str] = field(default_factory=Counter)
+    written: Counter[str] = field(default_factory=Counter)
+    multiply_adds: int = 0
+    tensor_cycles: float = 0.0
+    ideal_cycles: float = 0.0
+
+    @property
+    def utilisation(self) -> float | None:
+        """Of the tensor engine while it is busy; None where it has nothing to do."""
+        return self.ideal_cycles / self.tensor_cycles if self.tensor_cycles else None
+
+    def document(self) -> dict[str, object]:
+        """For a report: everything, in an order that does not change."""
+        return {
+            "static_instructions": self.static,
+            "instructions": sum(self.kinds.values()),
+            "by_engine": dict(sorted(self.engines.items())),
+            "by_kind": dict(sorted(self.kinds.items())),
+            "busy_ns": {engine: round(ns, 1) for engine, ns in sorted(self.ns.items())},
+            "bytes_read": dict(sorted(self.read.items())),
+            "bytes_written": dict(sorted(self.written.items())),
+            "multiply_adds": self.multiply_adds,
+            "tensor_cycles": round(self.tensor_cycles, 1),
+            "ideal_tensor_cycles": round(self.ideal_cycles, 1),
+            "tensor_utilisation": None if self.utilisation is None else round(self.utilisation, 4),
+        }
+
+
+def totals(program: Program) -> Totals:
+    core, found = CORES[program.core], Totals()
+    for instruction, counts in _within(program.body, ()):
+        _add(found, instruction, counts, core)
+    return found
+
+
+def _within(body: tuple[Step, ...], counts: tuple[int, ...]) -> Iterator[tuple[Instruction, tuple[int, ...]]]:
+    for step in body:
+        if isinstance(step, Loop):
+            yield from _within(step.body, (*counts, step.count))
+        else:
+            yield step, counts
+
+
+def _add(found: Totals, instruction: Instruction, counts: tuple[int, ...], core: CoreSpec) -> None:
+    times = prod(counts)
+    price = cost(instruction, core)
+    engine = instruction.engine.value
+    found.static += 1
+    found.engines[engine] += times
+    found.kinds[instruction.name] += times
+    found.ns[engine] = found.ns.get(engine, 0.0) + times * price.ns
+    for place in instruction.written():
+        found.written[_level(place)] += times * moved(place)
+    for place in instruction.read():
+        found.read[_level(place)] += times * moved(place)
+    if isinstance(instruction, Matmul):
+        _add_products(found, instruction, times, core)
+        # Those that do not add have been counted as if they read their sums.
+        if instruction.reads_of_dst():
+            found.read[_level(instruction.dst)] -= _first(instruction.accumulate, counts) * moved(instruction.dst)
+    if price.cycles is not None and engine == "tensor":
+        found.tensor_cycles += times * price.cycles
+
+
+def _add_products(found: Totals, it: Matmul, times: int, core: CoreSpec) -> None:
+    products = it.stationary.partitions * it.stationary.elements * it.moving.elements
+    slow = core.fp32_cycle_factor if DType.FLOAT32 in (it.stationary.dtype, it.moving.dtype) else 1
+    found.multiply_adds += times * products
+    found.ideal_cycles += times * slow * products / (core.pe_rows * core.pe_cols)
+
+
+def _first(accumulate: Affine, counts: tuple[int, ...]) -> int:
+    """How often it is 0, and a matmul adds to nothing: in the first turn of all loops that it changes with. A number
+    that counts otherwise than up from 0 counts as if it were above."""
+    if accumulate.bounds(counts)[0] != 0 or accumulate.turns or accumulate.base:
+        return prod(counts) if accumulate.bounds(counts)[1] <= 0 else 0
+    taken = prod(counts[depth] for depth, _ in accumulate.terms)
+    return prod(counts) // taken if taken else 0
+
+
+def _level(place: Place) -> str:
+    return place.memory.value if isinstance(place, Tile) else HBM

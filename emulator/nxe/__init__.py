@@ -1,0 +1,1 @@
+"""The parts of an executable file. docs/nxe.md is its specification."""

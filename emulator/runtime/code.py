@@ -1,0 +1,90 @@
+"""What can be loaded, whichever way it is run: `Fast` runs a compiled graph here, `Isa` instructions, in `isa.py`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from emulator.compile import Program
+from emulator.isa.program import Role
+from emulator.memory import peak_bytes, states
+from emulator.numerics import Array
+from emulator.nxe.port import Port
+from emulator.passes.shard import Piece
+from emulator.ranks import LoadedRanks
+from emulator.types import TensorType
+
+States = Sequence[Mapping[str, Array]]  # of each rank, by name
+
+
+class Loaded(Protocol):
+    """A program with its weights, on the cores of all its ranks."""
+
+    def run(self, inputs: Mapping[str, Array], states: States | None = None) -> tuple[dict[str, Array], States]:
+        """The outputs, equal on all ranks, and each rank's states after it."""
+
+
+class Code(Protocol):
+    """A program as it can be loaded."""
+
+    @property
+    def ports(self) -> tuple[Port, ...]: ...
+
+    @property
+    def ranks(self) -> int: ...
+
+    @property
+    def core(self) -> str | None:
+        """The generation that it is for, if it is for one."""
+
+    @property
+    def weights(self) -> Mapping[str, int]:
+        """The bytes of each on one rank."""
+
+    @property
+    def scratch(self) -> int:
+        """Bytes on one rank that it needs while it runs, beside weights and states."""
+
+    @property
+    def states(self) -> Mapping[str, TensorType]:
+        """One rank's share of each."""
+
+    def load(self, weights: Mapping[str, Array]) -> Loaded: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Fast:
+    """A compiled graph, run by the operators' numerics; it runs on any generation."""
+
+    program: Program
+    ports: tuple[Port, ...]
+
+    @property
+    def ranks(self) -> int:
+        return self.program.degree
+
+    @property
+    def core(self) -> None:
+        return None
+
+    @cached_property
+    def weights(self) -> Mapping[str, int]:
+        whole = self.program.whole.parameters
+        return {name: _share(value.type, self.program.parameters.get(name)).nbytes for name, value in whole.items()}
+
+    @cached_property
+    def scratch(self) -> int:
+        ends = sum(port.type.nbytes for port in self.ports if port.role is not Role.STATE)
+        constants = sum(value.type.nbytes for value in self.program.graph.constants)
+        return ends + constants + peak_bytes(self.program.graph)
+
+    @cached_property
+    def states(self) -> Mapping[str, TensorType]:
+        return {name: value.type for name, value in states(self.program.graph).items()}
+
+    def load(self, weights: Mapping[str, Array]) -> Loaded:
+        return LoadedRanks(self.program.graph, weights)
+
+
+def _share(whole: TensorType, piece: Piece | None) -> TensorType:
+    return piece.local(whole) if piece else whole

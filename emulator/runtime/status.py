@@ -1,0 +1,94 @@
+"""What the runtime refuses, with the numbers that the real one answers with. docs/runtime.md lists when."""
+
+from enum import IntEnum
+from typing import ClassVar
+
+from emulator.errors import CompileError
+
+
+class Status(IntEnum):
+    """The names and numbers of the public header `nrt_status.h`, as far as emulated cores can get there."""
+
+    NRT_SUCCESS = 0
+    NRT_INVALID = 2
+    NRT_INVALID_HANDLE = 3
+    NRT_RESOURCE = 4
+    NRT_LOAD_NOT_ENOUGH_NC = 9
+    NRT_UNSUPPORTED_NEFF_VERSION = 10
+    NRT_CLOSED = 14
+    NRT_EXEC_BAD_INPUT = 1002
+    NRT_EXEC_COMPLETED_WITH_ERR = 1004
+    NRT_EXEC_NC_BUSY = 1005
+    NRT_EXEC_OOB = 1006
+
+
+class RuntimeFault(CompileError):
+    """The root of what the runtime raises."""
+
+    status: ClassVar[Status]
+
+
+class InvalidLoad(RuntimeFault):
+    """Programs or weights that cannot be loaded, on whatever cores."""
+
+    status = Status.NRT_INVALID
+
+
+class Unloaded(RuntimeFault):
+    """A model or its states, used after they were given up or with each other's."""
+
+    status = Status.NRT_INVALID_HANDLE
+
+
+class DeviceMemoryExhausted(RuntimeFault):
+    """The HBM behind a core is too small."""
+
+    status = Status.NRT_RESOURCE
+
+
+class CoresUnavailable(RuntimeFault):
+    """Cores are taken, or do not exist."""
+
+    status = Status.NRT_LOAD_NOT_ENOUGH_NC
+    deterministic = False
+
+
+class WrongGeneration(RuntimeFault):
+    """A program for other cores than these."""
+
+    status = Status.NRT_UNSUPPORTED_NEFF_VERSION
+
+
+class RuntimeClosed(RuntimeFault):
+    """The runtime was closed."""
+
+    status = Status.NRT_CLOSED
+
+
+class BadInput(RuntimeFault):
+    """A request that no program takes as it is."""
+
+    status = Status.NRT_EXEC_BAD_INPUT
+
+
+class RequestTooLong(BadInput):
+    """A request that is longer than the longest bucket."""
+
+
+class ExecutionFailed(RuntimeFault):
+    """A program did what no program may do."""
+
+    status = Status.NRT_EXEC_COMPLETED_WITH_ERR
+
+
+class CoreBusy(RuntimeFault):
+    """The cores are carrying out another request."""
+
+    status = Status.NRT_EXEC_NC_BUSY
+    deterministic = False
+
+
+class OutOfBounds(RuntimeFault):
+    """A lookup behind the end of its table."""
+
+    status = Status.NRT_EXEC_OOB

@@ -1,0 +1,80 @@
+"""Hostile bytes: refused with a reason, in time and memory that their length bounds."""
+
+import random
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+
+from emulator.executable import from_bytes, to_bytes
+from emulator.isa.affine import index
+from emulator.isa.instructions import INSTRUCTIONS, Engine, Wait
+from emulator.isa.program import Loop
+from emulator.nxe.container import Section, packed
+from emulator.nxe.kinds import kind_of
+from tests.executable.damage import DAMAGES, parts, sealed, survives
+from tests.executable.samples import instruction, sample, samples
+
+BYTES_A_BYTE = 200  # what the reader may take for one byte of a file, objects included
+
+
+def attack(inputs: int, seed: int) -> int:
+    """How many of so many inputs were read: those must be what they say, byte by byte."""
+    chance, whole, read = random.Random(seed), samples(), 0
+    for number in range(inputs):
+        damage = DAMAGES[number % len(DAMAGES)]
+        data = damage(chance, chance.choice(whole), whole)
+        data = sealed(data) if number % 2 else data
+        if survives(data, from_bytes):
+            read += 1
+            assert to_bytes(from_bytes(data)) == data
+    return read
+
+
+def test_the_samples_hold_every_instruction_and_are_read() -> None:
+    for seed, data in enumerate(samples()):
+        assert from_bytes(data) == sample(seed)
+    texts = parts(samples()[0])[Section.CODE]
+    assert all(kind_of(record).text.encode() in texts for record in INSTRUCTIONS.values())
+
+
+def test_two_thousand_attacks_end_in_a_sentence() -> None:
+    assert attack(2_000, seed=1) > 0  # some damage, such as another number, is another sound executable
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_two_hundred_thousand_attacks_end_in_a_sentence() -> None:
+    assert attack(200_000, seed=2) > 0
+
+
+LISTS = (Section.CODE, Section.NOTES, Section.BUFFERS, Section.INTERFACE, Section.DIVISIONS)
+
+
+@pytest.mark.parametrize("section", LISTS)
+@pytest.mark.parametrize("filler", [b"\0", b"\1", b"\2", b"\x7f", b"\0\1"])
+def test_memory_is_bounded_by_the_length_of_the_file(section: Section, filler: bytes) -> None:
+    """The longest lists that a section can claim, and what fills them."""
+    size = 50_000
+    prefix = b"\2v2\1" if section is Section.BUFFERS else b""
+    content = prefix + b"\xd0\x86\x03" + (filler * size)[:size]
+    data = packed({**parts(samples()[0]), section: content})
+    assert bytes_taken(data) < BYTES_A_BYTE * len(data)
+
+
+def test_memory_is_bounded_where_everything_has_been_seen_before() -> None:
+    """Ten thousand copies of one instruction that waits for everybody take a few bytes each in the file."""
+    wait = tuple(Wait(engine, index(0) + 1) for engine in Engine)
+    step = instruction("memset", 0)
+    body = tuple(replace(step, waits=wait) for _ in range(10_000))
+    executable = sample()
+    data = to_bytes(replace(executable, program=replace(executable.program, body=(Loop(2, (Loop(2, body),)),))))
+    assert bytes_taken(data) < BYTES_A_BYTE * len(data)
+
+
+def bytes_taken(data: bytes) -> int:
+    tracemalloc.start()
+    survives(data, from_bytes)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return most

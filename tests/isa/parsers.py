@@ -1,0 +1,11 @@
+"""Programs as text for fuzzers: what reads them, and an example. Only `TextInvalid` may come out."""
+
+from collections.abc import Mapping
+
+from emulator.isa.parse import program
+from tests.faults.parsers import Parser
+from tests.isa.page import EXAMPLE
+
+
+def parsers() -> Mapping[str, Parser]:
+    return {"program text": Parser(lambda data: program(data.decode("utf-8", "replace")), EXAMPLE.encode())}

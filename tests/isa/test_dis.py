@@ -1,0 +1,57 @@
+"""`nxpipe dis`: an executable file as text."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from emulator.executable import Executable, to_bytes
+from emulator.isa.instructions import Engine
+from emulator.isa.parse import program
+from pipeline.commands.dis import ENGINES
+from tests.isa.page import EXAMPLE
+from tests.pipeline.in_process import InProcess, nxpipe
+
+__all__ = ["nxpipe"]  # the fixture
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "up.nxe"
+    path.write_bytes(to_bytes(Executable(program(EXAMPLE))))
+    return path
+
+
+def test_the_text_of_a_file_is_its_program(nxpipe: InProcess, file: Path) -> None:
+    answer = nxpipe("dis", str(file), "--tables")
+    assert answer.code == 0, answer.err
+    assert program(answer.out) == program(EXAMPLE)
+
+
+def test_one_engine_can_be_read_alone(nxpipe: InProcess, file: Path) -> None:
+    answer = nxpipe("dis", str(file), "--only", "tensor")
+    assert [line.split()[1] for line in answer.out.splitlines() if line.split()[:1] == ["tensor"]] == ["nc_matmul"]
+    assert "activation" not in answer.out
+
+
+def test_totals_are_a_page_for_people_and_a_document_for_machines(nxpipe: InProcess, file: Path) -> None:
+    page = nxpipe("dis", str(file), "--totals")
+    assert "6 instructions in the text, 25 carried out" in page.out
+    document = json.loads(nxpipe("dis", str(file), "--totals", "--json").out)
+    assert document["totals"]["by_kind"] == {"activation": 4, "dma_copy": 13, "nc_matmul": 8}
+
+
+def test_a_file_that_is_no_executable_is_refused_with_a_sentence(nxpipe: InProcess, tmp_path: Path) -> None:
+    path = tmp_path / "not.nxe"
+    path.write_bytes(b"not an executable")
+    answer = nxpipe("dis", str(path))
+    assert (answer.code, answer.out) == (11, "")
+    assert "the executable is invalid at byte" in answer.err
+
+
+def test_words_that_contradict_each_other_are_refused(nxpipe: InProcess, file: Path) -> None:
+    assert nxpipe("dis", str(file), "--totals", "--only", "tensor").code == 2
+
+
+def test_the_engines_of_the_command_are_those_of_the_machine() -> None:
+    assert list(Engine) == list(ENGINES)

@@ -1,0 +1,83 @@
+"""Small models in several buckets, as programs that can be loaded."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from emulator.builder import GraphBuilder
+from emulator.compile import Program, divided
+from emulator.emit import ports_of
+from emulator.graph import Graph
+from emulator.numerics import Array
+from emulator.ops import AllReduce, Binary, Gather, Linear, RankSlice, Unary
+from emulator.passes.options import PassOptions
+from emulator.passes.shard import Piece
+from emulator.runtime import Fast
+from emulator.types import DType, TensorType
+from tests.emulator.divided_models import request
+from tests.emulator.models import captured, weights
+
+F32, I64 = DType.FLOAT32, DType.INT64
+SIZES = {
+    "input_ids": ("", "sequence"),
+    "attention_mask": ("", "sequence"),
+}
+NAMED: Mapping[str, tuple[str, ...]] = {"ids": ("batch", "sequence"), "y": ("batch", "sequence", "")}
+TABLE = np.arange(24, dtype=np.float32).reshape(6, 4)
+
+
+def lookup(batch: int, sequence: int) -> Fast:
+    """Rows of a table, by ids below 6, through tanh: each token by itself."""
+    builder = GraphBuilder()
+    ids = builder.input("ids", TensorType((batch, sequence), I64))
+    table = builder.parameter("table", TensorType(TABLE.shape, F32))
+    builder.output("y", builder.add(Unary("tanh"), builder.add(Gather(0), table, ids)))
+    program = whole(builder.build())
+    return Fast(program, ports_of(program, NAMED))
+
+
+def running_sum(length: int, state: str = "total") -> Fast:
+    """Adds its input to a state, and says what comes of it."""
+    builder = GraphBuilder()
+    x = builder.input("x", TensorType((length,), F32))
+    total = builder.input(state, TensorType((length,), F32))
+    after = builder.add(Binary("add"), x, total)
+    builder.output("y", after)
+    builder.output(state, after)
+    program = whole(builder.build())
+    return Fast(program, ports_of(program))
+
+
+def divided_product() -> Fast:
+    """x @ w.T on two ranks, each with half of the inputs of `w`."""
+    piece = Piece(1, (8,), (2,))
+    graphs = []
+    for ranks in (1, 2):
+        builder = GraphBuilder()
+        x, w = builder.input("x", TensorType((3, 8), F32)), builder.parameter("w", TensorType((5, 8), F32))
+        if ranks == 1:
+            y = builder.add(Linear(F32), x, w)
+        else:
+            cut = RankSlice(piece.axis, 1, piece.sizes, piece.parts, ranks)
+            y = builder.add(AllReduce(2), builder.add(Linear(F32), builder.add(cut, x), builder.add(cut, w)))
+        builder.output("y", y)
+        graphs.append(builder.build())
+    program = Program(graphs[0], graphs[1], 2, {"w": piece}, {})
+    return Fast(program, ports_of(program))
+
+
+def whole(graph: Graph) -> Program:
+    return Program(graph, graph, 1, {}, {})
+
+
+@cache
+def llama(degree: int = 1) -> tuple[Sequence[Fast], Mapping[str, Array]]:
+    """Two prefills, of 4 and of 10 tokens, and the decode that goes on with either."""
+    long = request("llama", "prefill")
+    wanted = [replace(long, sequence=4, capacity=10), long, request("llama", "decode")]
+    programs = [divided(captured(one), PassOptions(tensor_parallel=degree)) for one in wanted]
+    # A decode reads one token of each row, never fewer.
+    sizes: list[Mapping[str, tuple[str, ...]]] = [SIZES, SIZES, {}]
+    return [Fast(one, ports_of(one, names)) for one, names in zip(programs, sizes, strict=True)], weights(long, seed=1)
