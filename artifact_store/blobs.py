@@ -34,6 +34,12 @@ class Blobs:
         tell = in_turn(sent)
         return self._backend.each(lambda data: self.put(data, tell), datas)
 
+    def put_file(self, path: Path, sent: Sent = nobody) -> Blob:
+        """Keep a file's bytes, which need not fit in memory; it is left where it is."""
+        with os_errors(f"read {path}"):
+            payload = self._backend.hashed(path)
+        return self.keep(payload, sent)
+
     def put_stream(self, chunks: Iterable[bytes], sent: Sent = nobody) -> Blob:
         """Keep bytes that need not fit in memory."""
         with scratch(self._backend.scratch_folder) as file:

@@ -3,7 +3,6 @@
 python benchmarks/store_process.py publish FOLDER URL | boto3-up FOLDER URL | boto3-down URL FOLDER | make-bucket NAME
 """
 
-import mmap
 import os
 import re
 import signal
@@ -86,12 +85,9 @@ def publish(folder: str, url: str) -> None:
     store = open_store(url)
 
     def keep(path: Path) -> Tensor:
-        # As a build has its tensors: small ones in memory, large ones mapped into it.
-        if path.stat().st_size <= CHUNK:
-            blob = store.put_blob(path.read_bytes())
-        else:
-            with path.open("rb") as file:
-                blob = store.put_blob(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+        # As a build has its tensors: small ones in memory, large ones in their files.
+        small = path.stat().st_size <= CHUNK
+        blob = store.put_blob(path.read_bytes()) if small else store.blobs.put_file(path)
         return Tensor(name=path.name, dtype="uint8", shape=(blob.size,), blob=blob, pack=None)
 
     weights = tuple(store.backend.each(keep, sorted(Path(folder).iterdir())))

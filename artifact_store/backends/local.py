@@ -41,7 +41,7 @@ class LocalFolder:
         self.scratch_folder = root / SCRATCH
         self._clock = Clock(self._time_of_a_new_file)
 
-    def hashed(self, data: bytes | memoryview) -> Payload:
+    def hashed(self, data: bytes | memoryview | Path) -> Payload:
         return Payload.of(data)
 
     def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = nobody) -> bool:

@@ -5,13 +5,14 @@ moves bytes, and raises `StoreUnavailable` when it cannot. Its one conditional o
 store is settled by it.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Final, Protocol, TypeVar
 
-from artifact_store.digest import sha256_hex
+from artifact_store.digest import sha256_hex, sha256_of_chunks
 
 CHUNK: Final = 1024**2  # large enough that hashing, not calling, takes the time; small enough for any machine
 
@@ -49,8 +50,12 @@ class Payload:
     parts: tuple[bytes, ...] = ()
 
     @classmethod
-    def of(cls, data: bytes | memoryview) -> "Payload":
-        """`data` may have any shape, as an array's buffer has; what counts is its bytes."""
+    def of(cls, data: "bytes | memoryview | Path") -> "Payload":
+        """`data` may have any shape, as an array's buffer has; what counts is its bytes. Those of a file are read."""
+        if isinstance(data, Path):
+            with data.open("rb", buffering=0) as file:
+                sha256 = sha256_of_chunks(iter(lambda: file.read(CHUNK), b""))
+                return cls(sha256, os.fstat(file.fileno()).st_size, data)
         view = memoryview(data)
         flat = view.cast("B") if view.nbytes else memoryview(b"")
         if flat.nbytes <= CHUNK and not _is_constant(flat):
@@ -103,8 +108,8 @@ class Backend(Protocol):
     def sent_unasked_below(self) -> int:
         """Bytes from which on an object is worth a look, whether it is there, before it is sent."""
 
-    def hashed(self, data: bytes | memoryview) -> Payload:
-        """These bytes, with every digest that storing them here takes."""
+    def hashed(self, data: bytes | memoryview | Path) -> Payload:
+        """These bytes, or a file's, with every digest that storing them here takes."""
 
     def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = nobody) -> bool:
         """Store an object, whole or not at all, unless the path is taken. True: this call made it.

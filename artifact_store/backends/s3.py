@@ -63,8 +63,9 @@ class Bucket:
         self.url = self._place.url
         self.scratch_folder = Path(tempfile.gettempdir())
 
-    def hashed(self, data: bytes | memoryview) -> Payload:
-        return hashed_in_parts(data) if memoryview(data).nbytes > IN_PARTS_ABOVE else Payload.of(data)
+    def hashed(self, data: bytes | memoryview | Path) -> Payload:
+        size = data.stat().st_size if isinstance(data, Path) else memoryview(data).nbytes
+        return hashed_in_parts(data, size) if size > IN_PARTS_ABOVE else Payload.of(data)
 
     def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = nobody) -> bool:
         """S3 answers when the object is durable, whether or not that was asked for."""

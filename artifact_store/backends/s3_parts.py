@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 from artifact_store.backends.protocol import CHUNK, Payload, nobody
@@ -42,10 +43,9 @@ def stretches(size: int) -> list[tuple[int, int]]:
     return [(start, min(step, size - start)) for start in range(0, size, step)]
 
 
-def hashed_in_parts(data: bytes | memoryview) -> Payload:
+def hashed_in_parts(data: bytes | memoryview | Path, size: int) -> Payload:
     """The digests of the whole and of its parts: what the parts tie together are then the bytes that have the name."""
-    flat = memoryview(data).cast("B")
-    unnamed = Payload("", flat.nbytes, flat)
+    unnamed = Payload("", size, data if isinstance(data, Path) else memoryview(data).cast("B"))
     with opened(unnamed, nobody) as source:
         whole, parts = _digests(unnamed, source)
     return replace(unnamed, sha256=whole.hex(), parts=parts)

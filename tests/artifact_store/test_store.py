@@ -327,3 +327,14 @@ def test_a_name_that_fits_nothing_is_answered_with_what_there_is(
     with pytest.raises(NotFound) as caught:
         store.resolve(name)
     assert f"acme/llama@{three[2].request_key[:12]}" in str(caught.value)
+
+
+def test_a_file_is_kept_as_its_bytes_are_and_left_where_it_is(place: Place, tmp_path: Path) -> None:
+    for number, data in enumerate((b"", b"some bytes", bytes(range(256)) * 5000)):
+        path = tmp_path / str(number)
+        path.write_bytes(data)
+        told: list[int] = []
+        blob = place.store.blobs.put_file(path, told.append)
+        assert blob == Blob.of(data)
+        assert place.store.read_blob(blob) == path.read_bytes() == data
+        assert sum(told) == len(data)
