@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 
 from emulator.core.bound import Bound
 from emulator.isa.instructions import Engine, Matmul
@@ -14,10 +14,25 @@ class Statistics:
     """Of one core: instructions carried out by name and by engine, and bytes read and written by memory. A byte that a
     pattern reads several times counts several times."""
 
-    instructions: Mapping[str, int]
-    engines: Mapping[Engine, int]
-    read: Mapping[str, int]
-    written: Mapping[str, int]
+    instructions: Mapping[str, int] = field(default_factory=dict)
+    engines: Mapping[Engine, int] = field(default_factory=dict)
+    read: Mapping[str, int] = field(default_factory=dict)
+    written: Mapping[str, int] = field(default_factory=dict)
+
+    def __add__(self, other: "Statistics") -> "Statistics":
+        """Of both runs together."""
+        both = ((getattr(self, each.name), getattr(other, each.name)) for each in fields(self))
+        return Statistics(*(dict(Counter(one) + Counter(more)) for one, more in both))
+
+    def document(self) -> dict[str, object]:
+        """For a report, in an order that does not change."""
+        return {
+            "instructions": sum(self.engines.values()),
+            "by_engine": dict(sorted(self.engines.items())),
+            "by_kind": dict(sorted(self.instructions.items())),
+            "bytes_read": dict(sorted(self.read.items())),
+            "bytes_written": dict(sorted(self.written.items())),
+        }
 
 
 def count(everything: Iterable[Bound]) -> Statistics:

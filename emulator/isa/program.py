@@ -4,9 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import prod
+from typing import Final
 
 from emulator.isa.instructions import Instruction
 from emulator.types import DType
+
+RANK: Final = "own rank"  # the input in which the host tells each rank its number, where a program asks for it
 
 
 class Role(StrEnum):

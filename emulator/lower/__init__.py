@@ -1,6 +1,43 @@
 """From graphs to programs of instructions."""
 
-from emulator.lower import moving, pointwise, products, rows
+from emulator.lower import (
+    along,
+    attention,
+    collective,
+    convolve,
+    experts,
+    extremes,
+    index,
+    moving,
+    pointwise,
+    pool,
+    products,
+    reduce,
+    resample,
+    rows,
+    running,
+    sort,
+)
 from emulator.lower.lowering import LOWERINGS, NotLowered, lower
 
-__all__ = ["LOWERINGS", "NotLowered", "lower", "moving", "pointwise", "products", "rows"]
+__all__ = [
+    "LOWERINGS",
+    "NotLowered",
+    "along",
+    "attention",
+    "collective",
+    "convolve",
+    "experts",
+    "extremes",
+    "index",
+    "lower",
+    "moving",
+    "pointwise",
+    "pool",
+    "products",
+    "reduce",
+    "resample",
+    "rows",
+    "running",
+    "sort",
+]

@@ -13,8 +13,8 @@ from typing import Final
 from emulator.errors import OutOfMemory
 from emulator.hardware import CoreSpec
 from emulator.isa.affine import Affine, affine, index, turning
-from emulator.isa.instructions import DMA_QUEUES, DmaCopy, Instruction
-from emulator.isa.operands import Axis, Memory, Place, Tile, contiguous
+from emulator.isa.instructions import DMA_QUEUES, DmaCopy, DmaTranspose, Engine, Instruction
+from emulator.isa.operands import Axis, Far, Memory, Place, Tile, contiguous
 from emulator.isa.program import Loop, Step
 from emulator.types import DType
 
@@ -91,6 +91,15 @@ class Kernel:
         if rest:
             yield Affine(full * step), rest
 
+    def chunks(self, size: int) -> Iterator[tuple[Affine, int]]:
+        """Number and size of each piece of as many elements as there are partitions."""
+        full, rest = divmod(size, PARTITIONS)
+        if full:
+            with self.loop(full) as chunk:
+                yield chunk, PARTITIONS
+        if rest:
+            yield Affine(full), rest
+
     @contextmanager
     def room(self) -> Iterator[None]:
         """Tiles made inside are given up at the end."""
@@ -126,9 +135,16 @@ class Kernel:
 
     def copy(self, dst: Place, src: Place) -> None:
         """By DMA. Queues take turns, so that several copies are under way at once."""
+        self.emit(DmaCopy(engine=self._queue(), dst=dst, src=src))
+
+    def turn(self, dst: Tile, src: Far) -> None:
+        """A matrix by DMA, with its two axes changed; from v3 on."""
+        self.emit(DmaTranspose(engine=self._queue(), dst=dst, src=src))
+
+    def _queue(self) -> Engine:
         queue = DMA_QUEUES[self._next_queue % len(DMA_QUEUES)]
         self._next_queue += 1
-        self.emit(DmaCopy(engine=queue, dst=dst, src=src))
+        return queue
 
     def _turn(self) -> Affine:
         """How often the innermost loop has begun its body, counted through all loops around it."""

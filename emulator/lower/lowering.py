@@ -6,21 +6,26 @@ function of its own, found by its class in `LOWERINGS`; views cost nothing where
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 from emulator.errors import CompileError
 from emulator.graph import Graph, Node, Repeat, Value
 from emulator.hardware import CORES
 from emulator.isa.affine import Affine, turning
-from emulator.isa.program import Program, Role
-from emulator.lower.buffers import Buffers, on_device
-from emulator.lower.ending import Ending, follow
+from emulator.isa.program import RANK, Program, Role
+from emulator.lower.buffers import Buffers, narrowed, on_device
+from emulator.lower.corners import copy_turned, turned_axis
+from emulator.lower.ending import Chain, Ending, Following, chained
 from emulator.lower.kernel import Kernel
+from emulator.lower.lifetimes import Lifetimes
 from emulator.lower.parameters import Stored, stored_parameters
-from emulator.lower.view import View
+from emulator.lower.view import View, packed
+from emulator.numerics import Array
+from emulator.ops import Transpose
 from emulator.ops.base import Operator
 from emulator.sync import synchronised
+from emulator.types import DType
 
 Kind = TypeVar("Kind", bound=Operator)
 Writes: TypeAlias = Callable[["Lowering", Node, Kind], None]
@@ -73,14 +78,19 @@ class Lowering:
         self.ranks = ranks
         self.buffers = Buffers()
         self.constants: dict[str, bytes] = {}
+        self._rank: View | None = None
+        self._tables: dict[tuple[str, DType, tuple[int, ...]], View] = {}
         self._views: dict[Value, View] = {}
         self._lying: dict[Value, View] = {}  # parameters in their own order of axes
         self._homes: dict[Value, View] = {}
+        self._outputs: dict[str, View] = {}
         self._notes: dict[str, int] = {"": 0}
         self._states = {name: value for name, value in graph.inputs.items() if name in graph.outputs}
         self._stored: Mapping[Value, Stored] = stored_parameters(graph)
         self._done: set[Value] = set()  # results of nodes that an earlier one has taken in
         self._readers, self._kept = _readers(graph)
+        self._segments = _segments(graph)
+        self._lifetimes = Lifetimes(graph)
 
     def program(self) -> Program:
         self._place_inputs()
@@ -109,6 +119,33 @@ class Lowering:
         self._views[value] = self._homes[value]
         return self._homes[value]
 
+    def constant(self, data: Array, dtype: DType) -> View:
+        """A table that lies in HBM from the start, once however often it is asked for."""
+        raw = narrowed(data, dtype).astype(on_device(dtype).stored).tobytes()
+        key = (hashlib.sha256(raw).hexdigest(), dtype, data.shape)
+        self.constants[key[0]] = raw
+        if key not in self._tables:
+            self._tables[key] = self.buffers.add(Role.CONSTANT, [key[0]], dtype, data.shape)
+        return self._tables[key]
+
+    def turned_home(self, value: Value) -> View:
+        """As `home`, of a result that may be written in any order: if all that becomes of it is a transposition, it is
+        written where that would be."""
+        reading = self._readers.get(value, [])
+        turn = reading[0] if len(reading) == 1 and value not in self._kept and value not in self._homes else None
+        if turn is None or not isinstance(turn.op, Transpose) or self._segments[turn.result] != self._segments[value]:
+            return self.home(value)
+        self._done.add(turn.result)
+        back = tuple(turn.op.order.index(axis) for axis in range(value.type.rank))
+        self._views[value] = self.home(turn.result).transposed(back)
+        return self._views[value]
+
+    def rank(self) -> View:
+        """Where each rank finds its own number; the host puts it there."""
+        if self._rank is None:
+            self._rank = self.buffers.add(Role.INPUT, [RANK], DType.UINT32, (1,))
+        return self._rank
+
     def scratch(self, dtype: Any, shape: tuple[int, ...], count: int = 1) -> View:
         return self.buffers.add(Role.SCRATCH, [f"scratch.{number}" for number in range(count)], dtype, shape)
 
@@ -124,32 +161,87 @@ class Lowering:
     def ending(self, result: Value, width: int) -> Ending:
         """What follows a node whose result is made piece by piece, as a matrix of rows so wide: the elementwise nodes
         behind it are taken in, and are done with it."""
-        last, links, taken = follow(result, self._readers, self._kept, self._views, width)
-        self._done.update(node.result for node in taken)
-        home = self.home(last)
-        flat = home.reshaped((home.elements // width if width else 0, width))
-        if flat is None:
-            raise AssertionError("a home lies row by row")
-        return Ending(self.k, links, flat)
+        rows = result.type.elements // width if width else 0
+        found = self._following(result, (rows, width))
+        found.follow(result)
+        return Ending(self.k, result, self._chained(found))
+
+    def chain(self, node: Node) -> Chain:
+        """An elementwise node, and those behind it."""
+        found = self._following(node.result, node.result.type.shape)
+        if not found.start(node):
+            raise NotLowered(f"there are no instructions for {node.op.label} at {node.origin or 'an unknown place'}")
+        found.follow(node.result)
+        return self._chained(found)
+
+    def _following(self, value: Value, shape: tuple[int, ...]) -> Following:
+        segment = self._segments[value]
+
+        def ready(value: Value) -> list[Node]:
+            return [node for node in self._readers.get(value, ()) if self._segments[node.result] == segment]
+
+        return Following(shape, ready, self._views.get, self.number)
+
+    def _chained(self, found: Following) -> Chain:
+        done, stored = found.finished(self._is_needed)
+        self._done.update(done)
+        found.sources = [self._in_runs(view) for view in found.sources]
+        return chained(found, [(value, self.home(value)) for value in stored])
+
+    def _in_runs(self, view: View) -> View:
+        """A view whose pieces do not come one element at a time, if turning it all at once prevents that."""
+        (flat,) = view.merged()
+        turned = turned_axis(replace(flat, offset=Affine(), strides=packed(flat.shape)), flat)
+        return view if turned is None else self.packed(view)
+
+    def _is_needed(self, value: Value, done: set[Value]) -> bool:
+        """Whether others than the makers of these results want to find a value in HBM."""
+        reading = self._readers.get(value)
+        return value in self._kept or not reading or any(node.result not in done for node in reading)
+
+    def updated(self, node: Node) -> View:
+        """Where the result of a node that changes a part of its first operand is to be: there is a copy of the operand,
+        or, where nobody reads that any more, the operand itself."""
+        old = node.operands[0]
+        source = self._views[old]
+        own = old in self._states.values() or self._homes.get(old) == source
+        if node.result not in self._homes and own and self._lifetimes.is_last(old, node):
+            self._homes[node.result] = source
+        home = self.home(node.result)
+        if home != source:
+            self.copy(home, source)
+        return home
+
+    def number(self, value: Value) -> float | None:
+        """Of a constant with one element, as it would lie on the device."""
+        table = self.graph.constants.get(value)
+        return None if table is None or table.size != 1 else narrowed(table, value.type.dtype).item()
 
     def packed(self, view: View) -> View:
         """The same elements, row by row."""
-        if view.is_contiguous:
-            return view
+        return view if view.is_contiguous else self.copied(view)
+
+    def copied(self, view: View) -> View:
+        """In room of its own, row by row."""
         made = self.scratch(view.dtype, view.shape)
         self.copy(made, view)
         return made
 
     def copy(self, dst: View, src: View) -> None:
         """From HBM to HBM, element by element; the types may differ."""
+        if not dst.elements:
+            return
         to, source = dst.merged([src])
+        axis = turned_axis(to, source)
+        if axis is not None:
+            copy_turned(self.k, to, source, axis)
+            return
         outer = max(to.rank - 4, 0)
         self._copy_inside(to, source, outer)
 
     def _copy_inside(self, dst: View, src: View, outer: int) -> None:
         if not outer:
-            if dst.elements:
-                self.k.copy(dst.far(), src.far())
+            self.k.copy(dst.far(), src.far())
             return
         with self.k.loop(dst.shape[0]) as turn:
             self._copy_inside(dst.pick(0, turn), src.pick(0, turn), outer - 1)
@@ -182,11 +274,11 @@ class Lowering:
                 self._views[entry] = _half(halves, turn)
                 self._homes[repeat.carried[entry]] = _half(halves, turn + 1)
             for value, series in given.items():
-                if value not in self._homes:
+                if value not in self._homes and value not in self._stored:
                     self._homes[value] = series.at(turn)
             self._nodes(self.graph.nodes[repeat.start : repeat.stop])
             for value, series in given.items():
-                if self._homes[value] != series.at(turn):
+                if self._homes.get(value) != series.at(turn):
                     self.copy(series.at(turn), self._views[value])
         self._views |= before
         self._after(repeat, carried, given)
@@ -238,11 +330,7 @@ class Lowering:
         for value, stored in self._stored.items():
             self._views[value] = stored.seen(self._lying[stored.parameter])
         for value, data in self.graph.constants.items():
-            array = data.astype(on_device(value.type.dtype).stored)
-            raw = array.tobytes()
-            digest = hashlib.sha256(raw).hexdigest()
-            self.constants[digest] = raw
-            self._views[value] = self.buffers.add(Role.CONSTANT, [digest], value.type.dtype, value.type.shape)
+            self._views[value] = self.constant(data, value.type.dtype)
 
     def _rows(self, named: Mapping[str, Value]) -> list[tuple[Value, list[Value], list[str]]]:
         """Tensors that belong into one buffer: those of a repeat's turns, or one alone."""
@@ -267,23 +355,24 @@ class Lowering:
                 if all(names) and not any(name in self._states for name in names):
                     view = self.buffers.add(Role.OUTPUT, names, row[0].type.dtype, row[0].type.shape)
                     for number, value in enumerate(row):
-                        self._homes[value] = _Series(view, len(row)).at(Affine(number))
+                        self._homes[value] = self._outputs[names[number]] = _Series(view, len(row)).at(Affine(number))
         for name, value in self.graph.outputs.items():
             if name in self._states:
-                self._homes.setdefault(value, self._views[self._states[name]])
+                if self._lifetimes.ends_in_place(value, self._states[name]):
+                    self._homes.setdefault(value, self._views[self._states[name]])
             elif value not in self._homes and value not in self._views:
-                self._homes[value] = self.buffers.add(Role.OUTPUT, [name], value.type.dtype, value.type.shape)
+                self._homes[value] = self._outputs[name] = self._output(name, value)
+
+    def _output(self, name: str, value: Value) -> View:
+        return self.buffers.add(Role.OUTPUT, [name], value.type.dtype, value.type.shape)
 
     def _finish_outputs(self) -> None:
-        """What is an output by another name as well, or is no node's result, is copied."""
-        written = {name for buffer in self.buffers.named(Role.OUTPUT) for name in buffer.names}
+        """What is an output by another name as well, or is no node's result, is copied; so is what a loop hands on."""
         for name, value in self.graph.outputs.items():
             if name in self._states:
                 home = self._views[self._states[name]]
-            elif name in written:
-                home = self._homes[value]
             else:
-                home = self.buffers.add(Role.OUTPUT, [name], value.type.dtype, value.type.shape)
+                home = self._outputs.get(name) or self._output(name, value)
             if self._views[value] != home:
                 self.copy(home, self._views[value])
 
@@ -309,6 +398,12 @@ def _readers(graph: Graph) -> tuple[dict[Value, list[Node]], set[Value]]:
         body = graph.nodes[repeat.start : repeat.stop]
         kept.update(operand for node in body for operand in node.operands if operand not in inside)
     return readers, kept
+
+
+def _segments(graph: Graph) -> dict[Value, int]:
+    """For each node's result which stretch of the program it is made in: before, in, between or behind repeats."""
+    ends = [end for repeat in graph.repeats for end in (repeat.start, repeat.stop)]
+    return {node.result: sum(end <= position for end in ends) for position, node in enumerate(graph.nodes)}
 
 
 def _half(halves: View, turn: Affine) -> View:

@@ -3,17 +3,17 @@
 from dataclasses import replace
 
 from emulator.graph import Node
-from emulator.lower.lowering import Lowering, lowers
-from emulator.ops import Broadcast, Concat, Flip, Reshape, Slice, SliceUpdate, Transpose
+from emulator.lower.buffers import on_device
+from emulator.lower.filling import fill
+from emulator.lower.lowering import Lowering, NotLowered, lowers
+from emulator.lower.view import View
+from emulator.ops import Bitcast, Broadcast, Concat, Flip, Pad, Reshape, Slice, SliceUpdate, Transpose
 
 
 @lowers(Reshape)
 def _reshape(low: Lowering, node: Node, op: Reshape) -> None:
     source = low.view(node.operands[0])
-    view = source.reshaped(op.shape)
-    if view is None:
-        view = low.packed(source).reshaped(op.shape)
-    low.alias(node.result, view or replace(source, shape=op.shape, strides=(0,) * len(op.shape)))
+    low.alias(node.result, source.reshaped(op.shape) or low.packed(source).packed_as(op.shape))
 
 
 @lowers(Transpose)
@@ -29,16 +29,19 @@ def _broadcast(low: Lowering, node: Node, op: Broadcast) -> None:
 @lowers(Slice)
 def _slice(low: Lowering, node: Node, op: Slice) -> None:
     view = low.view(node.operands[0])
-    cut = view.cut(*zip(op.starts, node.result.type.shape, strict=True))
-    strides = tuple(stride * step for stride, step in zip(view.strides, op.steps, strict=True))
-    low.alias(node.result, replace(cut, strides=strides))
+    low.alias(node.result, _window(view, op.starts, node.result.type.shape, op.steps))
+
+
+def _window(view: View, starts: tuple[int, ...], sizes: tuple[int, ...], steps: tuple[int, ...]) -> View:
+    strides = tuple(stride * step for stride, step in zip(view.strides, steps, strict=True))
+    return replace(view.cut(*zip(starts, sizes, strict=True)), strides=strides)
 
 
 @lowers(Flip)
 def _flip(low: Lowering, node: Node, op: Flip) -> None:
     view = low.view(node.operands[0])
     for axis in op.axes:
-        last = (view.shape[axis] - 1) * view.strides[axis]
+        last = max(view.shape[axis] - 1, 0) * view.strides[axis]
         strides = (*view.strides[:axis], -view.strides[axis], *view.strides[axis + 1 :])
         view = replace(view, offset=view.offset + last, strides=strides)
     low.alias(node.result, view)
@@ -57,11 +60,41 @@ def _concat(low: Lowering, node: Node, op: Concat) -> None:
 
 @lowers(SliceUpdate)
 def _slice_update(low: Lowering, node: Node, op: SliceUpdate) -> None:
-    """In place where the result is to be where the operand is, as states are."""
-    source, update = map(low.view, node.operands)
-    home = low.home(node.result)
-    if home != source:
-        low.copy(home, source)
-    hole = home.cut(*zip(op.starts, update.shape, strict=True))
-    strides = tuple(stride * step for stride, step in zip(home.strides, op.steps, strict=True))
-    low.copy(replace(hole, strides=strides), update)
+    update = low.view(node.operands[1])
+    home = low.updated(node)
+    low.copy(_window(home, op.starts, update.shape, op.steps), update)
+
+
+@lowers(Pad)
+def _pad(low: Lowering, node: Node, op: Pad) -> None:
+    """The border is cut into a slab before and one behind on each axis, inside of those of the axes before it."""
+    source, filling = low.view(node.operands[0]), node.operands[1]
+    inner = low.home(node.result)
+    number = low.number(filling)
+    for axis, (before, size) in enumerate(zip(op.before, source.shape, strict=True)):
+        behind = inner.shape[axis] - before - size
+        around = [(0, each) for each in inner.shape]
+        for start, thick in ((0, before), (before + size, behind)):
+            slab = inner.cut(*around[:axis], (start, thick))
+            if number is None:
+                low.copy(slab, low.view(filling).broadcast(slab.shape))
+            else:
+                fill(low.k, slab, number)
+        inner = inner.cut(*around[:axis], (before, size))
+    low.copy(inner, source)
+
+
+@lowers(Bitcast)
+def _bitcast(low: Lowering, node: Node, op: Bitcast) -> None:
+    """Elements of another size need the bytes of a row one behind the other, and so does whatever reads them."""
+    if any(on_device(dtype).itemsize != dtype.itemsize for dtype in (op.source, op.dtype)):
+        raise NotLowered(f"a core has no 64-bit integers, so {op.source} has no bytes there to read as {op.dtype}")
+    source, dtype = low.view(node.operands[0]), on_device(op.dtype)
+    before, after = source.dtype.itemsize, dtype.itemsize
+    if before == after:
+        low.alias(node.result, replace(source, dtype=dtype))
+        return
+    flat = low.packed(source)
+    if flat.offset.terms or flat.offset.turns or flat.offset.base:
+        flat = low.copied(flat)
+    low.alias(node.result, replace(flat, dtype=dtype).packed_as(node.result.type.shape))

@@ -1,7 +1,7 @@
 """In which form weights lie on the device: what depends on a weight alone is done to it once, when it is loaded.
 
-That is a cast, another order of axes, and a rank's piece of it. A weight whose only readers are linear layers lies with
-its inputs first, as the tensor engine wants it.
+That is a cast, another order of axes, and a rank's piece of it. A weight whose only readers are linear layers, or
+convolutions, lies with its inputs first, as the tensor engine wants it.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from emulator.graph import Graph, Node, Value
 from emulator.lower.view import View
-from emulator.ops import Cast, Linear, RankSlice
+from emulator.ops import Cast, Convolution, Linear, RankSlice
 from emulator.types import DType
 
 
@@ -63,4 +63,6 @@ def _host_work(value: Value, readers: Mapping[Value, list[Node]], graph: Graph) 
 def _order(value: Value, reading: list[Node]) -> tuple[int, ...]:
     if reading and all(isinstance(node.op, Linear) and node.operands[1] == value for node in reading):
         return (1, 0)
+    if reading and all(isinstance(node.op, Convolution) and node.operands[1] == value for node in reading):
+        return (*range(1, value.type.rank), 0)
     return ()

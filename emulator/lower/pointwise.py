@@ -1,25 +1,21 @@
 """Operators that work on each element by itself, and whatever such work follows them."""
 
+from typing import Final
+
 from emulator.graph import Node
-from emulator.lower.buffers import on_device
-from emulator.lower.elements import apply
+from emulator.isa.operands import Memory
 from emulator.lower.lowering import Lowering, lowers
-from emulator.lower.sheets import sheets
+from emulator.lower.sheets import WIDEST, sheets
 from emulator.ops import Binary, Cast, Unary, Where
 from emulator.ops.base import Operator
+
+_STEP: Final = 64  # elements by which pieces become narrower
 
 
 @lowers(Binary, Cast, Unary, Where)
 def _elementwise(low: Lowering, node: Node, op: Operator) -> None:
-    operands = [low.view(operand).broadcast(node.result.type.shape) for operand in node.operands]
-    home = low.home(node.result)
-    for rows, width, (to, *parts) in sheets(low.k, [home, *operands]):
+    chain = low.chain(node)
+    widest = low.k.left(Memory.SBUF) // chain.width // _STEP * _STEP
+    for _, _, pieces in sheets(low.k, chain.views, max(min(widest, WIDEST), _STEP)):
         with low.k.room():
-            tiles = []
-            for part in parts:
-                tile = low.k.tile(part.dtype, rows, width, turns=2)
-                low.k.copy(tile.whole, part.far())
-                tiles.append(tile.whole)
-            made = low.k.tile(on_device(node.result.type.dtype), rows, width, turns=2)
-            apply(low.k, node, made.whole, tiles)
-            low.k.copy(to.far(), made.whole)
+            chain.carry(low.k, pieces, {})

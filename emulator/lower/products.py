@@ -1,105 +1,123 @@
-"""Matrix products: rows of activations times a weight.
+"""Matrix products: rows of activations times a weight, alone or for each of a batch.
 
-The tensor engine wants the summed axis on the partitions of both operands. A weight lies so already; rows are turned
-there 128 x 128 elements at a time, kept for as long as there is room, and every weight passes by them once.
+Rows are turned once and kept for as long as there is room, and every weight passes by them; `plan` says in which
+pieces.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Final
 
 from emulator.graph import Node
 from emulator.isa.affine import Affine
-from emulator.isa.instructions import Alu, Engine, Matmul, TensorCopy, TensorTensor
-from emulator.isa.instructions import Transpose as Turned
-from emulator.isa.operands import Memory
+from emulator.isa.instructions import Alu, Engine, Matmul, Memset, TensorCopy, TensorTensor
+from emulator.isa.operands import Memory, Tile
 from emulator.lower.buffers import on_device
 from emulator.lower.ending import Ending
 from emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from emulator.lower.lowering import Lowering, lowers
+from emulator.lower.plan import BANK, Sizes, best, turns_of
+from emulator.lower.turned import chunks_of, each_chunk, each_slab, load
 from emulator.lower.view import View
-from emulator.ops import Linear
+from emulator.ops import Linear, MatMul
 from emulator.types import DType
-
-_BANK: Final = 512  # float32 sums
-_KEPT: Final = 0.5  # of the room that is left: what rows may take, so that weights and results find theirs
 
 
 @lowers(Linear)
 def _linear(low: Lowering, node: Node, op: Linear) -> None:
     x, weight = map(low.view, node.operands[:2])
     outputs, inputs = weight.shape
-    rows = low.packed(x).reshaped((prod(x.shape[:-1]), inputs))
-    if rows is None:
-        raise AssertionError("packed rows are a matrix")
+    rows = as_rows(low, x, prod(x.shape[:-1]), inputs)
     bias = low.view(node.operands[2]) if len(node.operands) > 2 else None
     ending = low.ending(node.result, outputs)
-    _Product(low.k, rows, weight.transposed((1, 0)), bias, ending, on_device(node.result.type.dtype)).write()
+    Product(low.k, rows, weight.transposed((1, 0)), bias, ending, on_device(node.result.type.dtype)).write()
+
+
+@lowers(MatMul)
+def _matmul(low: Lowering, node: Node, op: MatMul) -> None:
+    a, b = map(low.view, node.operands)
+    *batch, rows, columns = node.result.type.shape
+    inner = a.shape[-1]
+    ending = low.ending(node.result, columns)
+    out = on_device(node.result.type.dtype)
+    if all(size == 1 for size in b.shape[:-2]):  # one weight for all
+        together = as_rows(low, a.broadcast((*batch, rows, inner)), prod(batch) * rows, inner)
+        weight = b.reshaped(b.shape[-2:])
+        assert weight is not None  # axes of size 1 are always gone
+        Product(low.k, together, weight, None, ending, out).write()
+        return
+    lefts, rights = a.broadcast((*batch, rows, inner)), b.broadcast((*batch, inner, columns))
+    for at, (left, right) in each_of_batch(low.k, [lefts, rights], len(batch)):
+        Product(low.k, left, right, None, ending, out, at * rows).write()
+
+
+def as_rows(low: Lowering, view: View, rows: int, width: int) -> View:
+    """As a matrix; packed where strides cannot say it."""
+    made = view.reshaped((rows, width)) or low.packed(view).reshaped((rows, width))
+    assert made is not None  # packed rows are a matrix
+    return made
+
+
+def each_of_batch(k: Kernel, views: Sequence[View], axes: int) -> Iterator[tuple[Affine, list[View]]]:
+    """The number of each combination of the leading axes, and what the views are there."""
+    if not axes:
+        yield Affine(), list(views)
+        return
+    size = views[0].shape[0]
+    if not size:
+        return
+    with k.loop(size) as turn:
+        for inner, inside in each_of_batch(k, [view.pick(0, turn) for view in views], axes - 1):
+            yield turn * prod(views[0].shape[1:axes]) + inner, inside
 
 
 @dataclass(frozen=True)
-class _Product:
+class Product:
     k: Kernel
-    x: View  # [rows, inputs]
-    weight: View  # [inputs, outputs]
+    x: View  # [rows, summed]
+    weight: View  # [summed, columns]
     bias: View | None
     ending: Ending
     out: DType
+    first: Affine | int = 0  # row of what the ending sees
 
     def write(self) -> None:
+        if not self.x.shape[0] or not self.weight.shape[1]:
+            return
+        if not self.x.shape[1]:
+            self._write_empty_sums()
+            return
+        k, columns = self.k, self.weight.shape[1]
+        sizes = Sizes(self.x, self.weight, self._by_column())
+        pieces = best(k.core, k.left(Memory.SBUF), sizes)
+        for top, height in k.spans(self.x.shape[0], pieces.height):
+            with k.room():
+                turned = k.tile(self.x.dtype, PARTITIONS, sizes.chunks, height)
+                load(k, turned, self.x.cut((top, height)).transposed((1, 0)))
+                for left, width in k.spans(columns, pieces.width):
+                    with k.room():
+                        bias = self._bias(left, width, height)
+                        group = _Group(self, turned, bias, (top, height), (left, width))
+                        if pieces.slab < sizes.chunks:
+                            group.write_in_slabs(pieces.slab)
+                        else:
+                            group.write_at_once()
+
+    def _write_empty_sums(self) -> None:
         k = self.k
-        inputs, outputs = self.weight.shape
-        chunks = -(-inputs // PARTITIONS)
-        for top, height in k.spans(self.x.shape[0], self._rows_kept(chunks)):
-            with k.room():
-                turned = self._turned(top, height, chunks)
-                for left, width in k.spans(outputs, self._width(chunks)):
-                    with k.room():
-                        weight, bias = self._weight(left, width, chunks), self._bias(left, width, height)
-                        for row, count in k.spans(height, PARTITIONS):
-                            with k.room():
-                                made = self._piece(turned, weight, bias, (row, count))
-                                self.ending.store(made.whole, (top + row, count), (left, width))
+        for row, count in k.spans(self.x.shape[0], PARTITIONS):
+            for left, width in k.spans(self.weight.shape[1], BANK):
+                with k.room():
+                    made = k.tile(self.out, count, width, turns=2)
+                    k.emit(Memset(engine=Engine.VECTOR, dst=made.whole, value=0.0))
+                    bias = self._bias(left, width, count)
+                    if bias is not None:
+                        k.emit(TensorCopy(engine=Engine.VECTOR, dst=made.whole, src=bias.whole))
+                    self.ending.store(made.whole, (row + self.first, count), (left, width))
 
-    def _rows_kept(self, chunks: int) -> int:
-        most = int(self.k.left(Memory.SBUF) * _KEPT) // (chunks * self.x.dtype.itemsize)
-        return max(most // PARTITIONS * PARTITIONS, PARTITIONS)
-
-    def _width(self, chunks: int) -> int:
-        """Of the columns of a weight that are at hand at once: two turns in half of what is left beside the rows."""
-        most = int(self.k.left(Memory.SBUF) * _KEPT) // (2 * chunks * self.weight.dtype.itemsize)
-        return max(min(most // 64 * 64, _BANK), 64)
-
-    def _turned(self, top: Affine, height: int, chunks: int) -> Block:
-        """Rows with their elements on the partitions: [128, chunks, rows]."""
-        k, inputs = self.k, self.x.shape[1]
-        turned = k.tile(self.x.dtype, PARTITIONS, chunks, height, turns=1)
-        for row, count in k.spans(height, PARTITIONS):
-            with k.room():
-                straight = k.tile(self.x.dtype, count, inputs, turns=2)
-                k.copy(straight.whole, self.x.cut((top + row, count)).far())
-                for chunk, depth in _chunks(k, inputs):
-                    with k.room():
-                        passing = k.tile(self.x.dtype, depth, count, memory=Memory.PSUM, turns=2)
-                        source = straight.cut(count, (chunk * PARTITIONS, depth))
-                        k.emit(Turned(engine=Engine.TENSOR, dst=passing.whole, src=source))
-                        place = turned.cut(depth, (chunk, 1), (row, count))
-                        k.emit(TensorCopy(engine=Engine.VECTOR, dst=place, src=passing.whole))
-        return turned
-
-    def _weight(self, left: Affine, width: int, chunks: int) -> Block:
-        k, inputs = self.k, self.weight.shape[0]
-        block = k.tile(self.weight.dtype, PARTITIONS, chunks, width, turns=2)
-        full, rest = divmod(inputs, PARTITIONS)
-        columns = self.weight.cut((0, inputs), (left, width))
-        if full:
-            folded = columns.cut((0, full * PARTITIONS)).reshaped((full, PARTITIONS, width))
-            assert folded is not None  # an axis in two always has strides
-            k.copy(block.cut(PARTITIONS, (0, full)), folded.transposed((1, 0, 2)).far())
-        if rest:
-            k.copy(block.cut(rest, (full, 1)), columns.cut((full * PARTITIONS, rest)).far())
-        return block
+    def _by_column(self) -> int:
+        bias = 2 * self.bias.dtype.itemsize if self.bias else 0
+        return bias + 2 * self.out.itemsize + room_of(self.ending)
 
     def _bias(self, left: Affine, width: int, height: int) -> Block | None:
         """The same row on every partition."""
@@ -110,33 +128,92 @@ class _Product:
         self.k.copy(block.whole, self.bias.cut((left, width)).broadcast((rows, width)).far())
         return block
 
-    def _piece(self, turned: Block, weight: Block, bias: Block | None, rows: Span) -> Block:
-        k, width = self.k, weight.shape[1]
-        sums = k.psum(rows[1], width)
-        for chunk, depth in _chunks(k, self.x.shape[1]):
-            k.emit(
+
+@dataclass(frozen=True)
+class _Group:
+    """The rows that are kept, times one block of the weight's columns."""
+
+    product: Product
+    turned: Block
+    bias: Block | None
+    rows: Span
+    columns: Span
+
+    @property
+    def k(self) -> Kernel:
+        return self.product.k
+
+    def write_at_once(self) -> None:
+        k, (height, width), depth = self.k, (self.rows[1], self.columns[1]), self.product.x.shape[1]
+        weight = self._weight(Affine(), depth)
+        for row, count in k.spans(height, PARTITIONS):
+            with k.room():
+                made = k.tile(self.product.out, count, width, turns=2)
+                for column, some in k.spans(width, BANK):
+                    with k.room():
+                        sums = k.psum(count, some).whole
+                        self._multiply(sums, weight, Affine(), (row, count), (column, some), depth)
+                        self._bring(made.cut(count, (column, some)), sums, (column, some))
+                self._store(made, (row, count))
+
+    def write_in_slabs(self, slab: int) -> None:
+        """All sums wait in PSUM until the last slab of the weight has passed; there are few, so they are written
+        out."""
+        k, (height, width) = self.k, (self.rows[1], self.columns[1])
+        tiles = chunks_of(height)
+        banks = -(-width // BANK)
+        waiting = k.psum(min(height, PARTITIONS), tiles, banks, BANK, turns=turns_of(tiles * banks))
+        for chunk, depth in each_slab(k, self.product.x.shape[1], slab):
+            with k.room():
+                weight = self._weight(chunk, depth)
+                for tile in range(tiles):
+                    row = (tile * PARTITIONS, min(height - tile * PARTITIONS, PARTITIONS))
+                    for bank, wide in self._banks():
+                        sums = waiting.cut(row[1], (tile, 1), (bank, 1), (0, wide))
+                        self._multiply(sums, weight, chunk, row, (bank * BANK, wide), depth)
+        for tile in range(tiles):
+            with k.room():
+                count = min(height - tile * PARTITIONS, PARTITIONS)
+                made = k.tile(self.product.out, count, width, turns=2)
+                for bank, some in self._banks():
+                    sums = waiting.cut(count, (tile, 1), (bank, 1), (0, some))
+                    self._bring(made.cut(count, (bank * BANK, some)), sums, (bank * BANK, some))
+                self._store(made, (tile * PARTITIONS, count))
+
+    def _banks(self) -> Iterator[tuple[int, int]]:
+        """Number and width of each bank of sums."""
+        return ((bank, min(self.columns[1] - bank * BANK, BANK)) for bank in range(-(-self.columns[1] // BANK)))
+
+    def _weight(self, chunk: Affine, depth: int) -> Block:
+        weight = self.product.weight
+        block = self.k.tile(weight.dtype, PARTITIONS, chunks_of(depth), self.columns[1], turns=2)
+        load(self.k, block, weight.cut((chunk * PARTITIONS, depth), self.columns))
+        return block
+
+    def _multiply(self, sums: Tile, weight: Block, first: Affine, row: Span, column: Span, depth: int) -> None:
+        for chunk, deep in each_chunk(self.k, depth):
+            self.k.emit(
                 Matmul(
                     engine=Engine.TENSOR,
-                    dst=sums.whole,
-                    stationary=turned.cut(depth, (chunk, 1), rows),
-                    moving=weight.cut(depth, (chunk, 1)),
-                    accumulate=chunk,
+                    dst=sums,
+                    stationary=self.turned.cut(deep, (first + chunk, 1), row),
+                    moving=weight.cut(deep, (chunk, 1), column),
+                    accumulate=first + chunk,
                 )
             )
-        made = k.tile(self.out, rows[1], width, turns=2)
-        if bias is None:
-            k.emit(TensorCopy(engine=Engine.VECTOR, dst=made.whole, src=sums.whole))
+
+    def _bring(self, dst: Tile, sums: Tile, column: Span) -> None:
+        if self.bias is None:
+            self.k.emit(TensorCopy(engine=Engine.VECTOR, dst=dst, src=sums))
         else:
-            right = bias.cut(rows[1])
-            k.emit(TensorTensor(engine=Engine.VECTOR, dst=made.whole, left=sums.whole, right=right, op=Alu.ADD))
-        return made
+            right = self.bias.cut(dst.partitions, column)
+            self.k.emit(TensorTensor(engine=Engine.VECTOR, dst=dst, left=sums, right=right, op=Alu.ADD))
+
+    def _store(self, made: Block, row: Span) -> None:
+        product, (top, _) = self.product, self.rows
+        product.ending.store(made.whole, (top + row[0] + product.first, row[1]), self.columns)
 
 
-def _chunks(k: Kernel, size: int) -> Iterator[tuple[Affine, int]]:
-    """The number of each chunk of a summed axis, and how much of it there is."""
-    full, rest = divmod(size, PARTITIONS)
-    if full:
-        with k.loop(full) as chunk:
-            yield chunk, PARTITIONS
-    if rest:
-        yield Affine(full), rest
+def room_of(ending: Ending) -> int:
+    """Bytes that each column of a piece takes on its way to where it is stored."""
+    return ending.chain.width if ending.chain.links else 0

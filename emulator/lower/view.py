@@ -82,6 +82,10 @@ class View:
             strides += [stride * step for step in packed(tuple(shape[axis] for axis in new))]
         return replace(self, shape=shape, strides=tuple(strides))
 
+    def packed_as(self, shape: tuple[int, ...]) -> "View":
+        """Elements that lie row by row, under another shape."""
+        return replace(self, shape=shape, strides=packed(shape))
+
     def merged(self, others: Sequence["View"] = ()) -> tuple["View", ...]:
         """This view and others of the same shape with as few axes as strides allow, the same for all: axes of size 1
         are gone, and neighbours that all of them walk through in one stride are one."""

@@ -76,19 +76,24 @@ class Resample(Operator, name="resample"):
         return result
 
     def _along(self, x: Array, axis: int, size: int, scale: np.float32) -> Array:
+        total: Any = np.float32(0)
+        for near, share in self.taps(x.shape[axis], size, scale):
+            if share is None:
+                return np.asarray(np.take(x, near, axis))
+            total = total + np.take(x, near, axis) * share.reshape(-1, *[1] * (x.ndim - axis - 1))
+        return np.asarray(total)
+
+    def taps(self, old: int, size: int, scale: np.float32) -> list[tuple[Array, Array | None]]:
+        """Of an axis: old neighbours of each new place, and their shares; the nearest has no share to be multiplied."""
         steps = np.arange(size, dtype=np.float32)
-        last = x.shape[axis] - 1
         if self.function == "nearest":
-            return np.asarray(np.take(x, np.minimum((steps * scale).astype(np.int64), last), axis))
+            return [(np.minimum((steps * scale).astype(np.int64), old - 1), None)]
         at = steps * scale if self.aligned else (steps + np.float32(0.5)) * scale - np.float32(0.5)
         if self.function == "linear":
             at = np.maximum(at, 0)
         base = np.floor(at)
-        total: Any = np.float32(0)
-        for offset, weight in _TAPS[self.function](at - base):
-            near = np.clip(base.astype(np.int64) + offset, 0, last)
-            total = total + np.take(x, near, axis) * weight.reshape(-1, *[1] * (x.ndim - axis - 1))
-        return np.asarray(total)
+        near = base.astype(np.int64)
+        return [(np.clip(near + offset, 0, old - 1), share) for offset, share in _TAPS[self.function](at - base)]
 
 
 def linear_taps(fraction: Array) -> list[tuple[int, Array]]:

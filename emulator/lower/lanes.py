@@ -1,0 +1,160 @@
+"""Elementwise instructions over tiles of one shape, and room for what lies between them.
+
+An operand is a tile or a number that is known while the program is written. A tile of one element a partition serves as
+a whole one, since a stride of 0 reads it again and again.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from emulator.isa.instructions import (
+    Activation,
+    Alu,
+    CopyPredicated,
+    Engine,
+    Function,
+    Memset,
+    Reciprocal,
+    ScalarTensorTensor,
+    TensorCopy,
+    TensorScalar,
+    TensorTensor,
+)
+from emulator.isa.operands import Axis, Memory, Tile, contiguous
+from emulator.lower.kernel import Kernel
+from emulator.numerics import settle
+from emulator.types import DType
+
+Operand = Tile | float
+
+BITS_OF: Final = {1: DType.UINT8, 2: DType.UINT16, 4: DType.UINT32}
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """`width` elements in each of so many partitions."""
+
+    k: Kernel
+    partitions: int
+    width: int
+
+    def tile(self, dtype: DType = DType.FLOAT32) -> Tile:
+        return self.k.tile(dtype, self.partitions, self.width).whole
+
+    def filled(self, number: float, dtype: DType = DType.FLOAT32) -> Tile:
+        """The number, as a tile that takes one element in each partition."""
+        block = self.k.tile(dtype, self.partitions, 1)
+        return repeated(self.memset(block.whole, number), self.width)
+
+    def memset(self, dst: Tile, number: float) -> Tile:
+        self.k.emit(Memset(engine=Engine.VECTOR, dst=dst, value=held(number, dst.dtype)))
+        return dst
+
+    def copy(self, src: Operand, dst: Tile) -> Tile:
+        if isinstance(src, Tile):
+            self.k.emit(TensorCopy(engine=Engine.VECTOR, dst=dst, src=src))
+        else:
+            self.memset(dst, src)
+        return dst
+
+    def floats(self, src: Operand) -> Tile:
+        """As float32 in SBUF, which bit operators and GpSimd can then work on."""
+        if isinstance(src, Tile) and src.dtype is DType.FLOAT32 and src.memory is Memory.SBUF:
+            return src
+        return self.copy(src, self.tile()) if isinstance(src, Tile) else self.filled(src)
+
+    def two(self, op: Alu, left: Operand, right: Operand, dst: Tile | None = None) -> Tile:
+        """`left op right` on the vector engine, in float32 or bits."""
+        made = dst or self.tile()
+        if not isinstance(left, Tile) and not isinstance(right, Tile):
+            left = self.filled(left)
+        if isinstance(left, Tile) and isinstance(right, Tile) and not _is_column(right):
+            self.k.emit(TensorTensor(engine=Engine.VECTOR, dst=made, left=left, right=right, op=op))
+        elif isinstance(left, Tile):
+            operand = replace(right, axes=contiguous(1)) if isinstance(right, Tile) else float(right)
+            self.k.emit(TensorScalar(engine=Engine.VECTOR, dst=made, src=left, op0=op, operand0=operand))
+        else:
+            assert isinstance(right, Tile)  # or the left one had been filled
+            self.k.emit(
+                TensorScalar(engine=Engine.VECTOR, dst=made, src=right, op0=op, operand0=float(left), reverse0=True)
+            )
+        return made
+
+    def then(self, src: Tile, op0: Alu, operand0: float, op1: Alu, operand1: float, dst: Tile | None = None) -> Tile:
+        """`(src op0 operand0) op1 operand1`."""
+        made = dst or self.tile()
+        self.k.emit(
+            TensorScalar(
+                engine=Engine.VECTOR, dst=made, src=src, op0=op0, operand0=operand0, op1=op1, operand1=operand1
+            )
+        )
+        return made
+
+    def mixed(self, src: Tile, op0: Alu, operand0: float, op1: Alu, right: Tile, dst: Tile | None = None) -> Tile:
+        """`(src op0 operand0) op1 right`."""
+        made = dst or self.tile()
+        self.k.emit(
+            ScalarTensorTensor(
+                engine=Engine.VECTOR, dst=made, src=src, op0=op0, operand0=operand0, op1=op1, right=right
+            )
+        )
+        return made
+
+    def exact(self, op: Alu, left: Tile, right: Tile, dst: Tile | None = None) -> Tile:
+        """On GpSimd: 32-bit integers exactly, and powers."""
+        made = dst or self.tile(left.dtype)
+        self.k.emit(TensorTensor(engine=Engine.GPSIMD, dst=made, left=left, right=right, op=op))
+        return made
+
+    def function(self, function: Function, src: Operand, dst: Tile | None = None, scale: float = 1.0) -> Tile:
+        made = dst or self.tile()
+        source = src if isinstance(src, Tile) else self.filled(src)
+        self.k.emit(Activation(engine=Engine.SCALAR, dst=made, src=source, function=function, scale=scale))
+        return made
+
+    def reciprocal(self, src: Operand, dst: Tile | None = None) -> Tile:
+        made = dst or self.tile()
+        source = src if isinstance(src, Tile) else self.filled(src)
+        self.k.emit(Reciprocal(engine=Engine.VECTOR, dst=made, src=source))
+        return made
+
+    def choose(self, dst: Tile, predicate: Tile, src: Operand, *, reverse: bool = False) -> Tile:
+        """`dst` becomes `src` where the predicate, a tile of bytes, holds."""
+        source = src if isinstance(src, Tile) else self.filled(src, dst.dtype)
+        if source.dtype is not dst.dtype:
+            source = self.copy(source, self.tile(dst.dtype))
+        self.k.emit(CopyPredicated(engine=Engine.VECTOR, dst=dst, src=source, predicate=predicate, reverse=reverse))
+        return dst
+
+    def asked(self, op: Alu, left: Operand, right: Operand) -> Tile:
+        """A comparison as bytes, 1 where it holds."""
+        return self.two(op, left, right, self.tile(DType.UINT8))
+
+
+def repeated(column: Tile, width: int) -> Tile:
+    """A tile of one element a partition, read so many times; with as many axes as a tile that is made anew."""
+    return replace(column, axes=(Axis(width, 0),) if width != 1 else contiguous(1))
+
+
+def _is_column(tile: Tile) -> bool:
+    """Whether an instruction takes it as one number for each partition."""
+    return tile.dtype is DType.FLOAT32 and tile.axes == (Axis(tile.elements, 0),) and tile.memory is Memory.SBUF
+
+
+def held(number: float, dtype: DType) -> float:
+    """A number as a tile of this type holds it: whole numbers wrap, and floats are rounded."""
+    if dtype.is_float:
+        return float(settle(np.asarray(number, np.float32), dtype))
+    return float(np.asarray(int(number), np.int64).astype(dtype.stored))
+
+
+def bits(tile: Tile) -> Tile:
+    """The same bytes as unsigned integers."""
+    return replace(tile, dtype=BITS_OF[tile.dtype.itemsize])
+
+
+def seen_as(tile: Tile, dtype: DType) -> Tile:
+    """The same bytes as elements of another type of that size."""
+    return replace(tile, dtype=dtype)

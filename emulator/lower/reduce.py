@@ -1,0 +1,226 @@
+"""Folding whole axes into one element each.
+
+What is folded lies along the free axis and what is kept across partitions, whichever axes of the tensor they are: the
+copy into SBUF goes by strides. Pieces of a long row are folded one after the other into a column, in float32; integers
+wider than float32 holds are folded in halves on GpSimd, which is exact.
+"""
+
+from dataclasses import dataclass
+from math import inf, nan, prod
+from typing import Final
+
+import numpy as np
+
+from emulator.graph import Node
+from emulator.isa.instructions import Alu, Engine, PartitionReduce, TensorReduce
+from emulator.isa.operands import Tile
+from emulator.lower.ending import load
+from emulator.lower.filling import fill
+from emulator.lower.integers import Words, is_wide
+from emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
+from emulator.lower.lanes import Lanes
+from emulator.lower.lowering import Lowering, lowers
+from emulator.lower.sheets import WIDEST, sheets
+from emulator.lower.view import View
+from emulator.ops import Reduce
+from emulator.types import DType
+
+WIDEST_ROW: Final = 4096  # elements of a row that are at hand at once
+_WORTH_PARTS: Final = 512  # elements of a row from which on it is folded in parts
+_WIDE_ENOUGH: Final = 8  # elements of a kept last axis: below, as well bring them one by one
+
+_FOLDS: Final = {
+    "all": (Alu.MINIMUM, 1),
+    "any": (Alu.MAXIMUM, 0),
+    "max": (Alu.MAXIMUM, -inf),
+    "mean": (Alu.ADD, 0),
+    "min": (Alu.MINIMUM, inf),
+    "prod": (Alu.MULTIPLY, 1),
+    "sum": (Alu.ADD, 0),
+}
+
+
+@dataclass(frozen=True)
+class Fold:
+    """An operator that folds, the number it begins with, and whether that happens in words rather than in floats."""
+
+    op: Alu
+    neutral: float
+    dtype: DType
+
+    @property
+    def is_exact(self) -> bool:
+        return not self.dtype.is_float
+
+    @property
+    def crosses_partitions(self) -> bool:
+        return not self.is_exact and self.op is not Alu.MULTIPLY
+
+    @property
+    def start(self) -> float:
+        if not self.is_exact or abs(self.neutral) != inf:
+            return self.neutral
+        limits = np.iinfo(self.dtype.stored)
+        return int(limits.max if self.neutral > 0 else limits.min)
+
+
+def fold_of(function: str, dtype: DType) -> Fold:
+    op, neutral = _FOLDS[function]
+    counted = not dtype.is_float and function in ("sum", "prod")
+    if counted or (is_wide(dtype) and not dtype.is_float and function in ("max", "min")):
+        return Fold(op, neutral, DType.UINT32 if dtype in (DType.UINT32, DType.UINT64) else DType.INT32)
+    return Fold(op, neutral, DType.FLOAT32)
+
+
+@lowers(Reduce)
+def _reduce(low: Lowering, node: Node, op: Reduce) -> None:
+    x, dtype = low.view(node.operands[0]), node.operands[0].type.dtype
+    home, count = low.home(node.result), prod(x.shape[axis] for axis in op.axes)
+    if not count:
+        fill(low.k, home, nan if op.function == "mean" else _FOLDS[op.function][1])
+        return
+    if op.function in ("all", "any") and dtype is not DType.BOOL:
+        x = _truths(low, x)
+    kept = tuple(axis for axis in range(x.rank) if axis not in op.axes)
+    ending = _Ending(low.k, fold_of(op.function, dtype), 1 / count if op.function == "mean" else None)
+    last = x.rank - 1
+    if last in kept and x.shape[last] >= _WIDE_ENOUGH and ending.fold.crosses_partitions:
+        ordered = x.transposed((*kept[:-1], *op.axes, last))
+        _reduce_downwards(low, ending, ordered, len(kept) - 1, home)
+    else:
+        source = matrix(low, x.transposed((*kept, *op.axes)), len(kept))
+        _reduce_along(low, ending, source, home.packed_as((source.shape[0], 1)))
+
+
+def _truths(low: Lowering, x: View) -> View:
+    made = low.scratch(DType.UINT8, x.shape)
+    for rows, width, (to, source) in sheets(low.k, [made, x]):
+        with low.k.room():
+            tile = load(low.k, source)
+            low.k.copy(to.far(), Lanes(low.k, rows, width).asked(Alu.NOT_EQUAL, tile, 0.0))
+    return made
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """What is folded how, and by what the result is multiplied before it is stored."""
+
+    k: Kernel
+    fold: Fold
+    factor: float | None
+
+    def store(self, total: Tile, target: View) -> None:
+        lanes = Lanes(self.k, total.partitions, total.elements)
+        made = self.k.tile(target.dtype, total.partitions, total.elements, turns=2).whole
+        if self.factor is None:
+            lanes.copy(total, made)
+        else:
+            lanes.two(Alu.MULTIPLY, total, self.factor, made)
+        self.k.copy(target.far(), made)
+
+
+def matrix(low: Lowering, view: View, rows: int) -> View:
+    """The first axes as one and the others as one, copied where no strides can say that."""
+    shape = (prod(view.shape[:rows]), prod(view.shape[rows:]))
+    return view.reshaped(shape) or low.packed(view).packed_as(shape)
+
+
+def _reduce_along(low: Lowering, ending: _Ending, source: View, target: View) -> None:
+    """Rows lie along the free axis. Few long ones are first folded in parts, so that all partitions have work."""
+    k, (rows, width) = low.k, source.shape
+    parts = max(part for part in range(1, PARTITIONS // min(rows, PARTITIONS) + 1) if width % part == 0)
+    split = source.reshaped((rows * parts, width // parts)) if width >= _WORTH_PARTS and parts > 1 else None
+    if split is not None:
+        partial = low.scratch(ending.fold.dtype, (rows * parts, 1))
+        _reduce_along(low, _Ending(k, ending.fold, None), split, partial)
+        source = partial.packed_as((rows, parts))
+    for top, height in k.spans(rows, PARTITIONS):
+        with k.room():
+            total = folded(k, source, (top, height), ending.fold)
+            ending.store(total, target.cut((top, height)))
+
+
+def folded(k: Kernel, source: View, rows: Span, fold: Fold) -> Tile:
+    """Each row's fold, in a column."""
+    lanes, width = Lanes(k, rows[1], 1), source.shape[1]
+    total = k.tile(fold.dtype, rows[1], 1).whole
+    if width > WIDEST_ROW:
+        lanes.memset(total, fold.start)
+    for left, size in k.spans(width, WIDEST_ROW):
+        with k.room():
+            tile = k.tile(source.dtype, rows[1], size, turns=2)
+            k.copy(tile.whole, source.cut(rows, (left, size)).far())
+            if width <= WIDEST_ROW:
+                fold_row(k, fold, tile, total)
+            else:
+                part = k.tile(fold.dtype, rows[1], 1).whole
+                fold_row(k, fold, tile, part)
+                combine(lanes, fold, total, part)
+    return total
+
+
+def combine(lanes: Lanes, fold: Fold, total: Tile, part: Tile) -> None:
+    if fold.is_exact:
+        lanes.exact(fold.op, total, part, total)
+    else:
+        lanes.two(fold.op, total, part, total)
+
+
+def fold_row(k: Kernel, fold: Fold, values: Block, dst: Tile) -> None:
+    """Into a column; words by adding one half to the other, again and again."""
+    rows, width = values.partitions, values.shape[0]
+    if not fold.is_exact:
+        k.emit(TensorReduce(engine=Engine.VECTOR, dst=dst, src=values.whole, op=fold.op))
+        return
+    words = k.tile(fold.dtype, rows, width)
+    lanes = Lanes(k, rows, width)
+    lanes.copy(Words(lanes, fold.dtype).load(values.whole), words.whole)
+    while width > 1:
+        half = width // 2
+        lower, upper = words.cut(rows, (0, half)), words.cut(rows, (width - half, half))
+        lanes.exact(fold.op, lower, upper, lower)
+        width -= half
+    lanes.copy(words.cut(rows, (0, 1)), dst)
+
+
+def _reduce_downwards(low: Lowering, ending: _Ending, x: View, outer: int, home: View) -> None:
+    """What is folded lies across partitions, and the last axis, which is kept, along the free one: rows are combined as
+    they come, and partitions at the end."""
+    k, width = low.k, x.shape[-1]
+    shape = (prod(x.shape[:outer]), prod(x.shape[outer:-1]), width)
+    flat = x.reshaped(shape) or low.packed(x).packed_as(shape)
+    target = home.packed_as((shape[0], 1, width))
+    with k.loop(shape[0]) as turn:
+        source, to = flat.pick(0, turn), target.pick(0, turn)
+        for left, columns in k.spans(width, WIDEST):
+            with k.room():
+                total = _combined(k, ending.fold, source, (left, columns))
+                ending.store(_across(k, ending.fold, total), to.cut((0, 1), (left, columns)))
+
+
+def _combined(k: Kernel, fold: Fold, source: View, columns: Span) -> Tile:
+    """All rows, combined into one for each partition."""
+    depth, width = source.shape[0], columns[1]
+    block = k.tile(DType.FLOAT32, min(depth, PARTITIONS), width)
+    if depth > PARTITIONS:
+        Lanes(k, block.partitions, width).memset(block.whole, fold.start)
+    for top, height in k.spans(depth, PARTITIONS):
+        with k.room():
+            tile = load(k, source.cut((top, height), columns))
+            lanes = Lanes(k, height, width)
+            if depth > PARTITIONS:
+                lanes.two(fold.op, block.cut(height), tile, block.cut(height))
+            else:
+                lanes.copy(tile, block.whole)
+    return block.whole
+
+
+def _across(k: Kernel, fold: Fold, tile: Tile) -> Tile:
+    """Partitions into one; the least is the greatest of what is turned around."""
+    around = fold.op is Alu.MINIMUM
+    lanes = Lanes(k, tile.partitions, tile.elements)
+    source = lanes.two(Alu.MULTIPLY, tile, -1.0, tile) if around else tile
+    made = k.tile(DType.FLOAT32, 1, tile.elements).whole
+    op = Alu.MAXIMUM if around else fold.op
+    k.emit(PartitionReduce(engine=Engine.GPSIMD, dst=made, src=source, op=op))
+    return Lanes(k, 1, tile.elements).two(Alu.MULTIPLY, made, -1.0, made) if around else made

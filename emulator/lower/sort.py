@@ -1,0 +1,240 @@
+"""Orders: the positions that would sort an axis, by Batcher's merges of ever longer runs.
+
+Each step compares and exchanges pairs of elements a fixed distance apart, which is a few instructions on strided halves
+of a tile, for 128 rows side by side. A run is merged with the next one turned around, so that all pairs of a step go
+the same way. Elements are compared as 32-bit integers in the order of what they stand for, with NaN behind all numbers,
+and equal ones by their position: so the order is stable.
+
+Rows too long for one partition lie in HBM as blocks; steps that cross blocks pass by there, all others are done inside.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import nan
+from typing import Final
+
+from emulator.graph import Node
+from emulator.isa.affine import Affine
+from emulator.isa.instructions import Alu, Engine, Iota
+from emulator.isa.operands import Axis, Tile
+from emulator.lower.ending import load
+from emulator.lower.filling import fill
+from emulator.lower.integers import Words
+from emulator.lower.kernel import PARTITIONS, Kernel
+from emulator.lower.lanes import Lanes, bits, seen_as
+from emulator.lower.lowering import Lowering, lowers
+from emulator.lower.reduce import matrix
+from emulator.lower.sheets import sheets
+from emulator.lower.view import View
+from emulator.ops import ArgSort
+from emulator.types import DType
+
+_BLOCK: Final = 2048  # elements of a row that one partition holds
+_LAST: Final = 2**31 - 1  # behind every other key
+_SIGN: Final = 2**31
+
+
+@lowers(ArgSort)
+def _arg_sort(low: Lowering, node: Node, op: ArgSort) -> None:
+    x, home = low.view(node.operands[0]), low.home(node.result)
+    if not x.elements:
+        return
+    order = (*(axis for axis in range(x.rank) if axis != op.axis), op.axis)
+    lines = matrix(low, x.transposed(order), x.rank - 1)
+    target = home.transposed(order).reshaped(lines.shape)
+    made = target or low.scratch(DType.INT32, lines.shape)
+    sort = _Sort(low, node.operands[0].type.dtype, op.descending)
+    length = max(1 << (lines.shape[1] - 1).bit_length(), 2)
+    if length <= _BLOCK:
+        sort.short(lines, made, length)
+    else:
+        sort.long(lines, made, length)
+    if target is None:
+        low.copy(home.transposed(order), made.packed_as(tuple(home.shape[axis] for axis in order)))
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Keys and positions of elements, as two tiles or as two halves of them."""
+
+    keys: Tile
+    places: Tile
+
+    def seen(self, offset: int, *axes: Axis) -> "_Pairs":
+        """The elements that a pattern reaches, from so many on."""
+        return _Pairs(*(_patterned(tile, offset, axes) for tile in (self.keys, self.places)))
+
+
+def _patterned(tile: Tile, offset: int, axes: tuple[Axis, ...]) -> Tile:
+    return replace(tile, offset=tile.offset + offset * tile.dtype.itemsize, axes=axes)
+
+
+def _exchange(k: Kernel, lower: _Pairs, upper: _Pairs) -> None:
+    """So that of each two the lesser is the lower one."""
+    with k.room():
+        lanes = Lanes(k, lower.keys.partitions, lower.keys.elements)
+        words = Words(lanes, DType.INT32)
+        swap = words.two(Alu.GREATER, lower.keys, upper.keys)
+        equal = words.two(Alu.EQUAL, lower.keys, upper.keys)
+        behind = words.two(Alu.GREATER, lower.places, upper.places)
+        words.two(Alu.MULTIPLY, equal, behind, equal)
+        words.two(Alu.ADD, swap, equal, swap)
+        for one, other in ((lower.keys, upper.keys), (lower.places, upper.places)):
+            before = lanes.copy(one, behind)
+            lanes.choose(one, bits(swap), other)
+            lanes.choose(other, bits(swap), before)
+
+
+def _turned_step(k: Kernel, pairs: _Pairs, length: int, size: int) -> None:
+    """The first of a merge: an element of a run's first half against the one as far from its end."""
+    runs, half = Axis(length // size, size), size // 2
+    _exchange(k, pairs.seen(0, runs, Axis(half, 1)), pairs.seen(size - 1, runs, Axis(half, -1)))
+
+
+def _steps(k: Kernel, pairs: _Pairs, length: int, size: int) -> None:
+    """All others, in runs of this size: against the one half a run further on, then a quarter, and so on."""
+    while size > 1:
+        runs, half = Axis(length // size, size), size // 2
+        _exchange(k, pairs.seen(0, runs, Axis(half, 1)), pairs.seen(half, runs, Axis(half, 1)))
+        size = half
+
+
+def _sizes(first: int, last: int) -> Iterator[int]:
+    while first <= last:
+        yield first
+        first *= 2
+
+
+@dataclass(frozen=True)
+class _Sort:
+    low: Lowering
+    dtype: DType
+    descending: bool
+
+    def short(self, lines: View, target: View, length: int) -> None:
+        """Rows of which each fits one partition."""
+        k, count = self.low.k, lines.shape[1]
+        for top, height in k.spans(lines.shape[0], PARTITIONS):
+            with k.room():
+                keys, places = (k.tile(DType.INT32, height, length, turns=2) for _ in range(2))
+                if count < length:
+                    Lanes(k, height, length).memset(keys.whole, _LAST)
+                with k.room():
+                    self._write_keys(load(k, lines.cut((top, height))), keys.cut(height, (0, count)))
+                numbers = Iota(engine=Engine.GPSIMD, dst=places.whole, start=Affine(), by_partition=0, steps=(1,))
+                k.emit(numbers)
+                pairs = _Pairs(keys.whole, places.whole)
+                for size in _sizes(2, length):
+                    _turned_step(k, pairs, length, size)
+                    _steps(k, pairs, length, size // 2)
+                k.copy(target.cut((top, height)).far(), places.cut(height, (0, count)))
+
+    def long(self, lines: View, target: View, length: int) -> None:
+        low, (rows, count) = self.low, lines.shape
+        keys, places = (low.scratch(DType.INT32, (rows, length)) for _ in range(2))
+        self._prepare(lines, keys, places)
+        blocks = (rows * length // _BLOCK, _BLOCK)
+        inside = keys.packed_as(blocks), places.packed_as(blocks)
+        self._inside(*inside, first=True)
+        for size in _sizes(2 * _BLOCK, length):
+            self._across_turned(keys, places, size)
+            step = size // 2
+            while step > _BLOCK:
+                self._across(keys, places, step)
+                step //= 2
+            self._inside(*inside, first=False)
+        low.copy(target, places.cut((0, rows), (0, count)))
+
+    def _prepare(self, lines: View, keys: View, places: View) -> None:
+        k, (rows, count) = self.low.k, lines.shape
+        length = keys.shape[1]
+        fill(k, keys.cut((0, rows), (count, length - count)), _LAST)
+        for height, width, (to, source) in sheets(k, [keys.cut((0, rows), (0, count)), lines]):
+            with k.room():
+                made = k.tile(DType.INT32, height, width).whole
+                self._write_keys(load(k, source), made)
+                k.copy(to.far(), made)
+        table = places.packed_as((rows, length // _BLOCK, _BLOCK)).transposed((1, 0, 2))
+        for top, height in k.spans(length // _BLOCK, PARTITIONS):
+            with k.room():
+                numbers = k.tile(DType.INT32, height, _BLOCK).whole
+                start = top * _BLOCK
+                k.emit(Iota(engine=Engine.GPSIMD, dst=numbers, start=start, by_partition=_BLOCK, steps=(1,)))
+                with k.loop(rows) as turn:
+                    k.copy(table.cut((top, height)).pick(1, turn).far(), numbers)
+
+    def _inside(self, keys: View, places: View, *, first: bool) -> None:
+        """Steps inside of blocks: at first a whole sort of each, later the end of a merge."""
+        k = self.low.k
+        for top, height in k.spans(keys.shape[0], PARTITIONS):
+            with k.room():
+                key, place = (view.cut((top, height)) for view in (keys, places))
+                pairs = _Pairs(load(k, key), load(k, place))
+                for size in _sizes(2, _BLOCK) if first else ():
+                    _turned_step(k, pairs, _BLOCK, size)
+                    _steps(k, pairs, _BLOCK, size // 2)
+                if not first:
+                    _steps(k, pairs, _BLOCK, _BLOCK)
+                k.copy(key.far(), pairs.keys)
+                k.copy(place.far(), pairs.places)
+
+    def _across(self, keys: View, places: View, size: int) -> None:
+        """Blocks against those half a run further on."""
+        halves = [half for view in (keys, places) for half in _halves(view, size)]
+        self._between(halves, turned=False)
+
+    def _across_turned(self, keys: View, places: View, size: int) -> None:
+        """The first half's blocks against the second's from its end, each read backwards."""
+        halves = []
+        for view in (keys, places):
+            lower, upper = _halves(view, size)
+            last = (upper.shape[2] - 1) * upper.strides[2]
+            strides = (*upper.strides[:2], -upper.strides[2], upper.strides[3])
+            halves += [lower, replace(upper, offset=upper.offset + last, strides=strides)]
+        self._between(halves, turned=True)
+
+    def _between(self, halves: list[View], *, turned: bool) -> None:
+        """Blocks lie across partitions, of all axes of blocks those of the longest one."""
+        k, order = self.low.k, sorted(range(3), key=lambda axis: halves[0].shape[axis])
+        ordered = [half.transposed((*order, 3)) for half in halves]
+        with k.loop(ordered[0].shape[0]) as outer, k.loop(ordered[0].shape[1]) as inner:
+            for top, height in k.spans(ordered[0].shape[2], PARTITIONS):
+                with k.room():
+                    pieces = [half.pick(0, outer).pick(0, inner).cut((top, height)) for half in ordered]
+                    tiles = [load(k, piece) for piece in pieces]
+                    lower, upper = _Pairs(tiles[0], tiles[2]), _Pairs(tiles[1], tiles[3])
+                    _exchange(k, lower, upper.seen(_BLOCK - 1, Axis(_BLOCK, -1)) if turned else upper)
+                    for piece, tile in zip(pieces, tiles, strict=True):
+                        k.copy(piece.far(), tile)
+
+    def _write_keys(self, tile: Tile, dst: Tile) -> None:
+        lanes = Lanes(self.low.k, tile.partitions, tile.elements)
+        words = Words(lanes, DType.INT32)
+        if self.dtype.is_float:
+            keys = _of_floats(lanes, tile)
+        elif self.dtype in (DType.UINT32, DType.UINT64):
+            keys = words.bit(Alu.BITWISE_XOR, words.load(tile), _SIGN)
+        else:
+            keys = words.load(tile)
+        if self.descending:
+            keys = words.bit(Alu.BITWISE_XOR, keys, 2**32 - 1)
+        lanes.copy(keys, dst)
+
+
+def _of_floats(lanes: Lanes, tile: Tile) -> Tile:
+    """Integers in the order of floats: below zero, the bits of the size count backwards. There is one zero, one NaN."""
+    values = lanes.two(Alu.ADD, tile, 0.0)
+    lanes.choose(values, lanes.asked(Alu.NOT_EQUAL, values, values), nan)
+    words = Words(lanes, DType.INT32)
+    word = seen_as(values, DType.INT32)
+    backwards = words.with_number(Alu.MULTIPLY, words.bit(Alu.RIGHT_SHIFT, word, 31), _LAST)
+    made = lanes.two(Alu.BITWISE_XOR, bits(word), bits(backwards), lanes.tile(DType.UINT32))
+    return seen_as(made, DType.INT32)
+
+
+def _halves(view: View, size: int) -> tuple[View, View]:
+    """[rows, runs, blocks of half a run, block], of the first half of each run and of the second."""
+    rows, length = view.shape
+    shape = (rows, length // size, size // 2 // _BLOCK, _BLOCK)
+    lower = replace(view, shape=shape, strides=(length, size, _BLOCK, 1))
+    return lower, replace(lower, offset=lower.offset + size // 2)

@@ -1,0 +1,118 @@
+"""Windows on the core: convolutions of whole numbers, pooling and resampling are those of `fast` to the bit."""
+
+import numpy as np
+import pytest
+
+from emulator.graph import Value
+from emulator.isa.program import Role
+from emulator.ops import Convolution, Pool, Resample
+from emulator.types import DType
+from tests.lower.harness import Given, floats, of, require_equal, wholes
+from tests.lower.sweep import FLOATS, Draw, Row, sweep
+
+BF16 = DType.BFLOAT16
+
+
+def _axes(draw: Draw, low: int, high: int, count: int) -> tuple[int, ...]:
+    return tuple(draw.integer(low, high) for _ in range(count))
+
+
+def _sizes(window: tuple[int, ...], dilation: tuple[int, ...], draw: Draw) -> tuple[int, ...]:
+    """Places that a window fits into."""
+    return tuple((length - 1) * apart + draw.integer(1, 9) for length, apart in zip(window, dilation, strict=True))
+
+
+def _convolution(draw: Draw) -> Value:
+    rank, dtype = draw.integer(1, 3), draw.one_of((BF16, DType.FLOAT32, DType.FLOAT16, DType.FLOAT8_E4M3))
+    window, dilation = _axes(draw, 1, 4, rank), _axes(draw, 1, 2, rank)
+    before, after = _axes(draw, -1, 2, rank), _axes(draw, -1, 2, rank)
+    places = tuple(size + 2 for size in _sizes(window, dilation, draw))
+    groups = draw.integer(1, 3)
+    inputs = draw.one_of([1, draw.integer(2, 5), draw.integer(100, 150)]) if rank < 3 else draw.integer(1, 4)
+    outputs = draw.one_of([1, draw.integer(2, 5), draw.integer(100, 150)]) if rank < 3 else draw.integer(1, 4)
+    x_shape, weight_shape = (draw.integer(1, 2), groups * inputs, *places), (groups * outputs, inputs, *window)
+    x, weight = (draw.random.integers(-2, 3, shape).astype(np.float32) for shape in (x_shape, weight_shape))
+    operands = [draw.tensor(x_shape, dtype, numbers=x)]
+    stored = draw.integer(0, 1)
+    operands.append(draw.parameter(weight, dtype) if stored else draw.tensor(weight_shape, dtype, numbers=weight))
+    if draw.integer(0, 1):
+        operands.append(draw.tensor((groups * outputs,), DType.FLOAT32, most=3))
+    op = Convolution(_axes(draw, 1, 3, rank), before, after, dilation, groups, draw.one_of((BF16, DType.FLOAT32)))
+    return draw.builder.add(op, *operands)
+
+
+def _pool(function: str) -> Row:
+    def draw(draw: Draw) -> Value:
+        rank, dtype = draw.integer(1, 3), draw.one_of((*FLOATS, DType.INT64, DType.INT32, DType.INT8))
+        window, dilation = _axes(draw, 1, 3, rank), _axes(draw, 1, 2, rank)
+        places = _sizes(window, dilation, draw)
+        x = draw.tensor((draw.integer(1, 2), draw.one_of([1, 3, 140]), *places), dtype, most=3)
+        # Half a window at most, as in PyTorch: a window of nothing but margin has no number that 32 bits would hold.
+        before, after = (
+            tuple(draw.integer(0, (length - 1) * apart // 2) for length, apart in zip(window, dilation, strict=True))
+            for _ in range(2)
+        )
+        op = Pool(function, window, _axes(draw, 1, 3, rank), before, after, dilation)
+        return draw.builder.add(op, x)
+
+    return Row(function, draw)
+
+
+def _resample(function: str) -> Row:
+    def draw(draw: Draw) -> Value:
+        rank = draw.integer(1, 3)
+        shape, sizes = draw.shape(rank, rank + 1), _axes(draw, 1, 12, rank)
+        scales = tuple(draw.integer(1, 30) / 10 for _ in sizes)
+        op = Resample(function, sizes, scales, bool(draw.integer(0, 1)))
+        return draw.builder.add(op, draw.tensor(shape, draw.one_of(FLOATS)))
+
+    return Row(function, draw)
+
+
+TABLE = (
+    Row("convolution", _convolution),
+    *(_pool(function) for function in ("max_pool", "sum_pool")),
+    *(_resample(function) for function in ("nearest", "linear", "cubic")),
+)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+def test_windows_are_what_fast_makes_of_them(row: Row) -> None:
+    sweep(row, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+def test_windows_are_what_fast_makes_of_them_in_many_forms(row: Row) -> None:
+    sweep(row, 200)
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "stride", "margin", "groups"),
+    [
+        ((2, 3, 64, 64), (40, 3, 16, 16), 16, 0, 1),  # patches
+        ((1, 3, 60, 60), (20, 3, 7, 7), 2, 3, 1),  # a stem
+        ((1, 300, 14, 14), (260, 300, 3, 3), 1, 1, 1),
+        ((2, 140, 20, 20), (140, 1, 3, 3), 1, 1, 140),  # channels by themselves
+        ((1, 8, 200, 400), (4, 8, 3, 3), 1, 1, 1),
+        ((1, 16, 300, 400), (4, 16, 3, 3), 2, 1, 1),  # more than SBUF holds at once
+        ((1, 5, 3, 700), (4, 5, 3, 3), 1, 1, 1),  # rows wider than a bank of sums
+    ],
+)
+def test_models_convolutions_are_exact(
+    x: tuple[int, ...], weight: tuple[int, ...], stride: int, margin: int, groups: int
+) -> None:
+    op = Convolution((stride,) * 2, (margin,) * 2, (margin,) * 2, (1, 1), groups, BF16)
+    given = wholes(*x, dtype=BF16, most=1), wholes(*weight, dtype=BF16, most=1, seed=1, role=Role.PARAMETER)
+    require_equal(of(op, *given, wholes(weight[0], seed=2)), cores=("v2",), orders=("hostile",))
+
+
+def test_the_largest_of_more_places_than_sbuf_holds() -> None:
+    op = Pool("max_pool", (3, 3), (2, 2), (1, 1), (1, 1), (1, 1))
+    require_equal(of(op, floats(1, 2, 300, 400)), cores=("v2",), orders=("hostile",))
+
+
+def test_sums_of_integers_are_exact_beyond_what_float32_holds() -> None:
+    numbers = np.random.default_rng(1).integers(-(2**26), 2**26, (1, 2, 9, 9)).astype(np.int32)
+    op = Pool("sum_pool", (3, 3), (2, 2), (1, 1), (1, 1), (1, 1))
+    require_equal(of(op, Given(numbers, DType.INT32)))

@@ -1,0 +1,121 @@
+"""Products of small whole numbers, whose sums are exact in any order: the core makes what `fast` makes, to the bit."""
+
+import numpy as np
+import pytest
+
+from emulator.builder import GraphBuilder
+from emulator.graph import Value
+from emulator.isa.program import Role, instructions
+from emulator.lower import lower
+from emulator.numerics import Array
+from emulator.ops import Binary, GroupedMatMul, Linear, MatMul, Transpose, Unary
+from emulator.types import DType
+from tests.lower.harness import Given, case, floats, of, require_equal, wholes
+from tests.lower.sweep import Draw, Row, sweep
+
+BF16 = DType.BFLOAT16
+MULTIPLIED = (DType.FLOAT32, DType.TFLOAT32, BF16, DType.FLOAT16, DType.FLOAT8_E4M3, DType.FLOAT8_E5M2)
+
+
+def _wholes(draw: Draw, *shape: int) -> Array:
+    return draw.random.integers(-2, 3, shape).astype(np.float32)
+
+
+def _size(draw: Draw) -> int:
+    """Mostly small; now and then around the number of partitions."""
+    return draw.integer(1, 12) if draw.integer(0, 2) else draw.integer(100, 300)
+
+
+def _linear(draw: Draw) -> Value:
+    inputs, outputs, dtype = _size(draw), _size(draw), draw.one_of(MULTIPLIED)
+    rows = draw.one_of([(), (_size(draw),), (draw.integer(1, 3), draw.integer(1, 9))])
+    x = draw.tensor((*rows, inputs), dtype, numbers=_wholes(draw, *rows, inputs))
+    numbers = _wholes(draw, outputs, inputs)
+    weight = (
+        draw.parameter(numbers, dtype) if draw.integer(0, 1) else draw.tensor(numbers.shape, dtype, numbers=numbers)
+    )
+    bias = [draw.tensor((outputs,), draw.one_of((BF16, DType.FLOAT32)), numbers=_wholes(draw, outputs))]
+    out = draw.one_of((DType.FLOAT32, BF16))
+    return draw.builder.add(Linear(out), x, weight, *bias[: draw.integer(0, 1)])
+
+
+def _matmul(draw: Draw) -> Value:
+    rows, inner, columns, dtype = _size(draw), _size(draw), _size(draw), draw.one_of(MULTIPLIED)
+    batch = draw.shape(0, 2, 3)
+    own = [tuple(1 if draw.integer(0, 2) == 0 else size for size in batch)[draw.integer(0, len(batch)) :] for _ in "ab"]
+    left, right = (*own[0], rows, inner), (*own[1], inner, columns)
+    a = draw.tensor(left, dtype, numbers=_wholes(draw, *left))
+    b = draw.tensor(right, dtype, numbers=_wholes(draw, *right))
+    return draw.builder.add(MatMul(draw.one_of((DType.FLOAT32, BF16))), a, b)
+
+
+def _grouped(draw: Draw) -> Value:
+    rows, inner, columns, groups = _size(draw), _size(draw), _size(draw), draw.integer(1, 5)
+    dtype = draw.one_of(MULTIPLIED[:4])
+    x = draw.tensor((rows, inner), dtype, numbers=_wholes(draw, rows, inner))
+    matrices = draw.tensor((groups, inner, columns), dtype, numbers=_wholes(draw, groups, inner, columns))
+    ends = draw.random.integers(-2, rows + 3, groups).astype(np.int64)
+    if draw.integer(0, 1):
+        ends = np.sort(ends)
+    return draw.builder.add(GroupedMatMul(BF16), x, matrices, draw.tensor((groups,), DType.INT64, numbers=ends))
+
+
+TABLE = (Row("linear", _linear), Row("matmul", _matmul), Row("grouped", _grouped))
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+def test_a_product_is_what_fast_makes_of_it(row: Row) -> None:
+    sweep(row, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+def test_a_product_is_what_fast_makes_of_it_in_many_forms(row: Row) -> None:
+    sweep(row, 200)
+
+
+@pytest.mark.parametrize("role", [Role.PARAMETER, Role.INPUT])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"),
+    [(1, 300, 5000), (3, 9000, 70), (40, 30011, 20), (600, 64, 130), (0, 8, 8), (5, 0, 70), (5, 8, 0)],
+)
+def test_no_size_of_a_linear_layer_is_too_large_or_too_small(role: Role, rows: int, inputs: int, outputs: int) -> None:
+    given = [wholes(rows, inputs, dtype=BF16, most=1), wholes(outputs, inputs, dtype=BF16, most=1, seed=1, role=role)]
+    require_equal(of(Linear(BF16), *given, wholes(outputs, seed=2)), cores=("v2",), orders=("hostile",))
+
+
+def test_sums_in_another_order_are_within_one_unit_of_the_last_place() -> None:
+    given = floats(130, 700, dtype=BF16), floats(300, 700, dtype=BF16, seed=1, role=Role.PARAMETER)
+    require_equal(of(Linear(BF16), *given), units=1)
+
+
+def test_what_follows_a_product_is_done_before_it_is_stored() -> None:
+    def build(builder: GraphBuilder, x: Value, weight: Value, more: Value) -> Value:
+        return builder.add(Binary("add"), builder.add(Unary("relu"), builder.add(Linear(BF16), x, weight)), more)
+
+    of_three = case(build, wholes(200, 65, dtype=BF16), wholes(90, 65, dtype=BF16, seed=1), wholes(200, 90, dtype=BF16))
+    require_equal(of_three)
+    program = lower(of_three.graph, "v2")
+    assert not [buffer for buffer in program.buffers if buffer.role is Role.SCRATCH]
+
+
+def test_a_weight_that_lies_inputs_first_is_not_turned() -> None:
+    given = wholes(4, 128, dtype=BF16), wholes(640, 128, dtype=BF16, seed=1, role=Role.PARAMETER)
+    turned = [
+        each for each in instructions(lower(of(Linear(BF16), *given).graph, "v2").body) if each.name == "nc_transpose"
+    ]
+    assert len(turned) == 1  # the rows alone
+
+
+def test_both_sides_of_a_product_may_be_transposed() -> None:
+    def build(builder: GraphBuilder, a: Value, b: Value) -> Value:
+        turn = Transpose((0, 2, 1))
+        return builder.add(MatMul(BF16), builder.add(turn, a), builder.add(turn, b))
+
+    require_equal(case(build, wholes(2, 165, 70, dtype=BF16), wholes(2, 90, 165, dtype=BF16, seed=1)))
+
+
+def test_rows_behind_all_groups_are_zero() -> None:
+    ends = Given(np.array([3, 3, 100, 140]), DType.INT64)
+    given = wholes(300, 200, dtype=BF16), wholes(4, 200, 600, dtype=BF16, seed=1), ends
+    require_equal(of(GroupedMatMul(BF16), *given), cores=("v2",), orders=("hostile",))
