@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
 from threading import Barrier, BrokenBarrierError
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from emulator.compile import Program
 from emulator.errors import ExecutionError
@@ -20,6 +20,15 @@ from emulator.ops import AllGather, AllReduce, RankSlice
 from emulator.ops.collective import MEMBERSHIP
 
 _Result = TypeVar("_Result")
+
+States = Sequence[Mapping[str, Array]]  # of each rank, by name
+
+
+class Loaded(Protocol):
+    """A program with its weights, on all of its ranks, whoever carries it out."""
+
+    def run(self, inputs: Mapping[str, Array], states: States | None = None) -> tuple[dict[str, Array], States]:
+        """The outputs, equal on all ranks, and each rank's states after it."""
 
 
 class _Meeting:
@@ -73,9 +82,9 @@ class LoadedRanks:
         self._loaded = self._on_every_rank(lambda rank: LoadedGraph(graph, parameters))
 
     def run(
-        self, inputs: Mapping[str, Array], states: Sequence[Mapping[str, Array]] | None = None
+        self, inputs: Mapping[str, Array], states: States | None = None
     ) -> tuple[dict[str, Array], list[dict[str, Array]]]:
-        """One forward pass: the outputs, equal on all ranks, and each rank's states after it."""
+        """One forward pass."""
         before = states or [{}] * self.degree
         if len(before) != self.degree:
             raise ExecutionError(f"the states of {len(before)} ranks were given to a graph for {self.degree}")
@@ -104,18 +113,21 @@ class LoadedRanks:
 
 
 class LoadedProgram:
-    """A compiled program with its weights, seen from outside: whole tensors go in, and whole ones come out."""
+    """A compiled program on its ranks, seen from outside: whole tensors go in, and whole ones come out."""
 
-    def __init__(self, program: Program, parameters: Mapping[str, Array]) -> None:
+    def __init__(self, program: Program, ranks: Loaded) -> None:
         self._program = program
-        self._ranks = LoadedRanks(program.graph, parameters)
+        self._ranks = ranks
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """One forward pass: the outputs, and among them what the states are after it."""
         program, given = self._program, dict(inputs)
         before: list[dict[str, Array]] = [{} for _ in range(program.degree)]
-        for name, piece in program.states.items():
-            for own, share in zip(before, piece.parted(given.pop(name), program.degree), strict=True):
+        for name in program.graph.inputs.keys() & program.graph.outputs.keys() & given.keys():
+            state = given.pop(name)
+            piece = program.states.get(name)
+            shares = piece.parted(state, program.degree) if piece else [state] * program.degree
+            for own, share in zip(before, shares, strict=True):
                 own[name] = share
         outputs, after = self._ranks.run(given, before)
         for name in after[0]:

@@ -4,7 +4,7 @@ A request whose artifact the store holds stops at the first step, before numpy o
 for good stops there too.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,16 +15,15 @@ from artifact_store.canonical import canonical_json
 from artifact_store.digest import sha256_hex
 from artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
 from artifact_store.weights import Elements, put_weights
-from pipeline.evidence import NO_EVIDENCE, Evidence, Step, gather
+from pipeline.backends.made import Backend, Made, MadeProgram
+from pipeline.evidence import Step
 from pipeline.failed import refuse_what_failed_before, remembering
 from pipeline.nearness import why_missed
-from pipeline.request import BuildRequest, Shape
+from pipeline.request import BuildRequest
 from pipeline.turn import turn
 from pipeline.verify import Thresholds
 
 if TYPE_CHECKING:
-    from emulator.compile import Program
-    from emulator.passes.shard import Piece
     from pipeline.models.weights import Tensors
 
 
@@ -87,78 +86,56 @@ def _built(
 ) -> Published:
     with step(f"read the configuration of {request.source.id}"):
         tensors = request.tensors()
-    programs = {shape: _compile(request, shape, step) for shape in sorted(request.shapes)}
-    evidence = gather(request, programs, tensors, step, thresholds) if request.verified else NO_EVIDENCE
+    made = _backend(request)(request, tensors, step, thresholds)
     with step(f"store {len(tensors)} tensors"):
         size = sum(tensors.kinds[name].nbytes for name in tensors)
         with watch(f"store {request.source.id}", size) as sent:
             weights = put_weights(store.blobs, _elements(tensors), sent)
     with step("publish"):
-        return store.publish(_manifest(request, inputs, programs, weights, evidence, store))
+        return store.publish(_manifest(request, inputs, made, weights, store))
 
 
-def _compile(request: BuildRequest, shape: Shape, step: Step) -> "Program":
-    """One program, through all of the compiler's front end."""
-    from emulator.passes import PassOptions
-    from emulator.passes.shard import DegreeImpossible
+def _backend(request: BuildRequest) -> Backend:
+    if request.backend == "neuronx":
+        from pipeline.backends.neuronx.compile import neffs
 
-    with step(f"compile {shape.name}"):
-        target = request.target.compiler_target
-        options = PassOptions(request.autocast, request.autocast_type, target, request.tensor_parallel)
-        try:
-            return request.compile(shape, options)
-        except DegreeImpossible as error:
-            raise request.without_degree(error.reason, error.degrees) from error
+        return neffs
+    from pipeline.backends.emulator import emulated
+
+    return emulated
 
 
 def _manifest(
-    request: BuildRequest,
-    inputs: dict[str, object],
-    programs: Mapping[Shape, "Program"],
-    weights: tuple[Tensor, ...],
-    evidence: Evidence,
-    store: Store,
+    request: BuildRequest, inputs: dict[str, object], made: Made, weights: tuple[Tensor, ...], store: Store
 ) -> Manifest:
     """Store what is not stored yet, and name everything by its digest."""
     source = request.source
-    files = dict(evidence.golden)
+    files = dict(made.files)
     if source.config:
         files["config.json"] = canonical_json(source.relevant_config())
-    files |= {f"ranks/{shape.name}.json": _ranks(program) for shape, program in programs.items() if program.degree > 1}
     return Manifest(
         model=ModelRef(id=source.id, revision=source.revision, task=source.task),
         target=request.target.compiler_target,
-        backend="emulator",
+        backend=request.backend,
         key_inputs=store.put_blob(canonical_json(inputs)),
-        executables=tuple(_executable(shape, program, store) for shape, program in programs.items()),
+        executables=tuple(_executable(program, store) for program in made.programs),
         weights=weights,
         files=tuple(File(path=path, blob=store.put_blob(content)) for path, content in files.items()),
-        report=dict(evidence.report),
+        report=dict(made.report),
     )
 
 
-def _executable(shape: Shape, program: "Program", store: Store) -> Executable:
+def _executable(program: MadeProgram, store: Store) -> Executable:
+    shape = program.shape
     return Executable(
         name=shape.name,
         phase=shape.phase,
         batch=shape.batch,
         sequence=shape.sequence,
         tensor_parallel=program.degree,
-        graph_key=program.graph.key,
-        blob=store.put_blob(program.graph.to_bytes()),
+        graph_key=program.graph_key,
+        blob=store.put_blob(program.code),
     )
-
-
-def _ranks(program: "Program") -> bytes:
-    """Which piece of which tensor each rank has: weights are stored whole, one copy for all degrees."""
-
-    def described(pieces: "Mapping[str, Piece]") -> dict[str, object]:
-        return {
-            name: {"axis": piece.axis, "sizes": list(piece.sizes), "parts": list(piece.parts)}
-            for name, piece in pieces.items()
-        }
-
-    return canonical_json({"weights": described(program.parameters), "states": described(program.states)})
 
 
 def _elements(tensors: "Tensors") -> Iterator[Elements]:

@@ -25,6 +25,7 @@ COMMANDS = {
     "init": ("pipeline.commands.init:init", "Write nxpipe.toml and a release workflow into a repository."),
     "promote": ("pipeline.commands.promote:promote", "Serve artifacts on a channel from now on."),
     "rollback": ("pipeline.commands.rollback:rollback", "Serve again what a channel served before."),
+    "run": ("pipeline.commands.run:run", "Run a model's programs on the emulator, and show what they answer."),
     "store": (
         "pipeline.commands.store.group:store",
         "Look after artifacts: list, compare, fetch, sign, collect.",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pipeline.errors import NotEnoughMemory
 from pipeline.evidence import Step
+from pipeline.executor import Executor, Mode
 from pipeline.machine import available_memory
 from pipeline.output import human_bytes
 from pipeline.verify import Arrays, Deviation, Thresholds, compare
@@ -17,22 +18,26 @@ from pipeline.verify import Arrays, Deviation, Thresholds, compare
 if TYPE_CHECKING:
     from emulator.capture.answer import Answer
     from emulator.compile import Program
+    from emulator.core import Statistics
     from emulator.graph import Value
 
 Batches: TypeAlias = Sequence[Arrays]
 Asked: TypeAlias = "Callable[[Batches], list[Answer]]"
-Emulated: TypeAlias = "Callable[[Batches, Answer | None], list[Answer]]"  # with layers like those, if given
+# The answers, with layers like those, if given; and what they took, if that was counted.
+Emulated: TypeAlias = "Callable[[Batches, Answer | None], tuple[list[Answer], Statistics | None]]"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What to compare: the modes beside the one asked for, the text to read, how deep and how far to look."""
+    """What to compare: the autocast modes beside the one asked for, the text to read, how deep and how far to look,
+    and who carries the programs out."""
 
     modes: tuple[str, ...] = ()
     prompts: Sequence[str] = ()
     layers: bool = False
     slice_layers: int | None = None
     steps: int = 0
+    executor: Mode = "fast"
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class Run:
     way: str  # "none", "matmult", "all", or the name of a reference
     outputs: tuple[Deviation, ...]
     layers: tuple[Deviation, ...] = ()
+    work: "Statistics | None" = None  # of each core
 
     def faults(self, allowed: Thresholds) -> list[str]:
         return [f"{found.output}: {fault}" for found in self.outputs for fault in found.faults(allowed)]
@@ -84,27 +90,26 @@ def compare_case(case: Case, step: Step, *, layers: bool = False) -> Comparison:
     runs = []
     for way, emulate in case.ways.items():
         with step(f"emulate {case.program}, {way}"):
-            found = emulate(case.inputs, truth[0] if layers else None)
-        runs.append(_held_against(truth, found, way, case.inputs, layers))
+            found, work = emulate(case.inputs, truth[0] if layers else None)
+        runs.append(replace(_held_against(truth, found, way, case.inputs, layers), work=work))
     beside = tuple(_held_against(truth, answers[name], name, case.inputs, layers) for name in others)
     return Comparison(case.program, case.fed, yardstick, tuple(runs), beside)
 
 
-def on_emulator(compiled: Callable[[], "Program"], parameters: Arrays) -> Emulated:
+def on_emulator(compiled: Callable[[], "Program"], parameters: Arrays, executor: Executor) -> Emulated:
     """The emulator's answers with a program that is compiled when it is its turn, from all of its ranks."""
 
-    def emulate(batches: Batches, layers_like: "Answer | None") -> list["Answer"]:
+    def emulate(batches: Batches, layers_like: "Answer | None") -> tuple[list["Answer"], "Statistics | None"]:
         from emulator.capture.answer import Answer
-        from emulator.ranks import LoadedProgram
 
         program, layers = (compiled(), {}) if layers_like is None else _with_layers(compiled(), layers_like)
-        loaded = LoadedProgram(program, parameters)
+        loaded = executor.load(program, parameters)
         answers = []
         for batch in batches:
             outputs = loaded.run(batch)
             seen = {name: outputs.pop(_tap(name)) for name in layers}
             answers.append(Answer(outputs, seen))
-        return answers
+        return answers, loaded.work
 
     return emulate
 
@@ -125,7 +130,7 @@ def _with_layers(program: "Program", like: "Answer") -> tuple["Program", dict[st
             found[name] = of_layer[-1]
     taps = {_tap(name): value for name, value in found.items()}
     tapped = replace(graph, outputs={**graph.outputs, **taps})
-    return replace(program, graph=tapped), found
+    return replace(program, whole=tapped, graph=tapped), found
 
 
 def _tap(layer: str) -> str:

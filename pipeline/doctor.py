@@ -8,6 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
+from pipeline.backends.neuronx.toolchain import GET_IT, ready
+
 LIBRARIES: Final = (
     "click",
     "pydantic",
@@ -102,10 +104,10 @@ NEEDS: Final = (
     Need("git", "nxpipe init", "install git", _program("git", "--version"), optional=True),
     Need("ray", "building on several machines", "pip install 'nxpipe[ray]'", _library("ray"), optional=True),
     Need(
-        "neuronx-cc",
-        "the real compiler, on AWS",
-        "use an AWS Neuron image; the emulator needs none",
-        neuronx,
+        "neuronx-cc, torch-neuronx",
+        "nxpipe build --backend neuronx",
+        GET_IT,
+        ready,
         optional=True,
     ),
 )

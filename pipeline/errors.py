@@ -23,6 +23,10 @@ class BuildRefused(PipelineError):
     deterministic = True  # the same request meets the same error again
 
 
+class DoesNotFit(BuildRefused):
+    """A program that is larger than a core of the target holds."""
+
+
 class NotEnoughMemory(BuildRefused):
     """A request that this machine cannot carry out now; another one can."""
 

@@ -52,12 +52,12 @@ def _both_answers(
     request: BuildRequest, shape: Shape, program: "Program", weights: Arrays, step: Step
 ) -> tuple[Arrays, Arrays, Arrays]:
     from emulator.capture import example_inputs
-    from emulator.ranks import LoadedProgram
+    from emulator.ranks import LoadedProgram, LoadedRanks
 
     inputs = example_inputs(program.whole, request.source.config, seed=0)
     ranks = f" on {program.degree} ranks" if program.degree > 1 else ""
     with step(f"emulate {shape.name}{ranks}"):
-        ours = LoadedProgram(program, weights).run(inputs)
+        ours = LoadedProgram(program, LoadedRanks(program.graph, weights)).run(inputs)
     with step(f"run {shape.name} in {request.yardstick}"):
         return inputs, ours, request.truth(shape, weights, inputs)
 

@@ -78,6 +78,7 @@ DOES_NOT_FIT: Final = ExitCode(
     "does-not-fit",
     "The model lowers, but its share does not fit the memory of one core of the target.",
     "Choose the tensor-parallel degree or the target that the report of `nxpipe check` names.",
+    ("pipeline.errors:DoesNotFit",),
 )
 STORE: Final = ExitCode(
     20,

@@ -5,16 +5,19 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from typing import Final
 
 from artifact_store import Store
 from artifact_store.canonical import canonical_json
 from artifact_store.errors import StoreError
 from artifact_store.failures import Failure, failure_of, remember_failure
-from pipeline.errors import BuildRefused, VerificationFailed
+from pipeline.errors import BuildRefused, DoesNotFit, PipelineError, VerificationFailed
 from pipeline.verify import Thresholds
 
 # Behind an error of the request's own may stand one of this machine: no memory, no disk, a package that is missing.
 _OF_THE_MACHINE = (MemoryError, OSError, ImportError)
+# Those that are met again as what they were, for their exit codes; all others as a refusal.
+_KINDS: Final[dict[str, type[PipelineError]]] = {kind.__qualname__: kind for kind in (VerificationFailed, DoesNotFit)}
 
 
 def refuse_what_failed_before(store: Store, request_key: str, thresholds: Thresholds) -> None:
@@ -25,7 +28,7 @@ def refuse_what_failed_before(store: Store, request_key: str, thresholds: Thresh
             return
     except (StoreError, ValueError):  # a record or a log that cannot be read spares nobody the work
         return
-    kind = VerificationFailed if failure.kind == VerificationFailed.__qualname__ else BuildRefused
+    kind = _KINDS.get(failure.kind, BuildRefused)
     when = failure.at[:16].replace("T", " ")
     raise kind(f"{failure.message.rstrip('.')} (found out on {when} UTC and remembered; --force tries again)")
 

@@ -74,6 +74,11 @@ class BuildRequest:
         return program_inputs(self.source, self.shapes)
 
     @property
+    def backend(self) -> str:
+        """Whose compiler makes the programs."""
+        return "emulator"
+
+    @property
     def yardstick(self) -> str:
         """Whom the answers are held against."""
         return USUAL_YARDSTICK

@@ -5,9 +5,10 @@ finds likeliest, so that the figures of a step compare one and the same sentence
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pipeline.cases import published, read_texts, tensors_of, ways
+from pipeline.cases import executor, published, read_texts, tensors_of, ways
 from pipeline.comparison import Comparison, Run, Trial
 from pipeline.errors import BuildRefused
 from pipeline.evidence import Step
@@ -17,7 +18,6 @@ from pipeline.verify import Arrays, compare
 if TYPE_CHECKING:
     import numpy as np
 
-    from emulator.compile import Program
     from emulator.graph import Graph
 
 Runner: TypeAlias = Callable[[Arrays], Mapping[str, Any]]
@@ -61,18 +61,14 @@ def _compared(request: BuildRequest, trial: Trial, size: tuple[int, int], step: 
     modes = [ways(request, graph, trial, plan) for graph in graphs]
     for mode in modes[0]:
         with step(f"{trial.steps} steps emulated, {mode}"):
-            emulated.append(held(mode, _emulated((modes[0][mode](), modes[1][mode]()), tensors)))
+            loaded = [executor(request, trial).load(way[mode](), tensors) for way in modes]
+            run = held(mode, (loaded[0].run, loaded[1].run))
+            prefill, decode = (each.work for each in loaded)
+            emulated.append(replace(run, work=prefill + decode if prefill and decode else None))
     with step(f"{trial.steps} steps in PyTorch bf16"):
         beside = held("PyTorch bf16", _in_pytorch(request, pair, tensors, "bfloat16"))
     name = f"{pair[0].name} and {trial.steps} steps of {pair[1].name}"
     return Comparison(name, fed, _YARDSTICK, tuple(emulated), (beside,))
-
-
-def _emulated(programs: tuple["Program", "Program"], tensors: Arrays) -> tuple[Runner, Runner]:
-    from emulator.ranks import LoadedProgram
-
-    prefill, decode = (LoadedProgram(program, tensors).run for program in programs)
-    return prefill, decode
 
 
 def _in_pytorch(request: BuildRequest, pair: tuple[Shape, Shape], tensors: Arrays, dtype: str) -> tuple[Runner, Runner]:

@@ -63,7 +63,7 @@ def test_a_forbidden_import_is_caught(house: Path, file: str, line: str) -> None
 
 
 ALLOWED_OUTSIDE = {
-    "emulator": {"numpy", "ml_dtypes", "onnx", "torch", "transformers"},
+    "emulator": {"numpy", "ml_dtypes", "onnx", "torch", "torch_neuronx", "transformers"},
     "artifact_store": {"pydantic", "pydantic_core", "boto3", "botocore", "cryptography"},
     "stacks": {"aws_cdk", "constructs"},
 }

@@ -45,23 +45,29 @@ def _internally_narrow(op: Operator, narrow: DType) -> Operator:
 
 
 def _narrow_everything(graph: Graph, narrow: DType) -> Graph:
-    """Every float32 tensor becomes narrow where it enters the graph; operators that name float32 name it no more.
+    """Every float32 tensor becomes narrow where it is read first, so that a layer's weights and caches are cast in that
+    layer, and layers stay alike; operators that name float32 name it no more.
 
     Scalars stay float32: they are immediates of instructions, which the engines apply in float32 anyway.
     """
     builder = GraphBuilder()
     new = declare(builder, graph)
-    for old, value in new.items():
-        if value.type.dtype is DType.FLOAT32 and value.type.rank:
-            new[old] = _cast(builder, value, narrow, NOWHERE)
+    wide = {old for old in new if old.type.dtype is DType.FLOAT32 and old.type.rank}
+
+    def narrowed(old: Value, origin: Origin) -> Value:
+        if old in wide:
+            wide.remove(old)
+            new[old] = _cast(builder, new[old], narrow, origin)
+        return new[old]
+
     for node in graph.nodes:
-        operands = [new[operand] for operand in node.operands]
+        operands = [narrowed(operand, node.origin) for operand in node.operands]
         result = builder.add(_renamed(node.op, narrow), *operands, origin=node.origin)
         # Scalars alone make a float32 tensor still, as `where(mask, 0.0, -inf)` does.
         widened = result.type.dtype is DType.FLOAT32 and result.type.rank
         new[node.result] = _cast(builder, result, narrow, node.origin) if widened else result
     for name, value in graph.outputs.items():
-        builder.output(name, _cast(builder, new[value], value.type.dtype, NOWHERE))
+        builder.output(name, _cast(builder, narrowed(value, NOWHERE), value.type.dtype, NOWHERE))
     return builder.build()
 
 

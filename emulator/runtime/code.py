@@ -1,6 +1,6 @@
 """What can be loaded, whichever way it is run: `Fast` runs a compiled graph here, `Isa` instructions, in `isa.py`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -11,17 +11,8 @@ from emulator.memory import peak_bytes, states
 from emulator.numerics import Array
 from emulator.nxe.port import Port
 from emulator.passes.shard import Piece
-from emulator.ranks import LoadedRanks
+from emulator.ranks import Loaded, LoadedRanks
 from emulator.types import TensorType
-
-States = Sequence[Mapping[str, Array]]  # of each rank, by name
-
-
-class Loaded(Protocol):
-    """A program with its weights, on the cores of all its ranks."""
-
-    def run(self, inputs: Mapping[str, Array], states: States | None = None) -> tuple[dict[str, Array], States]:
-        """The outputs, equal on all ranks, and each rank's states after it."""
 
 
 class Code(Protocol):

@@ -4,13 +4,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from emulator.core import Machine
+import numpy as np
+
+from emulator.core import Machine, Statistics
 from emulator.errors import MissingTensor
 from emulator.executable import Executable, Port
 from emulator.isa.limits import check
-from emulator.isa.program import Buffer, Role
+from emulator.isa.program import RANK, Buffer, Role
 from emulator.numerics import Array
-from emulator.runtime.code import States
+from emulator.ranks import States
 from emulator.types import TensorType
 
 
@@ -66,6 +68,10 @@ class LoadedIsa:
     def __init__(self, code: Isa, weights: Mapping[str, Array]) -> None:
         self._code = code
         self._machine = Machine(code.executable.program, order=code.order, check=code.races)
+        self.statistics = Statistics()  # of all runs together, on each core
+        if any(name == RANK for _, _, name in code.tensors(Role.INPUT)):
+            for rank in range(code.ranks):
+                self._machine.write(RANK, np.array([rank]), rank)
         for number, buffer, name in code.tensors(Role.PARAMETER):
             if name not in weights:
                 raise MissingTensor("parameter", name, str(TensorType(buffer.shape, buffer.dtype)))
@@ -74,12 +80,15 @@ class LoadedIsa:
 
     def run(self, inputs: Mapping[str, Array], states: States | None = None) -> tuple[dict[str, Array], States]:
         machine, executable = self._machine, self._code.executable
+        for name, port in executable.of_role(Role.INPUT).items():
+            if name not in inputs:
+                raise MissingTensor("input", name, str(port.type))
         for name, array in inputs.items():
             machine.write(name, array)
         for rank, own in enumerate(states or ()):
             for name, array in own.items():
                 machine.write(name, array, rank)
-        machine.execute()
+        self.statistics += machine.execute()
         outputs = {name: self._read(port, 0) for name, port in executable.of_role(Role.OUTPUT).items()}
         held = executable.of_role(Role.STATE)
         after = [{name: self._read(port, rank) for name, port in held.items()} for rank in range(machine.ranks)]

@@ -10,8 +10,9 @@ import numpy as np
 from emulator.errors import ExecutionError, IndexOutOfRange, MissingTensor, WrongTensor
 from emulator.isa.faults import ProgramInvalid
 from emulator.numerics import Array
+from emulator.ranks import Loaded, States
 from emulator.runtime.buckets import fit
-from emulator.runtime.code import Code, Loaded, States
+from emulator.runtime.code import Code
 from emulator.runtime.status import (
     BadInput,
     CoreBusy,

@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Build even when the store holds the artifact, whose bytes must come out equal, or remembers a failure.",
 )
+@click.option(
+    "--backend",
+    type=click.Choice(("emulator", "neuronx")),
+    default="emulator",
+    show_default=True,
+    help="Whose compiler: nxpipe's own, or AWS's where it is installed, whose programs cannot be verified here.",
+)
 @click.option("--no-verify", is_flag=True, help="Publish without comparing the emulated output with PyTorch's.")
 @axis_option
 @store_option
@@ -43,6 +50,7 @@ def build(
     names: tuple[str, ...],
     axes: tuple[tuple[str, int], ...],
     force: bool,
+    backend: str,
     no_verify: bool,
     **flags: Any,
 ) -> None:
@@ -71,6 +79,11 @@ def build(
         replace(order.request() if file is None else SavedRequest.of(file, order), verified=not no_verify)
         for order in asked
     ]
+    if backend == "neuronx":
+        from pipeline.backends.neuronx.request import NeuronxRequest
+
+        requests = [NeuronxRequest.of(request) for request in requests]
+        console.say("  A NEFF runs on a Neuron device only, so nothing is verified here.")
     opened = open_the_store_itself(store, config_path, console)
     thresholds = Thresholds.of(described)
     answers = []

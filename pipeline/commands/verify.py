@@ -13,6 +13,7 @@ from pipeline.cli import Command
 from pipeline.config import load_config
 from pipeline.config.models import Autocast
 from pipeline.errors import VerificationFailed
+from pipeline.executor import Mode, mode_option, sentence
 from pipeline.options import config_option, store_option
 from pipeline.order_options import order_options, orders, refuse_words_without_effect
 from pipeline.output import Console, table
@@ -69,6 +70,7 @@ class _Said:
     metavar="K",
     help="Follow a decoder over K tokens after its prompt, each beside the cache that the last one left.",
 )
+@mode_option
 @axis_option
 @store_option
 @config_option
@@ -87,19 +89,23 @@ def verify(
     layers: bool,
     slice_layers: int | None,
     steps: int | None,
+    mode: Mode,
     **flags: Any,
 ) -> None:
     """Compare the emulated model with PyTorch, layer by layer if asked.
 
     The yardstick is PyTorch in fp32, on the same weights and inputs; what PyTorch's own bf16 gives stands beside.
-    ARTIFACT names one of the store, as MODEL@KEY: all of its blobs are read against their digests, and its programs
-    run again on the inputs that are stored with them. A .pt2 file is held against PyTorch, an ONNX file against
-    ONNX's reference evaluator. Ends in exit code 12 when an answer is beyond [verify] of nxpipe.toml.
+    With --mode isa, the compiler's programs are carried out on emulated cores, instruction by instruction, all waits
+    checked; --json has what that took. ARTIFACT names one of the store, as MODEL@KEY: all of its blobs are read
+    against their digests, and its programs run again on the inputs that are stored with them. A .pt2 file is held
+    against PyTorch, an ONNX file against ONNX's reference evaluator. Ends in exit code 12 when an answer is beyond
+    [verify] of nxpipe.toml.
 
     \b
     Example:
       nxpipe verify --model-id bert-base-uncased --weights random:0 --task fill-mask --also all
       nxpipe verify --model-id ./my-llama --layers --prompts prompts.txt --steps 16
+      nxpipe verify --model-id gpt2 --weights random:0 --mode isa --steps 4
       nxpipe verify bert-base-uncased@4e9ce0 --store s3://my-artifacts/nxpipe
     """
     from pipeline.comparison import Trial
@@ -109,12 +115,12 @@ def verify(
     console: Console = ctx.obj
     refuse_words_without_effect(ctx, model_id, flags)
     described = load_config(config_path, os.environ, missing_ok=bool(model_id or artifact))
-    trial = Trial(also, read_prompts(prompts) if prompts else (), layers, slice_layers, steps or 0)
+    trial = Trial(also, read_prompts(prompts) if prompts else (), layers, slice_layers, steps or 0, mode)
     allowed = Thresholds.of(described)
     if artifact is not None:
-        if model_id or names or trial != Trial():
+        if model_id or names or trial != Trial(executor=mode):
             raise click.UsageError("an artifact is verified as it was published: name it alone, with --store", ctx)
-        found = _of_artifact(artifact, store, config_path, console)
+        found = _of_artifact(artifact, store, config_path, mode, console)
     elif (file := saved_program(ctx, model_id, flags, axes)) is not None:
         found = _of_file(file, flags, trial, console)
     else:
@@ -133,14 +139,14 @@ def verify(
         )
 
 
-def _of_artifact(name: str, store: str | None, config_path: Path, console: Console) -> Iterator[_Said]:
+def _of_artifact(name: str, store: str | None, config_path: Path, mode: Mode, console: Console) -> Iterator[_Said]:
     from pipeline.replay import compare_artifact
     from pipeline.store_url import open_the_store
 
     opened = open_the_store(store, config_path, console)
     published = opened.resolve(name)
     title = f"{published.model_id}@{published.request_key[:12]}"
-    yield from (_Said(title, None, done) for done in compare_artifact(published, opened, console.step))
+    yield from (_Said(title, None, done) for done in compare_artifact(published, opened, console.step, mode))
 
 
 def _of_file(file: "SavedProgram", flags: dict[str, Any], trial: "Trial", console: Console) -> Iterator[_Said]:
@@ -175,6 +181,7 @@ def _as_text(said: _Said, trial: "Trial", allowed: "Thresholds") -> str:
     headline = f"{said.model}  {done.program}{cut}, against {done.yardstick}, on {done.fed}"
     runs = (*done.emulated, *done.beside)
     parts = [headline, _indented(_figures([(said.way(run), found) for run in runs for found in _worst(run.outputs)]))]
+    parts += [f"  {said.way(run)}: {sentence(run.work)}" for run in runs if run.work]
     if any(run.layers for run in runs):
         parts += ["  Layer by layer, largest relative error:", _indented(_growth(said, runs))]
         parts += [f"  {said.way(run)}: {_verdict(run, allowed)}" for run in runs]
@@ -225,6 +232,7 @@ def _as_json(said: _Said, trial: "Trial", allowed: "Thresholds") -> dict[str, ob
         "model": said.model,
         "program": done.program,
         "autocast_type": said.autocast_type,
+        "mode": trial.executor,
         "slice_layers": trial.slice_layers,
         "inputs": done.fed,
         "thresholds": asdict(allowed),
@@ -240,4 +248,6 @@ def _run_json(run: "Run", allowed: "Thresholds") -> dict[str, object]:
     if run.layers:
         document["layers"] = [asdict(found) for found in run.layers]
         document["first_layer_beyond"] = run.first_divergent(allowed)
+    if run.work:
+        document["work"] = run.work.document()
     return document

@@ -10,7 +10,7 @@ from emulator.compile import divided
 from emulator.graph import Graph
 from emulator.numerics import Array
 from emulator.passes import PassOptions, run_passes
-from emulator.ranks import LoadedProgram
+from emulator.ranks import LoadedProgram, LoadedRanks
 from emulator.repeat import unroll
 from tests.emulator.models import captured, relative_error
 
@@ -65,7 +65,8 @@ def together(
     whole: Graph, parameters: Mapping[str, Array], inputs: Mapping[str, Array], degree: int
 ) -> dict[str, Array]:
     """Everything that a graph gives, computed by so many ranks."""
-    return LoadedProgram(divided(whole, PassOptions(tensor_parallel=degree)), parameters).run(inputs)
+    program = divided(whole, PassOptions(tensor_parallel=degree))
+    return LoadedProgram(program, LoadedRanks(program.graph, parameters)).run(inputs)
 
 
 def worst_error(found: Mapping[str, Array], expected: Mapping[str, Array]) -> float:

@@ -12,7 +12,7 @@ from emulator.fast import execute
 from emulator.graph import Graph
 from emulator.passes import PassOptions, run_passes
 from emulator.passes.shard import divide, plan
-from emulator.ranks import LoadedProgram
+from emulator.ranks import LoadedProgram, LoadedRanks
 from tests.emulator.divided_models import GROUPED, lowered, request, worst_error
 from tests.emulator.models import captured, weights
 
@@ -61,7 +61,7 @@ def test_a_published_plan_is_followed_and_ranks_answer_as_one_does(family: str) 
     parameters = weights(wanted)
     inputs = example_inputs(program.whole, wanted.config, seed=3)
     expected = execute(program.whole, parameters, inputs)
-    assert worst_error(LoadedProgram(program, parameters).run(inputs), expected) < 3e-6
+    assert worst_error(LoadedProgram(program, LoadedRanks(program.graph, parameters)).run(inputs), expected) < 3e-6
 
 
 def test_an_entry_that_cannot_be_followed_is_told_with_the_line_that_stands_against_it() -> None:

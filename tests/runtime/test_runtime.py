@@ -14,8 +14,8 @@ from emulator.fast import execute
 from emulator.hardware import INSTANCES, instance
 from emulator.memory import capacity, code_bytes
 from emulator.numerics import Array
+from emulator.ranks import Loaded, States
 from emulator.runtime import Fast, Model, Runtime, status
-from emulator.runtime.code import Loaded, States
 from emulator.runtime.cores import Cores
 from emulator.runtime.status import (
     BadInput,

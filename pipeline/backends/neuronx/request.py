@@ -1,0 +1,53 @@
+"""A request to AWS's compiler: another key, since another toolchain makes the program."""
+
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from pipeline.backends.neuronx.flags import TARGETS, compiler_flags, wrapper_words
+from pipeline.backends.neuronx.toolchain import toolchain
+from pipeline.errors import BuildRefused
+from pipeline.request import BuildRequest, compiler_digest, source_digest
+
+
+@dataclass(frozen=True)
+class NeuronxRequest(BuildRequest):
+    @classmethod
+    def of(cls, request: BuildRequest) -> "NeuronxRequest":
+        """The same for AWS's compiler. A NEFF runs nowhere but on the device, so nothing is verified."""
+        if type(request) is not BuildRequest:
+            raise BuildRefused(
+                f"{request.source.id}: a saved program cannot be built by AWS's compiler; pass the model's folder or "
+                "id, or --backend emulator"
+            )
+        values = {field.name: getattr(request, field.name) for field in fields(BuildRequest)}
+        return cls(**values | {"verified": False})
+
+    @property
+    def backend(self) -> str:
+        return "neuronx"
+
+    def check(self) -> None:
+        toolchain()
+        super().check()
+        if self.tensor_parallel != 1:
+            raise BuildRefused(
+                f"{self.source.id}: a tensor-parallel degree of {self.tensor_parallel} was asked for, and "
+                "torch_neuronx.trace compiles for one core; pass --tp 1, or --backend emulator"
+            )
+        if self.target.compiler_target not in TARGETS:
+            raise BuildRefused(
+                f"{self.source.id}: {self.target.name} was asked for, and neuronx-cc's reference lists the targets "
+                f"{', '.join(TARGETS)}; choose an instance of those, or --backend emulator"
+            )
+        wrapper_words(os.environ)
+
+    def _program_inputs(self) -> dict[str, object]:
+        compiler = {
+            "backend": self.backend,
+            "source": compiler_digest(),  # nxpipe's own, whose capture gives the program its name
+            "driver": source_digest(Path(__file__).parent),
+            "flags": list(compiler_flags(self)),
+            "toolchain": toolchain(),
+        }
+        return super()._program_inputs() | {"compiler": compiler}

@@ -1,0 +1,81 @@
+"""Small whole models three ways: as programs on emulated cores, as graphs by their operators' numerics, in PyTorch."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from emulator.capture import CaptureRequest, capture, example_inputs, reference_outputs
+from emulator.compile import Program, divided
+from emulator.emit import emit
+from emulator.executable import from_bytes, to_bytes
+from emulator.numerics import Array
+from emulator.passes import PassOptions, run_passes
+from emulator.ranks import LoadedProgram, LoadedRanks
+from emulator.runtime import Isa
+from pipeline.models.source import resolve
+from tests.emulator.models import relative_error, small_config, weights
+from tests.pipeline.conftest import write_model
+
+# With three layers where there may be any number, so that there is a loop over them.
+DEPTHS = {"num_hidden_layers": 3, "n_layers": 3, "n_layer": 3, "num_layers": 3}
+
+
+@cache
+def wanted(family: str, architecture: str | None, phase: str, sequence: int = 12) -> CaptureRequest:
+    """The request that the command line would make of this model's config.json."""
+    config = small_config(family)
+    if "attention_types" not in config:  # GPT-Neo says of each layer what it is
+        config |= {name: depth for name, depth in DEPTHS.items() if name in config}
+    config |= {"architectures": [architecture]} if architecture else {}
+    with TemporaryDirectory() as folder:
+        source = resolve(str(write_model(Path(folder) / family, json.loads(json.dumps(config)))))
+    request = CaptureRequest(source.config, source.task, phase, 2, sequence, "float32")
+    return replace(request, capacity=sequence) if phase == "prefill" else request
+
+
+@cache
+def compiled(request: CaptureRequest, autocast: str = "none", degree: int = 1, core: str = "v2") -> Program:
+    options = PassOptions(autocast, target={"v2": "inf2", "v3": "trn2"}[core])
+    return divided(run_passes(capture(request), options), replace(options, tensor_parallel=degree))
+
+
+def on_cores(program: Program, parameters: Mapping[str, Array], core: str, order: str = "hostile") -> LoadedProgram:
+    """Through the file, as an artifact holds it."""
+    executable = from_bytes(to_bytes(emit(program, core)))
+    return LoadedProgram(program, Isa(executable, order=order).load(parameters))
+
+
+def by_graph(program: Program, parameters: Mapping[str, Array]) -> LoadedProgram:
+    return LoadedProgram(program, LoadedRanks(program.graph, parameters))
+
+
+def inputs_of(program: Program, request: CaptureRequest) -> dict[str, Array]:
+    """Random ones; a second sequence that ends early."""
+    inputs = example_inputs(program.whole, request.config, seed=3)
+    if "attention_mask" in inputs:
+        inputs["attention_mask"][-1, -3:] = 0
+    return inputs
+
+
+def worst(found: Mapping[str, Array], expected: Mapping[str, Array]) -> float:
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert found[name].shape == array.shape, name
+        assert np.array_equal(np.isfinite(found[name]), np.isfinite(array)), name
+    return max(relative_error(found[name], array) for name, array in expected.items() if np.any(array))
+
+
+def require_agreement(request: CaptureRequest, core: str = "v2", **how: Any) -> None:
+    """In float32 sums differ by their order alone; and by PyTorch's, which is another one again."""
+    program, parameters = compiled(request, core=core, **how), weights(request)
+    inputs = inputs_of(program, request)
+    found = on_cores(program, parameters, core).run(inputs)
+    assert worst(found, by_graph(program, parameters).run(inputs)) < 5e-6
+    truth = reference_outputs(request, parameters, inputs)
+    assert worst({name: found[name] for name in truth}, truth) < 5e-5

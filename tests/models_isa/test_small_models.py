@@ -1,0 +1,116 @@
+"""Small models of every kind answer on emulated cores what their graphs answer, and PyTorch."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from emulator.capture import CaptureRequest
+from tests.emulator.models import weights
+from tests.models_isa.small import by_graph, compiled, inputs_of, on_cores, require_agreement, wanted, worst
+
+MODELS = [
+    ("bert", "BertForMaskedLM", "forward"),
+    ("roberta", "RobertaForMaskedLM", "forward"),
+    ("distilbert", "DistilBertForMaskedLM", "forward"),
+    ("gpt2", "GPT2LMHeadModel", "prefill"),
+    ("gpt2", "GPT2LMHeadModel", "decode"),
+    ("llama", "LlamaForCausalLM", "prefill"),
+    ("llama", "LlamaForCausalLM", "decode"),
+    ("mixtral", "MixtralForCausalLM", "prefill"),
+    ("mixtral", "MixtralForCausalLM", "decode"),
+    ("t5", "T5ForConditionalGeneration", "forward"),
+    ("vit", "ViTForImageClassification", "forward"),
+    ("resnet", "ResNetForImageClassification", "forward"),
+    ("clip", "CLIPModel", "forward"),
+    ("unet", None, "forward"),
+]
+MORE = [
+    ("mistral", "MistralForCausalLM", "prefill"),
+    ("qwen2", "Qwen2ForCausalLM", "prefill"),
+    ("qwen3", "Qwen3ForCausalLM", "decode"),
+    ("gemma2", "Gemma2ForCausalLM", "prefill"),
+    ("phi3", "Phi3ForCausalLM", "prefill"),
+    ("falcon", "FalconForCausalLM", "prefill"),
+    ("gpt_neo", "GPTNeoForCausalLM", "prefill"),
+    ("gptj", "GPTJForCausalLM", "prefill"),
+    ("albert", "AlbertForMaskedLM", "forward"),
+    ("electra", "ElectraForMaskedLM", "forward"),
+    ("xlm-roberta", "XLMRobertaForMaskedLM", "forward"),
+    ("bart", "BartForConditionalGeneration", "forward"),
+    ("whisper", "WhisperForConditionalGeneration", "forward"),
+    ("convnext", "ConvNextForImageClassification", "forward"),
+    ("dinov2", "Dinov2Model", "forward"),
+    ("swin", "SwinForImageClassification", "forward"),
+    ("unet-xl", None, "forward"),
+    ("vae", None, "forward"),
+    ("wav2vec2", "Wav2Vec2ForCTC", "forward"),
+]
+QUICK = [("bert", "BertForMaskedLM", "forward"), ("clip", "CLIPModel", "forward")]
+Model = tuple[str, str | None, str]
+
+
+@pytest.mark.parametrize("model", QUICK, ids=str)
+def test_a_program_answers_as_its_graph_and_as_pytorch_does(model: Model) -> None:
+    require_agreement(wanted(*model))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("core", ["v2", "v3"])
+@pytest.mark.parametrize("model", MODELS + MORE, ids=str)
+def test_a_program_of_every_kind_of_model_answers_as_its_graph_and_as_pytorch_does(model: Model, core: str) -> None:
+    require_agreement(wanted(*model), core)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("autocast", ["matmult", "all"])
+@pytest.mark.parametrize("model", MODELS, ids=str)
+def test_in_narrow_types_a_program_differs_from_its_graph_by_their_rounding_alone(model: Model, autocast: str) -> None:
+    """Where a sum in another order rounds to a bfloat16 neighbour, all that follows differs by so much."""
+    request = wanted(*model)
+    program, parameters = compiled(request, autocast), weights(request)
+    inputs = inputs_of(program, request)
+    found, expected = (
+        load.run(inputs) for load in (on_cores(program, parameters, "v2"), by_graph(program, parameters))
+    )
+    assert worst(found, expected) < 2**-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("degree", [1, 2])
+@pytest.mark.parametrize("order", ["program", "random:5"])
+def test_engines_in_any_order_give_the_same_answer(degree: int, order: str) -> None:
+    request = wanted("llama", "LlamaForCausalLM", "prefill")
+    program, parameters = compiled(request, degree=degree), weights(request)
+    inputs = inputs_of(program, request)
+    usual, other = (on_cores(program, parameters, "v2", each).run(inputs) for each in ("hostile", order))
+    for name, array in usual.items():
+        np.testing.assert_array_equal(other[name], array)
+
+
+def _followed(request: CaptureRequest, degree: int, steps: int, *, cores: bool) -> list[np.ndarray]:
+    """The logits of a prompt's last token, and of each token after it, beside the cache that the last one left."""
+    parameters = weights(request)
+    programs = [compiled(one, degree=degree) for one in (request, replace(request, phase="decode", capacity=None))]
+    load = [on_cores(each, parameters, "v2") if cores else by_graph(each, parameters) for each in programs]
+    inputs = inputs_of(programs[0], request)
+    inputs = {name: 0 * array if name.startswith("cache.") else array for name, array in inputs.items()}
+    inputs["attention_mask"][:, -steps:] = 0
+    answer = load[0].run(inputs)
+    position = inputs["attention_mask"].sum(axis=1)
+    logits = [answer["logits"]]
+    for number in range(steps):
+        chosen = logits[-1][:, -1].argmax(axis=-1)[:, None]
+        cache = {name: array for name, array in answer.items() if name.startswith("cache.")}
+        answer = load[1].run({"input_ids": chosen, "position": position + number, **cache})
+        logits.append(answer["logits"])
+    return logits
+
+
+@pytest.mark.parametrize("degree", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_decoder_is_followed_over_a_prompt_and_eight_tokens_beside_its_cache(degree: int) -> None:
+    request = wanted("llama", "LlamaForCausalLM", "prefill", 20)
+    found, expected = (_followed(request, degree, 8, cores=cores) for cores in (True, False))
+    assert len(found) == 9
+    for ours, theirs in zip(found, expected, strict=True):
+        assert worst({"logits": ours}, {"logits": theirs}) < 5e-6

@@ -1,0 +1,97 @@
+"""Who notices that a program is wrong: the validator, the hostile memory, the race check, or the outputs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+
+import numpy as np
+
+from emulator.core import Race
+from emulator.errors import ExecutionError, IndexOutOfRange
+from emulator.isa.limits import faults
+from emulator.isa.program import Program
+from tests.mutation.changes import Mutant
+from tests.mutation.proofs import Walk, proof
+from tests.mutation.samples import DRAWS, Sample, Tensors, samples
+
+RUNS = ((1, "hostile"), (1, "random:1"), (1, "random:2"), (2, "hostile"))  # draws and orders
+
+
+class Judge(StrEnum):
+    VALIDATOR = "validator"
+    MEMORY = "hostile memory"
+    RACES = "race check"
+    OUTPUTS = "outputs"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Who caught a mutant, and what they said; or why it is no other program than the one it was made of."""
+
+    mutant: Mutant
+    judge: Judge | None
+    said: str
+    proof: str = ""
+
+    @property
+    def is_missed(self) -> bool:
+        return self.judge is None and not self.proof
+
+
+def judged(mutant: Mutant) -> Verdict:
+    program = mutant.program
+    found = caught(mutant.sample, program)
+    if found:
+        return Verdict(mutant, *found)
+    return Verdict(mutant, None, "", proof(walked(mutant.sample.name), program))
+
+
+def caught(sample: Sample, program: Program) -> tuple[Judge, str] | None:
+    """By whom, and what they say; None if nobody notices."""
+    illegal = faults(program)
+    if illegal:
+        return Judge.VALIDATOR, str(illegal[0])
+    for seed, order in RUNS:
+        try:
+            ranks = sample.found(program, seed, order)
+        except Race as race:
+            return Judge.RACES, str(race)
+        except ExecutionError as fault:
+            return Judge.MEMORY, str(fault)
+        for outputs in ranks:
+            wrong = _wrong(sample, seed, outputs)
+            if wrong:
+                return Judge.OUTPUTS, wrong
+    accepted = [index for index in sample.outside if _accepts(sample, program, index)]
+    return (Judge.OUTPUTS, f"there are results for the indices {accepted}, which are refused") if accepted else None
+
+
+def _accepts(sample: Sample, program: Program, index: int) -> bool:
+    try:
+        sample.found(program, 1, "hostile", index)
+    except IndexOutOfRange:
+        return False
+    return True
+
+
+@cache
+def walked(name: str) -> Walk:
+    """A sample's program as it was emitted."""
+    return Walk(next(program for sample, program in samples() if sample.name == name))
+
+
+@cache
+def _expected(name: str) -> Mapping[int, Tensors]:
+    sample = next(each for each, _ in samples() if each.name == name)
+    return {seed: sample.expected(seed) for seed in DRAWS}
+
+
+def _wrong(sample: Sample, seed: int, found: Tensors) -> str:
+    allowed = sample.noise * DRAWS[seed] / DRAWS[1]
+    for name, expected in _expected(sample.name)[seed].items():
+        with np.errstate(all="ignore"):
+            apart = np.abs(found[name].astype(np.float64) - expected)
+        if not (apart <= allowed).all():
+            return f"{name} is off by up to {np.nanmax(apart, initial=0):.3g}, where {allowed:.3g} is allowed"
+    return ""

@@ -1,0 +1,190 @@
+"""Small graphs of every kind of instruction and loop, each with two draws of what it is run on.
+
+Numbers are drawn so that nothing is symmetric; the second time so large that a softmax without its row's own maximum
+overflows.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from emulator.builder import GraphBuilder
+from emulator.core import Machine
+from emulator.graph import Graph, Value
+from emulator.isa.program import Program, Role
+from emulator.lower import lower
+from emulator.numerics import Array
+from emulator.ops import AllReduce, Attention, Binary, Gather, LayerNorm, Linear, RankSlice, Reduce, Softmax, Unary
+from emulator.passes import PassOptions
+from emulator.passes.roll import roll
+from emulator.ranks import LoadedRanks
+from emulator.types import DType, TensorType
+
+F32, BF16 = DType.FLOAT32, DType.BFLOAT16
+DRAWS = {1: 2.0, 2: 200.0}  # seeds, and how far inputs reach
+Tensors = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """`noise` is what sums of float32 in another order may differ by, in the first draw. `outside` are indices that the
+    graph refuses."""
+
+    name: str
+    graph: Graph
+    core: str
+    ranks: int = 1
+    noise: float = 0.0
+    divided: tuple[tuple[str, RankSlice], ...] = ()  # parameters of which each rank has its piece
+    outside: tuple[int, ...] = ()
+
+    def given(self, seed: int, outside: int | None = None) -> tuple[Tensors, Tensors]:
+        """Parameters and inputs, one index being replaced."""
+        random = np.random.default_rng(seed)
+        graph = self.graph
+        parameters = {name: _numbers(random, value.type, 0.4) for name, value in graph.parameters.items()}
+        inputs = {name: _numbers(random, value.type, DRAWS[seed]) for name, value in graph.inputs.items()}
+        for numbers in inputs.values():
+            if outside is not None:
+                numbers.flat[numbers.size // 2] = outside
+        return parameters, inputs
+
+    def expected(self, seed: int) -> Tensors:
+        """What the graph gives node by node."""
+        parameters, inputs = self.given(seed)
+        outputs, states = LoadedRanks(self.graph, parameters).run(inputs)
+        return {**outputs, **states[0]}
+
+    def found(self, program: Program, seed: int, order: str, outside: int | None = None) -> list[Tensors]:
+        """What a program gives on each rank."""
+        machine = Machine(program, order=order)
+        parameters, inputs = self.given(seed, outside)
+        pieces = dict(self.divided)
+        for rank in range(self.ranks):
+            for name, array in parameters.items():
+                machine.write(name, pieces[name].piece(array, rank) if name in pieces else array, rank)
+            for name in _own(program, inputs):
+                machine.write(name, np.full(1, rank, np.uint32), rank)
+        for name, array in inputs.items():
+            machine.write(name, array)
+        machine.execute()
+        return [{name: machine.read(name, rank) for name in self.graph.outputs} for rank in range(self.ranks)]
+
+
+@cache
+def samples() -> tuple[tuple[Sample, Program], ...]:
+    """Each with the program that it is lowered to."""
+    made = (
+        Sample("linear", _linear(), "v2", noise=1e-4),
+        Sample("norm", _norm(), "v3", noise=1e-4),
+        Sample("softmax", _softmax(), "v2", noise=1e-6),
+        Sample("attention", _attention(), "v2", noise=1e-5),
+        Sample("layers", _layers(), "v3", noise=1e-4),
+        Sample("gather", _gather(), "v2", outside=(-5, ROWS, 3 * ROWS)),
+        Sample("reduce", _reduce(), "v2", noise=1e-5),
+        Sample("ranks", _ranks(), "v2", ranks=2, noise=1e-4, divided=(("w", RankSlice(1, 1, (64,), (2,), 2)),)),
+    )
+    return tuple((sample, lower(sample.graph, sample.core, sample.ranks)) for sample in made)
+
+
+def _own(program: Program, inputs: Tensors) -> list[str]:
+    """The input that no graph has: a rank's own number."""
+    names = (name for buffer in program.buffers if buffer.role is Role.INPUT for name in buffer.names)
+    return [name for name in names if name not in inputs]
+
+
+def _numbers(random: np.random.Generator, type_: TensorType, scale: float) -> Array:
+    if type_.dtype.is_integer:
+        return np.asarray(random.integers(0, ROWS, type_.shape)).astype(type_.dtype.held)
+    return (random.standard_normal(type_.shape) * scale + 0.1).astype(np.float32)
+
+
+ROWS = 61  # of the table that rows are gathered from
+
+
+def _graph(build: Callable[[GraphBuilder], Mapping[str, Value]]) -> Graph:
+    builder = GraphBuilder()
+    for name, value in build(builder).items():
+        builder.output(name, value)
+    return builder.build()
+
+
+def _linear() -> Graph:
+    def build(b: GraphBuilder) -> Mapping[str, Value]:
+        x, w = b.input("x", TensorType((300, 300), BF16)), b.parameter("w", TensorType((700, 300), BF16))
+        return {"y": b.add(Unary("gelu"), b.add(Linear(F32), x, w, b.parameter("b", TensorType((700,), F32))))}
+
+    return _graph(build)
+
+
+def _norm() -> Graph:
+    def build(b: GraphBuilder) -> Mapping[str, Value]:
+        x = b.input("x", TensorType((520, 64), F32))
+        y = b.add(Linear(F32), x, b.parameter("up", TensorType((96, 64), F32)))
+        weight, bias = (b.parameter(name, TensorType((96,), F32)) for name in ("weight", "bias"))
+        y = b.add(LayerNorm(1, 0.3), y, weight, bias)
+        return {"y": b.add(Linear(F32), y, b.parameter("down", TensorType((64, 96), F32)))}
+
+    return _graph(build)
+
+
+def _softmax() -> Graph:
+    def build(b: GraphBuilder) -> Mapping[str, Value]:
+        x = b.input("x", TensorType((400, 48), F32))
+        far = b.add(Binary("multiply"), x, b.scalar(3.0))
+        return {"y": b.add(Softmax(1, False), far)}
+
+    return _graph(build)
+
+
+def _attention() -> Graph:
+    def build(b: GraphBuilder) -> Mapping[str, Value]:
+        q, k, v = (b.input(name, TensorType((1, 2, 24, 16), F32)) for name in "qkv")
+        return {"y": b.add(Attention(0.7, True, F32, F32), q, k, v)}
+
+    return _graph(build)
+
+
+def _layers() -> Graph:
+    """A state for each layer, and layers that repeat."""
+
+    def build(b: GraphBuilder) -> Mapping[str, Value]:
+        x = b.input("x", TensorType((6, 40), F32))
+        outputs = {}
+        old = [b.input(f"cache.{layer}", TensorType((6, 40), F32)) for layer in range(3)]
+        for layer in range(3):
+            y = b.add(Linear(F32), x, b.parameter(f"layers.{layer}.w", TensorType((40, 40), F32)))
+            y = b.add(Binary("subtract"), b.add(Unary("tanh"), y), old[layer])
+            outputs[f"cache.{layer}"] = y
+            x = b.add(Binary("add"), x, y)
+        return {**outputs, "y": x}
+
+    return roll(_graph(build), PassOptions())
+
+
+def _gather() -> Graph:
+    def build(b: GraphBuilder) -> Mapping[str, Value]:
+        ids = b.input("ids", TensorType((2, 70), DType.INT64))
+        rows = b.add(Gather(0), b.parameter("table", TensorType((ROWS, 24), F32)), ids)
+        return {"y": b.add(Unary("relu"), rows)}
+
+    return _graph(build)
+
+
+def _reduce() -> Graph:
+    def build(b: GraphBuilder) -> Mapping[str, Value]:
+        x = b.input("x", TensorType((30, 7, 20), F32))
+        return {"sum": b.add(Reduce("sum", (1,), False), x), "max": b.add(Reduce("max", (0, 2), True), x)}
+
+    return _graph(build)
+
+
+def _ranks() -> Graph:
+    def build(b: GraphBuilder) -> Mapping[str, Value]:
+        x, w = b.input("x", TensorType((20, 64), F32)), b.parameter("w", TensorType((48, 64), F32))
+        mine = (b.add(RankSlice(1, 1, (64,), (2,), 2), each) for each in (x, w))
+        return {"y": b.add(Unary("tanh"), b.add(AllReduce(2), b.add(Linear(F32), *mine)))}
+
+    return _graph(build)

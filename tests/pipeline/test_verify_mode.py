@@ -1,0 +1,63 @@
+"""`nxpipe verify --mode isa`: the compiler's programs on emulated cores, held against PyTorch as the graphs are."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pipeline.in_process import InProcess, nxpipe
+
+__all__ = ["nxpipe"]
+
+
+def verified(nxpipe: InProcess, *more: str) -> list[dict[str, Any]]:
+    answer = nxpipe("verify", *more, "--json", "-q")
+    assert answer.code == 0, answer.err
+    found: list[dict[str, Any]] = json.loads(answer.out)
+    assert all(each["passed"] for each in found)
+    return found
+
+
+def small(model: Path, *more: str) -> tuple[str, ...]:
+    return ("--model-id", str(model), "--weights", "random:0", "--buckets", "16", *more)
+
+
+def test_both_executors_agree_and_instructions_are_counted_where_there_are_any(nxpipe: InProcess, bert: Path) -> None:
+    fast, isa = (verified(nxpipe, *small(bert, "--autocast", "none", "--mode", mode))[0] for mode in ("fast", "isa"))
+    assert (fast["mode"], isa["mode"]) == ("fast", "isa")
+    by_graph, on_cores = (each["emulated"]["none"] for each in (fast, isa))
+    for one, other in zip(by_graph["outputs"], on_cores["outputs"], strict=True):
+        assert one["output"] == other["output"]
+        assert abs(one["max_relative"] - other["max_relative"]) < 1e-5
+    assert "work" not in by_graph
+    work = on_cores["work"]
+    assert work["instructions"] == sum(work["by_engine"].values()) == sum(work["by_kind"].values())
+    assert {"tensor", "vector", "scalar", "dma0"} <= work["by_engine"].keys()
+    # Every weight that is read crosses from HBM, in fp32.
+    assert work["bytes_read"]["hbm"] > 4 * 2 * (4 * 32 * 32 + 2 * 32 * 64)
+    assert work["bytes_written"].keys() == {"hbm", "sbuf", "psum"}
+
+
+def test_a_decoder_s_layers_and_steps_are_followed_on_the_cores_of_two_ranks(nxpipe: InProcess, llama: Path) -> None:
+    words = small(llama, "--tp", "2", "--mode", "isa", "--layers", "--steps", "3")
+    prefill, steps = verified(nxpipe, *words)
+    layers = prefill["emulated"]["matmult"]["layers"]
+    assert [layer["output"] for layer in layers] == ["model.layers.0", "model.layers.1"]
+    assert [each["output"] for each in steps["emulated"]["matmult"]["outputs"]] == [
+        f"token {number}.logits" for number in range(4)
+    ]
+    assert steps["emulated"]["matmult"]["work"]["by_engine"]["collective"] > 4
+
+
+@pytest.mark.slow
+def test_an_artifact_s_programs_answer_on_cores_as_they_did_when_it_was_built(
+    nxpipe: InProcess, llama: Path, tmp_path: Path
+) -> None:
+    store = ("--store", str(tmp_path / "store"))
+    built = nxpipe("build", *small(llama, "--tp", "2", "--phases", "prefill,decode"), *store, "-q")
+    assert built.code == 0, built.err
+    found = verified(nxpipe, "tiny-llama", *store, "--mode", "isa")
+    assert len(found) == 4
+    for each in found:
+        assert each["emulated"]["as stored"]["work"]["instructions"] > 100
