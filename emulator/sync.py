@@ -18,7 +18,7 @@ import numpy as np
 from emulator.isa.affine import Affine, Turn, index
 from emulator.isa.instructions import Engine, Instruction, Wait
 from emulator.isa.operands import Far, Place, Tile, extent
-from emulator.isa.program import Loop, Program, Step
+from emulator.isa.program import Loop, Program, Step, counted
 from emulator.numerics import Array
 
 
@@ -88,7 +88,7 @@ class _Numbering:
         return self._found
 
     def _walk_loop(self, loop: Loop, loops: tuple[_Around, ...]) -> None:
-        before, each = dict(self._totals), _counted(loop.body)
+        before, each = dict(self._totals), counted(loop.body)
         for engine, count in each.items():
             self._totals[engine] += index(len(loops)) * count
         self.walk(loop.body, (*loops, _Around(loop.count, each)))
@@ -277,17 +277,6 @@ def _by_region(
                 access = _Access(here, place, writes)
                 regions["hbm" if isinstance(place, Far) else place.memory].append((access, access.hull(program)))
     yield from regions.values()
-
-
-def _counted(body: Sequence[Step]) -> dict[Engine, int]:
-    counts: dict[Engine, int] = defaultdict(int)
-    for step in body:
-        if isinstance(step, Loop):
-            for engine, count in _counted(step.body).items():
-                counts[engine] += step.count * count
-        else:
-            counts[step.engine] += 1
-    return counts
 
 
 _Known = dict[tuple[Engine, Engine], tuple[Affine, ...]]  # for how many of whom somebody has waited

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from artifact_store.backends.files import NewFile, copy_into, flush_to_disk, new_file, os_errors, scratch, write_at
-from artifact_store.digest import sha256_of_chunks
 from artifact_store.documents import Document, SafePath, parse_document
 from artifact_store.errors import NotUnderstood, Refused
-from artifact_store.transfer.spans import chunks_between
+from artifact_store.transfer.spans import sha256_between
 from artifact_store.transfer.stamp import date, stamp_of
 
 MANIFEST: Final = "manifest.json"
@@ -140,7 +139,7 @@ class Filled:
 
 def holds(sha256: str) -> Callable[[int], bool]:
     """Proves an open file by its digest."""
-    return lambda descriptor: sha256_of_chunks(chunks_between(descriptor, 0, os.fstat(descriptor).st_size)) == sha256
+    return lambda descriptor: sha256_between(descriptor, 0, os.fstat(descriptor).st_size) == sha256
 
 
 def open_folder(root: Path, manifest_digest: str) -> Filled:

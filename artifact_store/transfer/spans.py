@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 
 from artifact_store.backends.protocol import CHUNK
+from artifact_store.digest import sha256_of_chunks
 
 
 def chunks_between(descriptor: int, start: int, stop: int) -> Iterator[bytes]:
@@ -11,3 +12,7 @@ def chunks_between(descriptor: int, start: int, stop: int) -> Iterator[bytes]:
     while start < stop and (chunk := os.pread(descriptor, min(CHUNK, stop - start), start)):
         yield chunk
         start += len(chunk)
+
+
+def sha256_between(descriptor: int, start: int, stop: int) -> str:
+    return sha256_of_chunks(chunks_between(descriptor, start, stop))

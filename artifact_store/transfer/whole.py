@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from artifact_store.digest import sha256_of_chunks
 from artifact_store.documents import Blob
 from artifact_store.manifest import Tensor
 from artifact_store.transfer.safetensors import layout_of
-from artifact_store.transfer.spans import chunks_between
+from artifact_store.transfer.spans import sha256_between
 
 
 @dataclass(frozen=True)
@@ -54,4 +53,4 @@ def weights_file(tensors: Sequence[Tensor]) -> Whole:
 
 def _is_there(descriptor: int, piece: Placed) -> bool:
     blob = piece.tensor.blob
-    return sha256_of_chunks(chunks_between(descriptor, piece.at, piece.at + blob.size)) == blob.sha256
+    return sha256_between(descriptor, piece.at, piece.at + blob.size) == blob.sha256

@@ -1,6 +1,6 @@
 """Whether a program is legal on its core, without running it: every documented limit, for all turns of all loops."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 
 from emulator.hardware import CORES
@@ -8,7 +8,7 @@ from emulator.isa.affine import Affine, index
 from emulator.isa.faults import Breaches, Broken, Fault, ProgramInvalid, Rule
 from emulator.isa.instructions import Engine, Instruction
 from emulator.isa.places import WIDE, Room, named
-from emulator.isa.program import Buffer, Loop, Program, Role, Step
+from emulator.isa.program import Buffer, Loop, Program, Role, Step, counted
 from emulator.isa.rules import broken
 from emulator.isa.text import labelled, line
 
@@ -59,24 +59,12 @@ class _Walk:
                 yield from self._loop(step, counts)
 
     def _loop(self, loop: Loop, counts: tuple[int, ...]) -> Iterator[tuple[Step, Room, dict[Engine, Affine]]]:
-        before, each = dict(self._done), _counted(loop.body)
+        before, each = dict(self._done), counted(loop.body)
         for engine, count in each.items():
             self._done[engine] += index(len(counts)) * count
         yield from self.steps(loop.body, (*counts, loop.count))
         for engine, count in each.items():
             self._done[engine] = before.get(engine, Affine()) + count * loop.count
-
-
-def _counted(body: tuple[Step, ...]) -> Counter[Engine]:
-    """How many of each engine one turn carries out."""
-    found = Counter[Engine]()
-    for step in body:
-        if isinstance(step, Loop):
-            for engine, count in _counted(step.body).items():
-                found[engine] += count * max(step.count, 0)
-        else:
-            found[step.engine] += 1
-    return found
 
 
 def _waits(instruction: Instruction, room: Room, before: dict[Engine, Affine]) -> Breaches:

@@ -1,12 +1,13 @@
 """A program for one core: what lies in HBM, and the instructions in loops. All ranks of a division run the same one."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import prod
 from typing import Final
 
-from emulator.isa.instructions import Instruction
+from emulator.isa.instructions import Engine, Instruction
 from emulator.types import DType
 
 RANK: Final = "own rank"  # the input in which the host tells each rank its number, where a program asks for it
@@ -80,6 +81,18 @@ def instructions(body: tuple[Step, ...]) -> Iterator[Instruction]:
             yield from instructions(step.body)
         else:
             yield step
+
+
+def counted(body: Sequence[Step]) -> Counter[Engine]:
+    """How many of each engine are carried out."""
+    found = Counter[Engine]()
+    for step in body:
+        if isinstance(step, Loop):
+            for engine, count in counted(step.body).items():
+                found[engine] += count * max(step.count, 0)
+        else:
+            found[step.engine] += 1
+    return found
 
 
 def executed(body: tuple[Step, ...], outer: tuple[int, ...] = ()) -> Iterator[tuple[Instruction, tuple[int, ...]]]:
