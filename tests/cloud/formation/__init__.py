@@ -1,0 +1,1 @@
+"""A CloudFormation that does what it says, in place of moto's."""

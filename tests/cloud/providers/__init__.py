@@ -1,0 +1,9 @@
+"""The types of resources that the local AWS carries out. Importing a module here is what makes its types known."""
+
+from importlib import import_module
+from pathlib import Path
+
+
+def know_all() -> None:
+    for path in sorted(Path(__file__).parent.glob("[!_]*.py")):
+        import_module(f"{__name__}.{path.stem}")
