@@ -1,13 +1,14 @@
 """What runs where: one table for each fleet. The shapes of the tables leave no room for pairs that EC2 refuses."""
 
-from datetime import UTC, datetime
-from typing import Annotated, Final, Literal, TypeAlias
+from datetime import timedelta
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from emulator.hardware import INSTANCES
-from pipeline.config.forms import Absent, Unit, one_of, refuse
-from pipeline.config.kinds import DISTINCT, JUST_ONE, LIST, ReservationId, Slug, Subnet, Vpc
+from pipeline.config.capacity import ServingCapacity, TrainingCapacity, check_sold
+from pipeline.config.forms import Absent, Unit, one_of, refuse, text
+from pipeline.config.kinds import DISTINCT, JUST_ONE, LIST, MAYBE_EMPTY, Certificate, Cidr, Image, Slug, Zone, duration
 from pipeline.config.table import Table
 
 # An UltraServer is not a size that EC2 launches by one name.
@@ -17,64 +18,6 @@ _TRAINABLE = [name for name, entry in _LAUNCHABLE.items() if entry.compiler_targ
 
 ServingType = Annotated[str, one_of(_LAUNCHABLE)]
 TrainingType = Annotated[str, one_of(_TRAINABLE)]
-
-# How EC2 sells the sizes, by its DescribeInstanceTypes: not a property of the hardware.
-_IN_CAPACITY_BLOCKS: Final = ("trn1.32xlarge", "trn2.48xlarge", "trn2u.48xlarge")
-_NEVER_SPOT: Final = ("trn2u.48xlarge",)
-
-
-class OnDemand(Table):
-    """Capacity as EC2 has it when it is asked for."""
-
-    kind: Literal["on-demand"] = Field(description="How the capacity is bought.", examples=["on-demand"])
-
-
-class Spot(Table):
-    """Spare capacity, cheaper, that EC2 may take back at two minutes' notice."""
-
-    kind: Literal["spot"] = Field(description="How the capacity is bought.", examples=["spot"])
-
-
-class Reservation(Table):
-    """An on-demand capacity reservation."""
-
-    kind: Literal["reservation"] = Field(description="How the capacity is bought.", examples=["reservation"])
-    id: ReservationId = Field(description="The reservation.", examples=["cr-0a1b2c3d4e5f60718"])
-
-
-class CapacityBlock(Table):
-    """Capacity for ML that was bought ahead for fixed days."""
-
-    kind: Literal["capacity-block"] = Field(description="How the capacity is bought.", examples=["capacity-block"])
-    id: ReservationId = Field(description="The block's reservation.", examples=["cr-0a1b2c3d4e5f60718"])
-    start: Annotated[datetime | None, Absent("the reservation's own")] = Field(
-        default=None,
-        description="When the block begins; the fleet stays empty before.",
-        examples=[datetime(2026, 11, 1, 11, 30, tzinfo=UTC)],
-    )
-    end: Annotated[datetime | None, Absent("the reservation's own")] = Field(
-        default=None,
-        description="When the block ends; the fleet is drained before.",
-        examples=[datetime(2026, 11, 8, 11, 30, tzinfo=UTC)],
-    )
-
-    @field_validator("start", "end")
-    @classmethod
-    def _says_its_offset(cls, moment: datetime | None) -> datetime | None:
-        if moment is not None and moment.tzinfo is None:
-            raise refuse(f"an offset after it, such as {moment.isoformat()}Z: a block is bought in UTC")
-        return moment
-
-    @field_validator("end")
-    @classmethod
-    def _after_the_start(cls, end: datetime | None, info: ValidationInfo) -> datetime | None:
-        start = info.data.get("start")
-        if end is not None and start is not None and end <= start:
-            raise refuse(f"a time after the block's start, which is {start.isoformat()}")
-        return end
-
-
-Capacity: TypeAlias = Annotated[OnDemand | Spot | Reservation | CapacityBlock, Field(discriminator="kind")]
 
 _Instances = Annotated[int, Field(ge=0, le=1000), Unit("instances")]
 
@@ -97,43 +40,24 @@ class Size(Table):
         return count
 
 
-class ServingNetwork(Table):
-    """The network that a serving fleet joins."""
-
-    vpc: Vpc = Field(description="The VPC.", examples=["vpc-0a1b2c3d4e5f60718"])
-    subnets: Annotated[tuple[Subnet, ...], LIST, DISTINCT] = Field(
-        description="The subnets that instances are launched in.", examples=[["subnet-0a1b2c3d4e5f60718"]]
-    )
-
-
-class TrainingNetwork(Table):
-    """The network that a training fleet joins: collectives need all of its instances in one subnet."""
-
-    vpc: Vpc = Field(description="The VPC.", examples=["vpc-0a1b2c3d4e5f60718"])
-    subnets: Annotated[tuple[Subnet, ...], JUST_ONE] = Field(
-        description="The one subnet that instances are launched in.", examples=[["subnet-0a1b2c3d4e5f60718"]]
-    )
-
-
 _Name = Annotated[Slug, Field(description="What stacks and commands call the fleet.", examples=["search"])]
 _ModelName = Annotated[Slug, Field(description="The `name` of one of the models.", examples=["bert"])]
 _Channel = Annotated[
     Slug, Field(description="The channel whose newest artifact the fleet runs.", examples=["production"])
 ]
-_Capacity = Annotated[Capacity, Field(description="How the instances are bought.")]
-_OWN_NETWORK = Absent("a network of its own is made")
+_Words = Annotated[str, text("[!-~](?:[ -~]*[!-~])?", "a word of a command line", longest=1024)]
 
 
-def _sold_so(capacity: Capacity, info: ValidationInfo) -> Capacity:
-    types: tuple[str, ...] = info.data.get("instance_types", ())
-    if capacity.kind == "capacity-block" and (wrong := [each for each in types if each not in _IN_CAPACITY_BLOCKS]):
-        raise refuse(
-            f"another kind: EC2 sells capacity blocks of {', '.join(_IN_CAPACITY_BLOCKS)}, not of {wrong[0]}",
-            found='kind = "capacity-block"',
-        )
-    if capacity.kind == "spot" and (wrong := [each for each in types if each in _NEVER_SPOT]):
-        raise refuse(f"another kind: EC2 sells no {wrong[0]} on the spot market", found='kind = "spot"')
-    return capacity
+class Standby(Table):
+    """A GPU fleet that keeps running the model, for traffic to go back to while the new fleet earns trust."""
+
+    instance_type: Annotated[
+        str, text(r"(?:g|p)[0-9][a-z0-9]*\.[0-9a-z]+", 'a GPU instance type such as "g5.xlarge"', longest=32)
+    ] = Field(description="The instance type.", examples=["g5.xlarge"])
+    image: Annotated[str, text("ami-[0-9a-f]{8,17}", 'the id of an AMI, such as "ami-0a1b2c3d4e5f60718"')] = Field(
+        description="The AMI that serves the model when it starts.", examples=["ami-0a1b2c3d4e5f60718"]
+    )
+    size: Size = Field(description="How many instances the group has.")
 
 
 class ServingFleet(Table):
@@ -147,10 +71,35 @@ class ServingFleet(Table):
         description="The instance types to choose from, best first, all of one compiler target.",
         examples=[["inf2.xlarge", "inf2.8xlarge"]],
     )
-    capacity: _Capacity
+    capacity: ServingCapacity = Field(description="How the instances are bought.")
     size: Size = Field(description="How many instances the fleet has.")
-    network: Annotated[ServingNetwork | None, _OWN_NETWORK] = Field(
-        default=None, description="A VPC that exists already."
+    port: Annotated[int, Field(ge=1, le=65535)] = Field(
+        default=8000, description="Where the server listens on an instance.", examples=[8000]
+    )
+    health: Annotated[str, text("/[!-~]*", 'a path such as "/health"')] = Field(
+        default="/health", description="The path that answers 200 when the model is loaded.", examples=["/health"]
+    )
+    ready_within: Annotated[timedelta, duration("1m", "2h")] = Field(
+        default=timedelta(minutes=30), description="When an instance that is not ready is given up.", examples=["30m"]
+    )
+    command: Annotated[tuple[_Words, ...], MAYBE_EMPTY] = Field(
+        default=(),
+        description="The server, as words. The artifact's folder is in NXPIPE_ARTIFACT. Without one the agent stops "
+        "when the artifact is there, and the AMI's own unit serves it.",
+        examples=[["python", "-m", "server"]],
+    )
+    certificate: Annotated[Certificate | None, Absent("plain HTTP, which an acknowledgement of NXP-NET-3 allows")] = (
+        Field(
+            default=None,
+            description="The certificate of the load balancer.",
+            examples=["arn:aws:acm:us-east-2:123456789012:certificate/0a1b2c3d"],
+        )
+    )
+    clients: Annotated[tuple[Cidr, ...] | None, LIST, DISTINCT, Absent("the network's own addresses")] = Field(
+        default=None, description="Who may call the load balancer.", examples=[["10.0.0.0/8"]]
+    )
+    standby: Annotated[Standby | None, Absent("none")] = Field(
+        default=None, description="A GPU group behind the same load balancer."
     )
 
     @field_validator("instance_types")
@@ -162,7 +111,31 @@ class ServingFleet(Table):
             raise refuse(f"instance types of one compiler target: {compiled}")
         return types
 
-    _check_capacity = field_validator("capacity")(_sold_so)
+    @field_validator("capacity")
+    @classmethod
+    def _sold(cls, capacity: ServingCapacity, info: ValidationInfo) -> ServingCapacity:
+        types: tuple[str, ...] = info.data.get("instance_types", ())
+        check_sold(capacity, types)
+        if len(types) > 1 and capacity.kind == "on-demand" and capacity.warm_pool is not None:
+            raise refuse(
+                "no warm_pool, or one instance type: EC2 keeps a warm pool of a single type", found="warm_pool"
+            )
+        return capacity
+
+
+class Scratch(Table):
+    """An FSx for Lustre file system that lives as long as the fleet."""
+
+    size: Annotated[int, Field(ge=1200, le=100800), Unit("GiB")] = Field(
+        description="How much it holds, in steps of 1200.", examples=[1200]
+    )
+
+    @field_validator("size")
+    @classmethod
+    def _in_steps(cls, size: int) -> int:
+        if size % 1200:
+            raise refuse(f"a multiple of 1200 (GiB), such as {max(size // 1200, 1) * 1200}")
+        return size
 
 
 class TrainingFleet(Table):
@@ -175,12 +148,18 @@ class TrainingFleet(Table):
     instance_types: Annotated[tuple[TrainingType, ...], JUST_ONE] = Field(
         description="The instance type; all nodes have the same.", examples=[["trn1.32xlarge"]]
     )
-    capacity: _Capacity
+    zone: Zone = Field(
+        description="The availability zone of all nodes: collectives need one subnet.", examples=["us-east-2a"]
+    )
+    capacity: TrainingCapacity = Field(description="How the instances are bought.")
     nodes: Annotated[int, Field(ge=1, le=512), Unit("instances")] = Field(
         description="How many instances train together.", examples=[4]
     )
-    network: Annotated[TrainingNetwork | None, _OWN_NETWORK] = Field(
-        default=None, description="A VPC that exists already."
+    image: Annotated[Image | None, Absent("the project's own repository, tag train")] = Field(
+        default=None, description="The container that trains, by its digest."
+    )
+    scratch: Annotated[Scratch | None, Absent("none")] = Field(
+        default=None, description="A fast file system beside the nodes, for data sets."
     )
 
     @field_validator("nodes")
@@ -191,7 +170,11 @@ class TrainingFleet(Table):
             raise refuse(f"1: a {types[0]} has no Elastic Fabric Adapter, so its nodes could not train together")
         return nodes
 
-    _check_capacity = field_validator("capacity")(_sold_so)
+    @field_validator("capacity")
+    @classmethod
+    def _sold(cls, capacity: TrainingCapacity, info: ValidationInfo) -> TrainingCapacity:
+        check_sold(capacity, info.data.get("instance_types", ()))
+        return capacity
 
 
 Fleet: TypeAlias = Annotated[ServingFleet | TrainingFleet, Field(discriminator="kind")]

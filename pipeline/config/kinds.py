@@ -2,6 +2,7 @@
 
 import re
 from datetime import timedelta
+from ipaddress import ip_network
 from itertools import pairwise
 from typing import Annotated, Any, Final
 
@@ -47,6 +48,42 @@ Weights = Annotated[
 Alarm = Annotated[str, text("[!-~](?:[ -~]*[!-~])?", "the name of a CloudWatch alarm")]
 Vpc = Annotated[str, text("vpc-[0-9a-f]{8,17}", 'the id of a VPC, such as "vpc-0a1b2c3d4e5f60718"')]
 Subnet = Annotated[str, text("subnet-[0-9a-f]{8,17}", 'the id of a subnet, such as "subnet-0a1b2c3d4e5f60718"')]
+Zone = Annotated[str, text("[a-z]{2}(?:-[a-z]+)+-[0-9][a-z]", 'an availability zone such as "us-east-2a"', longest=32)]
+_NUMBER = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_ADDRESS = rf"{_NUMBER}(?:\.{_NUMBER}){{3}}"
+
+
+def _read_block(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(f"{_ADDRESS}/[0-9]{{1,2}}", value):
+        raise ValueError
+    return str(ip_network(value))  # refuses bits behind the mask
+
+
+Cidr = Annotated[
+    str,
+    Form(
+        'a block of IPv4 addresses such as "10.20.0.0/16"',
+        _read_block,
+        schema={"type": "string", "pattern": f"^{_ADDRESS}/[0-9]{{1,2}}$"},
+    ),
+]
+Certificate = Annotated[
+    str,
+    text(
+        r"arn:aws[a-z-]*:acm:[a-z0-9-]+:[0-9]{12}:certificate/[A-Za-z0-9-]+",
+        "the ARN of a certificate in ACM",
+        longest=1024,
+    ),
+]
+Image = Annotated[
+    str,
+    text(
+        r"[a-z0-9.-]+(?::[0-9]+)?(?:/[a-z0-9._-]+)+@sha256:[0-9a-f]{64}",
+        'an image with its digest, such as "123456789012.dkr.ecr.us-east-2.amazonaws.com/train@sha256:..."',
+        longest=1024,
+    ),
+]
+Email = Annotated[str, text(r"[^@\s]+@[^@\s]+\.[^@\s]+", "an e-mail address")]
 ReservationId = Annotated[str, text("cr-[0-9a-f]{8,17}", 'the id of a reservation, such as "cr-0a1b2c3d4e5f60718"')]
 KmsKey = Annotated[
     str,

@@ -1,9 +1,14 @@
 """The whole file."""
 
+from typing import Annotated
+
 from pydantic import Field
 
+from pipeline.config.cloud import Acknowledge, Amis, Budget, Cluster, Endpoint, Farm, Observe, Release
 from pipeline.config.fleets import Fleet
+from pipeline.config.forms import Absent
 from pipeline.config.models import Model
+from pipeline.config.network import ClosedNetwork, Network
 from pipeline.config.sections import Build, Project, Rollout, Signing, Verify
 from pipeline.config.store import Store
 from pipeline.config.table import Table
@@ -16,7 +21,22 @@ class Config(Table):
     store: Store = Field(default_factory=Store, description="Where artifacts are kept.")
     models: tuple[Model, ...] = Field(default=(), strict=False, description="What is compiled.")
     fleets: tuple[Fleet, ...] = Field(default=(), strict=False, description="What runs where.")
+    network: Network = Field(default_factory=ClosedNetwork, description="Where the fleets are.")
     rollout: Rollout = Field(default_factory=Rollout, description="How traffic moves to a new version.")
     build: Build = Field(default_factory=Build, description="How the models are compiled.")
     verify: Verify = Field(default_factory=Verify, description="When an artifact is near enough to PyTorch.")
     signing: Signing = Field(default_factory=Signing, description="Who vouches for an artifact.")
+    budget: Budget = Field(default_factory=Budget, description="What the project may cost.")
+    amis: Amis = Field(default_factory=Amis, description="The machine images that instances start from.")
+    observe: Observe = Field(default_factory=Observe, description="Who hears of alarms.")
+    release: Annotated[Release | None, Absent("no role for GitHub is made")] = Field(
+        default=None, description="The GitHub repository that may publish."
+    )
+    farm: Annotated[Farm | None, Absent("no machines to compile on are made")] = Field(
+        default=None, description="Machines that compile."
+    )
+    cluster: Annotated[Cluster | None, Absent("none")] = Field(default=None, description="An EKS cluster.")
+    endpoint: Annotated[Endpoint | None, Absent("none")] = Field(default=None, description="A SageMaker endpoint.")
+    acknowledge: tuple[Acknowledge, ...] = Field(
+        default=(), strict=False, description="Findings of the guards that are accepted."
+    )

@@ -1,7 +1,7 @@
 """The tables that a file has once, but for [store]: project, rollout, build, verify, signing."""
 
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -108,8 +108,18 @@ class Rollout(Table):
         return longest
 
 
+Backend: TypeAlias = Literal["emulator", "neuronx"]
+
+
 class Build(Table):
     """How the models are compiled."""
+
+    backend: Backend = Field(
+        default="emulator",
+        description="Whose compiler: nxpipe's own, or AWS's where it is installed, whose programs cannot be verified "
+        "here.",
+        examples=["emulator"],
+    )
 
     executor: Literal["local", "ray", "batch"] = Field(
         default="local",

@@ -78,13 +78,13 @@ def test_every_kind_of_capacity_can_be_written(path: Path) -> None:
     fleets = [
         f'[[fleets]]\nkind = "training"\nname = "f{index}"\nmodel = "m"\nchannel = "c"\nnodes = 16\n'
         f'instance_types = ["trn2.48xlarge"]\ncapacity = {{ {capacity} }}\n'
-        'network = { vpc = "vpc-0a1b2c3d", subnets = ["subnet-0a1b2c3d"] }\n'
+        'zone = "us-east-2b"\n'
         for index, capacity in enumerate(
             (
                 'kind = "on-demand"',
                 'kind = "spot"',
                 'kind = "reservation", id = "cr-0a1b2c3d"',
-                'kind = "capacity-block", id = "cr-0a1b2c3d", end = 2026-11-01T11:30:00Z',
+                'kind = "capacity-block", id = "cr-0a1b2c3d", start = 2026-10-25T11:30:00Z, end = 2026-11-01T11:30:00Z',
             )
         )
     ]

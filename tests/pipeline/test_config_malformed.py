@@ -18,7 +18,7 @@ FLEET = (
 )
 TRAINING = (
     '[[fleets]]\nkind = "training"\nname = "tune"\nmodel = "bert"\nchannel = "prod"\n'
-    'instance_types = ["trn1.32xlarge"]\ncapacity = { kind = "spot" }\nnodes = 2\n'
+    'instance_types = ["trn1.32xlarge"]\ncapacity = { kind = "spot" }\nnodes = 2\nzone = "us-east-2a"\n'
 )
 ON_TRN1 = MODEL.replace("inf2.xlarge", "trn1.2xlarge")
 
@@ -193,9 +193,10 @@ WRONG = {
         fleet("min = 1", "min = -1"), 15, "fleets[0].size.min", "-1", "from 0 to 1000 (instances)"
     ),
     "a subnet in another form": Wrong(
-        PROJECT + MODEL + FLEET + 'network = { vpc = "vpc-0a1b2c3d", subnets = ["10.0.0.0/24"] }\n',
-        16,
-        "fleets[0].network.subnets[0]",
+        PROJECT + '[network]\nkind = "existing"\nvpc = "vpc-0a1b2c3d"\ncidr = "10.0.0.0/16"\n'
+        '[[network.subnets]]\nzone = "us-east-2a"\nid = "10.0.0.0/24"\n',
+        9,
+        "network.subnets[0].id",
         "10.0.0.0/24",
         "the id of a subnet",
     ),

@@ -1,0 +1,104 @@
+"""The tables about the account that the stacks are deployed to: money, AMIs, alarms, releases, and what is accepted."""
+
+from datetime import date
+from typing import Annotated
+
+from pydantic import Field
+
+from pipeline.config.forms import Absent, Unit, text
+from pipeline.config.kinds import DISTINCT, LIST, MAYBE_EMPTY, Email, Folder, Image, Slug
+from pipeline.config.table import Table
+
+
+class Budget(Table):
+    """What the project may cost."""
+
+    monthly: Annotated[int | None, Field(ge=1), Unit("US dollars"), Absent("no limit")] = Field(
+        default=None,
+        description="A month of all fleets at their desired sizes. What is over it is not synthesised, and an alarm "
+        "tells of real costs.",
+        examples=[20000],
+    )
+
+
+class Amis(Table):
+    """The machine images that instances start from."""
+
+    lock: Folder = Field(
+        default="nxpipe.amis.lock",
+        description="The file that `nxpipe ami lock` writes: one image for each region and kind. A relative path "
+        "starts at this file.",
+    )
+
+
+class Observe(Table):
+    """Who hears of alarms."""
+
+    emails: Annotated[tuple[Email, ...], MAYBE_EMPTY, DISTINCT] = Field(
+        default=(), description="Addresses that alarms are sent to.", examples=[["oncall@example.com"]]
+    )
+
+
+class Release(Table):
+    """The GitHub repository whose jobs may publish artifacts, without a stored key."""
+
+    repository: Annotated[
+        str, text("[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+", 'a repository such as "OWNER/NAME"', longest=140)
+    ] = Field(description="The repository.", examples=["example/models"])
+    environment: Annotated[str, text("[A-Za-z0-9_-]+", "the name of a GitHub environment", longest=100)] = Field(
+        default="release", description="The environment of the jobs that may publish.", examples=["release"]
+    )
+
+
+class Farm(Table):
+    """Machines without accelerators that compile: AWS Batch."""
+
+    max_vcpus: Annotated[int, Field(ge=4, le=10000)] = Field(
+        default=256, description="How many virtual processors compile at once at most.", examples=[256]
+    )
+    image: Image = Field(
+        description="The container that runs `nxpipe build`, by its digest.",
+        examples=[f"123456789012.dkr.ecr.us-east-2.amazonaws.com/nxpipe@sha256:{'0' * 64}"],
+    )
+
+
+class Cluster(Table):
+    """An EKS cluster for teams that serve from Kubernetes."""
+
+    version: Annotated[str, text("1\\.[0-9]{2}", 'a version of Kubernetes such as "1.34"')] = Field(
+        description="The version of Kubernetes.", examples=["1.34"]
+    )
+    fleets: Annotated[tuple[Slug, ...], LIST, DISTINCT] = Field(
+        description="The fleets whose instances are nodes of the cluster.", examples=[["search"]]
+    )
+
+
+class Endpoint(Table):
+    """A SageMaker endpoint, for teams that serve from there."""
+
+    model: Slug = Field(description="The `name` of one of the models.", examples=["bert"])
+    instance_type: Annotated[
+        str, text(r"ml\.(?:inf2|trn1)\.[0-9]*x?large", 'an instance type of SageMaker such as "ml.inf2.xlarge"')
+    ] = Field(description="The instance type.", examples=["ml.inf2.xlarge"])
+    count: Annotated[int, Field(ge=1, le=100), Unit("instances")] = Field(
+        default=1, description="How many instances there are.", examples=[2]
+    )
+    image: Image = Field(
+        description="The container that serves, by its digest.",
+        examples=[f"123456789012.dkr.ecr.us-east-2.amazonaws.com/serve@sha256:{'0' * 64}"],
+    )
+
+
+class Acknowledge(Table):
+    """A finding of the guards that is accepted; each is headed `[[acknowledge]]`."""
+
+    rule: Annotated[str, text("[A-Za-z0-9][A-Za-z0-9._:-]*", 'the id of a rule such as "NXP-NET-1"', longest=128)] = (
+        Field(description="The rule.", examples=["NXP-NET-1"])
+    )
+    resource: Annotated[str, text("[!-~]+", "the path of a construct, where * stands for anything", longest=255)] = (
+        Field(default="*", description="What it is accepted for.", examples=["search-serve-web/*"])
+    )
+    reason: Annotated[str, text(r"[^\x00-\x1f]{12,}", "a reason of at least 12 characters", longest=1000)] = Field(
+        description="Why it is accepted.", examples=["behind the company's own proxy"]
+    )
+    expires: date = Field(description="From when on it is not accepted any more.", examples=[date(2027, 6, 1)])

@@ -1,0 +1,53 @@
+"""The network that all fleets of a project are in."""
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from pipeline.config.forms import Absent
+from pipeline.config.kinds import DISTINCT, LIST, Cidr, Subnet, Vpc, Zone
+from pipeline.config.table import Table
+
+_Zones = Annotated[tuple[Zone, ...] | None, LIST, DISTINCT, Absent("the region's a and b")]
+_KIND = "Where instances are launched, and what they can reach from there."
+
+
+class ClosedNetwork(Table):
+    """A network without a way out: AWS's services are reached by endpoints, nothing else is reached at all."""
+
+    kind: Literal["closed"] = Field(default="closed", description=_KIND, examples=["closed"])
+    cidr: Cidr = Field(default="10.20.0.0/16", description="The addresses of the network.", examples=["10.20.0.0/16"])
+    zones: _Zones = Field(
+        default=None, description="The availability zones that have a subnet.", examples=[["us-east-2a", "us-east-2b"]]
+    )
+
+
+class NatNetwork(Table):
+    """A network whose instances reach the internet through a NAT gateway in each zone, and are not reached from it."""
+
+    kind: Literal["nat"] = Field(description=_KIND, examples=["nat"])
+    cidr: Cidr = Field(default="10.20.0.0/16", description="The addresses of the network.", examples=["10.20.0.0/16"])
+    zones: _Zones = Field(
+        default=None, description="The availability zones that have a subnet.", examples=[["us-east-2a", "us-east-2b"]]
+    )
+
+
+class ExistingSubnet(Table):
+    """A subnet that exists already."""
+
+    zone: Zone = Field(description="Its availability zone.", examples=["us-east-2a"])
+    id: Subnet = Field(description="The subnet.", examples=["subnet-0a1b2c3d4e5f60718"])
+
+
+class ExistingNetwork(Table):
+    """A VPC that exists already, with its routes and endpoints: what it lets through is not checked."""
+
+    kind: Literal["existing"] = Field(description=_KIND, examples=["existing"])
+    vpc: Vpc = Field(description="The VPC.", examples=["vpc-0a1b2c3d4e5f60718"])
+    cidr: Cidr = Field(description="The addresses of the VPC.", examples=["10.20.0.0/16"])
+    subnets: Annotated[tuple[ExistingSubnet, ...], LIST] = Field(
+        description="The subnets that instances are launched in, one a zone; each is headed `[[network.subnets]]`."
+    )
+
+
+Network: TypeAlias = Annotated[ClosedNetwork | NatNetwork | ExistingNetwork, Field(discriminator="kind")]
