@@ -28,7 +28,11 @@ class WarmPool(Table):
     min: Annotated[int, Field(ge=0, le=1000), Unit("instances")] = Field(
         description="How many wait at least.", examples=[1]
     )
-    reuse: bool = Field(default=True, description="Whether an instance that is no longer needed goes back to the pool.")
+    reuse: bool = Field(
+        default=True,
+        description="Whether an instance that is no longer needed goes back to the pool.",
+        examples=[False],
+    )
 
 
 class ServingOnDemand(Table):
@@ -45,7 +49,9 @@ class ServingSpot(Table):
 
     kind: Literal["spot"] = Field(description=_KIND, examples=["spot"])
     on_demand_base: Annotated[int, Field(ge=0, le=1000), Unit("instances")] = Field(
-        default=1, description="How many of the instances are bought on demand, so that not all can go at once."
+        default=1,
+        description="How many of the instances are bought on demand, so that not all can go at once.",
+        examples=[2],
     )
 
 

@@ -28,6 +28,7 @@ class Amis(Table):
         default="nxpipe.amis.lock",
         description="The file that `nxpipe ami lock` writes: one image for each region and kind. A relative path "
         "starts at this file.",
+        examples=["nxpipe.amis.lock"],
     )
 
 

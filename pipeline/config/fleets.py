@@ -156,7 +156,9 @@ class TrainingFleet(Table):
         description="How many instances train together.", examples=[4]
     )
     image: Annotated[Image | None, Absent("the project's own repository, tag train")] = Field(
-        default=None, description="The container that trains, by its digest."
+        default=None,
+        description="The container that trains, by its digest.",
+        examples=[f"123456789012.dkr.ecr.us-east-2.amazonaws.com/train@sha256:{'0' * 64}"],
     )
     scratch: Annotated[Scratch | None, Absent("none")] = Field(
         default=None, description="A fast file system beside the nodes, for data sets."

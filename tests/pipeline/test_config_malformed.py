@@ -183,7 +183,14 @@ WRONG = {
         'a key of kind "on-demand"',
     ),
     "a block of inf2": Wrong(
-        fleet('"on-demand"', '"capacity-block", id = "cr-0a1b2c3d"'), 14, "fleets[0].capacity", "capacity-block", "trn1"
+        fleet(
+            '"on-demand"',
+            '"capacity-block", id = "cr-0a1b2c3d", start = 2026-11-01T00:00:00Z, end = 2026-11-08T00:00:00Z',
+        ),
+        14,
+        "fleets[0].capacity",
+        "capacity-block",
+        "trn1",
     ),
     "a reservation without an id": Wrong(
         fleet("on-demand", "reservation"), 14, "fleets[0].capacity.id", "nothing", "the id of a reservation"
@@ -233,7 +240,8 @@ WRONG = {
         PROJECT
         + ON_TRN1
         + TRAINING.replace(
-            '{ kind = "spot" }', '{ kind = "capacity-block", id = "cr-0a1b2c3d", start = 2026-11-02T00:00:00 }'
+            '{ kind = "spot" }',
+            '{ kind = "capacity-block", id = "cr-0a1b2c3d", start = 2026-11-02T00:00:00, end = 2026-11-03T00:00:00Z }',
         ),
         14,
         "fleets[0].capacity.start",
