@@ -1,0 +1,71 @@
+"""What one stack gives to another: constructs, and nothing that it would have to look up."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aws_cdk import (
+    aws_autoscaling,
+    aws_batch,
+    aws_cloudwatch,
+    aws_ec2,
+    aws_ecr,
+    aws_efs,
+    aws_elasticloadbalancingv2,
+    aws_kms,
+    aws_s3,
+)
+
+
+@dataclass(frozen=True)
+class NetworkHandle:
+    vpc: aws_ec2.IVpc
+    cidr: str
+    subnets: Mapping[str, aws_ec2.ISubnet]  # by zone
+    efa_group: aws_ec2.ISecurityGroup  # all traffic to and from itself
+    closed: bool  # nothing is reached but by endpoints
+
+
+@dataclass(frozen=True)
+class StoreHandle:
+    bucket: aws_s3.IBucket
+    key: aws_kms.IKey
+    logs: aws_s3.IBucket
+    repository: aws_ecr.IRepository
+
+
+@dataclass(frozen=True)
+class CacheHandle:
+    """The file system that keeps compiled programs near the fleets."""
+
+    file_system: aws_efs.IFileSystem
+    group: aws_ec2.ISecurityGroup
+    access_points: Mapping[str, aws_efs.IAccessPoint]  # by version of the compiler
+
+
+@dataclass(frozen=True)
+class FarmHandle:
+    queue: aws_batch.IJobQueue
+    job_definition: aws_batch.IJobDefinition
+
+
+@dataclass(frozen=True)
+class ServeHandle:
+    """One serving fleet, as a rollout and its alarms see it."""
+
+    fleet: str
+    load_balancer: aws_elasticloadbalancingv2.IApplicationLoadBalancer
+    listener: aws_elasticloadbalancingv2.IApplicationListener
+    rule: aws_elasticloadbalancingv2.CfnListenerRule  # its weights belong to rollouts
+    target_groups: Mapping[str, aws_elasticloadbalancingv2.IApplicationTargetGroup]  # blue, green, maybe standby
+    groups: Mapping[str, aws_autoscaling.CfnAutoScalingGroup]
+
+
+@dataclass(frozen=True)
+class TrainHandle:
+    fleet: str
+    queue: aws_batch.IJobQueue
+
+
+@dataclass(frozen=True)
+class ObserveHandle:
+    release_bad: Mapping[str, aws_cloudwatch.IAlarm]  # by fleet

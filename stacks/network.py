@@ -1,0 +1,135 @@
+"""The network of all fleets: listed zones and literal addresses, so that nothing is looked up and nothing moves.
+
+Endpoints are not made here: which are needed follows from what the other stacks call.
+"""
+
+from ipaddress import ip_network
+from typing import Any, Final
+
+from aws_cdk import CfnOutput, Fn, RemovalPolicy, Stack, aws_ec2, aws_iam, aws_logs
+from constructs import Construct
+
+from pipeline.config.network import ClosedNetwork, ExistingNetwork, NatNetwork
+from stacks.handles import NetworkHandle
+
+_SUBNET_BITS: Final = 4  # each zone gets a sixteenth of the addresses, and so does its way out
+
+
+class NetworkStack(Stack):
+    """A VPC of our own, or the one that exists."""
+
+    handle: NetworkHandle
+
+    def __init__(
+        self,
+        scope: Construct,
+        id_: str,
+        *,
+        project: str,
+        network: ClosedNetwork | NatNetwork | ExistingNetwork,
+        zones: tuple[str, ...],
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(scope, id_, description=f"Network of {project}", **kwargs)
+        if isinstance(network, ExistingNetwork):
+            vpc, subnets = self._existing(network)
+        else:
+            vpc, subnets = self._own(project, network, zones)
+        closed = isinstance(network, ClosedNetwork)
+        self.handle = NetworkHandle(vpc, network.cidr, subnets, self._efa_group(project, vpc), closed)
+
+    def _existing(self, network: ExistingNetwork) -> tuple[aws_ec2.IVpc, dict[str, aws_ec2.ISubnet]]:
+        subnets = {
+            each.zone: aws_ec2.Subnet.from_subnet_attributes(
+                self, f"Subnet-{each.zone}", subnet_id=each.id, availability_zone=each.zone
+            )
+            for each in network.subnets
+        }
+        vpc = aws_ec2.Vpc.from_vpc_attributes(
+            self,
+            "Vpc",
+            vpc_id=network.vpc,
+            vpc_cidr_block=network.cidr,
+            availability_zones=list(subnets),
+            private_subnet_ids=[each.id for each in network.subnets],
+        )
+        return vpc, subnets
+
+    def _own(
+        self, project: str, network: ClosedNetwork | NatNetwork, zones: tuple[str, ...]
+    ) -> tuple[aws_ec2.IVpc, dict[str, aws_ec2.ISubnet]]:
+        way_out = isinstance(network, NatNetwork)
+        mask = ip_network(network.cidr).prefixlen + _SUBNET_BITS
+        kinds = [
+            aws_ec2.SubnetConfiguration(
+                name="fleet",
+                cidr_mask=mask,
+                subnet_type=aws_ec2.SubnetType.PRIVATE_WITH_EGRESS if way_out else aws_ec2.SubnetType.PRIVATE_ISOLATED,
+            )
+        ]
+        if way_out:
+            public = aws_ec2.SubnetType.PUBLIC
+            kinds.append(
+                aws_ec2.SubnetConfiguration(
+                    name="way-out", cidr_mask=mask, subnet_type=public, map_public_ip_on_launch=False
+                )
+            )
+        vpc = aws_ec2.Vpc(
+            self,
+            "Vpc",
+            vpc_name=project,
+            ip_addresses=aws_ec2.IpAddresses.cidr(network.cidr),
+            availability_zones=list(zones),
+            nat_gateways=len(zones) if way_out else 0,
+            subnet_configuration=kinds,
+            restrict_default_security_group=False,  # that would take a custom resource; nothing joins that group
+        )
+        self._record_flows(project, vpc)
+        own = vpc.private_subnets if way_out else vpc.isolated_subnets
+        CfnOutput(self, "VpcId", value=vpc.vpc_id, description="The network of all fleets")
+        return vpc, dict(zip(zones, own, strict=True))
+
+    def _record_flows(self, project: str, vpc: aws_ec2.Vpc) -> None:
+        logs = aws_logs.LogGroup(
+            self,
+            "Flows",
+            log_group_name=f"/nxpipe/{project}/flows",
+            retention=aws_logs.RetentionDays.THREE_MONTHS,
+            removal_policy=RemovalPolicy.DESTROY,
+        )
+        role = aws_iam.Role(
+            self, "FlowRole", assumed_by=aws_iam.ServicePrincipal("vpc-flow-logs.amazonaws.com"), path="/nxpipe/"
+        )
+        logs.grant_write(role)
+        vpc.add_flow_log("FlowLog", destination=aws_ec2.FlowLogDestination.to_cloud_watch_logs(logs, role))
+
+    def _efa_group(self, project: str, vpc: aws_ec2.IVpc) -> aws_ec2.ISecurityGroup:
+        """Collectives need all traffic to and from the group itself, named by the group: an open egress does not do.
+
+        The rules stand beside the group, for inside of it it cannot name itself; an explicit egress to nowhere keeps
+        EC2's own open one away.
+        """
+        group = aws_ec2.CfnSecurityGroup(
+            self,
+            "Efa",
+            group_description=f"Nodes of {project} that train together",
+            vpc_id=vpc.vpc_id,
+            security_group_egress=[
+                aws_ec2.CfnSecurityGroup.EgressProperty(
+                    ip_protocol="icmp", from_port=252, to_port=86, cidr_ip="255.255.255.255/32", description="nothing"
+                )
+            ],
+        )
+        id_ = Fn.get_att(group.logical_id, "GroupId").to_string()
+        aws_ec2.CfnSecurityGroupIngress(
+            self, "EfaIn", group_id=id_, source_security_group_id=id_, ip_protocol="-1", description="from each other"
+        )
+        aws_ec2.CfnSecurityGroupEgress(
+            self,
+            "EfaOut",
+            group_id=id_,
+            destination_security_group_id=id_,
+            ip_protocol="-1",
+            description="to each other",
+        )
+        return aws_ec2.SecurityGroup.from_security_group_id(self, "EfaGroup", id_)
