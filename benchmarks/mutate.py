@@ -64,7 +64,7 @@ def _judges() -> Iterator[str]:
     yield "- **Hostile memory**: reads of what nobody has written, accesses outside, sums not begun, deadlocks."
     yield "- **Race check**: two accesses that no wait puts in order. The memory may stop a run before it does."
     yield "- **Outputs**: all outputs and states of every rank beside `emulator.fast`, within what sums in another"
-    yield "  order may differ by. Two draws of inputs and weights, the hostile order and two random ones; and indices"
+    yield "  order may differ by. Four draws of inputs and weights, the hostile order and two random ones; and indices"
     yield "  that no table has, which are to be refused.\n"
     yield "Programs: " + ", ".join(f"`{sample.name}` ({sample.core})" for sample, _ in samples()) + ".\n"
 
@@ -111,8 +111,8 @@ def _missed(verdicts: Sequence[Verdict]) -> Iterator[str]:
 
 def _waits() -> Iterator[str]:
     yield "## Waits that others imply\n"
-    yield "Many waits that go unmissed say what others say already: whoever is waited for has itself waited for it."
-    yield "They are harmless. All of a program's could be left out at once.\n"
+    yield "Where whoever is waited for has itself waited for another, waiting for that one too says nothing new."
+    yield "`emulator.implied` leaves such waits out; carrying out all turns of all loops finds what it overlooks.\n"
     yield from ("| Program | Waits | Implied by others |", "| --- | ---: | ---: |")
     for sample, program in samples():
         total = sum(len(each.waits) for each in instructions(program.body))

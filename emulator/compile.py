@@ -7,7 +7,7 @@ from emulator.capture import CaptureRequest, capture
 from emulator.graph import Graph
 from emulator.passes import PassOptions, run_passes
 from emulator.passes.roll import roll
-from emulator.passes.shard import Piece, apply, plan
+from emulator.passes.shard import NO_PADDING, Padding, Piece, apply, padding, plan
 from emulator.repeat import unroll
 
 
@@ -23,6 +23,7 @@ class Program:
     degree: int
     parameters: Mapping[str, Piece]
     states: Mapping[str, Piece]
+    padding: Padding = NO_PADDING
 
 
 def compile_program(request: CaptureRequest, options: PassOptions) -> Program:
@@ -42,7 +43,7 @@ def divided(whole: Graph, options: PassOptions) -> Program:
     layers = unroll(whole)
     found = plan(layers, options.tensor_parallel, dict(options.published_plan))
     graph = run_passes(apply(layers, found), options, (roll,))
-    return Program(whole, graph, found.degree, found.parameters, found.states)
+    return Program(whole, graph, found.degree, found.parameters, found.states, padding(layers, found))
 
 
 def compile_graph(request: CaptureRequest, options: PassOptions) -> Graph:

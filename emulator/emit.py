@@ -4,20 +4,35 @@ from collections.abc import Mapping
 
 from emulator.compile import Program
 from emulator.executable import Executable, Port
+from emulator.footprint import require_room
 from emulator.isa.program import Role
 from emulator.lower import lower
+from emulator.lower.parameters import sliced_parameters
 from emulator.memory import states
+from emulator.ops import RankSlice
+from emulator.passes.shard import Piece
 
 
-def emit(program: Program, core: str, sizes: Mapping[str, tuple[str, ...]] | None = None) -> Executable:
-    """For cores of one generation. `sizes`: of inputs and outputs, the names of axes along which a request may be
-    shorter than the program; name an axis only where zeros behind a request do it no harm."""
+def emit(
+    program: Program, core: str, sizes: Mapping[str, tuple[str, ...]] | None = None, room: int | None = None
+) -> Executable:
+    """For cores of one generation, each of which has so much room in HBM for it. `sizes`: of inputs and outputs, the
+    names of axes along which a request may be shorter than the program; name an axis only where zeros behind a request
+    do it no harm."""
     lowered = lower(program.graph, core, program.degree)
-    pieces = {**program.parameters, **program.states}
+    if room is not None:
+        require_room(lowered, room)
+    # A weight that only some layer's rows meet is sliced as those lie, though the plan leaves it whole.
+    sliced = {name: _piece(op) for name, op in sliced_parameters(program.graph).items()}
+    pieces = {**sliced, **program.parameters, **program.states}
     divisions = {
         number: pieces[buffer.names[0]] for number, buffer in enumerate(lowered.buffers) if buffer.names[0] in pieces
     }
     return Executable(lowered, ports_of(program, sizes), divisions)
+
+
+def _piece(op: RankSlice) -> Piece:
+    return Piece(op.axis, *(each * op.outer for each in (op.sizes, op.parts, op.slots, op.lengths)))
 
 
 def ports_of(program: Program, sizes: Mapping[str, tuple[str, ...]] | None = None) -> tuple[Port, ...]:

@@ -71,8 +71,29 @@ class OptionsInvalid(CompileError):
     """A compiler option has a value that does not exist."""
 
 
+@dataclass(frozen=True)
+class Taken:
+    """A tensor that takes room: what it is to the model, its shape, and how large it is."""
+
+    what: str
+    shape: str
+    nbytes: int
+
+    def __str__(self) -> str:
+        return f"{self.what} ({self.shape}, {self.nbytes:,} bytes)"
+
+
 class OutOfMemory(CompileError):
-    """Something does not fit into one of the machine's memories."""
+    """Something does not fit into one of the machine's memories; `largest` are the tensors that are in it by then."""
+
+    named = 3  # of them in the message
+
+    def __init__(self, who: str, memory: str, need: int, room: int, largest: Sequence[Taken], way_out: str) -> None:
+        self.who, self.memory, self.need, self.room = who, memory, need, room
+        self.largest = tuple(largest)
+        listing = "; ".join(map(str, self.largest[: self.named]))
+        tensors = f"; the largest tensors are {listing}" if listing else ""
+        super().__init__(f"{who} needs {need:,} bytes of {memory}, and {room:,} are there{tensors}: {way_out}")
 
 
 class ExecutionError(CompileError):

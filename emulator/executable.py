@@ -12,7 +12,7 @@ from typing import Final
 
 from emulator.errors import ExecutableInvalid
 from emulator.isa.instructions import Engine
-from emulator.isa.program import Program, Role, instructions
+from emulator.isa.program import Program, Role, counted, instructions
 from emulator.nxe.container import BODY, LONGEST_FILE, Section, packed, unpacked
 from emulator.nxe.port import Port
 from emulator.nxe.reading import read_code
@@ -31,7 +31,7 @@ from emulator.nxe.tables import (
     write_notes,
     write_ports,
 )
-from emulator.nxe.writing import carried_out, write_code
+from emulator.nxe.writing import write_code
 from emulator.passes.shard import Piece
 from emulator.types import TensorType
 
@@ -59,10 +59,16 @@ class Executable:
     @property
     def counts(self) -> Counts:
         body = self.program.body
-        return Counts(sum(1 for _ in instructions(body)), dict(sorted(carried_out(body).items())))
+        return Counts(sum(1 for _ in instructions(body)), dict(sorted(counted(body).items())))
 
     def of_role(self, role: Role) -> dict[str, Port]:
         return {port.name: port for port in self.ports if port.role is role}
+
+    def pieces(self, role: Role) -> dict[str, Piece]:
+        """By name which piece a rank has of each tensor that is divided."""
+        buffers = self.program.buffers
+        divided = ((buffers[number], piece) for number, piece in self.divisions.items())
+        return {name: piece for buffer, piece in divided if buffer.role is role for name in buffer.names}
 
     @property
     def absent_constants(self) -> tuple[str, ...]:

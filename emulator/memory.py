@@ -1,8 +1,9 @@
 """What a program takes of a core's memory, and what a core has: who fits where, without a weight being loaded.
 
-Every figure is an upper bound that needs no scheduler: an intermediate value is counted in HBM for as long as it
-lives, although the compiler will keep many in SBUF. Views, and weights that are only cast on their way into an
-engine, take nothing.
+This is told from graphs, before any program is written. Weights and states are those that the program will have. An
+intermediate value is counted in HBM for as long as it lives, although the compiler will keep many in SBUF; and a few
+copies that it will make to have elements in another order are not counted. `emulator.footprint` counts a program.
+Views, and weights that are only cast on their way into an engine, take nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Final, TypeAlias
 from emulator.graph import Graph, Node, Value
 from emulator.hardware import CORES, Instance
 from emulator.ops import Binary, Broadcast, Cast, IndexUpdate, Reshape, Slice, SliceUpdate, Transpose, Unary, Where
-from emulator.passes.shard import Plan, divide
+from emulator.passes.shard import NO_PADDING, Padding, Plan, divide, padding, worst
 from emulator.types import TensorType
 
 _MIB: Final = 1 << 20
@@ -36,6 +37,11 @@ def code_bytes(target: Instance) -> int:
     return CODE_PER_PHYSICAL_CORE * CORES[target.core].lnc_default
 
 
+def room(target: Instance) -> int:
+    """Bytes that one logical core has for what programs work on: weights, states and scratch."""
+    return capacity(target) - code_bytes(target)
+
+
 @dataclass(frozen=True)
 class Footprint:
     """Bytes that all programs of a model together take on each logical core, at one tensor-parallel degree."""
@@ -46,6 +52,7 @@ class Footprint:
     constants: int
     interface: int
     activations: int
+    padding: Padding = NO_PADDING
 
     @property
     def data(self) -> int:
@@ -70,7 +77,8 @@ def footprints(
             refused[degree] = reasons[0]
         else:
             sizes = {graph: _size_on_rank(graph, plans[graph]) if plans else _whole for graph in programs}
-            found.append(footprint(degree, sizes))
+            most = worst(padding(graph, plan) for graph, plan in plans.items())
+            found.append(replace(footprint(degree, sizes), padding=most))
     return found, refused
 
 

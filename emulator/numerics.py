@@ -87,12 +87,21 @@ def largest_finite(dtype: DType) -> float:
     return (2 - 2.0**-mantissa) * 2.0**127
 
 
-class _Draws:
-    """Random words: the n-th rounding takes its words from stream n of the seed, element i always the same one."""
+class Draws:
+    """Random words: the n-th rounding takes its words from stream n of the seed, element i always the same one. Work
+    that has no order of its own counts its roundings at each place anew."""
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+    def __init__(self, seed: int, run: int = 0) -> None:
+        self._seed, self._run = seed, run
+        self._place = (0, 0)
         self._roundings = 0
+
+    def go_to(self, place: tuple[int, int]) -> None:
+        self._place, self._roundings = place, 0
+
+    def apart(self) -> "Draws":
+        """For a run whose roundings do not count among those of the others."""
+        return Draws(self._seed, self.next_stream())
 
     def next_stream(self) -> int:
         self._roundings += 1
@@ -100,13 +109,13 @@ class _Draws:
 
     def words(self, stream: int, piece: slice) -> _Words:
         """Pieces start at multiples of eight elements: one step of the counter makes eight words."""
-        bits = np.random.Philox(key=[self._seed, stream], counter=[piece.start // 8, 0, 0, 0])
+        bits = np.random.Philox(key=[self._seed, stream], counter=[piece.start // 8, self._run, *self._place])
         count = piece.stop - piece.start
         words: _Words = bits.random_raw(-(-count // 2)).astype("<u8", copy=False).view("<u4")[:count]
         return words
 
 
-_DRAWS: ContextVar[_Draws | None] = ContextVar("stochastic rounding", default=None)
+_DRAWS: ContextVar[Draws | None] = ContextVar("stochastic rounding", default=None)
 
 
 @contextmanager
@@ -115,9 +124,23 @@ def stochastic_rounding(seed: int) -> Iterator[None]:
 
     The same seed and the same work give the same bits on every machine.
     """
-    token = _DRAWS.set(_Draws(seed))
-    try:
+    with _drawing(Draws(seed)):
         yield
+
+
+@contextmanager
+def rounding_by_place() -> Iterator[Draws | None]:
+    """Inside, draws follow the places that the caller goes to, not the order of the work; None where none are made."""
+    draws = _DRAWS.get()
+    with _drawing(draws.apart() if draws else None) as own:
+        yield own
+
+
+@contextmanager
+def _drawing(draws: Draws | None) -> Iterator[Draws | None]:
+    token = _DRAWS.set(draws)
+    try:
+        yield draws
     finally:
         _DRAWS.reset(token)
 

@@ -5,107 +5,60 @@ indices, so a wait is an affine number too, and the program stays as small as it
 
 Two accesses of different engines to places that may overlap, one of which writes, keep their program order: the later
 instruction waits for the last time before it that the other one was carried out. A wait never asks for more than what
-comes before it in program order, so program order itself is always a way to go on, and nothing can lock up.
+comes before it in program order, so program order itself is always a way to go on, and nothing can lock up. In the end
+those waits are left out that others imply.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
+from emulator.implied import without_implied
 from emulator.isa.affine import Affine, Turn, index
-from emulator.isa.instructions import Engine, Instruction, Wait
+from emulator.isa.instructions import Engine, Wait
 from emulator.isa.operands import Far, Place, Tile, extent
-from emulator.isa.program import Loop, Program, Step, counted
+from emulator.isa.program import Loop, Program, Step
+from emulator.numbering import Here, Numbering
 from emulator.numerics import Array
 
 
 def synchronised(program: Program) -> Program:
     """The same program with waits on its instructions."""
-    everything = _Numbering().walk(program.body)
+    everything = Numbering().walk(program.body)
     for accesses in _by_region(everything, program):
         _Region(accesses).keep_order()
-    return replace(program, body=_with_waits(program.body, iter(everything), {}))
-
-
-_AT_MOST: Final = 4  # waits of one instruction for one engine
-
-
-@dataclass(eq=False, frozen=True)
-class _Around:
-    """A loop, and how many instructions of each engine one turn of it carries out."""
-
-    count: int
-    each: dict[Engine, int]
-
-
-@dataclass(eq=False)
-class _Here:
-    """An instruction where it stands. `done` is the number of its engine's instructions with it, `before` of every
-    engine's without it, both for any turn of the loops around."""
-
-    instruction: Instruction
-    order: int
-    loops: tuple[_Around, ...]
-    done: Affine
-    before: dict[Engine, Affine]
-    waits: dict[Engine, list[Affine]] = field(default_factory=lambda: defaultdict(list))
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        return tuple(loop.count for loop in self.loops)
-
-    def wait(self, engine: Engine, done: Affine) -> None:
-        """Of two waits for an engine the one that asks for more is enough. Everything before is enough for any."""
-        if done.bounds(self.counts)[1] < 1 or any(self._covers(known, done) for known in self.waits[engine]):
-            return
-        kept = [known for known in self.waits[engine] if not self._covers(done, known)]
-        self.waits[engine] = [*kept, done]
-        if len(self.waits[engine]) > _AT_MOST or not self._covers(self.before[engine], done):
-            self.waits[engine] = [self.before[engine]]
-
-    def _covers(self, more: Affine, less: Affine) -> bool:
-        return (more + less * -1).bounds(self.counts)[0] >= 0
-
-
-class _Numbering:
-    """Gives every instruction its number, in the order of the text."""
-
-    def __init__(self) -> None:
-        self._totals: dict[Engine, Affine] = defaultdict(Affine)
-        self._found: list[_Here] = []
-
-    def walk(self, body: Sequence[Step], loops: tuple[_Around, ...] = ()) -> list[_Here]:
-        for step in body:
-            if isinstance(step, Loop):
-                self._walk_loop(step, loops)
-                continue
-            before = defaultdict(Affine, self._totals)
-            self._totals[step.engine] += 1
-            self._found.append(_Here(step, len(self._found), loops, self._totals[step.engine], before))
-        return self._found
-
-    def _walk_loop(self, loop: Loop, loops: tuple[_Around, ...]) -> None:
-        before, each = dict(self._totals), counted(loop.body)
-        for engine, count in each.items():
-            self._totals[engine] += index(len(loops)) * count
-        self.walk(loop.body, (*loops, _Around(loop.count, each)))
-        for engine, count in each.items():
-            self._totals[engine] = before.get(engine, Affine()) + count * loop.count
+    return without_implied(replace(program, body=tuple(_with_waits(program.body, iter(everything)))))
 
 
 @dataclass(eq=False)
 class _Access:
-    here: _Here
+    here: Here
     place: Place
     writes: bool
 
-    @property
+    @cached_property
     def turn(self) -> Turn | None:
         turns = self.place.offset.turns
         return turns[0] if len(turns) == 1 else None
+
+    @cached_property
+    def counts_on(self) -> frozenset[int]:
+        """In how many loops, from the outermost on, each turn takes the next place, also where an inner one begins
+        anew."""
+        linear, found = Affine(), set[int]()
+        for depth, count in enumerate((1, *self.here.counts)):
+            linear = linear * count + index(depth - 1) if depth else linear
+            if self.turn and not any(factor % self.turn.count for _, factor in (linear + self.turn.of * -1).terms):
+                found.add(depth)
+        return frozenset(found)
+
+    @cached_property
+    def span(self) -> tuple[int, int]:
+        """Where it may reach when it is the first place's turn."""
+        return _span(self.place, replace(self.place.offset, turns=()), self.here.counts)
 
     def hull(self, program: Program) -> tuple[int, int, int, int]:
         """The lanes and bytes that it may touch, in any turn."""
@@ -182,49 +135,37 @@ class _Region:
 
 def _keep(later: _Access, earlier: _Access, common: int) -> None:
     """`later` waits for the last time before it that `earlier` was carried out, where both may touch the same."""
-    comes_first = earlier.here.order < later.here.order
-    apart = _turns_apart(earlier, later, common, comes_first=comes_first)
-    if comes_first and not apart:
-        _wait(later.here, earlier.here, common, back=0)
-    elif apart:
-        _wait(later.here, earlier.here, common, back=apart)
-    elif not comes_first:
+    comes_first, engine = earlier.here.order < later.here.order, earlier.here.instruction.engine
+    ago = _turns_ago(earlier, later, common)
+    if ago is not None:
+        if ago:
+            later.here.wait(engine, earlier.here.done_ago(common, min(ago)))
+    elif comes_first:
+        later.here.wait(engine, earlier.here.done_ago(common, 0))
+    else:
         level = common
         while level and _apart_in_turns(earlier, later, level - 1):
             level -= 1
         if level:
-            _wait(later.here, earlier.here, level, back=1)
+            later.here.wait(engine, earlier.here.done_ago(level, 1))
 
 
-def _wait(later: _Here, earlier: _Here, common: int, back: int) -> None:
-    """For `earlier` as it was `back` turns ago of the last of so many common loops, and at the end of all loops inside
-    of those."""
-    engine, done = earlier.instruction.engine, earlier.done
-    for depth in range(common, len(earlier.loops)):
-        done = _at_last(done, depth, earlier.loops[depth].count)
-    if back:
-        done = done + -back * earlier.loops[common - 1].each[engine]
-    later.wait(engine, done)
-
-
-def _at_last(number: Affine, depth: int, count: int) -> Affine:
-    coefficient = dict(number.terms).get(depth, 0)
-    return number + index(depth) * -coefficient + coefficient * (count - 1)
-
-
-def _turns_apart(earlier: _Access, later: _Access, common: int, *, comes_first: bool) -> int | None:
-    """For buffers that take turns in the innermost common loop: after how many turns `later` meets what `earlier` had.
-    None where nothing is known."""
+def _turns_ago(earlier: _Access, later: _Access, common: int) -> set[int] | None:
+    """For buffers that take turns in the common loops: how many turns ago `earlier` may have touched what `later` does,
+    until all have had theirs. None where that cannot be said."""
     one, other = earlier.turn, later.turn
-    if one is None or other is None or (one.count, one.step) != (other.count, other.step):
+    if one is None or other is None or one.count != other.count or not _comparable(earlier.place, later.place):
         return None
-    if not _comparable(earlier.place, later.place):
+    if common not in earlier.counts_on or common not in later.counts_on:
         return None
-    ahead = other.of + one.of * -1
-    if ahead.terms or ahead.turns or one.of.depth != common or not _within_one_step(earlier, later, one.step):
-        return None
-    turns = -ahead.base % one.count
-    return turns if turns or comes_first else one.count
+    (low, high), (start, end) = earlier.span, later.span
+    ago = {
+        (second - other.of.base - first + one.of.base) % one.count
+        for first in range(one.count)
+        for second in range(one.count)
+        if low + one.step * first < end + other.step * second and start + other.step * second < high + one.step * first
+    }
+    return ago if earlier.here.order < later.here.order else {turns or one.count for turns in ago}
 
 
 def _comparable(one: Place, other: Place) -> bool:
@@ -234,20 +175,13 @@ def _comparable(one: Place, other: Place) -> bool:
     return isinstance(one, Tile) and isinstance(other, Tile)
 
 
-def _within_one_step(earlier: _Access, later: _Access, step: int) -> bool:
-    """Whether both stay inside of one buffer of those that take turns, the same one when their turn is the same."""
-    spans = []
-    for access in (earlier, later):
-        place = access.place
-        plain = replace(place.offset, turns=())
-        low, high = plain.bounds(access.here.counts)
-        if isinstance(place, Tile):
-            reach = place.reach
-        else:
-            ends = extent(place.axes)
-            reach = (ends[0], ends[1] + 1)
-        spans.append((low + reach[0], high + reach[1]))
-    return max(high for _, high in spans) - min(low for low, _ in spans) <= abs(step)
+def _span(place: Place, offset: Affine, counts: Sequence[int]) -> tuple[int, int]:
+    """From where to where it may reach, in bytes of a partition or in elements of a buffer."""
+    low, high = offset.bounds(counts)
+    if isinstance(place, Tile):
+        return low + place.reach[0], high + place.reach[1]
+    first, last = extent(place.axes)
+    return low + first, high + last + 1
 
 
 def _apart_in_turns(earlier: _Access, later: _Access, depth: int) -> bool:
@@ -261,14 +195,12 @@ def _apart_in_turns(earlier: _Access, later: _Access, depth: int) -> bool:
     ends = []
     for access, place in ((earlier, one), (later, other)):
         inner = Affine(place.offset.base, tuple(term for term in place.offset.terms if term[0] > depth))
-        low, high = inner.bounds(access.here.counts)
-        reach = place.reach if isinstance(place, Tile) else (extent(place.axes)[0], extent(place.axes)[1] + 1)
-        ends.append((low + reach[0], high + reach[1]))
+        ends.append(_span(place, inner, access.here.counts))
     return max(high for _, high in ends) - min(low for low, _ in ends) <= abs(steps[0][depth])
 
 
 def _by_region(
-    everything: Sequence[_Here], program: Program
+    everything: Sequence[Here], program: Program
 ) -> Iterator[list[tuple[_Access, tuple[int, int, int, int]]]]:
     regions: dict[object, list[tuple[_Access, tuple[int, int, int, int]]]] = defaultdict(list)
     for here in everything:
@@ -279,26 +211,10 @@ def _by_region(
     yield from regions.values()
 
 
-_Known = dict[tuple[Engine, Engine], tuple[Affine, ...]]  # for how many of whom somebody has waited
-
-
-def _with_waits(body: Sequence[Step], everything: Iterator[_Here], known: _Known) -> tuple[Step, ...]:
-    """What an engine has waited for once it need not wait for again in the same turn of the same loops."""
-    steps: list[Step] = []
+def _with_waits(body: Sequence[Step], everything: Iterator[Here]) -> Iterator[Step]:
     for step in body:
         if isinstance(step, Loop):
-            steps.append(Loop(step.count, _with_waits(step.body, everything, dict(known))))
+            yield Loop(step.count, tuple(_with_waits(step.body, everything)))
         else:
-            here = next(everything)
-            steps.append(step.after(*_new(here, known)))
-    return tuple(steps)
-
-
-def _new(here: _Here, known: _Known) -> Iterator[Wait]:
-    for engine in Engine:
-        pair = (here.instruction.engine, engine)
-        for done in here.waits.get(engine, ()):
-            waited = known.get(pair, ())
-            if not any((before + done * -1).bounds(here.counts)[0] >= 0 for before in waited):
-                known[pair] = (*waited[-_AT_MOST:], done)
-                yield Wait(engine, done)
+            waits = next(everything).waits
+            yield step.after(*(Wait(engine, done) for engine in Engine for done in waits.get(engine, ())))

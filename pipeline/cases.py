@@ -1,6 +1,6 @@
 """What `nxpipe verify` compares: the programs of a Hugging Face model, and a program that was saved in a file."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -9,6 +9,8 @@ from pipeline.comparison import (
     Batches,
     Case,
     Comparison,
+    Compiled,
+    Tap,
     Trial,
     compare_case,
     on_emulator,
@@ -71,16 +73,16 @@ def tensors_of(request: BuildRequest, shape: Shape) -> "Tensors":
     return tensors
 
 
-def ways(request: BuildRequest, graph: "Graph", trial: Trial, plan: Plan = ()) -> Mapping[str, Callable[[], "Program"]]:
+def ways(request: BuildRequest, graph: "Graph", trial: Trial, plan: Plan = ()) -> Mapping[str, Compiled]:
     """The mode asked for first, then those beside it, each as what a captured graph compiles to, for all ranks."""
     from emulator.compile import divided
     from emulator.passes import PassOptions, run_passes
     from emulator.passes.shard import DegreeImpossible
 
-    def later(options: "PassOptions") -> Callable[[], "Program"]:
-        def compiled() -> "Program":
+    def later(options: "PassOptions") -> Compiled:
+        def compiled(tap: Tap) -> "Program":
             try:
-                return divided(run_passes(graph, replace(options, tensor_parallel=1)), options)
+                return divided(tap(run_passes(graph, replace(options, tensor_parallel=1))), options)
             except DegreeImpossible as error:
                 raise request.without_degree(error.reason, error.degrees) from error
 
@@ -91,7 +93,7 @@ def ways(request: BuildRequest, graph: "Graph", trial: Trial, plan: Plan = ()) -
 
 
 def executor(request: BuildRequest, trial: Trial) -> Executor:
-    return Executor(trial.executor, request.target.core)
+    return Executor(trial.execution, request.target.core)
 
 
 def published(request: BuildRequest, shape: Shape) -> Plan:

@@ -6,11 +6,12 @@ PyTorch's own bf16 does: what a user of that type lives with.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pipeline.errors import NotEnoughMemory
 from pipeline.evidence import Step
-from pipeline.executor import Executor, Mode
+from pipeline.executor import FAST, Execution, Executor
 from pipeline.machine import available_memory
 from pipeline.output import human_bytes
 from pipeline.verify import Arrays, Deviation, Thresholds, compare
@@ -19,10 +20,13 @@ if TYPE_CHECKING:
     from emulator.capture.answer import Answer
     from emulator.compile import Program
     from emulator.core import Statistics
-    from emulator.graph import Value
+    from emulator.graph import Graph, Value
 
 Batches: TypeAlias = Sequence[Arrays]
 Asked: TypeAlias = "Callable[[Batches], list[Answer]]"
+# A compiled program; what somebody wants to see inside of it is added to the graph before that is divided among ranks.
+Tap: TypeAlias = "Callable[[Graph], Graph]"
+Compiled: TypeAlias = "Callable[[Tap], Program]"
 # The answers, with layers like those, if given; and what they took, if that was counted.
 Emulated: TypeAlias = "Callable[[Batches, Answer | None], tuple[list[Answer], Statistics | None]]"
 
@@ -37,7 +41,7 @@ class Trial:
     layers: bool = False
     slice_layers: int | None = None
     steps: int = 0
-    executor: Mode = "fast"
+    execution: Execution = FAST
 
 
 @dataclass(frozen=True)
@@ -96,13 +100,19 @@ def compare_case(case: Case, step: Step, *, layers: bool = False) -> Comparison:
     return Comparison(case.program, case.fed, yardstick, tuple(runs), beside)
 
 
-def on_emulator(compiled: Callable[[], "Program"], parameters: Arrays, executor: Executor) -> Emulated:
+def as_it_is(graph: "Graph") -> "Graph":
+    return graph
+
+
+def on_emulator(compiled: Compiled, parameters: Arrays, executor: Executor) -> Emulated:
     """The emulator's answers with a program that is compiled when it is its turn, from all of its ranks."""
 
     def emulate(batches: Batches, layers_like: "Answer | None") -> tuple[list["Answer"], "Statistics | None"]:
         from emulator.capture.answer import Answer
 
-        program, layers = (compiled(), {}) if layers_like is None else _with_layers(compiled(), layers_like)
+        like = {} if layers_like is None else layers_like.layers
+        program = compiled(partial(_with_layers, like=like) if like else as_it_is)
+        layers = [name for name in like if _tap(name) in program.graph.outputs]
         loaded = executor.load(program, parameters)
         answers = []
         for batch in batches:
@@ -114,13 +124,13 @@ def on_emulator(compiled: Callable[[], "Program"], parameters: Arrays, executor:
     return emulate
 
 
-def _with_layers(program: "Program", like: "Answer") -> tuple["Program", dict[str, "Value"]]:
-    """The program with the result of each layer as one more output, where a layer of PyTorch has one of that shape."""
+def _with_layers(graph: "Graph", like: Arrays) -> "Graph":
+    """The graph with the result of each layer as one more output, where a layer of PyTorch has one of that shape."""
     from emulator.repeat import unroll
 
-    graph = unroll(program.graph)
+    graph = unroll(graph)
     found: dict[str, Value] = {}
-    for name, array in like.layers.items():
+    for name, array in like.items():
         of_layer = [
             node.result
             for node in graph.nodes
@@ -128,9 +138,7 @@ def _with_layers(program: "Program", like: "Answer") -> tuple["Program", dict[st
         ]
         if of_layer:
             found[name] = of_layer[-1]
-    taps = {_tap(name): value for name, value in found.items()}
-    tapped = replace(graph, outputs={**graph.outputs, **taps})
-    return replace(program, whole=tapped, graph=tapped), found
+    return replace(graph, outputs={**graph.outputs, **{_tap(name): value for name, value in found.items()}})
 
 
 def _tap(layer: str) -> str:

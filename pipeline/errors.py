@@ -33,10 +33,18 @@ class NotEnoughMemory(BuildRefused):
     deterministic = False
 
 
+class ProgramInvalid(PipelineError):
+    """A stored program that is not the one that its artifact describes."""
+
+
 class VerificationFailed(PipelineError):
     """The emulator's answer is further from PyTorch's than the thresholds allow."""
 
     deterministic = True  # by the same thresholds
+
+
+class NotReady(PipelineError):
+    """An instance of a fleet that cannot serve what it should."""
 
 
 class WouldOverwrite(PipelineError):

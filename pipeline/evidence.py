@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from pipeline import artifact_files
 from pipeline.errors import NotEnoughMemory, VerificationFailed
 from pipeline.machine import available_memory
 from pipeline.output import human_bytes
@@ -43,8 +44,8 @@ def gather(
         deviations = compare(ours, reference)
         _insist(f"{request.source.id} {shape.name}: against {request.yardstick}", deviations, thresholds)
         report[shape.name] = [deviation.as_json() | _by(request.yardstick) for deviation in deviations]
-        golden[f"golden/{shape.name}/inputs.safetensors"] = _safetensors(inputs)
-        golden[f"golden/{shape.name}/outputs.safetensors"] = _safetensors(ours)
+        for side, arrays in (("inputs", inputs), ("outputs", ours)):
+            golden[artifact_files.golden(shape.name, side)] = _safetensors(arrays)
     return Evidence(report, golden)
 
 

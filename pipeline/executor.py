@@ -1,8 +1,10 @@
 """Who carries a compiled program out: `fast`, each operator by its numerics; or `isa`, emulated cores, instruction by
-instruction of the program that the back end writes for them."""
+instruction of the program that is stored, or else written for them now."""
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, get_args
 
 import click
 
@@ -14,36 +16,79 @@ if TYPE_CHECKING:
 
     from emulator.compile import Program
     from emulator.core import Statistics
+    from emulator.executable import Executable
     from emulator.ranks import Loaded
     from emulator.runtime.isa import LoadedIsa
 
 Mode: TypeAlias = Literal["fast", "isa"]
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
-mode_option = click.option(
-    "--mode",
-    type=click.Choice(get_args(Mode)),
-    default="fast",
-    show_default=True,
-    help="Run each operator by its numerics, or the program itself on emulated cores, instruction by instruction.",
-)
+_HOSTILE: Final = "hostile"
+
+
+class _EngineOrder(click.ParamType[str]):
+    name = "ORDER"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not re.fullmatch(r"program|hostile|random:[0-9]+", str(value)):
+            self.fail(f"{value!r} is none of program, hostile and random:SEED, as in random:7", param, ctx)
+        return str(value)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """`order` says which engine goes when several may, which only `isa` has."""
+
+    mode: Mode = "fast"
+    order: str = _HOSTILE
+
+    @classmethod
+    def of(cls, mode: Mode, order: str | None) -> "Execution":
+        """What the options say."""
+        if order is not None and mode != "isa":
+            raise click.UsageError("--engine-order is that of emulated cores; pass --mode isa too")
+        return cls(mode, order or _HOSTILE)
+
+
+FAST: Final = Execution()
+
+
+def execution_options(command: _Command) -> _Command:
+    """`--mode` and `--engine-order`, for `Execution.of`."""
+    order = click.option(
+        "--engine-order",
+        type=_EngineOrder(),
+        metavar="ORDER",
+        help="With --mode isa: which engine goes when several may: program (as written), hostile (the least friendly "
+        f"way), or random:SEED. Answers are the same.  [default: {_HOSTILE}]",
+    )
+    mode = click.option(
+        "--mode",
+        type=click.Choice(get_args(Mode)),
+        default="fast",
+        show_default=True,
+        help="Run each operator by its numerics, or the program itself on emulated cores, instruction by instruction.",
+    )
+    return mode(order(command))
 
 
 @dataclass(frozen=True)
 class Executor:
     """`core` is the generation of cores, which only `isa` has."""
 
-    mode: Mode
+    execution: Execution
     core: str
 
-    def load(self, program: "Program", weights: Arrays) -> "Running":
-        if self.mode == "fast":
+    def load(self, program: "Program", weights: Arrays, stored: "Executable | None" = None) -> "Running":
+        """`stored`: the program of instructions that an artifact has; it is never made anew."""
+        if self.execution.mode == "fast":
             from emulator.ranks import LoadedRanks
 
             return Running(program, LoadedRanks(program.graph, weights))
         from emulator.emit import emit
         from emulator.runtime import Isa
 
-        cores = Isa(emit(program, self.core)).load(weights)
+        cores = Isa(stored or emit(program, self.core), order=self.execution.order).load(weights)
         return Running(program, cores, counting=cores)
 
 

@@ -78,7 +78,14 @@ DOES_NOT_FIT: Final = ExitCode(
     "does-not-fit",
     "The model lowers, but its share does not fit the memory of one core of the target.",
     "Choose the tensor-parallel degree or the target that the report of `nxpipe check` names.",
-    ("pipeline.errors:DoesNotFit",),
+    ("pipeline.errors:DoesNotFit", "emulator.errors:OutOfMemory"),
+)
+EXECUTABLE: Final = ExitCode(
+    14,
+    "bad-executable",
+    "What claims to be an executable is none, its bytes were changed, or it is another than its artifact describes.",
+    "Build the model again, or fetch the artifact again; docs/nxe.md says what the message's byte is.",
+    ("emulator.errors:ExecutableInvalid", "pipeline.errors:ProgramInvalid"),
 )
 STORE: Final = ExitCode(
     20,
@@ -136,6 +143,13 @@ SYSTEM: Final = ExitCode(
     "Mend what the message names and run the same command again.",
     ("builtins:OSError", "builtins:MemoryError"),
 )
+NOT_READY: Final = ExitCode(
+    31,
+    "not-ready",
+    "This machine cannot serve what its fleet should: a device, a program or the instance's own metadata is missing.",
+    "Mend what the message names; Auto Scaling has been told to try another instance.",
+    ("pipeline.errors:NotReady",),
+)
 INTERRUPTED: Final = ExitCode(
     130, "interrupted", "Ctrl-C. Nothing half-written is left behind.", "Run the same command again: it resumes."
 )
@@ -157,6 +171,7 @@ TABLE: Final = (
     COMPILE,
     VERIFICATION,
     DOES_NOT_FIT,
+    EXECUTABLE,
     STORE,
     NOT_FOUND,
     CORRUPT,
@@ -165,6 +180,7 @@ TABLE: Final = (
     KEY,
     UNSAFE_STORE,
     SYSTEM,
+    NOT_READY,
     INTERRUPTED,
     PIPE_CLOSED,
     TERMINATED,

@@ -13,7 +13,7 @@ from pipeline.cases import in_pytorch
 from pipeline.comparison import Asked, Batches, Case, Comparison, Emulated, compare_case
 from pipeline.errors import ModelSourceError
 from pipeline.evidence import Step
-from pipeline.executor import Executor, Mode
+from pipeline.executor import Execution, Executor
 from pipeline.models.source import ModelSource
 from pipeline.request import Shape, capture_request
 from pipeline.stored import Stored, StoredProgram, read_artifact
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from emulator.core import Statistics
 
 
-def compare_artifact(published: "Published", store: "Store", step: Step, mode: Mode = "fast") -> Iterator[Comparison]:
+def compare_artifact(published: "Published", store: "Store", step: Step, execution: Execution) -> Iterator[Comparison]:
     """Every program of the artifact, held against PyTorch and its golden outputs."""
     artifact = read_artifact(published, store, step)
     for one in artifact.programs:
-        yield from (compare_case(case, step) for case in _cases(artifact, one, mode))
+        yield from (compare_case(case, step) for case in _cases(artifact, one, execution))
 
 
-def _cases(artifact: Stored, one: StoredProgram, mode: Mode) -> Iterator[Case]:
+def _cases(artifact: Stored, one: StoredProgram, execution: Execution) -> Iterator[Case]:
     """One a yardstick, so that neither can hide what the other shows; the program runs once for both."""
     references: dict[str, Asked] = {}
     source, outputs = artifact.source, one.outputs
@@ -48,7 +48,7 @@ def _cases(artifact: Stored, one: StoredProgram, mode: Mode) -> Iterator[Case]:
             "its answers against; build it again without --no-verify"
         )
     inputs, fed = artifact.inputs(one)
-    emulated = {"as stored": _as_stored(one, artifact.weights, Executor(mode, artifact.core))}
+    emulated = {"as stored": _as_stored(one, artifact.weights, Executor(execution, artifact.core))}
     for name, reference in references.items():
         yield Case(one.executable.name, fed, [inputs], emulated, {name: reference})
 
@@ -58,7 +58,7 @@ def _as_stored(one: StoredProgram, weights: Arrays, executor: Executor) -> Emula
 
     def emulate(batches: Batches, _: "Answer | None") -> tuple[list["Answer"], "Statistics | None"]:
         if not done:
-            loaded = executor.load(one.program, weights)
+            loaded = executor.load(one.program, weights, one.instructions)
             done.append(([_answer(loaded.run(batch)) for batch in batches], loaded.work))
         return done[0]
 

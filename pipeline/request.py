@@ -58,7 +58,7 @@ class BuildRequest:
     def key_inputs(self) -> dict[str, object]:
         """Everything that can change a byte of the artifact."""
         return {
-            "format": "nxpipe.request/1",
+            "format": "nxpipe.request/2",
             **self._program_inputs(),
             "weights": self.weights.identity(),
             "target": self.target.compiler_target,

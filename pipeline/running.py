@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import BuildRefused, ModelSourceError
 from pipeline.evidence import Step
-from pipeline.executor import Executor, Mode, Running
+from pipeline.executor import Execution, Executor, Running
 from pipeline.models.source import ModelSource
 from pipeline.request import BuildRequest, Shape
 from pipeline.verify import Arrays
@@ -65,14 +65,14 @@ class Fed:
         return usual if self.tensors is None else "the given inputs"
 
 
-def run_model(request: BuildRequest, fed: Fed, mode: Mode, step: Step) -> Iterator[Ran]:
+def run_model(request: BuildRequest, fed: Fed, execution: Execution, step: Step) -> Iterator[Ran]:
     """Every program of a request, compiled as a build compiles it."""
     from emulator.capture import example_inputs
     from pipeline.backends.emulator import compiled
     from pipeline.comparison import refuse_what_memory_cannot_hold
 
     request.check()
-    name, executor = request.source.id, Executor(mode, request.target.core)
+    name, executor = request.source.id, Executor(execution, request.target.core)
     tensors = request.tensors()
     refuse_what_memory_cannot_hold(name, tensors.kinds)
     for shape in sorted(request.shapes):
@@ -84,18 +84,18 @@ def run_model(request: BuildRequest, fed: Fed, mode: Mode, step: Step) -> Iterat
         yield _ran(name, shape.name, running, batches, fed.words("random inputs"), len(fed.texts), step)
 
 
-def run_artifact(published: "Published", store: "Store", fed: Fed, mode: Mode, step: Step) -> Iterator[Ran]:
+def run_artifact(published: "Published", store: "Store", fed: Fed, execution: Execution, step: Step) -> Iterator[Ran]:
     """Every program of an artifact, on its stored inputs if nothing else is given."""
     from pipeline.stored import read_artifact
 
     artifact = read_artifact(published, store, step)
-    executor = Executor(mode, artifact.core)
+    executor = Executor(execution, artifact.core)
     for one in artifact.programs:
         made = one.executable
         usual, words = artifact.inputs(one)
         batches = fed.to(one.program, usual, artifact.source, Shape(made.phase, made.batch, made.sequence))
         with step(f"load {made.name}"):
-            running = executor.load(one.program, artifact.weights)
+            running = executor.load(one.program, artifact.weights, one.instructions)
         yield _ran(published.model_id, made.name, running, batches, fed.words(words), len(fed.texts), step)
 
 

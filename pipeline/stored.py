@@ -6,22 +6,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.errors import BuildRefused, ModelSourceError
+from pipeline import artifact_files
+from pipeline.errors import ModelSourceError, ProgramInvalid
 from pipeline.evidence import Step
 from pipeline.models.source import ModelSource
+from pipeline.stored_program import core_of, read_instructions, require_instructions, require_made_of
 from pipeline.verify import Arrays
 
 if TYPE_CHECKING:
     from artifact_store import Published, Store
     from artifact_store.manifest import Executable, Manifest
     from emulator.compile import Program
+    from emulator.executable import Executable as Instructions
     from emulator.types import TensorType
 
 
 @dataclass(frozen=True)
 class StoredProgram:
     executable: "Executable"
-    program: "Program"
+    program: "Program"  # as a graph
+    instructions: "Instructions"
     inputs: Arrays | None  # the golden ones, if there are any
     outputs: Arrays | None
 
@@ -35,10 +39,7 @@ class Stored:
 
     @property
     def core(self) -> str:
-        """The generation of cores that it was built for."""
-        from emulator.hardware import INSTANCES
-
-        return next(one.core for one in INSTANCES.values() if one.compiler_target == self.manifest.target)
+        return core_of(self.manifest)
 
     def inputs(self, stored: StoredProgram) -> tuple[Arrays, str]:
         """What a program is fed when nobody gives anything else, and where that is from."""
@@ -60,17 +61,13 @@ def read_artifact(published: "Published", store: "Store", step: Step) -> Stored:
     from pipeline.comparison import refuse_what_memory_cannot_hold
 
     manifest = published.manifest
-    if manifest.backend != "emulator":
-        raise BuildRefused(
-            f"{manifest.model.id}: its programs are of backend {manifest.backend}, which the emulator cannot run; "
-            "verify an artifact of --backend emulator"
-        )
+    require_instructions(manifest)
     kinds = {tensor.name: TensorType(tensor.shape, DType(tensor.dtype)) for tensor in manifest.weights}
     refuse_what_memory_cannot_hold(manifest.model.id, kinds)
     with step(f"read {len(manifest.blobs())} blobs"):
         weights = _weights(manifest, kinds, store)
         files = {file.path: store.read_blob(file.blob) for file in manifest.files}
-        programs = tuple(_stored(executable, files, store) for executable in manifest.executables)
+        programs = tuple(_stored(manifest, executable, files, store) for executable in manifest.executables)
     return Stored(manifest, _source(manifest, files), weights, programs)
 
 
@@ -85,37 +82,40 @@ def _weights(manifest: "Manifest", kinds: Mapping[str, "TensorType"], store: "St
     }
 
 
-def _stored(executable: "Executable", files: Mapping[str, bytes], store: "Store") -> StoredProgram:
+def _stored(
+    manifest: "Manifest", executable: "Executable", files: Mapping[str, bytes], store: "Store"
+) -> StoredProgram:
+    where = f"{manifest.model.id} {executable.name}"
+    instructions = read_instructions(manifest, executable, store)
+    program = _program(instructions, executable, files, where)
+    require_made_of(program, instructions, where)
     inputs, outputs = (_golden(files, executable, side) for side in ("inputs", "outputs"))
-    return StoredProgram(executable, _program(executable, files, store), inputs, outputs)
+    return StoredProgram(executable, program, instructions, inputs, outputs)
 
 
-def _program(executable: "Executable", files: Mapping[str, bytes], store: "Store") -> "Program":
-    """The program as it was published; which piece of a tensor each rank has is a file beside it."""
+def _program(
+    instructions: "Instructions", executable: "Executable", files: Mapping[str, bytes], where: str
+) -> "Program":
+    """The graph as it was published. Which piece of a tensor each rank has is said by the program made of it."""
     from emulator.compile import Program
     from emulator.graph import Graph
-    from emulator.passes.shard import Piece
+    from emulator.isa.program import Role
 
-    graph = Graph.from_bytes(store.read_blob(executable.blob))
+    graph = Graph.from_bytes(files[artifact_files.graph(executable.name)])
     if graph.key != executable.graph_key:
-        raise ModelSourceError(
-            f"{executable.name}: its graph has key {graph.key[:12]}, where the manifest says "
-            f"{executable.graph_key[:12]}; build the model again"
+        raise ProgramInvalid(
+            f"{where}: its graph has key {graph.key[:12]}, where the manifest says {executable.graph_key[:12]}; build "
+            "the model again"
         )
-    if executable.tensor_parallel == 1:
-        return Program(graph, graph, 1, {}, {})
-    pieces = {
-        side: {name: Piece(one["axis"], tuple(one["sizes"]), tuple(one["parts"])) for name, one in listed.items()}
-        for side, listed in json.loads(files[f"ranks/{executable.name}.json"]).items()
-    }
-    return Program(graph, graph, executable.tensor_parallel, pieces["weights"], pieces["states"])
+    weights, states = (instructions.pieces(role) for role in (Role.PARAMETER, Role.STATE))
+    return Program(graph, graph, executable.tensor_parallel, weights, states)
 
 
 def _golden(files: Mapping[str, bytes], executable: "Executable", side: str) -> Arrays | None:
     from safetensors.numpy import load
 
-    data = files.get(f"golden/{executable.name}/{side}.safetensors")
-    return None if data is None else load(data)
+    data = files.get(artifact_files.golden(executable.name, side))
+    return None if data is None else dict(sorted(load(data).items()))
 
 
 def _source(manifest: "Manifest", files: Mapping[str, bytes]) -> ModelSource | None:

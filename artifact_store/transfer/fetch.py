@@ -1,7 +1,7 @@
 """An artifact in a folder, ready to be served.
 
     manifest.json            the manifest, byte for byte: its SHA-256 is the artifact's name
-    executables/<name>       one compiled program each
+    executables/<name>.nxe   one compiled program each; .neff, of backend neuronx
     weights.safetensors      every weight in one file, to be mapped into memory
     files/<path>             what travels with the model
 
@@ -28,6 +28,7 @@ from artifact_store.transfer.whole import Whole, weights_file
 from artifact_store.weights import read_weights
 
 WEIGHTS: Final = "weights.safetensors"
+_ENDINGS: Final = {"emulator": ".nxe", "neuronx": ".neff"}  # of a program, by the backend that made it
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,11 @@ def _size(blob: Blob) -> int:
 
 def _files(manifest: Manifest) -> dict[str, Blob]:
     for executable in manifest.executables:
-        if "/" in executable.name:
+        if "/" in executable.name or executable.name in (".", ".."):
             raise Refused(f"the program {executable.name!r} cannot be a file of that name; publish it under another")
+    ending = _ENDINGS.get(manifest.backend, "")
     named = [
-        *((f"executables/{executable.name}", executable.blob) for executable in manifest.executables),
+        *((f"executables/{executable.name}{ending}", executable.blob) for executable in manifest.executables),
         *((f"files/{file.path}", file.blob) for file in manifest.files),
     ]
     return {parse_document(File, {"path": path, "blob": blob}).path: blob for path, blob in named}

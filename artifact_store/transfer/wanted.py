@@ -1,5 +1,6 @@
 """Which artifact a name or a channel means, wherever the answer comes from; what was seen is remembered."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from artifact_store.channel.generation import Generation, Served
@@ -39,15 +40,22 @@ def by_name(store: Store, name: str, remember: Remembered | None = None) -> Want
 
 
 def by_channel(
-    store: Store, channel: str, model: str | None, target: str | None, remember: Remembered | None = None
+    store: Store,
+    channel: str,
+    model: str | None,
+    target: str | None,
+    remember: Remembered | None = None,
+    believe: Callable[[Generation], None] = lambda tip: None,
 ) -> Wanted:
-    """What a channel serves for this model and target, either of which may be left out where there is one."""
+    """What a channel serves for this model and target, either of which may be left out where there is one; `believe`
+    raises if the channel's newest generation should not be acted on."""
     sources = store.sources if isinstance(store, StoreFromAfar) else Sources([store.backend])
     # In a tuple, so that "it is empty" is an answer too: a mirror may lag, and must not be asked what it had.
     answer = sources.first(f"channel {channel}", lambda place: (ChannelLog(place, channel).tip(),))
     tip = answer[0] if answer else None
     if tip is None:
         raise NotFound(f"channel {channel} of {store.url} is empty; promote an artifact to it")
+    believe(tip)
     if remember:
         remember.keep_channel(tip)
     chosen = _choose(tip, model, target, store.url)

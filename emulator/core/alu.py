@@ -8,12 +8,11 @@ import numpy as np
 from emulator.core.cells import floats
 from emulator.core.faults import Malformed
 from emulator.isa.instructions import Alu
+from emulator.isa.kinds import BITS, UNARY
 from emulator.numerics import Array, Floats
 from emulator.ops.elementwise import Unary
 from emulator.types import DType
 
-BITS: Final = frozenset({Alu.BITWISE_AND, Alu.BITWISE_OR, Alu.BITWISE_XOR, Alu.INVERT, Alu.LEFT_SHIFT, Alu.RIGHT_SHIFT})
-UNARY: Final = frozenset({Alu.ABS, Alu.SQUARE, Alu.RELU, Alu.RSQRT, Alu.RECIPROCAL, Alu.INVERT})
 WORDS: Final = (DType.INT32, DType.UINT32)
 
 _OF_ONE: Final[dict[Alu, Callable[[Floats], Array]]] = {

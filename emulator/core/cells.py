@@ -38,5 +38,10 @@ def encode(numbers: Array, dtype: DType) -> Array:
     return settled.astype(dtype.stored, copy=False).view(raw(dtype))
 
 
+def signed(numbers: Array) -> Array:
+    """Indices as whoever computed them meant them: words whose highest bit is set came out below zero."""
+    return numbers.view(np.int32) if numbers.dtype == np.uint32 else numbers
+
+
 def floats(numbers: Array) -> Floats:
     return numbers.astype(np.float32, copy=False)

@@ -2,11 +2,12 @@
 
 import numpy as np
 
-from emulator.core.alu import BITS, combine, fold
+from emulator.core.alu import combine, fold
 from emulator.core.bound import Bound
 from emulator.core.cells import raw
 from emulator.core.vector import bits
 from emulator.isa.instructions import BnAggregate, BnStats, PartitionReduce, TensorReduce, TensorTensorScan
+from emulator.isa.kinds import BITS
 from emulator.numerics import Array, Floats
 
 

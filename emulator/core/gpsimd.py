@@ -4,7 +4,7 @@ import numpy as np
 
 from emulator.core.alu import WORDS, combine
 from emulator.core.bound import Bound
-from emulator.core.cells import encode, floats
+from emulator.core.cells import encode, floats, signed
 from emulator.core.vector import bits
 from emulator.isa.affine import Affine
 from emulator.isa.instructions import AffineSelect, GatherFree, Iota
@@ -29,7 +29,7 @@ def affine_select(instruction: AffineSelect, at: Bound) -> None:
 
 
 def gather_free(_: GatherFree, at: Bound) -> None:
-    source, indices = bits(at, "src"), at.numbers("indices")
+    source, indices = bits(at, "src"), signed(at.numbers("indices"))
     require_indices(indices, source.shape[1])
     at.window("dst").put_bits(np.take_along_axis(source, indices.astype(np.int64), axis=1))
 

@@ -11,7 +11,7 @@ from emulator.core.bound import Bound
 from emulator.core.collective import COLLECTIVES, bring, take
 from emulator.core.faults import MachineFault
 from emulator.core.meanings import MEANINGS
-from emulator.core.memory import Memories, require_readonly
+from emulator.core.memory import Memories, Storage, require_readonly
 from emulator.core.race import Races
 from emulator.core.schedule import Due, Order, Streams, ordering
 from emulator.core.statistics import Statistics, count
@@ -20,7 +20,7 @@ from emulator.isa.instructions import Instruction
 from emulator.isa.operands import Far
 from emulator.isa.program import Program, instructions
 from emulator.isa.text import line
-from emulator.numerics import Array
+from emulator.numerics import Array, Draws, rounding_by_place
 
 
 class Machine:
@@ -53,10 +53,15 @@ class Machine:
         """An output or a state; floats of any type as float32."""
         return self._cores[rank].memories.read(name)
 
+    def storage(self, number: int, rank: int) -> Storage:
+        """Where a buffer of the program is on a rank; between runs it may `become` another."""
+        return self._cores[rank].memories.lies(number)[0]
+
     def execute(self) -> Statistics:
         """One run on every core. What one of them amounted to: all carry out the same instructions."""
-        with np.errstate(all="ignore"):  # the engines follow IEEE 754 and never trap
-            runs = [core.run(ordering(self._order, core.body, core.rank)) for core in self._cores]
+        # The engines follow IEEE 754 and never trap; and no order of theirs is the order of their draws.
+        with np.errstate(all="ignore"), rounding_by_place() as draws:
+            runs = [core.run(ordering(self._order, core.body, core.rank), draws) for core in self._cores]
             brought: list[Array] | None = None
             while (meeting := [_go_on(run, brought) for run in runs]) and meeting[0] is not None:
                 brought = [each for each in meeting if each is not None]
@@ -91,7 +96,7 @@ class _Core:
         except MachineFault as fault:
             raise fault.at(self._describe(instruction, ())) from None
 
-    def run(self, order: Order) -> _Run:
+    def run(self, order: Order, draws: Draws | None) -> _Run:
         self.memories.freshen()
         everything = list(self._bound.values())
         for bound in everything:
@@ -101,7 +106,7 @@ class _Core:
         while (engine := order.choose(streams)) is not None:
             due = streams.head(engine)
             try:
-                yield from self._carry_out(due, streams, races)
+                yield from self._carry_out(due, streams, races, draws)
             except MachineFault as fault:
                 raise fault.at(self._describe(due.bound.instruction, due.indices)) from None
             except IndexOutOfRange as fault:
@@ -111,7 +116,7 @@ class _Core:
         if streams.working:
             raise streams.deadlock(lambda due: self._describe(due.bound.instruction, due.indices))
 
-    def _carry_out(self, due: Due, streams: Streams, races: Races | None) -> _Run:
+    def _carry_out(self, due: Due, streams: Streams, races: Races | None, draws: Draws | None) -> _Run:
         bound = due.bound
         bound.locate(due.indices)
         bound.times += 1
@@ -121,8 +126,11 @@ class _Core:
             rows.read_rows()
         if races is not None:
             races.note(bound, bound.indirect)
-        if isinstance(bound.instruction, COLLECTIVES):
-            take(bound.instruction, bound, (yield bring(bound)))
+        brought = (yield bring(bound)) if isinstance(bound.instruction, COLLECTIVES) else None
+        if draws is not None:
+            draws.go_to((bound.engine, streams.done[bound.engine] + 1))
+        if brought is not None:
+            take(bound.instruction, bound, brought)
         else:
             MEANINGS[type(bound.instruction)](bound.instruction, bound)
         if races is not None:

@@ -1,12 +1,14 @@
-"""The memories of one core: SBUF, PSUM and its part of HBM, each a row of bytes that knows which were written.
+"""The memories of one core: SBUF, PSUM and its part of HBM, rows of bytes that know which were written.
 
 Fresh bytes are all ones: NaN, or -1. What the host loads stays from run to run, and so do states; everything else is
-fresh again at the beginning of each run.
+fresh again at the beginning of each run. In HBM scratch lies together, since it may overlap; any other buffer has a
+storage of its own, so that programs beside each other can have weights and states in common.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +24,7 @@ from emulator.numerics import Array
 from emulator.types import DType, TensorType
 
 Bytes = npt.NDArray[np.uint8]
+Flags = npt.NDArray[np.bool_]
 
 FRESH = 0xFF
 _LINE = 64  # partitions begin at multiples of this, as far as alignment goes
@@ -29,16 +32,29 @@ _LOADED = (Role.PARAMETER, Role.CONSTANT)
 _KEPT = (Role.INPUT, Role.STATE, *_LOADED)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Storage:
-    """`pitch` bytes in each of its partitions. `written` and `begun` say of each byte, by 1, that somebody wrote it,
-    and that it is part of a sum that a matmul has begun."""
+    """So many bytes, `pitch` in each of its partitions; they take up room when somebody touches them. `written` and
+    `begun` say of each byte, by 1, that somebody wrote it, and that it is part of a sum that a matmul has begun.
+    `loaded` says of each tensor of a buffer that the host loaded it whole; then nobody asks `written`."""
 
     name: str
     pitch: int
-    cells: Bytes
-    written: Bytes
+    size: int
     begun: Bytes | None = None
+    loaded: Flags | None = None
+
+    @cached_property
+    def cells(self) -> Bytes:
+        return np.zeros(self.size, np.uint8)
+
+    @cached_property
+    def written(self) -> Bytes:
+        return np.zeros(self.size, np.uint8)
+
+    def become(self, other: "Storage") -> None:
+        """From now on it is where the other one is, whose tensors were all loaded."""
+        self.cells, self.loaded = other.cells, other.loaded
 
     def freshen(self, low: int = 0, high: int | None = None) -> None:
         for bits, fresh in ((self.cells, FRESH), (self.written, 0), (self.begun, 0)):
@@ -46,10 +62,13 @@ class Storage:
                 bits[low:high] = fresh
 
 
+def in_hbm(size: int, loaded: Flags | None = None) -> Storage:
+    return Storage("hbm", size, size, loaded=loaded)
+
+
 def _on_chip(name: Memory, partitions: int, pitch: int) -> Storage:
     size = partitions * pitch
-    begun = np.zeros(size, np.uint8) if name is Memory.PSUM else None
-    return Storage(name, pitch, np.empty(size, np.uint8), np.zeros(size, np.uint8), begun)
+    return Storage(name, pitch, size, np.zeros(size, np.uint8) if name is Memory.PSUM else None)
 
 
 class Memories:
@@ -65,76 +84,66 @@ class Memories:
             memory: _on_chip(memory, core.partitions, max(min(reached[memory], room), 1))
             for memory, room in self.rooms.items()
         }
-        # Neither is touched before somebody writes: of weights, which are large, `written` never takes up room.
-        self.hbm = Storage("hbm", program.hbm, np.empty(program.hbm, np.uint8), np.zeros(program.hbm, np.uint8))
-        self._loaded = [np.zeros(len(buffer.names), np.bool_) for buffer in program.buffers]
-        for buffer in program.buffers:
-            if buffer.role not in _LOADED:
-                self.hbm.freshen(buffer.address, buffer.address + buffer.nbytes)
+        scratch = [buffer for buffer in program.buffers if buffer.role is Role.SCRATCH]
+        self._low = min((buffer.address for buffer in scratch), default=0)
+        self._scratch = in_hbm(max((buffer.address + buffer.nbytes for buffer in scratch), default=0) - self._low)
+        self._hbm = [
+            self._scratch
+            if buffer.role is Role.SCRATCH
+            else in_hbm(buffer.nbytes, np.zeros(len(buffer.names), np.bool_))
+            for buffer in program.buffers
+        ]
         self._load_constants(program.constants)
+
+    def lies(self, number: int) -> tuple[Storage, int]:
+        """Where a buffer is, and at which byte it begins there."""
+        buffer = self.buffers[number]
+        return self._hbm[number], buffer.address - self._low if buffer.role is Role.SCRATCH else 0
 
     def freshen(self) -> None:
         """What no run finds as an earlier one left it."""
         for storage in self.on_chip.values():
             storage.freshen()
-        for buffer in self.buffers:
+        for number, buffer in enumerate(self.buffers):
             if buffer.role not in _KEPT:
-                self.hbm.freshen(buffer.address, buffer.address + buffer.nbytes)
+                storage, base = self.lies(number)
+                storage.freshen(base, base + buffer.nbytes)
 
     def is_loaded(self, number: int, low: int, high: int) -> bool:
-        """Whether these bytes of a buffer belong to weights that were all loaded; of everything else account is kept
-        byte by byte."""
-        buffer = self.buffers[number]
-        size = max(buffer.elements * buffer.dtype.itemsize, 1)
-        return buffer.role in _LOADED and bool(self._loaded[number][low // size : (high - 1) // size + 1].all())
+        """Whether these bytes of a buffer belong to tensors that were all loaded."""
+        loaded, size = self._hbm[number].loaded, max(_size(self.buffers[number]), 1)
+        return loaded is not None and bool(loaded[low // size : (high - 1) // size + 1].all())
 
     def write(self, name: str, array: Array) -> None:
         """A tensor from the host, with its axes in the order in which the host knows them."""
         for number, index in self._named(name, Role.INPUT, Role.STATE, Role.PARAMETER):
-            buffer = self.buffers[number]
-            array = np.asarray(array)
-            _require_fit(name, buffer, array)
-            lying = array.transpose(buffer.order) if buffer.order else array
-            self._put(number, index, _as_bits(name, buffer, lying))
+            put(self._hbm[number], self.buffers[number], index, array)
 
     def read(self, name: str) -> Array:
         """What lies there; floats as float32, whatever their type."""
         number, index = next(iter(self._named(name, Role.OUTPUT, Role.STATE, Role.INPUT, Role.PARAMETER)))
         buffer = self.buffers[number]
-        low, high = self._span(number, index)
-        loaded = self.is_loaded(number, low - buffer.address, high - buffer.address)
-        if not loaded and not self.hbm.written[low:high].all():
-            first = int(np.argmin(self.hbm.written[low:high])) // buffer.dtype.itemsize
+        storage, low = self._hbm[number], index * _size(buffer)
+        high = low + _size(buffer)
+        if not self.is_loaded(number, low, high) and not storage.written[low:high].all():
+            first = int(np.argmin(storage.written[low:high])) // buffer.dtype.itemsize
             at = [int(place) for place in np.unravel_index(first, buffer.shape)]
             raise Unwritten(f"the {buffer.role} {name!r} is read, and nobody has written its element {at}")
-        # A copy: the memory goes on changing.
-        bits = self.hbm.cells[low:high].copy().view(raw(buffer.dtype)).reshape(buffer.shape)
-        numbers = decode(bits, buffer.dtype)
-        return numbers.transpose(np.argsort(buffer.order)) if buffer.order else numbers
+        return get(storage, buffer, index)
 
     def _load_constants(self, constants: Mapping[str, bytes]) -> None:
         for number, buffer in enumerate(self.buffers):
             if buffer.role is not Role.CONSTANT:
                 continue
-            for index, digest in enumerate(buffer.names):
+            for digest in buffer.names:
                 if digest not in constants:
                     raise MissingTensor("constant", digest, str(TensorType(buffer.shape, buffer.dtype)))
-                size = buffer.elements * buffer.dtype.itemsize
-                if len(constants[digest]) != size:
-                    raise WrongTensor("constant", digest, f"{size} bytes", f"{len(constants[digest])} bytes")
-                self._put(number, index, np.frombuffer(constants[digest], np.uint8))
-
-    def _put(self, number: int, index: int, bits: Array) -> None:
-        low, high = self._span(number, index)
-        self.hbm.cells[low:high].view(bits.dtype).reshape(bits.shape)[...] = bits
-        self._loaded[number][index] = True
-        if self.buffers[number].role not in _LOADED:
-            self.hbm.written[low:high] = 1
-
-    def _span(self, number: int, index: int) -> tuple[int, int]:
-        buffer = self.buffers[number]
-        size = buffer.elements * buffer.dtype.itemsize
-        return buffer.address + index * size, buffer.address + (index + 1) * size
+                if len(constants[digest]) != _size(buffer):
+                    raise WrongTensor("constant", digest, f"{_size(buffer)} bytes", f"{len(constants[digest])} bytes")
+            # Nobody writes there: a single one is read where it is.
+            storage = self._hbm[number]
+            storage.cells = np.frombuffer(b"".join(constants[digest] for digest in buffer.names), np.uint8)
+            storage.loaded = np.ones(len(buffer.names), np.bool_)
 
     def _named(self, name: str, *roles: Role) -> Iterator[tuple[int, int]]:
         """Every place of the first of these roles in which something has this name."""
@@ -172,6 +181,28 @@ def require_readonly(program: Program, written: Iterable[int]) -> None:
         buffer = program.buffers[number]
         if buffer.role in _LOADED:
             raise Malformed(f"the program writes to the {buffer.role} {buffer.names[0]!r}")
+
+
+def put(storage: Storage, buffer: Buffer, index: int, array: Array) -> None:
+    """One of a buffer's tensors, with its axes in the order in which the host knows them."""
+    name, array = buffer.names[index], np.asarray(array)
+    _require_fit(name, buffer, array)
+    bits = _as_bits(name, buffer, array.transpose(buffer.order) if buffer.order else array)
+    storage.cells[index * _size(buffer) : (index + 1) * _size(buffer)].view(bits.dtype).reshape(bits.shape)[...] = bits
+    if storage.loaded is not None:
+        storage.loaded[index] = True
+
+
+def get(storage: Storage, buffer: Buffer, index: int) -> Array:
+    """A copy, as the memory goes on changing; floats as float32, whatever their type."""
+    bits = storage.cells[index * _size(buffer) : (index + 1) * _size(buffer)].copy()
+    numbers = decode(bits.view(raw(buffer.dtype)).reshape(buffer.shape), buffer.dtype)
+    return numbers.transpose(np.argsort(buffer.order)) if buffer.order else numbers
+
+
+def _size(buffer: Buffer) -> int:
+    """Bytes of one tensor."""
+    return buffer.elements * buffer.dtype.itemsize
 
 
 def _require_fit(name: str, buffer: Buffer, array: Array) -> None:

@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from emulator.core.cells import decode, encode, raw
+from emulator.core.cells import decode, encode, raw, signed
 from emulator.core.faults import Malformed, OutOfBounds, SumNotBegun, Unwritten
 from emulator.core.memory import Bytes, Memories, Storage
 from emulator.isa.operands import Axis, Far, Place, Tile, extent
@@ -105,9 +105,9 @@ class Window:
     def _lie_in_hbm(self, far: Far, memories: Memories) -> None:
         buffer = memories.buffers[far.buffer]
         size = far.dtype.itemsize
-        self.storage = memories.hbm
+        self.storage, self.base = memories.lies(far.buffer)
         self._label, self._address = memories.labels[far.buffer], buffer.address
-        self.base, self._unit, self._room = buffer.address, size, buffer.nbytes
+        self._unit, self._room = size, buffer.nbytes
         self.lanes = (0, 1)
         self._inner = far.axes
         self.shape = tuple(axis.size for axis in far.axes)
@@ -236,7 +236,7 @@ class RowsWindow(Window):
 
     def read_rows(self) -> None:
         """Row numbers are read when the copy is carried out, and bounded then."""
-        numbers = self.rows.numbers().reshape(-1)
+        numbers = signed(self.rows.numbers().reshape(-1))
         if len(numbers) != self.shape[0]:
             raise Malformed(f"{len(numbers)} row numbers come to a first axis of {self.shape[0]}")
         require_indices(numbers, self._count())

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from emulator.core.alu import BITS, UNARY, WORDS, combine, combine_bits, combine_words
+from emulator.core.alu import WORDS, combine, combine_bits, combine_words
 from emulator.core.bound import Bound
 from emulator.core.cells import encode, floats, raw
 from emulator.core.dma import move
@@ -18,6 +18,7 @@ from emulator.isa.instructions import (
     TensorScalar,
     TensorTensor,
 )
+from emulator.isa.kinds import BITS, UNARY
 from emulator.isa.operands import Tile
 from emulator.numerics import Array, Floats
 from emulator.ops.elementwise import Unary

@@ -10,32 +10,8 @@ from math import ceil
 from typing import Any, Final
 
 from emulator.hardware import CoreSpec
-from emulator.isa.instructions import (
-    Activation,
-    AffineSelect,
-    Alu,
-    BnAggregate,
-    BnStats,
-    CopyPredicated,
-    Engine,
-    FindIndex8,
-    GatherFree,
-    Instruction,
-    Iota,
-    MatchReplace8,
-    Matmul,
-    Max8,
-    Memset,
-    PartitionReduce,
-    Reciprocal,
-    ScalarTensorTensor,
-    TensorCopy,
-    TensorReduce,
-    TensorScalar,
-    TensorTensor,
-    TensorTensorScan,
-    Transpose,
-)
+from emulator.isa import instructions as isa
+from emulator.isa.instructions import Alu, Engine, Instruction
 from emulator.isa.operands import Memory
 from emulator.isa.transfer import START_NS, is_dense, transfer_ns
 from emulator.types import DType
@@ -77,23 +53,23 @@ def _clock(engine: Engine, core: CoreSpec) -> float | None:
     return clocks.get(engine)
 
 
-def _matmul(it: Matmul, core: CoreSpec) -> float:
+def _matmul(it: isa.Matmul, core: CoreSpec) -> float:
     slow = core.fp32_cycle_factor if DType.FLOAT32 in (it.stationary.dtype, it.moving.dtype) else 1
     return slow * max(min(ISSUE, it.stationary.elements), it.moving.elements)
 
 
-def _transpose(it: Transpose, core: CoreSpec) -> float:
+def _transpose(it: isa.Transpose, core: CoreSpec) -> float:
     if it.engine is Engine.VECTOR:
         return max(ISSUE, it.src.elements)
     slow = core.fp32_cycle_factor if it.src.dtype is DType.FLOAT32 else 1
     return slow * max(it.src.partitions, min(ISSUE, it.src.elements))
 
 
-def _activation(it: Activation, core: CoreSpec) -> float:
+def _activation(it: isa.Activation, core: CoreSpec) -> float:
     return max(ISSUE, it.src.elements) + (READ_OUT if it.total else 0)
 
 
-def _tensor_tensor(it: TensorTensor, core: CoreSpec) -> float:
+def _tensor_tensor(it: isa.TensorTensor, core: CoreSpec) -> float:
     n, all_three = it.left.elements, (it.dst, it.left, it.right)
     if it.engine is Engine.GPSIMD:
         return GPSIMD_START + 2 * n
@@ -103,11 +79,11 @@ def _tensor_tensor(it: TensorTensor, core: CoreSpec) -> float:
     return max(ISSUE, n if not near or plain or fast else 2 * n)
 
 
-def _one_input_fast(it: TensorCopy | TensorScalar, core: CoreSpec) -> float:
+def _one_input_fast(it: isa.TensorCopy | isa.TensorScalar, core: CoreSpec) -> float:
     """Between short floats some engines move several elements at once."""
     n = it.src.elements
     if it.engine is Engine.GPSIMD:
-        return GPSIMD_START + (4 * n if isinstance(it, TensorScalar) else n)
+        return GPSIMD_START + (4 * n if isinstance(it, isa.TensorScalar) else n)
     at_once = 1
     if it.engine is Engine.SCALAR:
         at_once = 2 if core.nki_gen > 3 and all(tile.dtype in _HALVES for tile in (it.dst, it.src)) else 1
@@ -120,78 +96,78 @@ def _short(core: CoreSpec) -> tuple[DType, ...]:
     return (*_HALVES, *_BYTES) if core.nki_gen > 3 else _HALVES
 
 
-def _scalar_tensor_tensor(it: ScalarTensorTensor, core: CoreSpec) -> float:
+def _scalar_tensor_tensor(it: isa.ScalarTensorTensor, core: CoreSpec) -> float:
     n = it.src.elements
     short = it.src.dtype is it.right.dtype is DType.BFLOAT16
     fast = short and it.op0 is Alu.SUBTRACT and it.op1 is Alu.MULTIPLY and n % 2 == 0
     return max(ISSUE, n if fast else 2 * n)
 
 
-def _tensor_reduce(it: TensorReduce, core: CoreSpec) -> float:
+def _tensor_reduce(it: isa.TensorReduce, core: CoreSpec) -> float:
     fast = it.src.dtype is it.dst.dtype is DType.BFLOAT16 and it.op in (Alu.ADD, Alu.MAXIMUM)
     return max(ISSUE, it.src.elements / 2 if fast else it.src.elements)
 
 
-def _predicated(it: CopyPredicated, core: CoreSpec) -> float:
+def _predicated(it: isa.CopyPredicated, core: CoreSpec) -> float:
     near = it.src.memory is it.predicate.memory is Memory.SBUF
     return max(ISSUE, 2 * it.src.elements if near else it.src.elements)
 
 
-def _scan(it: TensorTensorScan, core: CoreSpec) -> float:
+def _scan(it: isa.TensorTensorScan, core: CoreSpec) -> float:
     return max(ISSUE, 2 * it.left.elements)
 
 
-def _memset(it: Memset, core: CoreSpec) -> float:
+def _memset(it: isa.Memset, core: CoreSpec) -> float:
     n = it.dst.elements
     if it.engine is Engine.GPSIMD:
         return GPSIMD_START + n
     return max(ISSUE, n / 2 if it.value == 0 and it.dst.dtype in _HALVES else n)
 
 
-def _reciprocal(it: Reciprocal, core: CoreSpec) -> float:
+def _reciprocal(it: isa.Reciprocal, core: CoreSpec) -> float:
     return max(ISSUE, 8 * it.src.elements)
 
 
-def _bn_aggregate(it: BnAggregate, core: CoreSpec) -> float:
+def _bn_aggregate(it: isa.BnAggregate, core: CoreSpec) -> float:
     return max(ISSUE, 13 * it.src.elements / 3)
 
 
-def _gpsimd_one_pass(it: Iota | AffineSelect, core: CoreSpec) -> float:
+def _gpsimd_one_pass(it: isa.Iota | isa.AffineSelect, core: CoreSpec) -> float:
     return GPSIMD_START + it.dst.elements
 
 
-def _gather_free(it: GatherFree, core: CoreSpec) -> float:
+def _gather_free(it: isa.GatherFree, core: CoreSpec) -> float:
     return GPSIMD_START * ceil(it.dst.elements / GATHERED_AT_ONCE) + it.dst.elements
 
 
-def _partition_reduce(it: PartitionReduce, core: CoreSpec) -> float:
+def _partition_reduce(it: isa.PartitionReduce, core: CoreSpec) -> float:
     return GPSIMD_START + it.src.partitions * it.src.elements
 
 
-def _one_input(it: BnStats | Max8 | FindIndex8 | MatchReplace8, core: CoreSpec) -> float:
+def _one_input(it: isa.BnStats | isa.Max8 | isa.FindIndex8 | isa.MatchReplace8, core: CoreSpec) -> float:
     return max(ISSUE, it.src.elements)
 
 
 _RULES: Final[Mapping[type[Instruction], Callable[[Any, CoreSpec], float]]] = {
-    Matmul: _matmul,
-    Transpose: _transpose,
-    Activation: _activation,
-    TensorTensor: _tensor_tensor,
-    TensorScalar: _one_input_fast,
-    TensorCopy: _one_input_fast,
-    ScalarTensorTensor: _scalar_tensor_tensor,
-    TensorReduce: _tensor_reduce,
-    CopyPredicated: _predicated,
-    TensorTensorScan: _scan,
-    Memset: _memset,
-    Reciprocal: _reciprocal,
-    BnStats: _one_input,
-    BnAggregate: _bn_aggregate,
-    Max8: _one_input,
-    FindIndex8: _one_input,
-    MatchReplace8: _one_input,
-    Iota: _gpsimd_one_pass,
-    AffineSelect: _gpsimd_one_pass,
-    GatherFree: _gather_free,
-    PartitionReduce: _partition_reduce,
+    isa.Matmul: _matmul,
+    isa.Transpose: _transpose,
+    isa.Activation: _activation,
+    isa.TensorTensor: _tensor_tensor,
+    isa.TensorScalar: _one_input_fast,
+    isa.TensorCopy: _one_input_fast,
+    isa.ScalarTensorTensor: _scalar_tensor_tensor,
+    isa.TensorReduce: _tensor_reduce,
+    isa.CopyPredicated: _predicated,
+    isa.TensorTensorScan: _scan,
+    isa.Memset: _memset,
+    isa.Reciprocal: _reciprocal,
+    isa.BnStats: _one_input,
+    isa.BnAggregate: _bn_aggregate,
+    isa.Max8: _one_input,
+    isa.FindIndex8: _one_input,
+    isa.MatchReplace8: _one_input,
+    isa.Iota: _gpsimd_one_pass,
+    isa.AffineSelect: _gpsimd_one_pass,
+    isa.GatherFree: _gather_free,
+    isa.PartitionReduce: _partition_reduce,
 }

@@ -400,8 +400,8 @@ class PartitionReduce(Instruction, name="tensor_partition_reduce"):
 class AllReduce(Instruction, name="all_reduce"):
     """The sum of what all ranks hold in `src`, added in the order of ranks in float32, for each of them."""
 
-    dst: Far
-    src: Far
+    dst: Place
+    src: Place
     op: Alu = Alu.ADD
 
 

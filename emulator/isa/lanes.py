@@ -7,32 +7,9 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
+from emulator.isa import instructions as isa
 from emulator.isa.faults import Breaches, Broken, Rule
-from emulator.isa.instructions import (
-    Activation,
-    AffineSelect,
-    Alu,
-    BnAggregate,
-    BnStats,
-    CopyPredicated,
-    Engine,
-    FindIndex8,
-    Function,
-    GatherFree,
-    Instruction,
-    Iota,
-    MatchReplace8,
-    Max8,
-    Memset,
-    PartitionReduce,
-    Reciprocal,
-    ScalarTensorTensor,
-    TensorCopy,
-    TensorReduce,
-    TensorScalar,
-    TensorTensor,
-    TensorTensorScan,
-)
+from emulator.isa.instructions import Alu, Engine, Function, Instruction
 from emulator.isa.kinds import (
     ACROSS_PARTITIONS,
     BINARY,
@@ -55,7 +32,7 @@ _LARGEST: Final = {
 }
 
 
-def _activation(it: Activation, room: Room) -> Breaches:
+def _activation(it: isa.Activation, room: Room) -> Breaches:
     yield from equal("dst", it.dst, "src", it.src)
     yield from column("scale", it.scale, it.src)
     yield from column("bias", it.bias, it.src)
@@ -74,7 +51,7 @@ def _activation(it: Activation, room: Room) -> Breaches:
         yield Broken(Rule.GENERATION, f"reciprocal has a bias on {room.core.name}", "add it before")
 
 
-def _tensor_tensor(it: TensorTensor, room: Room) -> Breaches:
+def _tensor_tensor(it: isa.TensorTensor, room: Room) -> Breaches:
     yield from equal("dst", it.dst, "left", it.left)
     yield from equal("left", it.left, "right", it.right)
     yield from one_in_sbuf("left", it.left, "right", it.right)
@@ -84,7 +61,7 @@ def _tensor_tensor(it: TensorTensor, room: Room) -> Breaches:
         yield Broken(Rule.OPERATOR, f"{it.engine} raises no tensor to the power of another", "give it to gpsimd")
 
 
-def _tensor_scalar(it: TensorScalar, room: Room) -> Breaches:
+def _tensor_scalar(it: isa.TensorScalar, room: Room) -> Breaches:
     yield from equal("dst", it.dst, "src", it.src)
     yield from column("operand0", it.operand0, it.src)
     yield from column("operand1", it.operand1, it.src)
@@ -103,7 +80,7 @@ def _tensor_scalar(it: TensorScalar, room: Room) -> Breaches:
             )
 
 
-def _scalar_tensor_tensor(it: ScalarTensorTensor, room: Room) -> Breaches:
+def _scalar_tensor_tensor(it: isa.ScalarTensorTensor, room: Room) -> Breaches:
     yield from equal("dst", it.dst, "src", it.src)
     yield from equal("src", it.src, "right", it.right)
     yield from column("operand0", it.operand0, it.src)
@@ -112,7 +89,7 @@ def _scalar_tensor_tensor(it: ScalarTensorTensor, room: Room) -> Breaches:
     yield from operator("op1", it.op1, BINARY - BITS)
 
 
-def _tensor_reduce(it: TensorReduce, room: Room) -> Breaches:
+def _tensor_reduce(it: isa.TensorReduce, room: Room) -> Breaches:
     yield from operator("op", it.op, REDUCTIONS)
     yield from bits(it, it.op)
     if not 1 <= it.axes <= len(it.src.axes):
@@ -124,11 +101,11 @@ def _tensor_reduce(it: TensorReduce, room: Room) -> Breaches:
     yield from sized("dst", it.dst, it.src.partitions, kept)
 
 
-def _elementwise(it: TensorCopy | Reciprocal, room: Room) -> Breaches:
+def _elementwise(it: isa.TensorCopy | isa.Reciprocal, room: Room) -> Breaches:
     yield from equal("dst", it.dst, "src", it.src)
 
 
-def _predicated(it: CopyPredicated, room: Room) -> Breaches:
+def _predicated(it: isa.CopyPredicated, room: Room) -> Breaches:
     yield from equal("dst", it.dst, "src", it.src)
     yield from equal("src", it.src, "predicate", it.predicate)
     yield from same_type("dst", it.dst, "src", it.src)
@@ -136,7 +113,7 @@ def _predicated(it: CopyPredicated, room: Room) -> Breaches:
     yield from one_in_sbuf("src", it.src, "predicate", it.predicate)
 
 
-def _scan(it: TensorTensorScan, room: Room) -> Breaches:
+def _scan(it: isa.TensorTensorScan, room: Room) -> Breaches:
     yield from equal("dst", it.dst, "left", it.left)
     yield from equal("left", it.left, "right", it.right)
     yield from column("initial", it.initial, it.left)
@@ -145,7 +122,7 @@ def _scan(it: TensorTensorScan, room: Room) -> Breaches:
     yield from operator("op1", it.op1, BINARY - BITS)
 
 
-def _memset(it: Memset, room: Room) -> Breaches:
+def _memset(it: isa.Memset, room: Room) -> Breaches:
     if not _fits(it.value, it.dst.dtype):
         yield Broken(Rule.VALUE, f"{it.dst.dtype} does not hold {it.value}", "use another value or type")
 
@@ -159,13 +136,13 @@ def _fits(value: float, dtype: DType) -> bool:
     return not isnan(value) and bool(info.min <= value <= info.max) and value == int(value)
 
 
-def _bn_stats(it: BnStats, room: Room) -> Breaches:
+def _bn_stats(it: isa.BnStats, room: Room) -> Breaches:
     if it.src.elements > MOST_STATISTICS:
         yield Broken(Rule.SHAPE, f"src has {it.src.elements} elements", f"split it into pieces of {MOST_STATISTICS}")
     yield from sized("dst", it.dst, it.src.partitions, 6)
 
 
-def _bn_aggregate(it: BnAggregate, room: Room) -> Breaches:
+def _bn_aggregate(it: isa.BnAggregate, room: Room) -> Breaches:
     if it.src.elements % 3:
         yield Broken(Rule.SHAPE, f"src has {it.src.elements} elements", "give it whole triples of bn_stats")
     yield from sized("dst", it.dst, it.src.partitions, 2)
@@ -176,37 +153,37 @@ def _searched(src: Tile) -> Breaches:
         yield Broken(Rule.SHAPE, f"src has {src.elements} elements", f"search {SEARCHED[0]} to {SEARCHED[1]}")
 
 
-def _max8(it: Max8, room: Room) -> Breaches:
+def _max8(it: isa.Max8, room: Room) -> Breaches:
     yield from _searched(it.src)
     if len(it.src.axes) > 2:
         yield Broken(Rule.AXES, f"src has {len(it.src.axes)} axes beside its partition", "use up to 2")
     yield from sized("dst", it.dst, it.src.partitions, 8)
 
 
-def _find_index8(it: FindIndex8, room: Room) -> Breaches:
+def _find_index8(it: isa.FindIndex8, room: Room) -> Breaches:
     yield from _searched(it.src)
     yield from sized("values", it.values, it.src.partitions, 8)
     yield from sized("dst", it.dst, it.src.partitions, 8)
     yield from typed("dst", it.dst, (DType.UINT16, DType.UINT32))
 
 
-def _match_replace8(it: MatchReplace8, room: Room) -> Breaches:
+def _match_replace8(it: isa.MatchReplace8, room: Room) -> Breaches:
     yield from _searched(it.src)
     yield from sized("values", it.values, it.src.partitions, 8)
     yield from equal("dst", it.dst, "src", it.src)
 
 
-def _iota(it: Iota, room: Room) -> Breaches:
+def _iota(it: isa.Iota, room: Room) -> Breaches:
     yield from _counted(it, room)
 
 
-def _affine_select(it: AffineSelect, room: Room) -> Breaches:
+def _affine_select(it: isa.AffineSelect, room: Room) -> Breaches:
     yield from equal("dst", it.dst, "src", it.src)
     yield from operator("compare", it.compare, COMPARISONS)
     yield from _counted(it, room)
 
 
-def _counted(it: Iota | AffineSelect, room: Room) -> Breaches:
+def _counted(it: isa.Iota | isa.AffineSelect, room: Room) -> Breaches:
     """One step for each axis, and sums that 32 bits hold."""
     if len(it.steps) != len(it.dst.axes):
         yield Broken(
@@ -224,7 +201,7 @@ def _counted(it: Iota | AffineSelect, room: Room) -> Breaches:
             yield Broken(Rule.VALUE, f"numbers from {low} to {high}", "stay within 32 bits")
 
 
-def _gather_free(it: GatherFree, room: Room) -> Breaches:
+def _gather_free(it: isa.GatherFree, room: Room) -> Breaches:
     yield from equal("dst", it.dst, "indices", it.indices)
     yield from same_type("dst", it.dst, "src", it.src)
     yield from typed("indices", it.indices, (DType.UINT32,))
@@ -232,7 +209,7 @@ def _gather_free(it: GatherFree, room: Room) -> Breaches:
         yield unequal(f"dst has {it.dst.partitions} partitions, src {it.src.partitions}")
 
 
-def _partition_reduce(it: PartitionReduce, room: Room) -> Breaches:
+def _partition_reduce(it: isa.PartitionReduce, room: Room) -> Breaches:
     yield from operator("op", it.op, ACROSS_PARTITIONS)
     if it.op in BITS and (it.dst.dtype.is_float or it.src.dtype.is_float):
         yield Broken(Rule.DTYPE, f"{it.op} from {it.src.dtype} to {it.dst.dtype}", "bit operators take integers")
@@ -240,23 +217,23 @@ def _partition_reduce(it: PartitionReduce, room: Room) -> Breaches:
 
 
 LANE_RULES: Final[Mapping[type[Instruction], Callable[[Any, Room], Breaches]]] = {
-    Activation: _activation,
-    TensorTensor: _tensor_tensor,
-    TensorScalar: _tensor_scalar,
-    ScalarTensorTensor: _scalar_tensor_tensor,
-    TensorReduce: _tensor_reduce,
-    TensorCopy: _elementwise,
-    CopyPredicated: _predicated,
-    TensorTensorScan: _scan,
-    Memset: _memset,
-    Reciprocal: _elementwise,
-    BnStats: _bn_stats,
-    BnAggregate: _bn_aggregate,
-    Max8: _max8,
-    FindIndex8: _find_index8,
-    MatchReplace8: _match_replace8,
-    Iota: _iota,
-    AffineSelect: _affine_select,
-    GatherFree: _gather_free,
-    PartitionReduce: _partition_reduce,
+    isa.Activation: _activation,
+    isa.TensorTensor: _tensor_tensor,
+    isa.TensorScalar: _tensor_scalar,
+    isa.ScalarTensorTensor: _scalar_tensor_tensor,
+    isa.TensorReduce: _tensor_reduce,
+    isa.TensorCopy: _elementwise,
+    isa.CopyPredicated: _predicated,
+    isa.TensorTensorScan: _scan,
+    isa.Memset: _memset,
+    isa.Reciprocal: _elementwise,
+    isa.BnStats: _bn_stats,
+    isa.BnAggregate: _bn_aggregate,
+    isa.Max8: _max8,
+    isa.FindIndex8: _find_index8,
+    isa.MatchReplace8: _match_replace8,
+    isa.Iota: _iota,
+    isa.AffineSelect: _affine_select,
+    isa.GatherFree: _gather_free,
+    isa.PartitionReduce: _partition_reduce,
 }

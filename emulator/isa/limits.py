@@ -1,14 +1,13 @@
 """Whether a program is legal on its core, without running it: every documented limit, for all turns of all loops."""
 
-from collections import defaultdict
 from collections.abc import Iterator
 
 from emulator.hardware import CORES
-from emulator.isa.affine import Affine, index
 from emulator.isa.faults import Breaches, Broken, Fault, ProgramInvalid, Rule
-from emulator.isa.instructions import Engine, Instruction
+from emulator.isa.instructions import Instruction
 from emulator.isa.places import WIDE, Room, named
 from emulator.isa.program import Buffer, Loop, Program, Role, Step, counted
+from emulator.isa.progress import Progress
 from emulator.isa.rules import broken
 from emulator.isa.text import labelled, line
 
@@ -43,31 +42,23 @@ class _Walk:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._done: dict[Engine, Affine] = defaultdict(Affine)
+        self._progress = Progress()
 
-    def steps(
-        self, body: tuple[Step, ...], counts: tuple[int, ...]
-    ) -> Iterator[tuple[Step, Room, dict[Engine, Affine]]]:
+    def steps(self, body: tuple[Step, ...], counts: tuple[int, ...]) -> Iterator[tuple[Step, Room, Progress]]:
         room = Room(CORES[self._program.core], self._program.buffers, self._program.ranks, counts)
         for step in body:
             if isinstance(step, Instruction):
-                yield step, room, self._done
-                self._done[step.engine] += 1
+                yield step, room, self._progress
+                self._progress.step(step.engine)
             elif step.count < 1:
-                yield step, room, self._done
+                yield step, room, self._progress
             else:
-                yield from self._loop(step, counts)
-
-    def _loop(self, loop: Loop, counts: tuple[int, ...]) -> Iterator[tuple[Step, Room, dict[Engine, Affine]]]:
-        before, each = dict(self._done), counted(loop.body)
-        for engine, count in each.items():
-            self._done[engine] += index(len(counts)) * count
-        yield from self.steps(loop.body, (*counts, loop.count))
-        for engine, count in each.items():
-            self._done[engine] = before.get(engine, Affine()) + count * loop.count
+                self._progress.enter(step.count, counted(step.body))
+                yield from self.steps(step.body, (*counts, step.count))
+                self._progress.leave()
 
 
-def _waits(instruction: Instruction, room: Room, before: dict[Engine, Affine]) -> Breaches:
+def _waits(instruction: Instruction, room: Room, before: Progress) -> Breaches:
     for wait in instruction.waits:
         if wait.engine is instruction.engine:
             yield Broken(Rule.WAIT, f"{wait.engine} waits for itself", "leave it out: an engine keeps its order")
@@ -78,7 +69,7 @@ def _waits(instruction: Instruction, room: Room, before: dict[Engine, Affine]) -
             continue
         if wait.done.bounds(room.counts)[1] < 1:
             yield Broken(Rule.WAIT, f"it waits for nothing of {wait.engine} in any turn", "leave it out")
-        short, _ = (before[wait.engine] + wait.done * -1).bounds(room.counts)
+        short, _ = (before.done(wait.engine) + wait.done * -1).bounds(room.counts)
         if short < 0:
             yield Broken(
                 Rule.WAIT,

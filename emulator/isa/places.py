@@ -139,6 +139,8 @@ class Room:
 
     def bank(self, tile: Tile) -> Breaches:
         """Sums lie inside of one bank; where a matmul may be wider than a bank, they begin at one."""
+        if tile.offset.depth > len(self.counts):
+            return  # a breach of its own
         bank, reach = self.core.psum_bank, tile.reach
         wide = reach[1] - reach[0] > bank and self.core.max_moving_free_fp32 * DType.FLOAT32.itemsize > bank
         room = self.core.psum if wide else bank
@@ -189,4 +191,5 @@ def _misaligned(offset: Affine, size: int) -> bool:
 
 
 def named(buffer: Buffer) -> str:
-    return f"the {buffer.role} {next(iter(buffer.names), '')}".rstrip()
+    name = next(iter(buffer.names), "")
+    return f"the {buffer.role} {name if name.isprintable() else ascii(name)}".rstrip()

@@ -50,7 +50,7 @@ def broken(instruction: Instruction, room: Room) -> Breaches:
 
 def _reachable(name: str, tile: Tile, engine: Engine) -> Breaches:
     in_psum = tile.memory is Memory.PSUM
-    if in_psum and (engine is Engine.GPSIMD or engine in DMA_QUEUES):
+    if in_psum and (engine in (Engine.GPSIMD, Engine.COLLECTIVE) or engine in DMA_QUEUES):
         yield Broken(Rule.MEMORY, f"{engine} does not reach {name} in PSUM", "copy it to SBUF first")
     if engine is Engine.TENSOR and in_psum != (name == "dst"):
         yield Broken(Rule.MEMORY, f"{name} of the tensor engine is in {tile.memory}", "it reads SBUF and writes PSUM")
@@ -129,6 +129,9 @@ def _transpose(it: Transpose, room: Room) -> Breaches:
 
 def _all_reduce(it: AllReduce, room: Room) -> Breaches:
     yield from _exchanged(it.dst, it.src, 1)
+    shapes = {(type(place), place.partitions if isinstance(place, Tile) else 1) for place in (it.dst, it.src)}
+    if len(shapes) > 1:
+        yield unequal("dst and src are not alike")
     yield from operator("op", it.op, ACROSS_RANKS)
 
 
@@ -136,14 +139,14 @@ def _all_gather(it: AllGather, room: Room) -> Breaches:
     yield from _exchanged(it.dst, it.src, room.ranks)
 
 
-def _exchanged(dst: Far, src: Far, times: int) -> Breaches:
+def _exchanged(dst: Place, src: Place, times: int) -> Breaches:
     yield from same_type("dst", dst, "src", src)
-    if dst.elements != src.elements * times:
+    if _length(dst) != _length(src) * times:
         yield Broken(
-            Rule.SHAPE, f"dst has {dst.elements} elements, src {src.elements}", f"make dst {times} times as long"
+            Rule.SHAPE, f"dst has {_length(dst)} elements, src {_length(src)}", f"make dst {times} times as long"
         )
     for name, place in (("dst", dst), ("src", src)):
-        if place.rows or not is_dense(place.axes):
+        if (isinstance(place, Far) and place.rows) or not is_dense(place.axes):
             yield Broken(Rule.SHAPE, f"{name} is not contiguous", "exchange what lies one behind the other")
 
 

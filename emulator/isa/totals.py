@@ -1,7 +1,7 @@
 """What a program adds up to: each instruction times the turns of the loops around it, without running any."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Final
@@ -9,10 +9,10 @@ from typing import Final
 from emulator.hardware import CORES, CoreSpec
 from emulator.isa.affine import Affine
 from emulator.isa.cycles import cost
-from emulator.isa.instructions import Instruction, Matmul
+from emulator.isa.instructions import DMA_QUEUES, Instruction, Matmul
 from emulator.isa.operands import Place, Tile
 from emulator.isa.program import Loop, Program, Step
-from emulator.isa.transfer import moved
+from emulator.isa.transfer import moved, share_of_dma
 from emulator.types import DType
 
 HBM: Final = "hbm"
@@ -20,19 +20,31 @@ HBM: Final = "hbm"
 
 @dataclass
 class Totals:
-    """By engine, by instruction, and by memory. `ns` is the time in which an engine has none for another instruction;
-    queues of DMA share their engines, so that theirs add up. `ideal_cycles` are those that the program's
-    multiplications would take on a tensor engine of which no row, column or cycle is idle."""
+    """By engine and kind of instruction, and by memory. `ns` is the time in which an engine has none for another
+    instruction; queues of DMA share their engines, which `dma_ns` is the time of if none ever idles. `ideal_cycles` are
+    those that the program's multiplications would take on a tensor engine of which no row, column or cycle is idle."""
 
-    static: int = 0
-    engines: Counter[str] = field(default_factory=Counter)
-    kinds: Counter[str] = field(default_factory=Counter)
+    written_down: Counter[tuple[str, str]] = field(default_factory=Counter)
+    carried_out: Counter[tuple[str, str]] = field(default_factory=Counter)
     ns: dict[str, float] = field(default_factory=dict)
+    dma_ns: float = 0.0
     read: Counter[str] = field(default_factory=Counter)
     written: Counter[str] = field(default_factory=Counter)
     multiply_adds: int = 0
     tensor_cycles: float = 0.0
     ideal_cycles: float = 0.0
+
+    @property
+    def static(self) -> int:
+        return self.written_down.total()
+
+    @property
+    def engines(self) -> Counter[str]:
+        return _summed({engine: count} for (engine, _), count in self.carried_out.items())
+
+    @property
+    def kinds(self) -> Counter[str]:
+        return _summed({kind: count} for (_, kind), count in self.carried_out.items())
 
     @property
     def utilisation(self) -> float | None:
@@ -43,7 +55,7 @@ class Totals:
         """For a report: everything, in an order that does not change."""
         return {
             "static_instructions": self.static,
-            "instructions": sum(self.kinds.values()),
+            "instructions": self.carried_out.total(),
             "by_engine": dict(sorted(self.engines.items())),
             "by_kind": dict(sorted(self.kinds.items())),
             "busy_ns": {engine: round(ns, 1) for engine, ns in sorted(self.ns.items())},
@@ -58,15 +70,16 @@ class Totals:
 
 def totals(program: Program) -> Totals:
     core, found = CORES[program.core], Totals()
-    for instruction, counts in _within(program.body, ()):
+    for instruction, counts in within(program.body):
         _add(found, instruction, counts, core)
     return found
 
 
-def _within(body: tuple[Step, ...], counts: tuple[int, ...]) -> Iterator[tuple[Instruction, tuple[int, ...]]]:
+def within(body: tuple[Step, ...], counts: tuple[int, ...] = ()) -> Iterator[tuple[Instruction, tuple[int, ...]]]:
+    """Each instruction once, in the order of the text, with how often each loop around it runs."""
     for step in body:
         if isinstance(step, Loop):
-            yield from _within(step.body, (*counts, step.count))
+            yield from within(step.body, (*counts, step.count))
         else:
             yield step, counts
 
@@ -75,10 +88,11 @@ def _add(found: Totals, instruction: Instruction, counts: tuple[int, ...], core:
     times = prod(counts)
     price = cost(instruction, core)
     engine = instruction.engine.value
-    found.static += 1
-    found.engines[engine] += times
-    found.kinds[instruction.name] += times
+    found.written_down[engine, instruction.name] += 1
+    found.carried_out[engine, instruction.name] += times
     found.ns[engine] = found.ns.get(engine, 0.0) + times * price.ns
+    if instruction.engine in DMA_QUEUES:
+        found.dma_ns += times * price.ns * share_of_dma(instruction, core)
     for place in instruction.written():
         found.written[_level(place)] += times * moved(place)
     for place in instruction.read():
@@ -106,6 +120,13 @@ def _first(accumulate: Affine, counts: tuple[int, ...]) -> int:
         return prod(counts) if accumulate.bounds(counts)[1] <= 0 else 0
     taken = prod(counts[depth] for depth, _ in accumulate.terms)
     return prod(counts) // taken if taken else 0
+
+
+def _summed(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    found = Counter[str]()
+    for each in counts:
+        found.update(each)
+    return found
 
 
 def _level(place: Place) -> str:

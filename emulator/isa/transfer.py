@@ -21,12 +21,22 @@ def moved(place: Place) -> int:
 
 
 def transfer_ns(instruction: Instruction, core: CoreSpec) -> float:
-    places = list(instruction.places.values())
-    total = max(moved(place) for place in places)
-    lanes = max((place.partitions for place in places if isinstance(place, Tile)), default=0)
-    wanted = lanes / DMA_TRANSFER.partitions_per_engine if lanes else total / DMA_TRANSFER.packet_bytes
-    engines = min(core.dma_engines, max(ceil(wanted), 1))
-    return total / (engines * core.dma_engine_peak_gb_s * _share(instruction))
+    return _size(instruction) / (_engines(instruction, core) * core.dma_engine_peak_gb_s * _share(instruction))
+
+
+def share_of_dma(instruction: Instruction, core: CoreSpec) -> float:
+    """Of the core's DMA engines, those that move it."""
+    return _engines(instruction, core) / core.dma_engines
+
+
+def _engines(instruction: Instruction, core: CoreSpec) -> int:
+    lanes = max((place.partitions for place in instruction.places.values() if isinstance(place, Tile)), default=0)
+    wanted = lanes / DMA_TRANSFER.partitions_per_engine if lanes else _size(instruction) / DMA_TRANSFER.packet_bytes
+    return min(core.dma_engines, max(ceil(wanted), 1))
+
+
+def _size(instruction: Instruction) -> int:
+    return max(moved(place) for place in instruction.places.values())
 
 
 def _share(instruction: Instruction) -> float:

@@ -18,7 +18,8 @@ from emulator.lower import (
     running,
     sort,
 )
-from emulator.lower.lowering import LOWERINGS, NotLowered, lower
+from emulator.lower.lowering import LOWERINGS, NotLowered
+from emulator.lower.walk import lower
 
 __all__ = [
     "LOWERINGS",

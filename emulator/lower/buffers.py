@@ -1,14 +1,13 @@
 """The table of what lies in HBM, as a program is written; addresses come last."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
-from emulator.isa.instructions import Instruction
-from emulator.isa.operands import Far
-from emulator.isa.program import Buffer, Loop, Role, Step
+from emulator.isa.lives import Life, lives
+from emulator.isa.program import Buffer, Role, Step
 from emulator.lower.view import View, whole
 from emulator.numerics import Array
 from emulator.types import DType
@@ -45,7 +44,7 @@ class Buffers:
     def placed(self, body: Sequence[Step]) -> tuple[Buffer, ...]:
         """With addresses: what must stay has room of its own; scratch shares it with scratch that is needed at other
         times."""
-        lives = _lives(body)
+        lived = lives(body)
         placed: dict[int, Buffer] = {}
         end = 0
         for number, buffer in enumerate(self._table):
@@ -53,63 +52,13 @@ class Buffers:
                 placed[number] = replace(buffer, address=end)
                 end += _aligned(buffer.nbytes)
         scratch = [number for number, buffer in enumerate(self._table) if buffer.role is Role.SCRATCH]
-        taken: list[tuple[_Life, int, int]] = []
+        taken: list[tuple[Life, int, int]] = []
         for number in sorted(scratch, key=lambda number: (-self._table[number].nbytes, number)):
-            size, life = _aligned(self._table[number].nbytes), lives.get(number, _Life(0, 0))
+            size, life = _aligned(self._table[number].nbytes), lived.get(number, Life(0, 0))
             address = _first_fit(end, size, [(at, to) for other, at, to in taken if other.meets(life)])
             taken.append((life, address, address + size))
             placed[number] = replace(self._table[number], address=address)
         return tuple(placed[number] for number in range(len(self._table)))
-
-
-@dataclass(frozen=True)
-class _Life:
-    """From one instruction of the text to another, both included."""
-
-    first: int
-    last: int
-
-    def meets(self, other: "_Life") -> bool:
-        return self.first <= other.last and other.first <= self.last
-
-
-def _lives(body: Sequence[Step]) -> dict[int, _Life]:
-    """Of each buffer. One that is used inside a loop and outside of it lives as long as the loop."""
-    uses: dict[int, list[tuple[int, tuple[tuple[int, int], ...]]]] = {}
-    for position, (instruction, loops) in enumerate(_positions(body)):
-        for buffer in _named(instruction):
-            uses.setdefault(buffer, []).append((position, loops))
-    found = {}
-    for buffer, where in uses.items():
-        shared = set(where[0][1]).intersection(*(loops for _, loops in where))
-        spans = [span for _, loops in where for span in loops if span not in shared]
-        points = [position for position, _ in where]
-        found[buffer] = _Life(
-            min([*points, *(start for start, _ in spans)]), max([*points, *(stop - 1 for _, stop in spans)])
-        )
-    return found
-
-
-def _positions(
-    body: Sequence[Step], start: int = 0, loops: tuple[tuple[int, int], ...] = ()
-) -> Iterable[tuple[Instruction, tuple[tuple[int, int], ...]]]:
-    """Each instruction with the loops around it, as the numbers of their first instruction and of that behind them."""
-    for step in body:
-        if isinstance(step, Loop):
-            stop = start + _length(step.body)
-            yield from _positions(step.body, start, (*loops, (start, stop)))
-            start = stop
-        else:
-            yield step, loops
-            start += 1
-
-
-def _length(body: Sequence[Step]) -> int:
-    return sum(_length(step.body) if isinstance(step, Loop) else 1 for step in body)
-
-
-def _named(instruction: Instruction) -> set[int]:
-    return {place.buffer for place in instruction.places.values() if isinstance(place, Far)}
 
 
 def _first_fit(start: int, size: int, taken: Iterable[tuple[int, int]]) -> int:

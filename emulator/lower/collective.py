@@ -4,8 +4,7 @@ All ranks run one program. What is a rank's own is found by its number, which th
 row of a table of places, and the places are copied by indirect DMA.
 """
 
-from dataclasses import replace
-from itertools import accumulate
+from dataclasses import dataclass, replace
 from math import gcd, prod
 
 import numpy as np
@@ -15,11 +14,13 @@ from emulator.isa import instructions as isa
 from emulator.isa.affine import Affine
 from emulator.isa.instructions import Engine
 from emulator.isa.operands import Axis, Far
+from emulator.lower.filling import fill
 from emulator.lower.kernel import PARTITIONS
 from emulator.lower.lowering import Lowering, NotLowered, lowers
 from emulator.lower.view import View
 from emulator.numerics import Array
 from emulator.ops import AllGather, AllReduce, RankSlice
+from emulator.ops.shares import Stretch
 from emulator.types import DType
 
 
@@ -39,23 +40,45 @@ def _all_gather(low: Lowering, node: Node, op: AllGather) -> None:
     if not home.elements:
         return
     outer, inner = prod(source.shape[: op.axis]) * op.outer, prod(source.shape[op.axis + 1 :])
-    lengths = [size // parts for size, parts in zip(op.sizes, op.parts, strict=True)]
-    in_order = outer == 1 and op.parts == (op.degree,)
+    in_order = outer == 1 and op.parts == (op.degree,) and not op.slots
     gathered = home if in_order else low.scratch(source.dtype, (op.degree, *source.shape))
     low.k.emit(isa.AllGather(engine=Engine.COLLECTIVE, dst=_line(gathered), src=_line(source)))
     if in_order:
         return
-    shares = gathered.packed_as((op.degree, outer, sum(lengths), inner))
+    shares = gathered.packed_as((op.degree, outer, op.local, inner))
     whole = home.packed_as((outer, sum(op.sizes), inner))
-    starts = list(accumulate(op.sizes, initial=0))
-    own = list(accumulate(lengths, initial=0))
-    for number, (parts, length) in enumerate(zip(op.parts, lengths, strict=True)):
-        block = shares.cut((0, parts), (0, outer), (own[number], length))
-        apart = shares.strides[0] * (op.degree // parts)  # of ranks that share a piece, the first
-        owners = replace(block, strides=(apart, *block.strides[1:])).transposed((1, 0, 2, 3))
-        place = whole.cut((0, outer), (starts[number], parts * length)).reshaped((outer, parts, length, inner))
+    for run in _runs(op):
+        first, count = run[0], len(run)
+        block = shares.cut((first.rank, 1), (0, outer), (first.own, first.size))
+        apart = (run[-1].rank - first.rank) // max(count - 1, 1) * shares.strides[0]
+        owners = replace(block, shape=(count, *block.shape[1:]), strides=(apart, *block.strides[1:]))
+        place = whole.cut((0, outer), (first.whole, count * first.size)).reshaped((outer, count, first.size, inner))
         assert place is not None  # an axis in two always has strides
-        low.copy(place, owners)
+        low.copy(place, owners.transposed((1, 0, 2, 3)))
+
+
+@dataclass(frozen=True)
+class _Owned(Stretch):
+    """By the first of the ranks that have it."""
+
+    rank: int
+
+
+def _runs(op: AllGather) -> list[list[_Owned]]:
+    """All of a row of blocks, in order: stretches of one size that lie at one place of ranks equally far apart."""
+    owned: dict[int, _Owned] = {}
+    for rank in range(op.degree):
+        for one in op.stretches(rank):
+            owned.setdefault(one.whole, _Owned(one.own, one.whole, one.size, rank))
+    runs: list[list[_Owned]] = []
+    for _, one in sorted(owned.items()):
+        run = runs[-1] if runs else []
+        alike = bool(run) and (run[-1].own, run[-1].size) == (one.own, one.size)
+        if alike and (len(run) == 1 or one.rank - run[-1].rank == run[-1].rank - run[-2].rank):
+            run.append(one)
+        else:
+            runs.append([one])
+    return runs
 
 
 @lowers(RankSlice)
@@ -65,7 +88,9 @@ def _rank_slice(low: Lowering, node: Node, op: RankSlice) -> None:
     if not home.elements:
         return
     k, inner = low.k, prod(source.shape[op.axis + 1 :])
-    table, unit = _places(op, prod(source.shape[: op.axis]) * op.outer)
+    outer = prod(source.shape[: op.axis]) * op.outer
+    table, unit = _places(op, outer)
+    source = _before_zeros(low, source, unit * inner) if (table == outer * sum(op.sizes) // unit).any() else source
     count, width = table.shape[1], unit * inner
     places = low.constant(table, DType.UINT32)
     rows = home.packed_as((count, width))
@@ -82,20 +107,27 @@ def _rank_slice(low: Lowering, node: Node, op: RankSlice) -> None:
                 k.copy(rows.cut((top, some)).far(), piece)
 
 
+def _before_zeros(low: Lowering, source: View, count: int) -> View:
+    """A tensor that lies row by row, and behind it so many zeros."""
+    made = low.scratch(source.dtype, (source.elements + count,))
+    low.copy(made.cut((0, source.elements)), source.packed_as((source.elements,)))
+    fill(low.k, made.cut((source.elements, count)), 0)
+    return made
+
+
 def _places(op: RankSlice, outer: int) -> tuple[Array, int]:
     """For each rank, which stretches of the axis it takes, one after the other for all outer repetitions; and how long
-    each stretch is."""
-    lengths = [size // parts for size, parts in zip(op.sizes, op.parts, strict=True)]
-    starts = list(accumulate(op.sizes, initial=0))
-    unit = gcd(*lengths, *starts) or 1
-    table = []
-    for rank in range(op.degree):
-        own = [
-            np.arange(length // unit) + (start + rank * parts // op.degree * length) // unit
-            for start, length, parts in zip(starts, lengths, op.parts, strict=False)
-        ]
-        table.append(np.add.outer(np.arange(outer) * (starts[-1] // unit), np.concatenate(own)).reshape(-1))
-    return np.array(table), unit
+    each stretch is. The stretch behind the last stands for padding."""
+    length = sum(op.sizes)
+    taken = [op.stretches(rank) for rank in range(op.degree)]
+    unit = gcd(length, op.local, *(number for row in taken for one in row for number in (one.own, one.whole, one.size)))
+    row = length // unit
+    table = np.full((op.degree, outer, op.local // unit), outer * row)
+    for rank, stretches in enumerate(taken):
+        for one in stretches:
+            own, whole, size = one.own // unit, one.whole // unit, one.size // unit
+            table[rank, :, own : own + size] = np.add.outer(np.arange(outer) * row, np.arange(size) + whole)
+    return table.reshape(op.degree, -1), unit
 
 
 def _line(view: View) -> Far:

@@ -13,10 +13,9 @@ from emulator.isa.affine import Affine
 from emulator.isa.instructions import Activation, Alu, Engine, Function, Matmul, Memset, ScalarTensorTensor
 from emulator.isa.operands import Memory, Tile
 from emulator.lower.buffers import on_device
-from emulator.lower.ending import Ending
+from emulator.lower.ending import Ending, room_of
 from emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from emulator.lower.lowering import Lowering, lowers
-from emulator.lower.products import room_of
 from emulator.lower.turned import chunks_of, each_chunk
 from emulator.lower.view import View
 from emulator.lower.windows import (

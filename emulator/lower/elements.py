@@ -26,7 +26,7 @@ from emulator.lower.kernel import Kernel
 from emulator.lower.lanes import Lanes, Operand
 from emulator.ops import Binary, Cast, Unary, Where
 from emulator.ops.base import Operator
-from emulator.types import DType, promote
+from emulator.types import DType, TensorType, promote
 
 _ARITHMETIC: Final = {
     "add": Alu.ADD,
@@ -35,6 +35,7 @@ _ARITHMETIC: Final = {
     "maximum": Alu.MAXIMUM,
     "minimum": Alu.MINIMUM,
 }
+_DIRECT: Final = {*_ARITHMETIC, *LOOKED_UP}  # one instruction, on floats
 _OF_TRUTHS: Final = {"add": Alu.MAXIMUM, "multiply": Alu.MINIMUM, "maximum": Alu.MAXIMUM, "minimum": Alu.MINIMUM}
 _COMPARISONS: Final = {
     "equal": Alu.EQUAL,
@@ -61,8 +62,21 @@ def is_applicable(node: Node) -> bool:
     return type(node.op) in _APPLIED
 
 
+def is_exact(node: Node) -> bool:
+    """Whether it casts floats to a type that holds all of them."""
+    source, target = node.operands[0].type.dtype, node.result.type.dtype
+    return isinstance(node.op, Cast) and source.is_float and _holds(target, source)
+
+
+def _holds(wide: DType, narrow: DType) -> bool:
+    return wide.is_float and promote(TensorType((), wide), TensorType((), narrow)) is wide
+
+
 def temporaries(node: Node) -> int:
     """The most tiles of float32 that its instructions need beside operands and result; tests/lower tries them all."""
+    types = [*(operand.type.dtype for operand in node.operands), node.result.type.dtype]
+    if all(dtype.is_float for dtype in types) and (isinstance(node.op, Cast) or node.op.label in _DIRECT):
+        return 0
     return _MANY if node.op.label in COMPOSED or node.op.label in _WRITTEN_OUT else _FEW
 
 

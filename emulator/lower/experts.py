@@ -13,12 +13,12 @@ from emulator.isa.affine import Affine
 from emulator.isa.instructions import Alu, CopyPredicated, Engine, Iota, Matmul, Memset, TensorCopy, TensorScalar
 from emulator.isa.operands import Memory, Tile
 from emulator.lower.buffers import on_device
-from emulator.lower.ending import Ending
+from emulator.lower.ending import Ending, room_of
 from emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from emulator.lower.lanes import repeated
 from emulator.lower.lowering import Lowering, lowers
 from emulator.lower.plan import BANK
-from emulator.lower.products import as_rows, room_of
+from emulator.lower.products import as_rows
 from emulator.lower.turned import chunks_of, each_chunk, load
 from emulator.lower.view import View
 from emulator.ops import GroupedMatMul

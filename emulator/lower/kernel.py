@@ -117,10 +117,9 @@ class Kernel:
         size = prod(shape) * dtype.itemsize
         step = -(-size // self._unit(memory)) * self._unit(memory)
         if step * turns > self.left(memory):
-            raise OutOfMemory(
-                f"a tile of {partitions} x {list(shape)} {dtype} takes {step * turns} bytes in each partition of "
-                f"{memory.upper()}, and {self.left(memory)} of {self._limit(memory)} are left; make the tile smaller"
-            )
+            what = f"a tile of {partitions} x {list(shape)} {dtype}"
+            where = f"each partition of {memory.upper()}"
+            raise OutOfMemory(what, where, step * turns, self.left(memory), (), "make it smaller")
         offset = turning(self._turn(), turns, step) + self._taken[memory]
         self._taken[memory] += step * turns
         self.most[memory] = max(self.most[memory], self._taken[memory])

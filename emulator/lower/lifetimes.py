@@ -1,11 +1,14 @@
 """Who reads a value last: what nobody reads any more may be changed where it lies, as caches of keys and values are."""
 
+from typing import Final
+
 from emulator.graph import Graph, Node, Value
+from emulator.lower.elements import is_exact
 from emulator.ops import Bitcast, Broadcast, Flip, IndexUpdate, RankSlice, Reshape, ScatterAlong, Slice, SliceUpdate
 from emulator.ops import Transpose as Transposed
 
 _VIEWS = (Bitcast, Broadcast, Flip, RankSlice, Reshape, Slice, Transposed)  # these may be read where their operand lies
-_UPDATES = (IndexUpdate, ScatterAlong, SliceUpdate)
+UPDATES: Final = (IndexUpdate, ScatterAlong, SliceUpdate)
 
 
 class Lifetimes:
@@ -43,7 +46,11 @@ class Lifetimes:
             for reader in self._readers.get(each, ()):
                 if self._position[reader.result] > at:
                     return False
-                if isinstance(reader.op, _VIEWS) and reader.operands[0] == each and reader.result not in seen:
+                if (
+                    (isinstance(reader.op, _VIEWS) or is_exact(reader))
+                    and reader.operands[0] == each
+                    and reader.result not in seen
+                ):
                     seen.add(reader.result)
                     waiting.append(reader.result)
         return True
@@ -58,7 +65,7 @@ class Lifetimes:
         at, start = self._inside.get(value, value), self._inside.get(state, state)
         while at != start:
             node = self._maker.get(at)
-            if node is None or not isinstance(node.op, _UPDATES) or not self.is_last(node.operands[0], node):
+            if node is None or not isinstance(node.op, UPDATES) or not self.is_last(node.operands[0], node):
                 return False
             at = node.operands[0]
         return True

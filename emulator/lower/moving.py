@@ -5,30 +5,30 @@ from dataclasses import replace
 from emulator.graph import Node
 from emulator.lower.buffers import on_device
 from emulator.lower.filling import fill
-from emulator.lower.lowering import Lowering, NotLowered, lowers
+from emulator.lower.lowering import Lowering, NotLowered, laid_out, lowers
 from emulator.lower.view import View
 from emulator.ops import Bitcast, Broadcast, Concat, Flip, Pad, Reshape, Slice, SliceUpdate, Transpose
 
 
 @lowers(Reshape)
 def _reshape(low: Lowering, node: Node, op: Reshape) -> None:
-    source = low.view(node.operands[0])
+    source = low.lying(node.operands[0])
     low.alias(node.result, source.reshaped(op.shape) or low.packed(source).packed_as(op.shape))
 
 
 @lowers(Transpose)
 def _transpose(low: Lowering, node: Node, op: Transpose) -> None:
-    low.alias(node.result, low.view(node.operands[0]).transposed(op.order))
+    low.alias(node.result, low.lying(node.operands[0]).transposed(op.order))
 
 
 @lowers(Broadcast)
 def _broadcast(low: Lowering, node: Node, op: Broadcast) -> None:
-    low.alias(node.result, low.view(node.operands[0]).broadcast(op.shape))
+    low.alias(node.result, low.lying(node.operands[0]).broadcast(op.shape))
 
 
 @lowers(Slice)
 def _slice(low: Lowering, node: Node, op: Slice) -> None:
-    view = low.view(node.operands[0])
+    view = low.lying(node.operands[0])
     low.alias(node.result, _window(view, op.starts, node.result.type.shape, op.steps))
 
 
@@ -39,7 +39,7 @@ def _window(view: View, starts: tuple[int, ...], sizes: tuple[int, ...], steps: 
 
 @lowers(Flip)
 def _flip(low: Lowering, node: Node, op: Flip) -> None:
-    view = low.view(node.operands[0])
+    view = low.lying(node.operands[0])
     for axis in op.axes:
         last = max(view.shape[axis] - 1, 0) * view.strides[axis]
         strides = (*view.strides[:axis], -view.strides[axis], *view.strides[axis + 1 :])
@@ -49,18 +49,16 @@ def _flip(low: Lowering, node: Node, op: Flip) -> None:
 
 @lowers(Concat)
 def _concat(low: Lowering, node: Node, op: Concat) -> None:
-    home, start = low.home(node.result), 0
-    for operand in node.operands:
-        part = low.view(operand)
-        spans = [(0, size) for size in part.shape]
-        spans[op.axis] = (start, part.shape[op.axis])
-        low.copy(home.cut(*spans), part)
-        start += part.shape[op.axis]
+    home = low.home(node.result)
+    for operand, place in zip(node.operands, laid_out(home, node), strict=True):
+        part = low.lying(operand)
+        if part != place:
+            low.copy(place, part)
 
 
 @lowers(SliceUpdate)
 def _slice_update(low: Lowering, node: Node, op: SliceUpdate) -> None:
-    update = low.view(node.operands[1])
+    update = low.lying(node.operands[1])
     home = low.updated(node)
     low.copy(_window(home, op.starts, update.shape, op.steps), update)
 
@@ -68,7 +66,7 @@ def _slice_update(low: Lowering, node: Node, op: SliceUpdate) -> None:
 @lowers(Pad)
 def _pad(low: Lowering, node: Node, op: Pad) -> None:
     """The border is cut into a slab before and one behind on each axis, inside of those of the axes before it."""
-    source, filling = low.view(node.operands[0]), node.operands[1]
+    source, filling = low.lying(node.operands[0]), node.operands[1]
     inner = low.home(node.result)
     number = low.number(filling)
     for axis, (before, size) in enumerate(zip(op.before, source.shape, strict=True)):

@@ -50,6 +50,16 @@ def stored_parameters(graph: Graph) -> Mapping[Value, Stored]:
     return found
 
 
+def sliced_parameters(graph: Graph) -> Mapping[str, RankSlice]:
+    """Of which a rank loads a piece, by name, and which."""
+    names = {value: name for name, value in graph.parameters.items()}
+    stored = stored_parameters(graph)
+    slices = (
+        (node.op, node.result) for node in graph.nodes if isinstance(node.op, RankSlice) and node.result in stored
+    )
+    return {names[stored[result].parameter]: op for op, result in slices}
+
+
 def _host_work(value: Value, readers: Mapping[Value, list[Node]], graph: Graph) -> Node | None:
     """The one reader of a value, if the host can do its work."""
     reading = readers.get(value, [])

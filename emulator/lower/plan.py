@@ -1,15 +1,17 @@
-"""How a product is cut into pieces: all ways that fit are costed by the machine's own rules, and the cheapest is taken.
+"""How products of the same rows are cut into pieces: all ways that fit are costed by the machine's own rules, and the
+cheapest is taken.
 
-Rows stay in SBUF, turned, while the weight passes by them block by block; so more rows at once mean less traffic, and
-wider blocks of the weight mean longer runs for DMA. Where the summed axis is long, a block has a slab of it only, and
-the sums of all its rows wait in PSUM.
+Either rows stay in SBUF, turned, while the weights pass by them block by block; or the weights stay, and rows pass by
+them, once for each block of columns. Where the summed axis is long, a block may have a slab of it only, and the sums of
+all rows that stay wait in PSUM.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import ceil
-from typing import Final
+from itertools import chain
+from math import ceil, inf
+from typing import Final, Protocol
 
 from emulator.hardware import CoreSpec
 from emulator.isa.affine import Affine
@@ -17,45 +19,115 @@ from emulator.isa.cycles import ISSUE, cost
 from emulator.isa.instructions import DmaCopy, Engine
 from emulator.isa.operands import Memory, Tile, contiguous
 from emulator.lower.kernel import PARTITIONS
+from emulator.lower.sheets import WIDEST
 from emulator.lower.turned import chunks_of, must_turn, room_to_turn
 from emulator.lower.view import View
 from emulator.types import DType
 
 BANK: Final = 512  # float32 sums
+STRIP: Final = WIDEST  # columns of a result that are finished at once; whole banks
 _BANKS_OF_SUMS: Final = 6  # when they wait for slabs; the other two are for turning
 _WIDTHS: Final = (4096, 2048, 1536, 1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
+_BLOCKS: Final = (1, 2, 3, 4, 6)
+_ROUND: Final = 64  # columns
 _HEIGHTS: Final = (8192, 4096, 2048, 1024, 512, 384, 256, 128, 64, 32, 16, 8, 4, 2, 1)
+_PASSING: Final = (512, 256, 128)  # rows at once where the weights stay
 _SLABS: Final = (64, 32, 16, 8, 4, 2, 1)
 _WRITTEN_NS: Final = 60  # what one more instruction of an engine costs that the formulas do not show: its start
+# Of the time that bytes take at HBM's full rate: counted even where engines take longer, since the energy is spent, and
+# what other queues have under way has to wait.
+_TRAFFIC: Final = 0.5
 
 
 @dataclass(frozen=True)
-class Pieces:
-    height: int  # rows that are kept
-    width: int  # columns of the weight that are at hand
-    slab: int  # chunks of the summed axis that are
+class Work:
+    """Nanoseconds that engines work beside each other, and bytes between HBM and the core."""
+
+    dma: float = 0.0
+    tensor: float = 0.0
+    vector: float = 0.0
+    bytes: int = 0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(
+            self.dma + other.dma, self.tensor + other.tensor, self.vector + other.vector, self.bytes + other.bytes
+        )
+
+    def __mul__(self, times: int) -> "Work":
+        return Work(self.dma * times, self.tensor * times, self.vector * times, self.bytes * times)
+
+    def ns(self, core: CoreSpec) -> float:
+        traffic = self.bytes / (core.dma_engines * core.dma_engine_peak_gb_s)
+        return max(self.dma, self.tensor, self.vector) + _TRAFFIC * traffic
+
+
+class Rows(Protocol):
+    """What is to be multiplied, wherever it comes from."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def dtype(self) -> DType: ...
+
+    @property
+    def kept(self) -> int:
+        """Bytes of each partition that making them takes all the time."""
+
+    @property
+    def room(self) -> int:
+        """Bytes that it takes beside, while they are made."""
+
+    def work(self, core: CoreSpec, height: int) -> Work:
+        """Of making so many, turned."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is to be multiplied, and what it takes beside the operands, in bytes."""
+    """Weights that are at hand at the same time, and what it takes beside them, in bytes."""
 
-    x: View  # [rows, summed]
-    weight: View  # [summed, columns]
-    by_column: int  # of each column of a piece of the result: the result itself, and what follows it
+    weights: tuple[View, ...]  # [summed, columns], equally large
+    dtype: DType  # in which they are multiplied
+    by_column: int  # of each column of a block: what all rows have in common
+    by_strip: int  # of each column of a strip: the results, and what follows them
+    out: DType
+
+    @property
+    def columns(self) -> int:
+        return self.weights[0].shape[1]
 
     @property
     def chunks(self) -> int:
-        return chunks_of(self.x.shape[1])
+        return chunks_of(self.weights[0].shape[0])
 
     @property
-    def turning(self) -> int:
-        return max(room_to_turn(self.x.dtype), room_to_turn(self.weight.dtype))
+    def widths(self) -> set[int]:
+        """Of blocks: all columns in a few equal ones, or round numbers of them."""
+        equal = {ceil(self.columns / (blocks * _ROUND)) * _ROUND for blocks in _BLOCKS}
+        return {min(width, self.columns) for width in {*_WIDTHS, *equal}}
 
-    def room(self, pieces: Pieces) -> int:
-        kept = self.chunks * pieces.height * self.x.dtype.itemsize
-        weight = 2 * pieces.slab * pieces.width * self.weight.dtype.itemsize
-        return kept + weight + self.by_column * pieces.width + self.turning + 1024
+    def weight(self, slab: int, width: int) -> int:
+        return len(self.weights) * slab * width * self.dtype.itemsize
+
+    def beside(self, width: int) -> int:
+        turning = room_to_turn(self.dtype) if any(map(must_turn, self.weights)) else 0
+        return self.by_column * width + self.by_strip * min(width, STRIP) + turning
+
+
+@dataclass(frozen=True, order=True)
+class Piece:
+    """Of the weights."""
+
+    width: int  # columns that are at hand
+    slab: int  # chunks of the summed axis that are
+
+
+@dataclass(frozen=True)
+class Cut:
+    height: int  # rows that are at hand, turned
+    pieces: tuple[Piece, ...]
+    ns: float
+    weights_stay: bool = False
 
 
 def turns_of(banks: int) -> int:
@@ -63,72 +135,137 @@ def turns_of(banks: int) -> int:
     return 2 if 2 * banks <= _BANKS_OF_SUMS else 1
 
 
-def best(core: CoreSpec, room: int, sizes: Sizes) -> Pieces:
+def best(core: CoreSpec, room: int, rows: Rows, sizes: Sequence[Sizes]) -> Cut:
     """The cheapest that fits; the least of all where none does, for the error to say what is missing."""
-    fitting = [pieces for pieces in _candidates(sizes) if sizes.room(pieces) <= room]
-    estimate = _Estimate(core, sizes)
-    least = Pieces(1, 1, 1)
-    return min(fitting, key=lambda each: (estimate.ns(each), -each.height, -each.width, -each.slab), default=least)
+    cuts = _Cuts(core, room - rows.kept - 1024, rows, sizes)
+    least = Cut(1, (Piece(1, 1),) * len(sizes), inf)
+    return min(cuts.all(), key=lambda cut: (cut.ns, -cut.height, cut.weights_stay, cut.pieces), default=least)
 
 
-def _candidates(sizes: Sizes) -> Iterator[Pieces]:
-    rows, columns = sizes.x.shape[0], sizes.weight.shape[1]
-    heights = {min(height, ceil(rows / PARTITIONS) * PARTITIONS if rows > PARTITIONS else rows) for height in _HEIGHTS}
-    for width in {min(width, columns) for width in _WIDTHS}:
-        for height in heights:
-            yield Pieces(height, width, sizes.chunks)
-            if ceil(height / PARTITIONS) * ceil(width / BANK) <= _BANKS_OF_SUMS:
-                yield from (Pieces(height, width, slab) for slab in _SLABS if slab < sizes.chunks)
-
-
-class _Estimate:
+class _Cuts:
     """DMA and the engines work beside each other, but nothing can begin before the first rows and weights are there."""
 
-    def __init__(self, core: CoreSpec, sizes: Sizes) -> None:
-        self._core, self._sizes = core, sizes
-        self._weight = cache(lambda slab, width: _load_ns(core, sizes.weight, slab, width))
-        self._kept = cache(lambda height: _load_ns(core, sizes.x.transposed((1, 0)), sizes.chunks, height))
-        self._stored = cache(lambda width: _store_ns(core, sizes, width))
+    def __init__(self, core: CoreSpec, room: int, rows: Rows, sizes: Sequence[Sizes]) -> None:
+        self._core, self._room, self._rows, self._sizes = core, room, rows, sizes
+        self._chunks = chunks_of(rows.shape[1])
+        self._loads = cache(lambda number, slab, width: _load(core, sizes[number], slab, width))
+        self._multiplied = cache(self._multiplying)
 
-    def ns(self, pieces: Pieces) -> float:
-        rows, columns = self._sizes.x.shape[0], self._sizes.weight.shape[1]
-        groups, blocks = ceil(rows / pieces.height), ceil(columns / pieces.width)
-        passes = groups * blocks * ceil(self._sizes.chunks / pieces.slab)
-        weight, kept = self._weight(pieces.slab, pieces.width), self._kept(pieces.height)
-        traffic = passes * weight + groups * kept + self._stored(pieces.width)
-        return max(traffic, *self._work(pieces.width, groups, blocks)) + weight + kept + passes * _WRITTEN_NS
+    def all(self) -> Iterator[Cut]:
+        return chain(self._rows_stay(), self._weights_stay())
 
-    def _work(self, width: int, groups: int, blocks: int) -> tuple[float, float]:
-        """Of the tensor engine, and of the vector engine that brings away what it made."""
-        core, sizes = self._core, self._sizes
-        rows, columns = sizes.x.shape[0], sizes.weight.shape[1]
-        tiles, slow = ceil(rows / PARTITIONS), core.fp32_cycle_factor if sizes.x.dtype is DType.FLOAT32 else 1
+    def _rows_stay(self) -> Iterator[Cut]:
+        rows = self._rows.shape[0]
+        for height in {min(each, _up(rows)) for each in _HEIGHTS}:
+            left = self._room - self._turned(height)
+            if self._rows.room > left:
+                continue
+            options = [
+                [(self._part(number, height, piece), piece) for piece in self._pieces(sizes, height, left)]
+                for number, sizes in enumerate(self._sizes)
+            ]
+            if all(options):
+                chosen = [min(each, key=lambda one: (one[0].ns(self._core), one[1])) for each in options]
+                making = self._rows.work(self._core, height)
+                work = sum((work for work, _ in chosen), making * ceil(rows / height))
+                begin = making.dma + self._loads(0, chosen[0][1].slab, chosen[0][1].width).dma
+                yield Cut(height, tuple(piece for _, piece in chosen), work.ns(self._core) + begin)
+
+    def _pieces(self, sizes: Sizes, height: int, left: int) -> Iterator[Piece]:
+        for width in sizes.widths:
+            banks = ceil(height / PARTITIONS) * ceil(width / BANK) * len(sizes.weights)
+            for slab in (sizes.chunks, *(slab for slab in _SLABS if slab < sizes.chunks and banks <= _BANKS_OF_SUMS)):
+                if 2 * sizes.weight(slab, width) + sizes.beside(width) <= left:
+                    yield Piece(width, slab)
+
+    def _weights_stay(self) -> Iterator[Cut]:
+        """All of them, or one block of columns after the other where only one is wanted at a time."""
+        for width in {width for sizes in self._sizes for width in sizes.widths}:
+            blocks = max(ceil(sizes.columns / width) for sizes in self._sizes)
+            if blocks > 1 and len(self._sizes) > 1:
+                continue
+            pieces = tuple(Piece(min(width, sizes.columns), sizes.chunks) for sizes in self._sizes)
+            pairs = list(zip(self._sizes, pieces, strict=True))
+            weights = sum(sizes.weight(sizes.chunks, piece.width) for sizes, piece in pairs)
+            beside = sum(sizes.beside(piece.width) for sizes, piece in pairs)
+            left = self._room - weights - beside - self._rows.room
+            fitting = [
+                height for height in _PASSING if height < self._rows.shape[0] and 2 * self._turned(height) <= left
+            ]
+            for height in fitting:
+                yield Cut(height, pieces, self._passing(height, blocks, pieces), weights_stay=True)
+
+    def _passing(self, height: int, blocks: int, pieces: tuple[Piece, ...]) -> float:
+        """The next block of weights can only come when the last rows are done with this one."""
+        groups = ceil(self._rows.shape[0] / height)
+        loads = [self._loads(number, piece.slab, piece.width) for number, piece in enumerate(pieces)]
+        work = self._rows.work(self._core, height) * (groups * blocks)
+        for number, (load, piece) in enumerate(zip(loads, pieces, strict=True)):
+            work += load * blocks + self._turning(number) + self._multiplied(number, piece.width)
+        return work.ns(self._core) + blocks * sum(load.dma for load in loads)
+
+    def _part(self, number: int, height: int, piece: Piece) -> Work:
+        sizes = self._sizes[number]
+        groups, blocks = ceil(self._rows.shape[0] / height), ceil(sizes.columns / piece.width)
+        passes = groups * blocks * ceil(sizes.chunks / piece.slab)
+        begun = Work(passes * _WRITTEN_NS, passes * _WRITTEN_NS, passes * _WRITTEN_NS)
+        loading = self._loads(number, piece.slab, piece.width) * passes + self._turning(number) * groups
+        return begun + loading + self._multiplied(number, piece.width)
+
+    def _turning(self, number: int) -> Work:
+        """The weights that do not lie as they are wanted."""
+        sizes = self._sizes[number]
+        each = turning_work(self._core, sizes.dtype, sizes.chunks, sizes.columns)
+        return each * sum(map(must_turn, sizes.weights))
+
+    def _multiplying(self, number: int, width: int) -> Work:
+        """Multiplying, bringing the sums away, and storing them."""
+        core, sizes, rows = self._core, self._sizes[number], self._rows.shape[0]
         whole, rest = divmod(width, BANK)
-        made = tiles * blocks * (whole * BANK + (max(rest, ISSUE) if rest else 0))
-        turned = 0
-        if must_turn(sizes.x.transposed((1, 0))):
-            turned += tiles * sizes.chunks * PARTITIONS
-        if must_turn(sizes.weight):
-            turned += groups * sizes.chunks * ceil(columns / PARTITIONS) * PARTITIONS
-        return slow * (sizes.chunks * made + turned) / core.tensor_ghz, (turned + made) / core.vector_ghz
+        each = whole * BANK + (max(rest, ISSUE) if rest else 0)
+        made = len(sizes.weights) * ceil(rows / PARTITIONS) * ceil(sizes.columns / width) * each
+        store = _store_ns(core, sizes, rows, min(width, STRIP))
+        return Work(store, self._slow * sizes.chunks * made / core.tensor_ghz, made / core.vector_ghz)
+
+    @property
+    def _slow(self) -> float:
+        return self._core.fp32_cycle_factor if self._rows.dtype is DType.FLOAT32 else 1.0
+
+    def _turned(self, height: int) -> int:
+        return self._chunks * height * self._rows.dtype.itemsize
 
 
-def _load_ns(core: CoreSpec, view: View, chunks: int, width: int) -> float:
-    """A slab [chunks, width] of a matrix [summed, others]."""
+def load_work(core: CoreSpec, view: View, chunks: int, width: int) -> Work:
+    """Of a slab [chunks, width] of a matrix [summed, others], up to where it lies in SBUF."""
     summed, others = min(view.shape[0], chunks * PARTITIONS), min(view.shape[1], width)
     piece = view.cut((0, summed), (0, others))
     ordered = piece.transposed((1, 0)) if must_turn(view) else piece
     lanes = min(ordered.shape[0], PARTITIONS)
     tile = _tile(view.dtype, lanes, ceil(ordered.shape[0] / lanes), ordered.shape[1])
-    return cost(DmaCopy(engine=Engine.DMA0, dst=tile, src=ordered.far()), core).ns
+    copy = DmaCopy(engine=Engine.DMA0, dst=tile, src=ordered.far())
+    return Work(cost(copy, core).ns, bytes=summed * others * view.dtype.itemsize)
 
 
-def _store_ns(core: CoreSpec, sizes: Sizes, width: int) -> float:
-    rows, columns = sizes.x.shape[0], sizes.weight.shape[1]
+def turning_work(core: CoreSpec, dtype: DType, chunks: int, width: int) -> Work:
+    """Of turning it on the tensor engine."""
+    turned = ceil(width / PARTITIONS) * chunks * PARTITIONS
+    slow = core.fp32_cycle_factor if dtype is DType.FLOAT32 else 1
+    return Work(0.0, slow * turned / core.tensor_ghz, turned / core.vector_ghz)
+
+
+def _up(rows: int) -> int:
+    return ceil(rows / PARTITIONS) * PARTITIONS if rows > PARTITIONS else rows
+
+
+def _load(core: CoreSpec, sizes: Sizes, slab: int, width: int) -> Work:
+    return sum((load_work(core, weight, slab, width) for weight in sizes.weights), Work())
+
+
+def _store_ns(core: CoreSpec, sizes: Sizes, rows: int, width: int) -> float:
     lanes = min(rows, PARTITIONS)
-    home = View(0, sizes.x.dtype, Affine(), (lanes, width), (columns, 1))
-    one = DmaCopy(engine=Engine.DMA0, dst=home.far(), src=_tile(sizes.x.dtype, lanes, width))
-    return cost(one, core).ns * ceil(rows / lanes) * ceil(columns / width)
+    home = View(0, sizes.out, Affine(), (lanes, width), (sizes.columns, 1))
+    one = DmaCopy(engine=Engine.DMA0, dst=home.far(), src=_tile(sizes.out, lanes, width))
+    return cost(one, core).ns * ceil(rows / lanes) * ceil(sizes.columns / width)
 
 
 def _tile(dtype: DType, lanes: int, *shape: int) -> Tile:

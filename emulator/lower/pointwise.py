@@ -4,6 +4,7 @@ from typing import Final
 
 from emulator.graph import Node
 from emulator.isa.operands import Memory
+from emulator.lower.elements import is_exact
 from emulator.lower.lowering import Lowering, lowers
 from emulator.lower.sheets import WIDEST, sheets
 from emulator.ops import Binary, Cast, Unary, Where
@@ -14,6 +15,9 @@ _STEP: Final = 64  # elements by which pieces become narrower
 
 @lowers(Binary, Cast, Unary, Where)
 def _elementwise(low: Lowering, node: Node, op: Operator) -> None:
+    if is_exact(node):
+        low.alias(node.result, low.lying(node.operands[0]))
+        return
     chain = low.chain(node)
     widest = low.k.left(Memory.SBUF) // chain.width // _STEP * _STEP
     for _, _, pieces in sheets(low.k, chain.views, max(min(widest, WIDEST), _STEP)):

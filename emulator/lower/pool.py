@@ -10,11 +10,10 @@ from emulator.isa.instructions import Alu, Engine, Memset, TensorCopy, TensorTen
 from emulator.isa.operands import Memory, Tile
 from emulator.lower.buffers import on_device
 from emulator.lower.convolve import slab_rows
-from emulator.lower.ending import Ending
+from emulator.lower.ending import Ending, room_of
 from emulator.lower.kernel import PARTITIONS, Kernel
 from emulator.lower.lanes import held
 from emulator.lower.lowering import Lowering, lowers
-from emulator.lower.products import room_of
 from emulator.lower.view import View
 from emulator.lower.windows import WIDEST, Slab, Starts, Windows, blocks, each_place, linear, load_slab, padded, windows
 from emulator.ops import Pool

@@ -7,9 +7,9 @@ time; it is loaded as it lies, and turned 128 x 128 elements at a time on the te
 from collections.abc import Iterator
 from typing import Final
 
-from emulator.isa.affine import Affine
+from emulator.isa.affine import Affine, affine
 from emulator.isa.instructions import Activation, Engine, Function, TensorCopy, Transpose
-from emulator.isa.operands import Memory
+from emulator.isa.operands import Memory, Tile
 from emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from emulator.lower.view import View
 from emulator.types import DType
@@ -97,6 +97,18 @@ def turn(
                 k.emit(Activation(engine=engine, dst=place, src=passing.whole, function=Function.COPY))
             else:
                 k.emit(TensorCopy(engine=engine, dst=place, src=passing.whole))
+
+
+def turn_tile(k: Kernel, dst: Block, tile: Tile, left: Affine | int, rows: Span) -> None:
+    """Rows in SBUF, from this column on, which begins a chunk, become columns of [128, chunks, rows]."""
+    start = affine(left)
+    first = Affine(start.base // PARTITIONS, tuple((depth, step // PARTITIONS) for depth, step in start.terms))
+    full, rest = divmod(tile.elements, PARTITIONS)
+    if full:
+        turn(k, dst, Block(tile.memory, tile.dtype, tile.partitions, (full, PARTITIONS), tile.offset), first, rows)
+    if rest:
+        offset = tile.offset + full * PARTITIONS * tile.dtype.itemsize
+        turn(k, dst, Block(tile.memory, tile.dtype, tile.partitions, (1, rest), offset), first + full, rows)
 
 
 def turn_heads(k: Kernel, dst: Block, source: View, first: int = 0) -> None:

@@ -10,7 +10,7 @@ from emulator.errors import ExecutableInvalid
 from emulator.nxe.spelling import Reader
 
 MAGIC: Final = b"\x89NXE\r\n\x1a\n"
-VERSION: Final = 1
+VERSION: Final = 2
 LONGEST_FILE: Final = 32 << 20  # bytes
 _HEAD: Final = struct.Struct("<8sII")
 _ROW: Final = struct.Struct("<IQQ32s")

@@ -8,6 +8,7 @@ from emulator.isa.affine import Affine, Turn
 from emulator.isa.instructions import Alu, Engine, Function, Instruction, Wait
 from emulator.isa.operands import Axis, Far, Memory, Place, Tile
 from emulator.isa.program import Loop, Step
+from emulator.isa.progress import Progress
 from emulator.nxe.kinds import (
     LOOP,
     MOST_AXES,
@@ -21,7 +22,6 @@ from emulator.nxe.kinds import (
     Kind,
     kinds,
 )
-from emulator.nxe.progress import Progress
 from emulator.nxe.shared import Known, Words
 from emulator.nxe.spelling import Reader
 from emulator.types import DType

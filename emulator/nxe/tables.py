@@ -11,6 +11,7 @@ from emulator.isa.program import Buffer, Role
 from emulator.nxe.port import Port
 from emulator.nxe.shared import Words, Written
 from emulator.nxe.spelling import Reader, Writer
+from emulator.ops.shares import Share, uneven
 from emulator.passes.shard import Piece
 from emulator.types import DType, TensorType, is_reasonable
 
@@ -104,9 +105,9 @@ def write_divisions(divisions: Mapping[int, Piece]) -> bytes:
         out.number(number - before)
         out.number(piece.axis)
         out.number(len(piece.sizes))
-        for size, parts in zip(piece.sizes, piece.parts, strict=True):
-            out.number(size)
-            out.number(parts)
+        for share in piece.shares:
+            for field in (share.size, share.parts, share.slots, share.length):
+                out.number(field)
         before = number
     return bytes(out.data)
 
@@ -118,25 +119,24 @@ def read_divisions(source: Reader, ranks: int, buffers: Sequence[Buffer]) -> dic
         number += source.number()
         axis = source.number()
         count = source.count("blocks", MOST_RANKS)
-        rows = [(source.number(), source.number()) for _ in range(count)]
-        piece = Piece(axis, tuple(size for size, _ in rows), tuple(parts for _, parts in rows))
+        shares = [Share(*(source.number() for _ in range(4))) for _ in range(count)]
         if number in divisions or not 0 <= number < len(buffers):
             raise source.fault(f"a division is of buffer {number} among {len(buffers)}, or a second one")
-        if not _fits(piece, buffers[number], ranks):
+        if not _fits(axis, shares, buffers[number], ranks):
             raise source.fault(f"a division of axis {axis} does not fit buffer {number} on {ranks} ranks")
-        divisions[number] = piece
+        sizes, parts = tuple(share.size for share in shares), tuple(share.parts for share in shares)
+        divisions[number] = Piece(axis, sizes, parts, *uneven(shares, ranks))
     source.end()
     return divisions
 
 
-def _fits(piece: Piece, buffer: Buffer, ranks: int) -> bool:
+def _fits(axis: int, shares: Sequence[Share], buffer: Buffer, ranks: int) -> bool:
     """Whether a rank's share is as long as the buffer has it."""
-    blocks = list(zip(piece.sizes, piece.parts, strict=True))
-    if not blocks or any(not parts or size % parts or ranks % parts for size, parts in blocks):
+    if not shares or not all(share.is_possible(ranks) for share in shares):
         return False
     order = buffer.order or range(len(buffer.shape))
-    lengths = [buffer.shape[at] for at, axis in enumerate(order) if axis == piece.axis]
-    return lengths == [sum(size // parts for size, parts in blocks)]
+    lengths = [buffer.shape[at] for at, each in enumerate(order) if each == axis]
+    return lengths == [sum(share.local for share in shares)]
 
 
 def write_notes(notes: Sequence[str]) -> bytes:

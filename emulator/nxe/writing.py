@@ -1,13 +1,13 @@
 """The code section, written."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from emulator.isa.affine import Affine
-from emulator.isa.instructions import Engine, Instruction, Wait
+from emulator.isa.instructions import Instruction, Wait
 from emulator.isa.operands import Axis, Place, Tile
-from emulator.isa.program import Loop, Step
+from emulator.isa.program import Loop, Step, counted
+from emulator.isa.progress import Progress
 from emulator.nxe.kinds import (
     MOST_AXES,
     MOST_CARRIED_OUT,
@@ -20,29 +20,16 @@ from emulator.nxe.kinds import (
     kind_of,
     kind_text,
 )
-from emulator.nxe.progress import Progress
 from emulator.nxe.shared import Written
 from emulator.nxe.spelling import Writer
 
 
 def write_code(body: Sequence[Step]) -> bytes:
     writing = _Writing()
-    if carried_out(body).total() > MOST_CARRIED_OUT:
+    if counted(body).total() > MOST_CARRIED_OUT:
         raise writing.out.fault(f"a program carries out more than {MOST_CARRIED_OUT} instructions")
     writing.body(body)
     return bytes(writing.out.data)
-
-
-def carried_out(body: Sequence[Step]) -> Counter[Engine]:
-    """How many instructions each engine carries out."""
-    counts: Counter[Engine] = Counter()
-    for step in body:
-        if isinstance(step, Loop):
-            for engine, number in carried_out(step.body).items():
-                counts[engine] += step.count * number
-        else:
-            counts[step.engine] += 1
-    return counts
 
 
 class _Writing:
@@ -79,7 +66,7 @@ class _Writing:
                 self._instruction(step)
 
     def _loop(self, loop: Loop) -> None:
-        each = carried_out(loop.body)
+        each = counted(loop.body)
         self._require(self._progress.loops < MOST_LOOPS, f"more than {MOST_LOOPS} loops are around each other")
         self._require(loop.count > 0, f"a loop runs {loop.count} times")
         self.out.number(loop.count)

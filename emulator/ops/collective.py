@@ -14,6 +14,7 @@ import numpy as np
 from emulator.errors import ExecutionError
 from emulator.numerics import Array
 from emulator.ops.base import Operator, require, require_axes
+from emulator.ops.shares import Share, Stretch, shares_of, stretches, uneven
 from emulator.types import TensorType
 
 
@@ -66,7 +67,8 @@ class AllReduce(Operator, name="all_reduce"):
 class _Blocks:
     """An axis as `outer` repetitions of a row of blocks, block i cut into `parts[i]` pieces of equal size.
 
-    Where a block has fewer pieces than there are ranks, neighbouring ranks share a piece.
+    Where a block has fewer pieces than there are ranks, neighbouring ranks share a piece. `slots` and `lengths` say of
+    each block what room a rank has for it, where blocks do not go up evenly; see Share.
     """
 
     axis: int
@@ -74,24 +76,48 @@ class _Blocks:
     sizes: tuple[int, ...]
     parts: tuple[int, ...]
     degree: int
+    slots: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        return shares_of(self.sizes, self.parts, self.slots, self.lengths)
+
+    @property
+    def local(self) -> int:
+        """The length of one row of blocks on a rank."""
+        return sum(share.local for share in self.shares)
 
     def whole_and_local(self, op: Operator) -> tuple[int, int]:
         """The length of the axis, and of one rank's share of it."""
-        require(len(self.sizes) == len(self.parts) > 0 < self.outer, op, f"{self.sizes} are not cut by {self.parts}")
-        fits = all(
-            parts > 0 <= size and size % parts == 0 and self.degree % parts == 0
-            for size, parts in zip(self.sizes, self.parts, strict=True)
+        blocks, rooms = len(self.sizes), (len(self.slots), len(self.lengths))
+        said = len(self.parts) == blocks > 0 < self.outer and rooms in ((0, 0), (blocks, blocks))
+        require(said, op, f"{self.sizes} are not cut by {self.parts}")
+        fits = all(share.is_possible(self.degree) for share in self.shares)
+        once = (self.slots, self.lengths) == uneven(self.shares, self.degree)
+        require(
+            fits and once,
+            op,
+            f"blocks of {self.sizes} cannot be cut into {self.parts} for {self.degree} ranks",
         )
-        require(fits, op, f"blocks of {self.sizes} cannot be cut into {self.parts} for {self.degree} ranks")
-        local = sum(size // parts for size, parts in zip(self.sizes, self.parts, strict=True))
-        return self.outer * sum(self.sizes), self.outer * local
+        return self.outer * sum(self.sizes), self.outer * self.local
+
+    def stretches(self, rank: int) -> list[Stretch]:
+        """What a rank has of one row of blocks that is not padding."""
+        return stretches(self.shares, rank, self.degree)
 
     def with_length(self, x: TensorType, length: int) -> TensorType:
         return x.with_shape((*x.shape[: self.axis], length, *x.shape[self.axis + 1 :]))
 
     def unfolded(self, x: Array) -> Array:
         """The axis as two: repetitions, and one row of blocks."""
-        return x.reshape(*x.shape[: self.axis], self.outer, -1, *x.shape[self.axis + 1 :])
+        row = x.shape[self.axis] // self.outer
+        return x.reshape(*x.shape[: self.axis], self.outer, row, *x.shape[self.axis + 1 :])
+
+    def folded(self, rows: Array) -> Array:
+        """The two axes as one again."""
+        length = rows.shape[self.axis] * rows.shape[self.axis + 1]
+        return rows.reshape(*rows.shape[: self.axis], length, *rows.shape[self.axis + 2 :])
 
 
 @dataclass(frozen=True)
@@ -111,14 +137,11 @@ class RankSlice(_Blocks, Operator, name="rank_slice"):
 
     def piece(self, x: Array, rank: int) -> Array:
         """What a given rank takes."""
-        rows, start, pieces = self.unfolded(x), 0, []
-        for size, parts in zip(self.sizes, self.parts, strict=True):
-            length = size // parts
-            mine = start + rank * parts // self.degree * length
-            pieces.append(rows.take(range(mine, mine + length), axis=self.axis + 1))
-            start += size
-        joined = np.concatenate(pieces, axis=self.axis + 1) if len(pieces) > 1 else pieces[0]
-        return joined.reshape(*x.shape[: self.axis], -1, *x.shape[self.axis + 1 :])
+        rows, axis = self.unfolded(x), self.axis + 1
+        own = np.zeros((*rows.shape[:axis], self.local, *rows.shape[axis + 1 :]), x.dtype)
+        for stretch in self.stretches(rank):
+            _copy(own, stretch.own, rows, stretch.whole, stretch.size, axis)
+        return self.folded(own)
 
 
 @dataclass(frozen=True)
@@ -139,12 +162,16 @@ class AllGather(_Blocks, Operator, name="all_gather"):
 
     def joined(self, of_ranks: Sequence[Array]) -> Array:
         """The whole, from what every rank holds."""
-        shares = [self.unfolded(share) for share in of_ranks]
-        start, blocks = 0, []
-        for size, parts in zip(self.sizes, self.parts, strict=True):
-            length = size // parts
-            owners = shares[:: self.degree // parts]  # of ranks that share a piece, the first
-            blocks += [owner.take(range(start, start + length), axis=self.axis + 1) for owner in owners]
-            start += length
-        whole, shape = np.concatenate(blocks, axis=self.axis + 1), of_ranks[0].shape
-        return whole.reshape(*shape[: self.axis], -1, *shape[self.axis + 1 :])
+        shares, axis = [self.unfolded(share) for share in of_ranks], self.axis + 1
+        first = shares[0]
+        whole = np.empty((*first.shape[:axis], sum(self.sizes), *first.shape[axis + 1 :]), first.dtype)
+        for rank in reversed(range(self.degree)):  # of ranks that share a piece, the first has the last word
+            for stretch in self.stretches(rank):
+                _copy(whole, stretch.whole, shares[rank], stretch.own, stretch.size, axis)
+        return self.folded(whole)
+
+
+def _copy(target: Array, to: int, source: Array, start: int, count: int, axis: int) -> None:
+    """Neighbours along an axis of both."""
+    ahead = (slice(None),) * axis
+    target[(*ahead, slice(to, to + count))] = source[(*ahead, slice(start, start + count))]

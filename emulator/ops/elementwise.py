@@ -128,7 +128,9 @@ class Unary(Operator, name="unary"):
 def _truncating_divide(a: Array, b: Array) -> Array:
     if a.dtype == np.float32:
         return np.asarray(np.trunc(a / b))
-    return np.asarray(np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)))
+    # Magnitudes will not do: the smallest of a signed type is none of its numbers.
+    below_zero, has_rest = (a < 0) != (b < 0), np.remainder(a, b) != 0
+    return np.asarray(np.floor_divide(a, b) + (below_zero & has_rest))
 
 
 _ARITHMETIC: dict[str, Callable[[Array, Array], Array]] = {

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from emulator.graph import Graph
 from emulator.passes.autocast import autocast
 from emulator.passes.canonicalise import canonicalise
+from emulator.passes.causal import recognise_causal
 from emulator.passes.check import check, check_interface
 from emulator.passes.clean import eliminate_common_subexpressions, eliminate_dead_code, fold_constants
 from emulator.passes.fuse import fuse
@@ -23,6 +24,7 @@ PASSES: tuple[Pass, ...] = (
     eliminate_common_subexpressions,
     eliminate_dead_code,
     fuse,
+    recognise_causal,
     autocast,
     legalise,
     fold_constants,

@@ -12,6 +12,7 @@ from emulator.numerics import Array
 from emulator.nxe.port import Port
 from emulator.passes.shard import Piece
 from emulator.ranks import Loaded, LoadedRanks
+from emulator.runtime.resident import Shelf
 from emulator.types import TensorType
 
 
@@ -30,7 +31,7 @@ class Code(Protocol):
 
     @property
     def weights(self) -> Mapping[str, int]:
-        """The bytes of each on one rank."""
+        """The bytes of each on one rank; what two programs call the same they have in common."""
 
     @property
     def scratch(self) -> int:
@@ -40,7 +41,8 @@ class Code(Protocol):
     def states(self) -> Mapping[str, TensorType]:
         """One rank's share of each."""
 
-    def load(self, weights: Mapping[str, Array]) -> Loaded: ...
+    def load(self, weights: Mapping[str, Array], shelf: Shelf | None = None) -> Loaded:
+        """`shelf`: what programs of the same model have loaded already, on the same cores."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +75,7 @@ class Fast:
     def states(self) -> Mapping[str, TensorType]:
         return {name: value.type for name, value in states(self.program.graph).items()}
 
-    def load(self, weights: Mapping[str, Array]) -> Loaded:
+    def load(self, weights: Mapping[str, Array], shelf: Shelf | None = None) -> Loaded:
         return LoadedRanks(self.program.graph, weights)
 
 

@@ -3,7 +3,7 @@
 from threading import Lock
 
 from emulator.hardware import Instance
-from emulator.memory import capacity, code_bytes
+from emulator.memory import room
 from emulator.runtime.status import CoresUnavailable
 
 _ALIGNED = ("trn1", "trn1n")
@@ -20,7 +20,7 @@ class Cores:
     @property
     def memory(self) -> int:
         """Bytes that one core has for a model."""
-        return capacity(self.target) - code_bytes(self.target)
+        return room(self.target)
 
     @property
     def free(self) -> int:

@@ -7,12 +7,14 @@ from functools import cached_property
 import numpy as np
 
 from emulator.core import Machine, Statistics
+from emulator.core.memory import put
 from emulator.errors import MissingTensor
 from emulator.executable import Executable, Port
 from emulator.isa.limits import check
 from emulator.isa.program import RANK, Buffer, Role
 from emulator.numerics import Array
 from emulator.ranks import States
+from emulator.runtime.resident import Resident, Shelf, layout
 from emulator.types import TensorType
 
 
@@ -38,47 +40,46 @@ class Isa:
 
     @cached_property
     def weights(self) -> Mapping[str, int]:
-        return {name: _each(buffer) for _, buffer, name in self.tensors(Role.PARAMETER)}
+        return {str(layout(buffer)): buffer.nbytes for _, buffer in self.buffers(Role.PARAMETER)}
 
     @cached_property
     def scratch(self) -> int:
         """All of HBM that the program uses, addresses being shared among scratch already."""
-        stays = sum(_each(buffer) for role in (Role.PARAMETER, Role.STATE) for _, buffer, _ in self.tensors(role))
+        stays = sum(buffer.nbytes for role in (Role.PARAMETER, Role.STATE) for _, buffer in self.buffers(role))
         return max(self.executable.program.hbm - stays, 0)
 
     @cached_property
     def states(self) -> Mapping[str, TensorType]:
         ports = self.executable.of_role(Role.STATE)
-        return {name: TensorType(it.shape, ports[name].type.dtype) for _, it, name in self.tensors(Role.STATE)}
+        return {
+            name: TensorType(buffer.shape, ports[name].type.dtype)
+            for _, buffer in self.buffers(Role.STATE)
+            for name in buffer.names
+        }
 
-    def tensors(self, role: Role) -> Iterator[tuple[int, Buffer, str]]:
-        """Buffer number, buffer and name of each."""
-        for number, buffer in enumerate(self.executable.program.buffers):
-            if buffer.role is role:
-                yield from ((number, buffer, name) for name in buffer.names)
+    def buffers(self, role: Role) -> Iterator[tuple[int, Buffer]]:
+        return (each for each in enumerate(self.executable.program.buffers) if each[1].role is role)
 
-    def load(self, weights: Mapping[str, Array]) -> "LoadedIsa":
+    def load(self, weights: Mapping[str, Array], shelf: Shelf | None = None) -> "LoadedIsa":
         check(self.executable.program)
-        return LoadedIsa(self, weights)
+        return LoadedIsa(self, weights, {} if shelf is None else shelf)
 
 
 class LoadedIsa:
     """The machines of all ranks, with each rank's weights in their memory."""
 
-    def __init__(self, code: Isa, weights: Mapping[str, Array]) -> None:
+    def __init__(self, code: Isa, weights: Mapping[str, Array], shelf: Shelf) -> None:
         self._code = code
         self._machine = Machine(code.executable.program, order=code.order, check=code.races)
         self.statistics = Statistics()  # of all runs together, on each core
-        if any(name == RANK for _, _, name in code.tensors(Role.INPUT)):
+        if any(RANK in buffer.names for _, buffer in code.buffers(Role.INPUT)):
             for rank in range(code.ranks):
                 self._machine.write(RANK, np.array([rank]), rank)
-        for number, buffer, name in code.tensors(Role.PARAMETER):
-            if name not in weights:
-                raise MissingTensor("parameter", name, str(TensorType(buffer.shape, buffer.dtype)))
-            for rank, share in enumerate(self._shares(number, weights[name])):
-                self._machine.write(name, share, rank)
+        for number, buffer in code.buffers(Role.PARAMETER):
+            self._load(number, buffer, weights, shelf)
 
     def run(self, inputs: Mapping[str, Array], states: States | None = None) -> tuple[dict[str, Array], States]:
+        """States that are resident are worked on where they are."""
         machine, executable = self._machine, self._code.executable
         for name, port in executable.of_role(Role.INPUT).items():
             if name not in inputs:
@@ -86,22 +87,41 @@ class LoadedIsa:
         for name, array in inputs.items():
             machine.write(name, array)
         for rank, own in enumerate(states or ()):
-            for name, array in own.items():
-                machine.write(name, array, rank)
+            self._give(rank, own)
         self.statistics += machine.execute()
         outputs = {name: self._read(port, 0) for name, port in executable.of_role(Role.OUTPUT).items()}
-        held = executable.of_role(Role.STATE)
-        after = [{name: self._read(port, rank) for name, port in held.items()} for rank in range(machine.ranks)]
-        return outputs, after
+        return outputs, [self._after(rank, own) for rank, own in enumerate(states or [{}] * machine.ranks)]
 
-    def _shares(self, number: int, whole: Array) -> list[Array]:
-        piece = self._code.executable.divisions.get(number)
-        return piece.parted(whole, self._code.ranks) if piece else [whole] * self._code.ranks
+    def _load(self, number: int, buffer: Buffer, weights: Mapping[str, Array], shelf: Shelf) -> None:
+        """Where a program of the same model has it already, it stays; nobody writes to weights, so ranks have those
+        that are not divided in common too."""
+        ranks, piece = self._code.ranks, self._code.executable.divisions.get(number)
+        own = [self._machine.storage(number, rank) for rank in range(ranks)]
+        what = (layout(buffer), piece)
+        if what not in shelf:
+            shelf[what] = own if piece else own[:1] * ranks
+            for index, name in enumerate(buffer.names):
+                if name not in weights:
+                    raise MissingTensor("parameter", name, str(TensorType(buffer.shape, buffer.dtype)))
+                shares = piece.parted(weights[name], ranks) if piece else [weights[name]]
+                for storage, share in zip(shelf[what], shares, strict=False):
+                    put(storage, buffer, index, share)
+        for storage, shared in zip(own, shelf[what], strict=True):
+            storage.become(shared)
+
+    def _give(self, rank: int, states: Mapping[str, Array]) -> None:
+        if isinstance(states, Resident):
+            for number, buffer in self._code.buffers(Role.STATE):
+                self._machine.storage(number, rank).become(states.storage(buffer))
+            return
+        for name, array in states.items():
+            self._machine.write(name, array, rank)
+
+    def _after(self, rank: int, states: Mapping[str, Array]) -> Mapping[str, Array]:
+        if isinstance(states, Resident):
+            return states
+        return {name: self._read(port, rank) for name, port in self._code.executable.of_role(Role.STATE).items()}
 
     def _read(self, port: Port, rank: int) -> Array:
         """In the caller's type; the machine has narrower integers."""
         return self._machine.read(port.name, rank).astype(port.type.dtype.held, copy=False)
-
-
-def _each(buffer: Buffer) -> int:
-    return buffer.nbytes // len(buffer.names)

@@ -5,14 +5,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 
-import numpy as np
-
 from emulator.errors import ExecutionError, IndexOutOfRange, MissingTensor, WrongTensor
 from emulator.isa.faults import ProgramInvalid
 from emulator.numerics import Array
 from emulator.ranks import Loaded, States
 from emulator.runtime.buckets import fit
 from emulator.runtime.code import Code
+from emulator.runtime.resident import Resident, Shelf
 from emulator.runtime.status import (
     BadInput,
     CoreBusy,
@@ -30,7 +29,7 @@ class StateSet:
     """States of one conversation, or of one batch of them, on the device."""
 
     model: "Model | None"
-    ranks: States
+    ranks: Sequence[Resident]
     nbytes: int
 
 
@@ -47,10 +46,11 @@ class Model:
         self._accounts = Lock()
         if self.left < 0:
             raise DeviceMemoryExhausted(
-                f"the model takes {taken(codes):,} bytes on each of {len(cores)} cores, which have {memory:,}; divide "
-                "it among more cores"
+                f"the model takes {taken(codes):,} bytes on each of {len(cores)} cores, which have {memory:,}"
+                f"{_largest(codes)}; divide it among more cores, or load fewer of its programs"
             )
-        self._loaded: Mapping[Code, Loaded] = {code: _load(code, weights) for code in codes}
+        shelf: Shelf = {}
+        self._loaded: Mapping[Code, Loaded] = {code: _load(code, weights, shelf) for code in codes}
         self._states = _common_states(codes)
 
     def allocate(self) -> StateSet:
@@ -64,10 +64,7 @@ class Model:
                     "model with a smaller batch or capacity"
                 )
             self.left -= nbytes
-        ranks = [
-            {name: np.zeros(type_.shape, type_.dtype.held) for name, type_ in self._states.items()} for _ in self.cores
-        ]
-        return StateSet(self, ranks, nbytes)
+        return StateSet(self, [Resident(self._states) for _ in self.cores], nbytes)
 
     def free(self, states: StateSet) -> None:
         with self._accounts:
@@ -76,16 +73,25 @@ class Model:
             self.left += states.nbytes
 
     def execute(self, request: Mapping[str, Array], states: StateSet | None = None) -> dict[str, Array]:
-        """The answer of the smallest program that the request fits into; `states` are those of after it then."""
+        """The answer of the smallest program that the request fits into; `states` are those of after it then. A program
+        that goes wrong leaves them half-written, so they are given up."""
         with self._alone():
             self._require_loaded()
             if states is not None:
                 self._require_own(states)
             chosen = fit(list(self._loaded), request, with_states=states is not None)
-            with _refusals():
-                outputs, after = self._loaded[chosen.code].run(chosen.padded(request), _those_of(chosen.code, states))
+            try:
+                with _refusals():
+                    outputs, after = self._loaded[chosen.code].run(
+                        chosen.padded(request), _those_of(chosen.code, states)
+                    )
+            except (ExecutionFailed, OutOfBounds):
+                if states is not None:
+                    self.free(states)
+                raise
             if states is not None:
-                states.ranks = [{**before, **new} for before, new in zip(states.ranks, after, strict=True)]
+                for own, new in zip(states.ranks, after, strict=True):
+                    own.take(new)
             return chosen.cut(outputs)
 
     def unload(self) -> None:
@@ -124,9 +130,17 @@ def taken(codes: Sequence[Code]) -> int:
     return sum(weights.values()) + max(code.scratch for code in codes)
 
 
-def _load(code: Code, weights: Mapping[str, Array]) -> Loaded:
+def _largest(codes: Sequence[Code]) -> str:
+    """What takes most of it: a few weights by name, and the scratch of the program that needs most."""
+    weights = {name: size for code in codes for name, size in code.weights.items()}
+    most = sorted(weights, key=lambda name: (-weights[name], name))[:3]
+    named = "".join(f"{name} with {weights[name]:,}, " for name in most)
+    return f" ({named}and scratch with {max(code.scratch for code in codes):,})"
+
+
+def _load(code: Code, weights: Mapping[str, Array], shelf: Shelf) -> Loaded:
     try:
-        return code.load(weights)
+        return code.load(weights, shelf)
     except (ExecutionError, ProgramInvalid) as fault:
         raise InvalidLoad(str(fault)) from fault
 
@@ -144,7 +158,7 @@ def _common_states(codes: Sequence[Code]) -> dict[str, TensorType]:
 def _those_of(code: Code, states: StateSet | None) -> States | None:
     if states is None:
         return None
-    return [{name: own[name] for name in code.states} for own in states.ranks]
+    return [own.only(code.states) for own in states.ranks]
 
 
 @contextmanager

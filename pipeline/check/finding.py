@@ -70,6 +70,7 @@ INTEGER_ORDER: Final = _warning(
 FP8_KIND: Final = _error(307, "fp8-format", "The target has the other of the two E4M3 formats.")
 WINDOW: Final = _error(308, "dilated-window", "neuronx-cc refuses to reduce windows with holes.")
 PUBLISHED_PLAN: Final = _note(309, "published-plan", "An entry of the authors' tensor-parallel plan is not followed.")
+PADDED: Final = _note(310, "padding", "A tensor-parallel degree that does not divide the model: ranks work on zeros.")
 
 DOES_NOT_FIT: Final = _error(
     401, "does-not-fit", "A core's memory is smaller than its share of the model.", exit_codes.DOES_NOT_FIT
@@ -88,7 +89,18 @@ RULES: Final = {
     for rule in (
         *(SOURCE, CONFIGURATION, WEIGHTS, CUSTOM_CODE, QUANTISED, PICKLED),
         *(NOT_CAPTURED, GRAPH_BREAK, OPERATOR, POSITIONS, UNKNOWN_OPTION, FAULT),
-        *(DEGREE, INT64, LARGE_TENSOR, OPERAND_TYPE, EMPTY_TENSOR, INTEGER_ORDER, FP8_KIND, WINDOW, PUBLISHED_PLAN),
+        *(
+            DEGREE,
+            INT64,
+            LARGE_TENSOR,
+            OPERAND_TYPE,
+            EMPTY_TENSOR,
+            INTEGER_ORDER,
+            FP8_KIND,
+            WINDOW,
+            PUBLISHED_PLAN,
+            PADDED,
+        ),
         *(DOES_NOT_FIT, TIGHT),
         *(NARROW_SENSITIVE, FP16_OVERFLOW, FP8_RANGE, NARROW_COUNT),
     )

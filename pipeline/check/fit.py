@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from emulator.hardware import Instance
-from emulator.memory import capacity, code_bytes
-from pipeline.check.finding import DEGREE, DOES_NOT_FIT, TIGHT, Finding
+from emulator.memory import Footprint, capacity, code_bytes
+from pipeline.check.finding import DEGREE, DOES_NOT_FIT, PADDED, TIGHT, Finding
 from pipeline.check.report import Examination, Fit, Row
 
 _GIB = 1 << 30
@@ -47,6 +47,15 @@ def verdicts(fits: tuple[Fit, ...], asked: int | None) -> Iterator[Finding]:
                 f"tp {row.degree} takes {row.need / _GIB:.1f} of the {fits[0].capacity / _GIB:.1f} GiB of each core",
                 "leave room for the runtime's buffers: a higher --tp, a smaller bucket or batch",
             )
+        if row and row.footprint and row.footprint.padding:
+            yield _padded(row.footprint, fits[0])
+
+
+def _padded(footprint: Footprint, fit: Fit) -> Finding:
+    rows = (row for row in fit.rows if row.fits and row.footprint and not row.footprint.padding)
+    without = ", ".join(str(row.degree) for row in rows)
+    advice = f"degrees that fit without padding: {without}" if without else "no degree that fits goes without padding"
+    return Finding(PADDED, f"tp {footprint.degree} pads with zeros, which is {footprint.padding}", advice)
 
 
 def _refusal(fits: tuple[Fit, ...], asked: int | None) -> Finding:

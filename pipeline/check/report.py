@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from emulator.memory import Footprint
+from emulator.passes.shard import Padding
 from pipeline.check.finding import RULES, Finding, Severity, worst_exit_code
 from pipeline.exit_codes import ExitCode
 
@@ -43,10 +44,14 @@ class Examination:
         return Examination(
             tuple(Program(**program) for program in data["programs"]),
             tuple(finding_from_json(finding) for finding in data["findings"]),
-            tuple(Footprint(**footprint) for footprint in data["footprints"]),
+            tuple(_footprint_from_json(footprint) for footprint in data["footprints"]),
             {int(degree): reason for degree, reason in data["refused"].items()},
             bool(data["whole"]),
         )
+
+
+def _footprint_from_json(data: Mapping[str, Any]) -> Footprint:
+    return Footprint(**{**data, "padding": Padding(**data["padding"])})
 
 
 def finding_from_json(data: Mapping[str, Any]) -> Finding:

@@ -86,7 +86,8 @@ def _degree(row: Row, fit: Fit) -> Sequence[str]:
     mark = click.style("fits", fg="green") if row.fits else click.style("does not fit", fg="red")
     chosen = "" if row.degree != fit.chosen else "  <- smallest" if row == _smallest(fit) else "  <- asked for"
     totals = (_size(fit.code), _size(row.need), f"{row.need / fit.capacity:.0%}")
-    return (*_parts(row.degree, row.footprint), *totals, mark + chosen)
+    padded = f", {row.footprint.padding.work:.0%} of work is for padding" if row.footprint.padding else ""
+    return (*_parts(row.degree, row.footprint), *totals, mark + padded + chosen)
 
 
 def _parts(degree: int, one: Footprint) -> Sequence[str]:

@@ -4,13 +4,15 @@ import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from pipeline import utilisation
 from pipeline.cli import Command
 from pipeline.commands.store.itself import open_the_store_itself
 from pipeline.config import load_config
+from pipeline.config.sections import Backend, Build
 from pipeline.options import config_option, store_option
 from pipeline.order_options import order_options, orders, refuse_words_without_effect
 from pipeline.output import Console, human_bytes
@@ -31,10 +33,8 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--backend",
-    type=click.Choice(("emulator", "neuronx")),
-    default="emulator",
-    show_default=True,
-    help="Whose compiler: nxpipe's own, or AWS's where it is installed, whose programs cannot be verified here.",
+    type=click.Choice(get_args(Backend)),
+    help=f"{Build.model_fields['backend'].description}  [default: what nxpipe.toml says, else emulator]",
 )
 @click.option("--no-verify", is_flag=True, help="Publish without comparing the emulated output with PyTorch's.")
 @axis_option
@@ -50,7 +50,7 @@ def build(
     names: tuple[str, ...],
     axes: tuple[tuple[str, int], ...],
     force: bool,
-    backend: str,
+    backend: Backend | None,
     no_verify: bool,
     **flags: Any,
 ) -> None:
@@ -58,7 +58,8 @@ def build(
 
     Without --model-id, every model of nxpipe.toml is built, as described there. An artifact that the store
     holds already is not built again, nor one that failed for a reason of its own. Prints one line for each artifact,
-    and how near each output is to PyTorch. A .pt2 or .onnx file is built from its own graph and weights.
+    how near each output is to PyTorch, and how each program uses the cores. A .pt2 or .onnx file is built from its own
+    graph and weights.
 
     \b
     Example:
@@ -79,7 +80,7 @@ def build(
         replace(order.request() if file is None else SavedRequest.of(file, order), verified=not no_verify)
         for order in asked
     ]
-    if backend == "neuronx":
+    if (backend or described.build.backend) == "neuronx":
         from pipeline.backends.neuronx.request import NeuronxRequest
 
         requests = [NeuronxRequest.of(request) for request in requests]
@@ -97,27 +98,29 @@ def build(
             force=force,
             watch=partial(watching, console),
         )
-        answers.append(_as_json(done))
+        programs = utilisation.read(done.published.manifest, opened)
+        answers.append(_as_json(done, programs))
         if not console.json:
-            console.result(_as_text(done))
+            console.result(_as_text(done, programs))
     if console.json:
         console.data(answers)
 
 
-def _as_text(done: "Built") -> str:
+def _as_text(done: "Built", programs: dict[str, Any]) -> str:
     published, manifest = done.published, done.published.manifest
-    programs = len(manifest.executables)
+    count = len(manifest.executables)
     headline = (
         "cached" if done.cached else "built",
         f"{published.model_id}@{published.request_key[:12]}",
         published.target,
-        f"{programs} program{'s' if programs > 1 else ''}",
+        f"{count} program{'s' if count > 1 else ''}",
         human_bytes(published.size_bytes),
     )
-    return "\n".join(["  ".join(headline), *(f"  {text}" for text in sentences(manifest.report))])
+    parts = [*sentences(manifest.report), *(f"{name}: {line}" for name, line in utilisation.sentences(programs))]
+    return "\n".join(["  ".join(headline), *(f"  {text}" for text in parts)])
 
 
-def _as_json(done: "Built") -> dict[str, object]:
+def _as_json(done: "Built", programs: dict[str, Any]) -> dict[str, object]:
     published = done.published
     return {
         "model": published.model_id,
@@ -128,4 +131,5 @@ def _as_json(done: "Built") -> dict[str, object]:
         "programs": [program.name for program in published.manifest.executables],
         "size_bytes": published.size_bytes,
         "verification": published.manifest.report,
+        "utilisation": programs,
     }

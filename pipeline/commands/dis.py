@@ -6,9 +6,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli import Command
+from pipeline.options import config_option, store_option
 from pipeline.output import Console, human_bytes, table
+from pipeline.suggest import did_you_mean
 
 if TYPE_CHECKING:
+    from artifact_store.manifest import Executable, Manifest
+    from emulator.isa.program import Program
     from emulator.isa.totals import Totals
 
 # Here, so that `--help` imports no emulator; a test holds them to `emulator.isa`.
@@ -16,31 +20,45 @@ ENGINES = ("tensor", "vector", "scalar", "gpsimd", "collective", *(f"dma{queue}"
 
 
 @click.command(cls=Command)
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("source", metavar="FILE|ARTIFACT")
+@click.option("--program", "name", metavar="NAME", help="Which of an artifact's programs, such as prefill-b1-s128.")
 @click.option("--only", type=click.Choice(ENGINES), help="The instructions of one engine, and the loops around them.")
 @click.option("--totals", "totalled", is_flag=True, help="What the program adds up to, instead of its text.")
 @click.option("--tables", is_flag=True, help="The bytes of constants too, so that the text is the whole program.")
-@click.pass_obj
-def dis(console: Console, file: Path, only: str | None, totalled: bool, tables: bool) -> None:
+@store_option
+@config_option
+@click.pass_context
+def dis(
+    ctx: click.Context,
+    /,
+    source: str,
+    name: str | None,
+    only: str | None,
+    totalled: bool,
+    tables: bool,
+    store: str | None,
+    config_path: Path,
+) -> None:
     """Print an executable's program as text, or what it adds up to.
 
-    Nothing is run: totals are each instruction times the turns of the loops around it, at the documented cost.
-    docs/isa.md explains the text. With --json, totals and text are one document.
+    The program is in a FILE.nxe, or in an ARTIFACT of the store, named as MODEL@KEY. Nothing is run: totals are each
+    instruction times the turns of the loops around it, at the documented cost. docs/isa.md explains the text. With
+    --json, totals and text are one document.
 
     \b
     Example:
       nxpipe dis forward-b1-s128.nxe | less -S
       nxpipe dis forward-b1-s128.nxe --only tensor
-      nxpipe dis forward-b1-s128.nxe --totals
+      nxpipe dis my-llama@4e9ce0 --program prefill-b1-s128 --totals
     """
+    console: Console = ctx.obj
     if totalled and (only or tables):
         raise click.UsageError("--totals are those of the whole program: leave --only and --tables out")
-    from emulator.executable import read
     from emulator.isa.instructions import Engine
     from emulator.isa.text import lines, text
     from emulator.isa.totals import totals
 
-    program = read(file).program
+    program = _in_file(Path(source), name, store) if _is_file(source) else _in_store(ctx, source, name)
     engine = Engine(only) if only else None
     if console.json:
         told: dict[str, Any] = {"totals": totals(program).document()}
@@ -50,6 +68,40 @@ def dis(console: Console, file: Path, only: str | None, totalled: bool, tables: 
     else:
         for line in lines(program, only=engine, tables=tables):
             console.result(line)
+
+
+def _is_file(source: str) -> bool:
+    """What ends as one is meant as one, whether or not it is there."""
+    return Path(source).is_file() or Path(source).suffix == ".nxe"
+
+
+def _in_file(path: Path, name: str | None, store: str | None) -> "Program":
+    from emulator.executable import read
+
+    if name is not None or store is not None:
+        raise click.UsageError(f"{path} is a file, with one program: leave --program and --store out")
+    return read(path).program
+
+
+def _in_store(ctx: click.Context, artifact: str, name: str | None) -> "Program":
+    from pipeline.store_url import open_the_store
+    from pipeline.stored_program import read_instructions
+
+    store = open_the_store(ctx.params["store"], ctx.params["config_path"], ctx.obj)
+    manifest = store.resolve(artifact).manifest
+    return read_instructions(manifest, _chosen(manifest, name), store).program
+
+
+def _chosen(manifest: "Manifest", name: str | None) -> "Executable":
+    programs = {one.name: one for one in manifest.executables}
+    if name is None and len(programs) == 1:
+        return manifest.executables[0]
+    if name in programs:
+        return programs[name]
+    has = f"{manifest.model.id} has {', '.join(programs) or 'no program'}"
+    if name is None:
+        raise click.UsageError(f"{has}; pass one of them by --program")
+    raise click.BadParameter(f"{has}, not {name!r}{did_you_mean(name, programs)}", param_hint="--program")
 
 
 def _report(total: "Totals") -> str:

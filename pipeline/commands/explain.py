@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from emulator.capture import CaptureRequest
     from emulator.graph import Graph
     from emulator.passes import Pass, PassOptions
+    from emulator.passes.shard import Padding
     from pipeline.order import Order
 
 _CAPTURE = "capture"  # before the first pass
@@ -70,11 +71,13 @@ def explain(
     steps = PASSES[: labels.index(after)] if after else PASSES
     answers = []
     for order in orders(model_id, flags, described, names, config_path.parent):
-        for program, graph in _programs(order, file, steps, console):
+        for program, graph, padding in _programs(order, file, steps, console):
             label = after or labels[-1]
-            answers.append({"model": order.model_id, "program": program, "after": label, "graph": str(graph)})
+            said = {"model": order.model_id, "program": program, "after": label, "graph": str(graph)}
+            answers.append(said | {"padding": asdict(padding)})
             if not console.json:
-                console.result(f"{order.model_id} {program} after {label}: {len(graph.nodes)} nodes\n{graph}\n")
+                padded = f"; padded with zeros: {padding}" if padding else ""
+                console.result(f"{order.model_id} {program} after {label}: {len(graph.nodes)} nodes{padded}\n{graph}\n")
     if console.json:
         console.data(answers)
 
@@ -92,8 +95,9 @@ def _labels(passes: "Sequence[Pass]") -> list[str]:
 
 def _programs(
     order: "Order", file: SavedProgram | None, steps: "Sequence[Pass]", console: Console
-) -> "Iterator[tuple[str, Graph]]":
-    """Each program by name; those of a model are captured exactly as a build of all of them captures them."""
+) -> "Iterator[tuple[str, Graph, Padding]]":
+    """Each program by name, and what of it is padding; those of a model are captured exactly as a build of all of them
+    captures them."""
     from emulator.capture import capture
     from emulator.passes import PassOptions, run_passes
     from pipeline.request import capture_request, default_phases
@@ -102,15 +106,39 @@ def _programs(
     options = PassOptions(order.autocast, order.autocast_type, target.compiler_target, order.tp or 1)
     if file is not None:
         with console.step(f"compile {file.name}"):
-            yield "program", file.compile(options, steps)
+            graph, padding = _divided(file.compile(options, steps[: _shard(steps)]), options, steps)
+        yield "program", graph, padding
         return
     source = order.source(files=False)
     shapes = order.shapes(source, default_phases(source.task))
     for shape in shapes:
         with console.step(f"compile {shape.name}"):
             request = capture_request(source, shape, shapes)
-            graph = run_passes(capture(request), _with_plan(options, request), steps)
-        yield shape.name, graph
+            planned = _with_plan(options, request)
+            whole = run_passes(capture(request), planned, steps[: _shard(steps)])
+            graph, padding = _divided(whole, planned, steps)
+        yield shape.name, graph, padding
+
+
+def _shard(steps: "Sequence[Pass]") -> int:
+    """Where among passes a model is divided."""
+    from emulator.passes.shard import shard
+
+    return steps.index(shard) if shard in steps else len(steps)
+
+
+def _divided(whole: "Graph", options: "PassOptions", steps: "Sequence[Pass]") -> "tuple[Graph, Padding]":
+    """What the passes from the division on make of a graph, and what padding that takes."""
+    from emulator.passes import run_passes
+    from emulator.passes.shard import NO_PADDING, padding, plan
+    from emulator.repeat import unroll
+
+    rest = steps[_shard(steps) :]
+    graph = run_passes(whole, options, rest)
+    if not rest or options.tensor_parallel == 1:
+        return graph, NO_PADDING
+    layers = unroll(whole)
+    return graph, padding(layers, plan(layers, options.tensor_parallel, dict(options.published_plan)))
 
 
 def _with_plan(options: "PassOptions", request: "CaptureRequest") -> "PassOptions":

@@ -10,7 +10,7 @@ import click
 from pipeline.cli import Command
 from pipeline.config import load_config
 from pipeline.errors import WouldOverwrite
-from pipeline.executor import Mode, mode_option, sentence
+from pipeline.executor import Execution, Mode, execution_options, sentence
 from pipeline.options import config_option, store_option
 from pipeline.order_options import order_options, orders, refuse_words_without_effect
 from pipeline.output import Console, table
@@ -48,7 +48,7 @@ _LIKELIEST = 5
     metavar="FOLDER",
     help="Write each program's outputs there, as PROGRAM.safetensors.",
 )
-@mode_option
+@execution_options
 @axis_option
 @store_option
 @config_option
@@ -66,6 +66,7 @@ def run(
     texts: tuple[str, ...],
     output: Path | None,
     mode: Mode,
+    engine_order: str | None,
     **flags: Any,
 ) -> None:
     """Run a model's programs on the emulator, and show what they answer.
@@ -86,8 +87,9 @@ def run(
         raise click.UsageError("an artifact runs as it was published: name it alone, with --store", ctx)
     if given is not None and texts:
         raise click.UsageError("--input and --text both feed the program; pass one of them", ctx)
+    execution = Execution.of(mode, engine_order)
     found: list[Ran] = []
-    for ran in _runs(ctx, artifact, store, config_path, _fed(given, texts), mode, flags):
+    for ran in _runs(ctx, artifact, store, config_path, _fed(given, texts), execution, flags):
         found.append(ran)
         if output is not None:
             _write(output / f"{ran.program}.safetensors", ran.outputs)
@@ -117,7 +119,7 @@ def _runs(
     store: str | None,
     config_path: Path,
     fed: "Fed",
-    mode: Mode,
+    execution: Execution,
     flags: dict[str, Any],
 ) -> Iterator["Ran"]:
     from pipeline.running import run_artifact, run_model
@@ -126,16 +128,16 @@ def _runs(
     console, model_id = ctx.obj, ctx.params["model_id"]
     if artifact is not None:
         opened = open_the_store(store, config_path, console)
-        yield from run_artifact(opened.resolve(artifact), opened, fed, mode, console.step)
+        yield from run_artifact(opened.resolve(artifact), opened, fed, execution, console.step)
     elif (file := saved_program(ctx, model_id, flags, ctx.params["axes"])) is not None:
         from pipeline.order import Order
         from pipeline.saved_request import SavedRequest
 
-        yield from run_model(SavedRequest.of(file, Order.from_flags(model_id, flags)), fed, mode, console.step)
+        yield from run_model(SavedRequest.of(file, Order.from_flags(model_id, flags)), fed, execution, console.step)
     else:
         described = load_config(config_path, os.environ, missing_ok=model_id is not None)
         for order in orders(model_id, flags, described, ctx.params["names"], config_path.parent):
-            yield from run_model(order.request(), fed, mode, console.step)
+            yield from run_model(order.request(), fed, execution, console.step)
 
 
 def _as_text(ran: "Ran", mode: Mode) -> str:

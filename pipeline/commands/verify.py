@@ -13,7 +13,7 @@ from pipeline.cli import Command
 from pipeline.config import load_config
 from pipeline.config.models import Autocast
 from pipeline.errors import VerificationFailed
-from pipeline.executor import Mode, mode_option, sentence
+from pipeline.executor import Execution, Mode, execution_options, sentence
 from pipeline.options import config_option, store_option
 from pipeline.order_options import order_options, orders, refuse_words_without_effect
 from pipeline.output import Console, table
@@ -70,7 +70,7 @@ class _Said:
     metavar="K",
     help="Follow a decoder over K tokens after its prompt, each beside the cache that the last one left.",
 )
-@mode_option
+@execution_options
 @axis_option
 @store_option
 @config_option
@@ -90,6 +90,7 @@ def verify(
     slice_layers: int | None,
     steps: int | None,
     mode: Mode,
+    engine_order: str | None,
     **flags: Any,
 ) -> None:
     """Compare the emulated model with PyTorch, layer by layer if asked.
@@ -115,12 +116,13 @@ def verify(
     console: Console = ctx.obj
     refuse_words_without_effect(ctx, model_id, flags)
     described = load_config(config_path, os.environ, missing_ok=bool(model_id or artifact))
-    trial = Trial(also, read_prompts(prompts) if prompts else (), layers, slice_layers, steps or 0, mode)
+    execution = Execution.of(mode, engine_order)
+    trial = Trial(also, read_prompts(prompts) if prompts else (), layers, slice_layers, steps or 0, execution)
     allowed = Thresholds.of(described)
     if artifact is not None:
-        if model_id or names or trial != Trial(executor=mode):
+        if model_id or names or trial != Trial(execution=execution):
             raise click.UsageError("an artifact is verified as it was published: name it alone, with --store", ctx)
-        found = _of_artifact(artifact, store, config_path, mode, console)
+        found = _of_artifact(artifact, store, config_path, execution, console)
     elif (file := saved_program(ctx, model_id, flags, axes)) is not None:
         found = _of_file(file, flags, trial, console)
     else:
@@ -139,14 +141,16 @@ def verify(
         )
 
 
-def _of_artifact(name: str, store: str | None, config_path: Path, mode: Mode, console: Console) -> Iterator[_Said]:
+def _of_artifact(
+    name: str, store: str | None, config_path: Path, execution: Execution, console: Console
+) -> Iterator[_Said]:
     from pipeline.replay import compare_artifact
     from pipeline.store_url import open_the_store
 
     opened = open_the_store(store, config_path, console)
     published = opened.resolve(name)
     title = f"{published.model_id}@{published.request_key[:12]}"
-    yield from (_Said(title, None, done) for done in compare_artifact(published, opened, console.step, mode))
+    yield from (_Said(title, None, done) for done in compare_artifact(published, opened, console.step, execution))
 
 
 def _of_file(file: "SavedProgram", flags: dict[str, Any], trial: "Trial", console: Console) -> Iterator[_Said]:
@@ -232,7 +236,7 @@ def _as_json(said: _Said, trial: "Trial", allowed: "Thresholds") -> dict[str, ob
         "model": said.model,
         "program": done.program,
         "autocast_type": said.autocast_type,
-        "mode": trial.executor,
+        "mode": trial.execution.mode,
         "slice_layers": trial.slice_layers,
         "inputs": done.fed,
         "thresholds": asdict(allowed),

@@ -79,10 +79,10 @@ def test_an_artifact_in_a_folder_is_all_that_its_manifest_names(place: Place, ti
     root = tmp_path / "served"
     assert tree(root) == {
         *("manifest.json", ".nxpipe", "weights.safetensors"),
-        *("executables/forward-b1-s128", "files/tokenizer/config.json"),
+        *("executables/forward-b1-s128.nxe", "files/tokenizer/config.json"),
     }
     assert Blob.of((root / "manifest.json").read_bytes()).sha256 == fetched.manifest
-    assert (root / "executables/forward-b1-s128").read_bytes() == contents()[1]
+    assert (root / "executables/forward-b1-s128.nxe").read_bytes() == contents()[1]
     assert (root / "files/tokenizer/config.json").read_bytes() == contents()[-1]
     found = read_safetensors(root / WEIGHTS)
     assert {name: Blob.of(data) for name, (_, _, data) in found.items()} == {t.name: t.blob for t in wanted.weights}
@@ -159,8 +159,8 @@ def test_another_artifact_takes_the_place_of_the_first_and_keeps_what_both_share
     other = store.publish(weighty(store, seed="a", request=2, name="new")).manifest
     fetched = fetch(store.blobs, other, root)
     assert fetched.bytes_written == other.executables[0].blob.size
-    assert "executables/old" not in tree(root)
-    assert "executables/new" in tree(root)
+    assert "executables/old.nxe" not in tree(root)
+    assert "executables/new.nxe" in tree(root)
 
 
 def test_a_folder_with_a_manifest_is_complete(tmp_path: Path) -> None:

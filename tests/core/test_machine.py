@@ -194,3 +194,21 @@ def test_ranks_add_in_their_order_and_round_once(
         np.testing.assert_array_equal(found, expected)
     for found in meeting(ranks, dtype, order, AllGather, shares):
         np.testing.assert_array_equal(found, np.stack(shares))
+
+
+@pytest.mark.parametrize("order", ["hostile", "program", "random:9"])
+def test_ranks_add_up_tiles_where_they_lie(order: str) -> None:
+    shares = [np.random.default_rng(rank).normal(0, 1, (6, 10)).astype(np.float32) for rank in range(4)]
+    buffers = table((Role.INPUT, "x", F32, (6, 10)), (Role.OUTPUT, "y", F32, (6, 10)))
+    tile = Tile(Memory.SBUF, F32, 32, 6, Affine(128), contiguous(10))
+    body: list[Step] = [
+        DmaCopy(engine=Engine.DMA0, dst=tile, src=whole(0, F32, 6, 10)),
+        AllReduce(engine=Engine.COLLECTIVE, dst=tile, src=tile),
+        DmaCopy(engine=Engine.DMA1, dst=whole(1, F32, 6, 10), src=tile),
+    ]
+    machine = Machine(Program("v2", 4, buffers, in_order(body)), order=order)
+    for rank, share in enumerate(shares):
+        machine.write("x", share, rank)
+    machine.execute()
+    for rank in range(4):
+        np.testing.assert_array_equal(machine.read("y", rank), reduce(lambda sums, share: sums + share, shares))

@@ -142,6 +142,11 @@ def test_a_row_number_outside_of_the_table_is_an_error_that_names_it() -> None:
         by_rows(np.array([0, 9, 1], np.uint32), np.zeros((4, 5), np.float32))
 
 
+def test_a_row_number_below_zero_is_named_as_such() -> None:
+    with pytest.raises(IndexOutOfRange, match="index -3 is outside of an axis of size 4"):
+        by_rows(np.array([0, -3, 1]).astype(np.uint32), np.zeros((4, 5), np.float32))
+
+
 @settings(max_examples=20)
 @given(seeds, st.integers(1, 20), st.integers(1, 20), st.sampled_from((DType.BFLOAT16, F32)))
 def test_a_transposing_copy(random: np.random.Generator, height: int, width: int, dtype: DType) -> None:

@@ -1,6 +1,7 @@
 """Every operator, against PyTorch: captured from PyTorch, typed by our shape rules, computed by our numerics."""
 
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,19 @@ from emulator.errors import IllTyped, IndexOutOfRange
 from emulator.fast import execute
 from emulator.graph import Graph
 from emulator.numerics import Array
-from emulator.ops import OPERATORS, Attention, Broadcast, Concat, Linear, MatMul, Operator, Reduce, Slice, result_type
+from emulator.ops import (
+    OPERATORS,
+    Attention,
+    Binary,
+    Broadcast,
+    Concat,
+    Linear,
+    MatMul,
+    Operator,
+    Reduce,
+    Slice,
+    result_type,
+)
 from emulator.passes import check
 from emulator.types import DType, TensorType
 from tests.emulator.operator_cases import CASES, UNARY, Function, counted, normal
@@ -82,6 +95,30 @@ def test_gelu_of_a_large_negative_number_is_zero() -> None:
 
 
 F32 = DType.FLOAT32
+
+
+WHOLE = ("int8", "int16", "int32", "int64", "uint8", "bool")
+
+
+@pytest.mark.parametrize(("one", "other"), [pair for pair in product(WHOLE, WHOLE) if pair != ("bool", "bool")])
+def test_division_towards_zero_is_pytorch_s_at_the_edges_of_every_type(one: str, other: str) -> None:
+    def edges(name: str) -> torch.Tensor:
+        if name == "bool":
+            return torch.tensor([False, True])
+        limits = np.iinfo(name)
+        return torch.tensor(
+            [limits.min, limits.min + 1, -1 if limits.min else 3, 0, 1, 2, 7, limits.max - 1, limits.max]
+        ).to(getattr(torch, name))
+
+    rows, columns = edges(one), edges(other)
+    a, b = rows.repeat_interleave(len(columns)), columns.repeat(len(rows))
+    wide = torch.promote_types(a.dtype, b.dtype)
+    defined = (b != 0) & ((a.to(wide) != torch.iinfo(wide).min) | (b.to(wide) != -1))  # else the processor traps
+    a, b = a[defined], b[defined]
+    expected = torch.div(a, b, rounding_mode="trunc").numpy()
+    found = Binary("truncating_divide").compute(a.numpy(), b.numpy())
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize(

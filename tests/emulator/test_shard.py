@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emulator.builder import GraphBuilder
@@ -39,7 +39,7 @@ def run_on_ranks(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("degree", [2, 8])
+@pytest.mark.parametrize("degree", [2, 5, 8])
 def test_ranks_together_answer_as_one_does(family: str, degree: int) -> None:
     wanted = request(family)
     parameters, alone = weights(wanted), lowered(wanted)
@@ -154,9 +154,8 @@ def test_autocast_and_ranks_agree_with_autocast_alone() -> None:
 @pytest.mark.parametrize(
     ("changes", "degree", "reason"),
     [
-        ({}, 3, r"the 8 units of .* cannot be shared by 3 ranks; degrees that work: 1, 2, 4, 8"),
-        ({"num_attention_heads": 12, "num_key_value_heads": 3, "hidden_size": 48}, 2, "the 3 key heads"),
-        ({"intermediate_size": 47}, 2, r"the 47 units of model.layers.0.mlp.*degrees that work: 1$"),
+        ({}, 12, r"the 8 units of .* and the 2 key heads that serve them cannot be shared by 12 ranks; .*: 1 to 8$"),
+        ({"intermediate_size": 3}, 4, r"the 3 units of model.layers.0.mlp.* by 4 ranks; degrees that work: 1 to 3$"),
     ],
 )
 def test_an_impossible_degree_is_refused_with_the_sizes_and_the_way_out(
@@ -168,46 +167,9 @@ def test_an_impossible_degree_is_refused_with_the_sizes_and_the_way_out(
     assert lowered(wanted, 1).parameters
 
 
-def test_a_vocabulary_that_does_not_divide_stays_whole_and_everything_else_is_divided() -> None:
-    graph = lowered(request("llama", vocab_size=101))
-    divided = plan(graph, 2)
-    assert divided.refusal is None
-    assert "model.embed_tokens.weight" not in divided.parameters
-    assert "model.layers.1.mlp.up_proj.weight" in divided.parameters
-
-
 def test_a_deep_model_stays_rolled_when_it_is_divided() -> None:
     graph = run_passes(captured(request("llama")), PassOptions(tensor_parallel=2))
     assert [repeat.count for repeat in graph.repeats] == [2]
-
-
-several = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-@given(
-    family=st.sampled_from(["gemma2", "llama", "mixtral", "phi3", "qwen3"]),
-    phase=st.sampled_from(["prefill", "decode"]),
-    keys=st.integers(1, 4),
-    group=st.integers(1, 4),
-    inner=st.integers(1, 6).map(lambda n: 4 * n),
-    degree=st.sampled_from([2, 3, 4, 8]),
-    tied=st.booleans(),
-)
-@several
-def test_any_number_of_heads_is_divided_rightly_or_refused(
-    family: str, phase: str, keys: int, group: int, inner: int, degree: int, tied: bool
-) -> None:
-    heads = keys * group
-    changes: dict[str, Any] = {"num_attention_heads": heads, "num_key_value_heads": keys, "hidden_size": 4 * heads}
-    changes |= {"intermediate_size": inner, "num_hidden_layers": 1}
-    wanted = request(family, phase, tie_word_embeddings=tied, **changes)
-    alone = lowered(wanted)
-    if plan(alone, degree).refusal is not None:
-        divides = heads % degree == 0 and inner % degree == 0 and (keys % degree == 0 or degree % keys == 0)
-        assert not divides
-        return
-    parameters, inputs = weights(wanted), arguments(alone, wanted)
-    assert worst_error(together(alone, parameters, inputs, degree), execute(alone, parameters, inputs)) < 3e-6
 
 
 def perceptron() -> Division:
@@ -219,9 +181,9 @@ def perceptron() -> Division:
 
 
 def test_a_division_knows_every_degree_that_it_allows() -> None:
-    assert perceptron().degrees() == [1, 2, 3, 4, 6, 12]
-    refusal = perceptron().plan(5).refusal
-    assert str(refusal) == "the 12 units of up cannot be shared by 5 ranks; degrees that work: 1, 2, 3, 4, 6, 12"
+    assert perceptron().degrees() == list(range(1, 13))
+    refusal = perceptron().plan(13).refusal
+    assert str(refusal) == "the 12 units of up cannot be shared by 13 ranks; degrees that work: 1 to 12"
 
 
 def test_two_runs_on_ranks_are_equal_to_the_bit() -> None:

@@ -93,11 +93,12 @@ def bodies(draw: Any, loops: int = 0) -> tuple[Step, ...]:
 
 @st.composite
 def executables(draw: Any) -> Executable:
-    """Two ranks, each with half of a weight's columns and half of a state's rows."""
+    """Two ranks, each with half of a weight's columns and half of a state's rows, of which one may be padding."""
     table = draw(st.binary(max_size=40))
     digest = hashlib.sha256(table).hexdigest()
     dtype = draw(DTYPES)
     rows, columns = draw(st.integers(1, 8)), draw(st.integers(1, 8))
+    held = draw(st.integers(rows + 1, 2 * rows))
     buffers = (
         Buffer(Role.INPUT, ("ids",), dtype.on_device, (rows, columns), (), draw(COUNT)),
         Buffer(Role.PARAMETER, ("a.weight", "b.weight"), DType.BFLOAT16, (columns, rows), (1, 0), draw(COUNT)),
@@ -106,8 +107,10 @@ def executables(draw: Any) -> Executable:
     )
     ports = (
         Port("ids", Role.INPUT, TensorType((rows, columns), dtype), draw(st.sampled_from([(), ("batch", "")]))),
-        Port("cache", Role.STATE, TensorType((2 * rows, columns), DType.FLOAT32)),
+        Port("cache", Role.STATE, TensorType((held, columns), DType.FLOAT32)),
     )
     divisions = {1: Piece(1, (2 * columns,), (2,)), 2: Piece(0, (2 * rows,), (2,))}
+    if held < 2 * rows:
+        divisions[2] = Piece(0, (held,), (1,), (1,), (rows,))
     constants = {digest: table} if draw(st.booleans()) else {}
     return Executable(Program("v3", 2, buffers, draw(bodies()), NOTES, constants), ports, divisions)

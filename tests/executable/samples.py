@@ -67,10 +67,10 @@ def sample(seed: int = 0) -> Executable:
     )
     ports = (
         Port("input_ids", Role.INPUT, TensorType((2, 32), DType.INT64), ("batch", "sequence")),
-        *(Port(f"cache.{n}.key", Role.STATE, TensorType((2, 8, 32), DType.BFLOAT16)) for n in range(2)),
+        *(Port(f"cache.{n}.key", Role.STATE, TensorType((2, 7, 32), DType.BFLOAT16)) for n in range(2)),
         Port("logits", Role.OUTPUT, TensorType((2, 1, 99), DType.FLOAT32), ("batch", "", "")),
     )
-    divisions = {1: Piece(1, (8,), (2,)), 2: Piece(0, (16, 16), (2, 2))}
+    divisions = {1: Piece(1, (7,), (1,), (1,), (4,)), 2: Piece(0, (16, 12), (2, 3), (1, 2), (8, 4))}
     loops = Loop(4, (Loop(3 + seed, body[:half]), *(Loop(2, (step,)) for step in body[half:])))
     notes = ("", "model.layers.0", f"model.norm at model.py:{seed}")
     return Executable(Program("v2", 2, buffers, (loops,), notes, {digest: TABLE}), ports, divisions)

@@ -45,7 +45,7 @@ def test_a_file_that_is_no_executable_is_refused_with_a_sentence(nxpipe: InProce
     path = tmp_path / "not.nxe"
     path.write_bytes(b"not an executable")
     answer = nxpipe("dis", str(path))
-    assert (answer.code, answer.out) == (11, "")
+    assert (answer.code, answer.out) == (14, "")
     assert "the executable is invalid at byte" in answer.err
 
 

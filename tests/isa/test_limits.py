@@ -14,6 +14,7 @@ from emulator.isa.instructions import (
     DMA_QUEUES,
     INSTRUCTIONS,
     Activation,
+    AllReduce,
     Alu,
     DmaCopy,
     Engine,
@@ -30,7 +31,7 @@ from emulator.isa.instructions import (
 )
 from emulator.isa.kinds import BITS, ENGINES
 from emulator.isa.limits import check, faults
-from emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
+from emulator.isa.operands import Axis, Far, Memory, Place, Tile, contiguous
 from emulator.isa.places import starts
 from emulator.isa.program import Buffer, Loop, Program, Role, Step, executed
 from emulator.types import DType
@@ -352,6 +353,18 @@ def test_a_gather_of_all_ranks_is_as_many_times_longer_and_contiguous() -> None:
         assert broken(changed(plain("all_reduce", Engine.COLLECTIVE, size=8), src=scattered)) == {Rule.SHAPE}
 
 
+def test_ranks_add_up_equal_tiles_of_sbuf_or_stretches_of_hbm() -> None:
+    def added(dst: Place, src: Place) -> set[Rule]:
+        return broken(AllReduce(engine=Engine.COLLECTIVE, dst=dst, src=src))
+
+    assert added(tile(4, 8), tile(4, 8)) == set()
+    assert added(tile(4, 8), far(32)) == {Rule.SHAPE}
+    assert added(tile(4, 8), tile(8, 4)) == {Rule.SHAPE}
+    assert added(tile(4, 8), replace(tile(4, 8), axes=(Axis(8, 2),))) == {Rule.SHAPE}
+    in_psum = replace(tile(4, 8), memory=Memory.PSUM)
+    assert added(in_psum, in_psum) == {Rule.MEMORY}
+
+
 def test_a_fault_tells_the_instruction_its_place_in_the_model_the_numbers_and_the_way_out() -> None:
     bad = replace(copy(tile(64, 8, start=32), tile(64, 8)), note=1)
     program = replace(around(plain("memset", Engine.VECTOR), bad), notes=("", "encoder.mlp"))
@@ -367,6 +380,16 @@ def test_a_fault_tells_the_instruction_its_place_in_the_model_the_numbers_and_th
 
 def test_an_unknown_core_is_refused() -> None:
     assert [fault.rule for fault in faults(around(core="v9"))] == [Rule.GENERATION]
+
+
+def test_sums_in_a_loop_that_is_not_there_are_a_fault_of_that_kind_alone() -> None:
+    assert multiply(dst=replace(sums(128, 512), offset=index(1) * 1024)) == {Rule.LOOP}
+
+
+def test_a_name_that_would_break_a_line_is_spelled_out() -> None:
+    one = around()
+    (fault,) = faults(replace(one, buffers=(replace(one.buffers[0], names=("two\nlines",), order=(0, 0)),)))
+    assert r"the input 'two\nlines' has the order [0, 0] of 2 axes" in str(fault)
 
 
 @given(programs())

@@ -11,10 +11,11 @@ from emulator.core import Machine
 from emulator.fast import execute
 from emulator.graph import Graph, Value
 from emulator.isa.limits import check
-from emulator.isa.program import Program, Role
+from emulator.isa.program import RANK, Program, Role
 from emulator.lower import lower
 from emulator.numerics import Array
 from emulator.ops.base import Operator
+from emulator.ranks import degree_of, execute_ranks
 from emulator.types import DType, TensorType
 
 CORES = ("v2", "v3")
@@ -97,32 +98,40 @@ def truths(*shape: int, seed: int = 0, role: Role = Role.INPUT) -> Given:
 
 
 def run(program: Program, of: Case, order: str = "hostile") -> dict[str, Array]:
-    """The outputs by name, as the core leaves them."""
+    """The outputs by name, as the core leaves them, or all cores: ranks agree."""
     machine = Machine(program, order=order)
     for name, array in {**of.parameters, **of.inputs}.items():
         machine.write(name, array)
+    if any(RANK in buffer.names for buffer in program.buffers):
+        for rank in range(program.ranks):
+            machine.write(RANK, np.array([rank]), rank)
     machine.execute()
-    return {name: machine.read(name) for name in of.graph.outputs}
+    first, *others = ({name: machine.read(name, rank) for name in of.graph.outputs} for rank in range(program.ranks))
+    for other in others:
+        assert all(np.array_equal(first[name], other[name], equal_nan=True) for name in first)
+    return first
 
 
 def require_equal(
     of: Case, *, units: float = 0, noise: float = 0, cores: Sequence[str] = CORES, orders: Sequence[str] = ORDERS
 ) -> None:
     """The core's answers are those of `fast` to the bit; or at most `units` of the last place of their type away from
-    them, and `noise`, which is what sums of float32 in another order differ by."""
-    expected = execute(of.graph, of.parameters, of.inputs)
+    them, and `noise`, which is what sums of float32 in another order differ by. A graph for several ranks is run on so
+    many cores."""
+    degree = degree_of(of.graph)
+    expected = (execute if degree == 1 else execute_ranks)(of.graph, of.parameters, of.inputs)
     for core in cores:
-        program = lower(of.graph, core)
+        program = lower(of.graph, core, degree)
         check(program)
         answers = [run(program, of, order) for order in orders]
         for name, value in of.graph.outputs.items():
             first = answers[0][name]
             for other, order in zip(answers[1:], orders[1:], strict=True):
                 assert np.array_equal(first, other[name], equal_nan=True), f"{name} on {core}: order {order} shows"
-            _compare(f"{name} on {core}", value.type.dtype, first, expected[name], units, noise)
+            require_close(f"{name} on {core}", value.type.dtype, first, expected[name], units, noise)
 
 
-def _compare(where: str, dtype: DType, found: Array, expected: Array, units: float, noise: float) -> None:
+def require_close(where: str, dtype: DType, found: Array, expected: Array, units: float, noise: float) -> None:
     assert found.shape == expected.shape, f"{where} is {found.shape}, not {expected.shape}"
     if not dtype.is_float:
         assert np.array_equal(found.astype(expected.dtype), expected), where

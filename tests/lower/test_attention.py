@@ -4,6 +4,7 @@ probability: times the reciprocal of a sum instead of divided by it, so one unit
 and for results that nearly cancel a little."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -24,14 +25,13 @@ TYPES = (BF16, DType.FLOAT32, DType.FLOAT16)
 NOISE = 2.0**-9
 
 
-def _attention(draw: Draw) -> Value:
+def _attention(draw: Draw, *, whole: bool = True) -> Value:
     rows, keys = (draw.one_of([1, draw.integer(2, 9), draw.integer(2, 9), draw.integer(100, 200)]) for _ in "qk")
     elements, width, dtype = draw.integer(1, 40), draw.integer(1, 40), draw.one_of(TYPES)
     shared, group = draw.one_of([(1, 1), (1, 3), (2, 1), (2, 2)])
     batch = draw.one_of([(), (), (2,)])
     shapes = [(*batch, shared * group, rows, elements), (*batch, shared, keys, elements), (*batch, shared, keys, width)]
-    whole = [draw.random.integers(-2, 3, shape).astype(np.float32) for shape in shapes]
-    operands = [draw.tensor(shape, dtype, numbers=numbers) for shape, numbers in zip(shapes, whole, strict=True)]
+    operands = [draw.tensor(shape, dtype, numbers=draw.factors(shape, dtype, whole=whole)) for shape in shapes]
     scores = (*batch, shared * group, rows, keys)
     if draw.integer(0, 1):
         mask = tuple(1 if draw.integer(0, 2) == 0 else size for size in scores)
@@ -40,7 +40,10 @@ def _attention(draw: Draw) -> Value:
     return draw.builder.add(Attention(0.25, causal, dtype, dtype), *operands)
 
 
-TABLE = (Row("attention", _attention, units=1, noise=NOISE),)
+TABLE = (
+    Row("attention", Attention, _attention, units=1, noise=NOISE),
+    Row("attention of reals", Attention, partial(_attention, whole=False), units=1, noise=2.0**-6),
+)
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)

@@ -1,5 +1,7 @@
 """Windows on the core: convolutions of whole numbers, pooling and resampling are those of `fast` to the bit."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -22,7 +24,7 @@ def _sizes(window: tuple[int, ...], dilation: tuple[int, ...], draw: Draw) -> tu
     return tuple((length - 1) * apart + draw.integer(1, 9) for length, apart in zip(window, dilation, strict=True))
 
 
-def _convolution(draw: Draw) -> Value:
+def _convolution(draw: Draw, *, whole: bool = True) -> Value:
     rank, dtype = draw.integer(1, 3), draw.one_of((BF16, DType.FLOAT32, DType.FLOAT16, DType.FLOAT8_E4M3))
     window, dilation = _axes(draw, 1, 4, rank), _axes(draw, 1, 2, rank)
     before, after = _axes(draw, -1, 2, rank), _axes(draw, -1, 2, rank)
@@ -31,7 +33,7 @@ def _convolution(draw: Draw) -> Value:
     inputs = draw.one_of([1, draw.integer(2, 5), draw.integer(100, 150)]) if rank < 3 else draw.integer(1, 4)
     outputs = draw.one_of([1, draw.integer(2, 5), draw.integer(100, 150)]) if rank < 3 else draw.integer(1, 4)
     x_shape, weight_shape = (draw.integer(1, 2), groups * inputs, *places), (groups * outputs, inputs, *window)
-    x, weight = (draw.random.integers(-2, 3, shape).astype(np.float32) for shape in (x_shape, weight_shape))
+    x, weight = (draw.factors(shape, dtype, whole=whole) for shape in (x_shape, weight_shape))
     operands = [draw.tensor(x_shape, dtype, numbers=x)]
     stored = draw.integer(0, 1)
     operands.append(draw.parameter(weight, dtype) if stored else draw.tensor(weight_shape, dtype, numbers=weight))
@@ -55,7 +57,7 @@ def _pool(function: str) -> Row:
         op = Pool(function, window, _axes(draw, 1, 3, rank), before, after, dilation)
         return draw.builder.add(op, x)
 
-    return Row(function, draw)
+    return Row(function, Pool, draw)
 
 
 def _resample(function: str) -> Row:
@@ -66,11 +68,12 @@ def _resample(function: str) -> Row:
         op = Resample(function, sizes, scales, bool(draw.integer(0, 1)))
         return draw.builder.add(op, draw.tensor(shape, draw.one_of(FLOATS)))
 
-    return Row(function, draw)
+    return Row(f"resample_{function}", Resample, draw)
 
 
 TABLE = (
-    Row("convolution", _convolution),
+    Row("convolution", Convolution, _convolution),
+    Row("convolution of reals", Convolution, partial(_convolution, whole=False), 1, 5e-4),
     *(_pool(function) for function in ("max_pool", "sum_pool")),
     *(_resample(function) for function in ("nearest", "linear", "cubic")),
 )

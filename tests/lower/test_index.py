@@ -15,9 +15,9 @@ from emulator.ops import Gather, Index, IndexUpdate, Iota, ScatterAlong, TakeAlo
 from emulator.ops.base import Operator
 from emulator.types import DType, TensorType
 from tests.lower.harness import Case, Given, of, require_equal
-from tests.lower.sweep import FLOATS, INTEGERS, Draw, Row, sweep
+from tests.lower.sweep import BYTES, FLOATS, INTEGERS, Draw, Row, sweep
 
-ANY = (*FLOATS, *INTEGERS, DType.BOOL)
+ANY = (*FLOATS, *BYTES, *INTEGERS, DType.BOOL)
 COMBINATIONS = ("", "add", "maximum", "minimum", "multiply")
 
 
@@ -86,12 +86,12 @@ def _index_update(draw: Draw) -> Value:
 
 
 TABLE = (
-    Row("iota", _iota),
-    Row("gather", _gather),
-    Row("take_along", _take_along),
-    Row("scatter_along", _scatter_along),
-    Row("index", _index),
-    Row("index_update", _index_update),
+    Row("iota", Iota, _iota),
+    Row("gather", Gather, _gather),
+    Row("take_along", TakeAlong, _take_along),
+    Row("scatter_along", ScatterAlong, _scatter_along),
+    Row("index", Index, _index),
+    Row("index_update", IndexUpdate, _index_update),
 )
 
 

@@ -12,9 +12,9 @@ from emulator.lower.lowering import NotLowered
 from emulator.ops import Binary, Bitcast, Broadcast, Concat, Flip, Pad, Reshape, Slice, SliceUpdate, Transpose
 from emulator.types import DType, TensorType
 from tests.lower.harness import Case, require_equal, run
-from tests.lower.sweep import FLOATS, INTEGERS, Draw, Row, sweep
+from tests.lower.sweep import BYTES, FLOATS, INTEGERS, Draw, Row, sweep
 
-ANY = (*FLOATS, *INTEGERS, DType.BOOL)
+ANY = (*FLOATS, *BYTES, *INTEGERS, DType.BOOL)
 
 
 def _reshape(draw: Draw) -> Value:
@@ -95,15 +95,15 @@ def _bitcast(draw: Draw) -> Value:
 
 
 TABLE = (
-    Row("reshape", _reshape),
-    Row("transpose", _transpose),
-    Row("broadcast", _broadcast),
-    Row("slice", _slice),
-    Row("slice_update", _slice_update),
-    Row("flip", _flip),
-    Row("concat", _concat),
-    Row("pad", _pad),
-    Row("bitcast", _bitcast),
+    Row("reshape", Reshape, _reshape),
+    Row("transpose", Transpose, _transpose),
+    Row("broadcast", Broadcast, _broadcast),
+    Row("slice", Slice, _slice),
+    Row("slice_update", SliceUpdate, _slice_update),
+    Row("flip", Flip, _flip),
+    Row("concat", Concat, _concat),
+    Row("pad", Pad, _pad),
+    Row("bitcast", Bitcast, _bitcast),
 )
 
 

@@ -10,7 +10,7 @@ from emulator.graph import Value
 from emulator.ops import ArgReduce, ArgSort, Cumulate, Reduce
 from emulator.types import DType
 from tests.lower.harness import Given, of, require_equal
-from tests.lower.sweep import FLOATS, INTEGERS, Draw, Row, sweep
+from tests.lower.sweep import FLOATS, INTEGERS, UNSIGNED, Draw, Row, sweep
 
 ANY = (*FLOATS, *INTEGERS, DType.BOOL)
 SUMS = ("sum", "mean")
@@ -23,7 +23,7 @@ def _reduce(function: str) -> Callable[[Draw], Value]:
         dtype = draw.one_of(FLOATS if function == "mean" else ANY)
         x = draw.tensor(shape, dtype, most=2 if function == "prod" else 40)
         if function == "prod":  # of signs, ones and a few twos, so that nothing is rounded or overflows in any order
-            numbers = np.ones(shape) if dtype is DType.UINT8 else draw.random.choice([1, -1], shape)
+            numbers = np.ones(shape) if dtype in UNSIGNED else draw.random.choice([1, -1], shape)
             numbers.flat[draw.random.integers(0, numbers.size, 9)] *= 2
             x = draw.tensor(shape, dtype, numbers=numbers.astype(dtype.held))
         return draw.builder.add(Reduce(function, axes, bool(draw.integer(0, 1))), x)
@@ -66,11 +66,11 @@ def _arg_sort(draw: Draw) -> Value:
 
 
 TABLE = (
-    Row("argsort", _arg_sort),
-    *(Row(name, _reduce(name)) for name in ("all", "any", "max", "min", "prod")),
-    *(Row(name, _reduce(name), units=1, noise=2e-3) for name in SUMS),
-    *(Row(name, _arg_reduce(name)) for name in ("argmax", "argmin")),
-    *(Row(name, _cumulate(name)) for name in ("cummax", "cummin", "cumprod", "cumsum")),
+    Row("argsort", ArgSort, _arg_sort),
+    *(Row(name, Reduce, _reduce(name)) for name in ("all", "any", "max", "min", "prod")),
+    *(Row(name, Reduce, _reduce(name), units=1, noise=2e-3) for name in SUMS),
+    *(Row(name, ArgReduce, _arg_reduce(name)) for name in ("argmax", "argmin")),
+    *(Row(name, Cumulate, _cumulate(name)) for name in ("cummax", "cummin", "cumprod", "cumsum")),
 )
 
 

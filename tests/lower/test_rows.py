@@ -18,7 +18,7 @@ def _norm(op: type[LayerNorm | RmsNorm], most: int) -> Row:
         affine = [draw.tensor(shape[len(shape) - axes :], dtype, most=2) for _ in range(draw.integer(0, most))]
         return draw.builder.add(op(axes, 1e-5), draw.tensor(shape, dtype), *affine)
 
-    return Row(op.__name__, draw, units=1, noise=1e-4)
+    return Row(op.name, op, draw, units=1, noise=1e-4)
 
 
 def _softmax(*, log: bool) -> Row:
@@ -27,7 +27,7 @@ def _softmax(*, log: bool) -> Row:
         x = draw.tensor(shape, draw.one_of(FLOATS))
         return draw.builder.add(Softmax(draw.integer(0, len(shape) - 1), log), x)
 
-    return Row("log softmax" if log else "softmax", draw, units=1, noise=1e-5 if log else 1e-6)
+    return Row("log_softmax" if log else "softmax", Softmax, draw, units=1, noise=1e-5 if log else 1e-6)
 
 
 TABLE = (_norm(LayerNorm, 2), _norm(RmsNorm, 1), _softmax(log=False), _softmax(log=True))

@@ -7,6 +7,8 @@ _REFUSED = "a row number outside of its table is refused even where nobody has m
 _WHY = (
     ("gather", "tensor_tensor of gpsimd", _REFUSED),
     ("gather", "tensor_tensor, have each other's", _REFUSED),
+    ("gather", "memset of vector: value is 62", _REFUSED),
+    ("gather", "tensor_copy_predicated of vector: dst axis", _REFUSED),
     ("norm", "activation of scalar: dst as", "only the total is read, not what it is the total of"),
     (
         "attention",

@@ -15,7 +15,8 @@ from tests.mutation.changes import Mutant
 from tests.mutation.proofs import Walk, proof
 from tests.mutation.samples import DRAWS, Sample, Tensors, samples
 
-RUNS = ((1, "hostile"), (1, "random:1"), (1, "random:2"), (2, "hostile"))  # draws and orders
+# Draws and orders.
+RUNS = ((1, "hostile"), (1, "random:1"), (1, "random:2"), (2, "hostile"), (3, "hostile"), (4, "hostile"))
 
 
 class Judge(StrEnum):

@@ -1,56 +1,62 @@
-"""Which waits of a program say nothing that the others do not say.
+"""Which waits of a program say nothing that the others do not say, found by carrying all turns of its loops out.
 
-In no turn of any loop does leaving one of them out change what the waiting engine knows of the others. All of them can
-be left out at once, since none can imply what implies it.
+In no turn of any loop does leaving one of them out change what the waiting engine knows of the others.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from typing import NamedTuple
 
-from emulator.isa.instructions import Engine, Wait
-from emulator.isa.program import Loop, Program, Step, executed
+from emulator.isa.instructions import Engine, Instruction, Wait
+from emulator.isa.program import Program, executed
 
 Known = Mapping[Engine, int]
 
 
+class _Moment(NamedTuple):
+    """An instruction that is carried out: what its engine knew, what each wait tells it, and what it knows then."""
+
+    instruction: Instruction
+    before: Known
+    told: Mapping[Wait, Known]
+    after: Known
+
+
 def redundant(program: Program) -> dict[int, set[Wait]]:
     """By the identity of the instruction."""
-    known: dict[Engine, Known] = {engine: {} for engine in Engine}
-    then: dict[tuple[Engine, int], Known] = {}
     found: dict[int, set[Wait]] = {}
-    done = dict.fromkeys(Engine, 0)
-    for instruction, turns in executed(program.body):
-        mine = known[instruction.engine]
-        asked = {wait: wait.done.at(turns) for wait in instruction.waits}
-        gained = {wait: {wait.engine: count, **then.get((wait.engine, count), {})} for wait, count in asked.items()}
+    for instruction, before, told, _ in _moments(program):
         implied = {
             wait
-            for wait, count in asked.items()
-            if any(each.get(wait.engine, 0) >= count for each in (mine, *_without(gained, wait))) or count < 1
+            for wait in told
+            if told[wait][wait.engine] < 1
+            or any(
+                known.get(wait.engine, 0) >= told[wait][wait.engine]
+                for known in (before, *(more for other, more in told.items() if other is not wait))
+            )
         }
         found[id(instruction)] = found.get(id(instruction), implied) & implied
-        done[instruction.engine] += 1
-        after = _merged([mine, *gained.values(), {instruction.engine: done[instruction.engine]}])
-        known[instruction.engine] = then[instruction.engine, done[instruction.engine]] = after
-    return found
+    return {number: waits for number, waits in found.items() if waits}
 
 
-def reduced(program: Program) -> Program:
-    """Without them."""
-    found = redundant(program)
-
-    def walk(body: tuple[Step, ...]) -> Iterator[Step]:
-        for step in body:
-            if isinstance(step, Loop):
-                yield Loop(step.count, tuple(walk(step.body)))
-            else:
-                yield step.after(*(wait for wait in step.waits if wait not in found.get(id(step), ())))
-
-    return replace(program, body=tuple(walk(program.body)))
+def knowledge(program: Program) -> list[Known]:
+    """What each instruction's engine knows of all engines when it has done it, in program order."""
+    return [{engine: count for engine, count in moment.after.items() if count > 0} for moment in _moments(program)]
 
 
-def _without(gained: Mapping[Wait, Known], wait: Wait) -> Iterator[Known]:
-    return (known for other, known in gained.items() if other is not wait)
+def _moments(program: Program) -> Iterator[_Moment]:
+    known: dict[Engine, Known] = {engine: {} for engine in Engine}
+    then: dict[tuple[Engine, int], Known] = {}
+    done = dict.fromkeys(Engine, 0)
+    for instruction, turns in executed(program.body):
+        engine, before = instruction.engine, known[instruction.engine]
+        told: dict[Wait, Known] = {}
+        for wait in instruction.waits:
+            count = wait.done.at(turns)
+            told[wait] = {**then.get((wait.engine, count), {}), wait.engine: count}
+        done[engine] += 1
+        after = _merged([before, *told.values(), {engine: done[engine]}])
+        known[engine] = then[engine, done[engine]] = after
+        yield _Moment(instruction, before, told, after)
 
 
 def _merged(all_known: list[Known]) -> Known:

@@ -1,7 +1,7 @@
-"""Small graphs of every kind of instruction and loop, each with two draws of what it is run on.
+"""Small graphs of every kind of instruction and loop, each with several draws of what it is run on.
 
-Numbers are drawn so that nothing is symmetric; the second time so large that a softmax without its row's own maximum
-overflows.
+Numbers are drawn so that nothing is symmetric; after the first time so large that a softmax without its row's own
+maximum overflows, or all but vanishes.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ from emulator.ranks import LoadedRanks
 from emulator.types import DType, TensorType
 
 F32, BF16 = DType.FLOAT32, DType.BFLOAT16
-DRAWS = {1: 2.0, 2: 200.0}  # seeds, and how far inputs reach
+DRAWS = {1: 2.0, 2: 200.0, 3: 200.0, 4: 200.0}  # seeds, and how far inputs reach
 Tensors = Mapping[str, Array]
 
 
@@ -85,6 +85,7 @@ def samples() -> tuple[tuple[Sample, Program], ...]:
         Sample("gather", _gather(), "v2", outside=(-5, ROWS, 3 * ROWS)),
         Sample("reduce", _reduce(), "v2", noise=1e-5),
         Sample("ranks", _ranks(), "v2", ranks=2, noise=1e-4, divided=(("w", RankSlice(1, 1, (64,), (2,), 2)),)),
+        Sample("meetings", _meetings(), "v4", ranks=2, noise=1e-4, divided=_HALVES),
     )
     return tuple((sample, lower(sample.graph, sample.core, sample.ranks)) for sample in made)
 
@@ -101,6 +102,8 @@ def _numbers(random: np.random.Generator, type_: TensorType, scale: float) -> Ar
     return (random.standard_normal(type_.shape) * scale + 0.1).astype(np.float32)
 
 
+# The weights of which each of two ranks has the half that goes with its half of the columns.
+_HALVES = tuple((f"layers.{layer}.w", RankSlice(1, 1, (40,), (2,), 2)) for layer in range(3))
 ROWS = 61  # of the table that rows are gathered from
 
 
@@ -188,3 +191,17 @@ def _ranks() -> Graph:
         return {"y": b.add(Unary("tanh"), b.add(AllReduce(2), b.add(Linear(F32), *mine)))}
 
     return _graph(build)
+
+
+def _meetings() -> Graph:
+    """Layers that repeat, in each of which the ranks meet."""
+
+    def build(b: GraphBuilder) -> Mapping[str, Value]:
+        x = b.input("x", TensorType((6, 40), F32))
+        for name, half in _HALVES:
+            w = b.parameter(name, TensorType((40, 40), F32))
+            mine = (b.add(half, each) for each in (x, w))
+            x = b.add(Binary("subtract"), b.add(Unary("tanh"), b.add(AllReduce(2), b.add(Linear(F32), *mine))), x)
+        return {"y": x}
+
+    return roll(_graph(build), PassOptions())

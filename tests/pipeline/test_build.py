@@ -91,7 +91,8 @@ def test_what_was_published_runs_again_from_the_store_alone(tmp_path: Path, llam
     published = store.resolve(key)
     manifest = published.manifest
     (program,) = manifest.executables
-    graph = Graph.from_bytes(store.read_blob(program.blob))
+    (file,) = (file for file in manifest.files if file.path == f"graphs/{program.name}")
+    graph = Graph.from_bytes(store.read_blob(file.blob))
     assert graph.key == program.graph_key
     weights = weights_of(published, store)
     golden = {file.path: load(store.read_blob(file.blob)) for file in manifest.files if file.path.startswith("golden/")}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,14 +27,15 @@ STRICT = Thresholds(0.9, 1e-9)
 class Steps:
     """Notes the steps of a build; may end it in an error at one of them."""
 
-    def __init__(self, error: BaseException | None = None) -> None:
+    def __init__(self, error: BaseException | None = None, at: str = "compile") -> None:
         self.taken: list[str] = []
         self._error = error
+        self._at = at
 
     @contextmanager
     def __call__(self, title: str) -> Iterator[None]:
         self.taken.append(title)
-        if self._error and title.startswith("compile"):
+        if self._error and title.startswith(self._at):
             raise self._error
         yield
 
@@ -50,6 +52,21 @@ def request_(bert: Path) -> BuildRequest:
 
 def key_of(request: BuildRequest) -> str:
     return sha256_hex(canonical_json(request.key_inputs()))
+
+
+def test_a_build_that_is_interrupted_between_two_programs_publishes_nothing_and_can_be_repeated(
+    request_: BuildRequest, store: Store
+) -> None:
+    two = replace(request_, shapes=(Shape("forward", 1, 8), Shape("forward", 1, 16)))
+    with pytest.raises(KeyboardInterrupt):
+        build(two, store, Steps(KeyboardInterrupt(), "emit forward-b1-s16"), nobody, thresholds=ALLOWED)
+    assert not store.list()
+    assert Leases(store.backend).current(key_of(two)) is None
+    steps = Steps()
+    assert not build(two, store, steps, nobody, thresholds=ALLOWED).cached
+    assert [title for title in steps.taken if title.partition(" ")[0] in ("compile", "emit")] == [
+        f"{work} forward-b1-s{length}" for length in (8, 16) for work in ("compile", "emit")
+    ]
 
 
 def nobody(text: str) -> None:

@@ -1,6 +1,5 @@
 """Builds for several ranks: one copy of the weights, one cache for all buckets, refusals with the way out."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +8,13 @@ import pytest
 from artifact_store import open_store
 from emulator.capture import CaptureRequest, parameter_specs, reference_outputs
 from emulator.compile import Program, compile_program
+from emulator.executable import from_bytes
 from emulator.graph import Graph
 from emulator.hardware import instance
+from emulator.isa.program import Role
 from emulator.ops import RankSlice
 from emulator.passes import PassOptions
+from emulator.passes.shard import Piece
 from emulator.ranks import LoadedRanks
 from emulator.repeat import unroll
 from pipeline.models.source import resolve
@@ -37,18 +39,18 @@ def test_an_artifact_says_which_piece_of_which_tensor_each_rank_has(tmp_path: Pa
     store = open_store(f"file://{tmp_path}/store")
     manifest = store.resolve(key).manifest
     (program,) = manifest.executables
-    (file,) = [file for file in manifest.files if file.path == f"ranks/{program.name}.json"]
-    said = json.loads(store.read_blob(file.blob))
-    graph = unroll(Graph.from_bytes(store.read_blob(program.blob)))
+    (file,) = [file for file in manifest.files if file.path == f"graphs/{program.name}"]
+    said = from_bytes(store.read_blob(program.blob))
+    graph = unroll(Graph.from_bytes(store.read_blob(file.blob)))
     names = {value: name for name, value in graph.parameters.items()}
     sliced = {
-        names[node.operands[0]]: {"axis": op.axis, "sizes": list(op.sizes), "parts": list(op.parts)}
+        names[node.operands[0]]: Piece(op.axis, op.sizes, op.parts)
         for node in graph.nodes
         if isinstance(op := node.op, RankSlice) and node.operands[0] in names
     }
-    assert said["weights"] == sliced
+    assert said.pieces(Role.PARAMETER) == sliced
     # Two key heads on four ranks: each has one, and two ranks have the same.
-    assert said["states"]["cache.0.key"] == {"axis": 1, "sizes": [2], "parts": [2]}
+    assert said.pieces(Role.STATE)["cache.0.key"] == Piece(1, (2,), (2,))
     assert graph.inputs["cache.0.key"].type.shape == (1, 1, 32, 8)
 
 

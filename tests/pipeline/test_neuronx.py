@@ -175,9 +175,24 @@ def test_the_environment_keeps_the_users_cache_and_drops_what_misleads(bert: Pat
 
 
 @pytest.mark.usefixtures("toolchain")
+def test_the_file_says_whose_compiler_and_the_command_line_may_say_otherwise(
+    tmp_path: Path, bert: Path, store: Store, nxpipe: InProcess
+) -> None:
+    model = f'name = "it"\npath = "{bert}"\ntask = "feature-extraction"\ntarget = "inf2.xlarge"\nbuckets = [32]\n'
+    config = tmp_path / "nxpipe.toml"
+    config.write_text(f'[project]\nname = "p"\n[build]\nbackend = "neuronx"\n[[models]]\n{model}weights = "random:0"\n')
+    words = ["build", "--config", str(config), "--store", f"file://{tmp_path}/store", "--json"]
+    for more, backend in (([], "neuronx"), (["--backend", "emulator", "--no-verify"], "emulator")):
+        answer = nxpipe(*words, *more)
+        assert answer.code == 0, answer.err
+        (built,) = json.loads(answer.out)
+        assert store.resolve(built["request_key"]).manifest.backend == backend
+
+
+@pytest.mark.usefixtures("toolchain")
 def test_what_this_backend_cannot_do_is_refused_before_any_work(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request = asked(bert)
-    with pytest.raises(BuildRefused, match="compiles for one core; pass --tp 1"):
+    with pytest.raises(BuildRefused, match=r"divided among 2 cores, .* pass --tp 1 where the model fits one core"):
         replace(request, tensor_parallel=2).check()
     with pytest.raises(BuildRefused, match="lists the targets inf2, trn1, trn1n, trn2"):
         asked(bert, target="trn3_gen1").check()

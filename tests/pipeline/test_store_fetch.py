@@ -18,7 +18,7 @@ __all__ = ["nxpipe"]
 
 SERVED = {
     *("manifest.json", "weights.safetensors", ".nxpipe"),
-    *("executables/forward-b1-s128", "files/tokenizer/config.json"),
+    *("executables/forward-b1-s128.nxe", "files/tokenizer/config.json"),
 }
 
 

@@ -12,6 +12,7 @@ from artifact_store import open_store
 from artifact_store.manifest import File
 from pipeline.models.depth import first_layers
 from pipeline.models.weights import numpy_dtype
+from tests.emulator.divided_models import FAMILIES
 from tests.emulator.models import small_config
 from tests.pipeline.conftest import BERT, LLAMA, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
@@ -44,6 +45,18 @@ def test_every_layer_is_found_in_the_graph_and_errors_grow_from_the_first(nxpipe
     assert [layer["output"] for layer in layers] == ["model.layers.0", "model.layers.1"]
     assert all(layer["max_absolute"] > 0 for layer in layers)
     assert found["emulated"]["matmult"]["first_layer_beyond"] is None
+
+
+@pytest.mark.parametrize("mode", ["fast", "isa"])
+@pytest.mark.parametrize("family", ["llama", "gptj"])  # gptj adds what two branches give before ranks meet
+def test_layers_are_seen_whole_however_many_ranks_make_them(
+    family: str, mode: str, nxpipe: InProcess, tmp_path: Path
+) -> None:
+    model = write_model(tmp_path / family, {"model_type": family, **FAMILIES[family][1], "torch_dtype": "float32"})
+    found = verified(nxpipe, model, *("--task", "text-generation"), *("--layers", "--tp", "2", "--mode", mode))
+    layers = found["emulated"]["matmult"]["layers"]
+    assert [layer["output"].rpartition(".")[2] for layer in layers] == ["0", "1"]
+    assert all(0 < layer["max_relative"] < 0.02 for layer in layers)
 
 
 def test_the_first_layer_that_diverges_is_named(

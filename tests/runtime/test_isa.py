@@ -7,6 +7,7 @@ import pytest
 
 from emulator import compile as compiled
 from emulator.builder import GraphBuilder
+from emulator.core import Machine
 from emulator.emit import emit, ports_of
 from emulator.executable import Executable, from_bytes, to_bytes
 from emulator.hardware import instance
@@ -14,6 +15,7 @@ from emulator.isa.affine import Affine
 from emulator.isa.instructions import AllGather, DmaCopy, Engine, Wait
 from emulator.isa.operands import Far, Memory, Tile, contiguous
 from emulator.isa.program import Buffer, Program, Role
+from emulator.numerics import stochastic_rounding
 from emulator.nxe.port import Port
 from emulator.ops import Binary, Linear, Operator, RankSlice, Slice, Unary
 from emulator.passes.shard import Piece
@@ -65,6 +67,29 @@ def test_a_stored_program_answers_as_its_graph_does_in_every_bucket(rows: int, o
         found = runtime.load([replace(stored(code), order=order) for code in fast], weights).execute(request)["y"]
     assert found.shape == expected.shape == (rows, 24)
     assert relative_error(found, expected) < 1e-5
+
+
+def test_what_is_rounded_by_chance_is_the_same_in_every_order() -> None:
+    """Each of several pieces is rounded by one engine, then by another, which has no need to hurry."""
+    builder = GraphBuilder()
+    x = builder.input("x", TensorType((900, 2000), BF16))
+    builder.output("y", builder.add(Binary("multiply"), builder.add(Unary("tanh"), x), x))
+    program = emit(whole(builder.build()), "v2").program
+    numbers = np.random.default_rng(0).standard_normal((900, 2000)).astype(np.float32)
+
+    def drawn(order: str, seed: int) -> list[bytes]:
+        machine = Machine(program, order=order)
+        machine.write("x", numbers)
+        answers = []
+        with stochastic_rounding(seed):
+            for _ in range(2):
+                machine.execute()
+                answers.append(machine.read("y").tobytes())
+        return answers
+
+    one = drawn("hostile", 5)
+    assert one == drawn("program", 5) == drawn("random:1", 5)
+    assert len({*one, *drawn("hostile", 6)}) == 4  # another run draws anew, and so does another seed
 
 
 def test_states_go_from_request_to_request() -> None:
@@ -174,5 +199,5 @@ def test_a_program_runs_on_its_generation_only() -> None:
 
 def test_a_program_takes_its_weights_and_all_else_that_it_has_in_hbm() -> None:
     code = Isa(gathering())
-    assert code.weights == {"w": 24}
+    assert list(code.weights.values()) == [24]
     assert code.scratch == 4096 + 48 - 24

@@ -17,6 +17,7 @@ from emulator.numerics import Array
 from emulator.ranks import Loaded, States
 from emulator.runtime import Fast, Model, Runtime, status
 from emulator.runtime.cores import Cores
+from emulator.runtime.resident import Shelf
 from emulator.runtime.status import (
     BadInput,
     CoreBusy,
@@ -120,7 +121,8 @@ class Large(Fast):
 def test_a_model_that_does_not_fit_is_refused_with_the_numbers() -> None:
     code = lookup(1, 4)
     with Runtime(INF2) as runtime:
-        with pytest.raises(DeviceMemoryExhausted, match=f"which have {capacity(INF2) - code_bytes(INF2):,}"):
+        room = f"{capacity(INF2) - code_bytes(INF2):,}"
+        with pytest.raises(DeviceMemoryExhausted, match=rf"which have {room} \(table with {room}, and scratch with "):
             runtime.load([Large(code.program, code.ports)], {"table": TABLE})
         assert lookups(runtime).cores == range(1)
 
@@ -203,8 +205,8 @@ class Watched:
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
 
-    def load(self, weights: Mapping[str, Array]) -> Loaded:
-        loaded = self._inner.load(weights)
+    def load(self, weights: Mapping[str, Array], shelf: Shelf | None = None) -> Loaded:
+        loaded = self._inner.load(weights, shelf)
         watched = self
 
         class Watching:
@@ -266,8 +268,8 @@ def test_a_core_runs_one_request_at_a_time() -> None:
     inside, leave = Event(), Event()
 
     class Slow(Fast):
-        def load(self, weights: Mapping[str, Array]) -> Loaded:
-            loaded = super().load(weights)
+        def load(self, weights: Mapping[str, Array], shelf: Shelf | None = None) -> Loaded:
+            loaded = super().load(weights, shelf)
 
             class Waiting:
                 def run(
@@ -362,8 +364,8 @@ def test_copies_run_beside_each_other() -> None:
     meeting = Barrier(2)
 
     class Meeting(Fast):
-        def load(self, weights: Mapping[str, Array]) -> Loaded:
-            loaded = super().load(weights)
+        def load(self, weights: Mapping[str, Array], shelf: Shelf | None = None) -> Loaded:
+            loaded = super().load(weights, shelf)
 
             class Waiting:
                 def run(

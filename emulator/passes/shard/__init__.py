@@ -4,9 +4,23 @@ from emulator.graph import Graph
 from emulator.passes.options import PassOptions
 from emulator.passes.shard.apply import apply
 from emulator.passes.shard.plan import DegreeImpossible, Division, Piece, Plan, divide, plan
+from emulator.passes.shard.surplus import NO_PADDING, Padding, padding, worst
 from emulator.repeat import unroll
 
-__all__ = ["DegreeImpossible", "Division", "Piece", "Plan", "apply", "divide", "plan", "shard"]
+__all__ = [
+    "NO_PADDING",
+    "DegreeImpossible",
+    "Division",
+    "Padding",
+    "Piece",
+    "Plan",
+    "apply",
+    "divide",
+    "padding",
+    "plan",
+    "shard",
+    "worst",
+]
 
 
 def shard(graph: Graph, options: PassOptions) -> Graph:

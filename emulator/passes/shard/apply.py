@@ -1,6 +1,7 @@
 """One rank's program, from a plan: local shapes, and collectives where the plan needs them."""
 
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -24,11 +25,16 @@ from emulator.ops import (
     SliceUpdate,
     Where,
 )
+from emulator.ops.shares import uneven
 from emulator.passes.shard.layout import Layout, Split
 from emulator.passes.shard.merge import merge_sums
 from emulator.passes.shard.plan import Plan
 from emulator.passes.shard.walk import Verdict
 from emulator.types import DType
+
+_Attributes: TypeAlias = tuple[
+    int, int, tuple[int, ...], tuple[int, ...], int, tuple[int, ...], tuple[int, ...]
+]  # of a RankSlice, or an AllGather
 
 
 def apply(graph: Graph, plan: Plan) -> Graph:
@@ -68,13 +74,15 @@ class _Sharder:
 
     def _real(self, layout: Layout) -> Layout:
         """At this degree, a cut that nothing can share leaves a tensor whole."""
-        return layout if layout is not None and max(layout.parts(self._degree)) > 1 else None
-
-    def _attributes(self, layout: Split) -> tuple[int, int, tuple[int, ...], tuple[int, ...], int]:
-        return layout.axis, layout.outer, layout.sizes, layout.parts(self._degree), self._degree
+        return layout if layout is not None and layout.is_divided(self._degree) else None
 
     def _slice(self, value: Value, layout: Split, origin: Origin) -> Value:
         return self._builder.add(RankSlice(*self._attributes(layout)), value, origin=origin)
+
+    def _attributes(self, layout: Split) -> _Attributes:
+        shares = layout.shares(self._degree)
+        parts = tuple(share.parts for share in shares)
+        return layout.axis, layout.outer, layout.sizes, parts, self._degree, *uneven(shares, self._degree)
 
     def _held(self, old: Value, origin: Origin) -> Value:
         """A value as a rank holds it. Weights are sliced where they are used first, so that layers stay alike."""
@@ -111,16 +119,17 @@ class _Sharder:
             return replace(op, shape=result.local(op.shape, self._degree))
         held = self._real(verdict.operands[0]) if verdict.operands else None
         if isinstance(op, Convolution) and held is not None:
-            return replace(op, groups=op.groups // held.parts(self._degree)[0])
+            (share,) = held.shares(self._degree) if op.groups > 1 else (None,)
+            return replace(op, groups=op.groups // share.parts) if share else op
         if isinstance(op, Slice | SliceUpdate) and held is not None:
             return self._local_window(op, held, node.operands[0])
         return op
 
     def _local_window(self, op: Slice | SliceUpdate, held: Split, operand: Value) -> Operator:
         """On the divided axis a window holds whole blocks, each shorter now."""
-        axis, parts = held.axis, held.parts(self._degree)
+        axis, shares = held.axis, held.shares(self._degree)
         edges = [sum(held.sizes[:block]) for block in range(len(held.sizes) + 1)]
-        local = [sum(s // p for s, p in zip(held.sizes[:block], parts, strict=False)) for block in range(len(edges))]
+        local = [sum(share.local for share in shares[:block]) for block in range(len(edges))]
         start, stop = 0, held.local(operand.type.shape, self._degree)[axis]
         if (op.starts[axis], op.stops[axis]) != (0, operand.type.shape[axis]):
             start, stop = (local[edges.index(place)] for place in (op.starts[axis], op.stops[axis]))
@@ -162,9 +171,9 @@ class _Sharder:
         assert layout is not None
         table, indices = operands
         add, origin, dtype = self._builder.add, node.origin, indices.type.dtype
-        rows, ranks = table.type.shape[0], layout.parts(self._degree)[0]
+        rows, ranks = table.type.shape[0], self._degree
         firsts = self._builder.constant(np.arange(ranks) * rows, dtype)
-        first = add(RankSlice(0, 1, (ranks,), (ranks,), self._degree), firsts, origin=origin)
+        first = add(RankSlice(0, 1, (ranks,), (ranks,), ranks), firsts, origin=origin)
         local = add(Binary("subtract"), indices, first, origin=origin)
         low = add(Binary("greater_equal"), local, self._builder.scalar(0, dtype), origin=origin)
         high = add(Binary("less"), local, self._builder.scalar(rows, dtype), origin=origin)

@@ -4,7 +4,6 @@ The division follows from the graph: a weight that meets whole rows is divided b
 rows by its inputs. The model's own published plan, where there is one, says which weights may be divided by outputs.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,10 +12,13 @@ from emulator.errors import CompileError
 from emulator.graph import Graph, Value
 from emulator.numerics import Array
 from emulator.ops import AllGather, RankSlice
-from emulator.passes.shard.layout import Cut, Layout
+from emulator.ops.shares import Share, shares_of, uneven
+from emulator.passes.shard.cuts import Cut
+from emulator.passes.shard.layout import Layout
 from emulator.passes.shard.published import may_split, unmet
 from emulator.passes.shard.rules import rule_of
 from emulator.passes.shard.walk import Hints, Walk
+from emulator.passes.shard.zeros import forbid_harmful_padding
 from emulator.types import TensorType
 
 # Each walk leaves fewer weights divided or more seams known, so it ends by itself.
@@ -28,31 +30,42 @@ class DegreeImpossible(CompileError):
     """A model cannot be divided among so many ranks; `degrees` are those that it can."""
 
     def __init__(self, reason: str, degrees: Sequence[int]) -> None:
-        super().__init__(f"{reason}; degrees that work: {', '.join(map(str, degrees))}")
+        super().__init__(f"{reason}; degrees that work: {_listed(degrees)}")
         self.reason = reason
         self.degrees = tuple(degrees)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A rank's share of a tensor: of each block of an axis, one of so many parts. One part means all of the block."""
+    """A rank's share of a tensor: of each block of an axis, one of so many parts. One part means all of the block.
+
+    `slots` and `lengths` say of each block what room a rank has, where blocks do not go up evenly; what they do not
+    fill of it is zeros. See Share.
+    """
 
     axis: int
     sizes: tuple[int, ...]
     parts: tuple[int, ...]
+    slots: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        return shares_of(self.sizes, self.parts, self.slots, self.lengths)
 
     def local(self, whole: TensorType) -> TensorType:
-        length = sum(size // parts for size, parts in zip(self.sizes, self.parts, strict=True))
+        length = sum(share.local for share in self.shares)
         return whole.with_shape((*whole.shape[: self.axis], length, *whole.shape[self.axis + 1 :]))
 
     def parted(self, whole: Array, degree: int) -> list[Array]:
         """What each rank has of a tensor."""
-        cut = RankSlice(self.axis, 1, self.sizes, self.parts, degree)
+        cut = RankSlice(self.axis, 1, self.sizes, self.parts, degree, self.slots, self.lengths)
         return [cut.piece(whole, rank) for rank in range(degree)]
 
     def joined(self, shares: Sequence[Array]) -> Array:
         """The tensor of which ranks have these."""
-        return AllGather(self.axis, 1, self.sizes, self.parts, len(shares)).joined(shares)
+        gather = AllGather(self.axis, 1, self.sizes, self.parts, len(shares), self.slots, self.lengths)
+        return gather.joined(shares)
 
 
 @dataclass(frozen=True)
@@ -89,18 +102,20 @@ class Division:
         return Plan(degree, parameters, states, self._obstacle(degree), self.walk)
 
     def degrees(self) -> list[int]:
-        """All that are possible: each divides what must be shared evenly, or else something that may be shared."""
+        """All that are possible: no rank of them is without work that must be shared, but for the last ones."""
         cuts = self._cuts
-        even = math.gcd(*[cut.units for cut in cuts if cut.even])
-        most = even or max((cut.units for cut in cuts if cut.added), default=1)
-        return [degree for degree in range(1, most + 1) if even % degree == 0 and self._possible(degree)]
+        even = [cut.units for cut in cuts if cut.even]
+        most = min(even) if even else max((cut.units for cut in cuts if cut.added), default=1)
+        return [degree for degree in range(1, most + 1) if self._possible(degree)]
 
     def _pieces(self, values: Mapping[str, Value], degree: int) -> dict[str, Piece]:
         pieces = {}
         for name, value in values.items():
             layout = self.walk.layout(value)
-            if layout is not None and max(layout.parts(degree)) > 1:
-                pieces[name] = Piece(layout.axis, layout.sizes, layout.parts(degree))
+            if layout is not None and layout.is_divided(degree):
+                shares = layout.shares(degree)
+                parts = tuple(share.parts for share in shares)
+                pieces[name] = Piece(layout.axis, layout.sizes, parts, *uneven(shares, degree))
         return pieces
 
     @cached_property
@@ -117,11 +132,13 @@ class Division:
         keys = [str(cut.units) for cut in bad.served_by]
         served = f" and the {keys[0]} key heads that serve them" if keys else ""
         why = f"the {bad.units} units of {bad.name}{served} cannot be shared by {degree} ranks"
+        if bad.unpadded:
+            why += f", nor padded: {bad.unpadded}"
         return DegreeImpossible(why, self.degrees())
 
     def _possible(self, degree: int) -> bool:
         cuts = self._cuts
-        shared = any(cut.units % degree == 0 for cut in cuts if cut.even or cut.added)
+        shared = any(not cut.share(cut.units, degree).is_whole for cut in cuts if cut.even or cut.added)
         return degree == 1 or (shared and all(cut.allows(degree) for cut in cuts))
 
 
@@ -136,6 +153,7 @@ def divide(graph: Graph, published: Mapping[str, str] | None = None) -> Division
         regretted = list(walk.gathered.items())
         better = _learned(hints, walk, dict(regretted[:1] if number < _PATIENT_WALKS else regretted))
         if better == hints:
+            forbid_harmful_padding(walk)
             return Division(graph, walk, tuple(unmet(walk, hints.whole, published or {})))
         hints = better
     raise CompileError("the division of this graph does not settle; compile it with a tensor-parallel degree of 1")
@@ -144,6 +162,17 @@ def divide(graph: Graph, published: Mapping[str, str] | None = None) -> Division
 def plan(graph: Graph, degree: int, published: Mapping[str, str] | None = None) -> Plan:
     """The division of a graph among so many ranks."""
     return divide(graph, published).plan(degree)
+
+
+def _listed(degrees: Sequence[int]) -> str:
+    """Neighbours as a range."""
+    runs: list[list[int]] = []
+    for degree in degrees:
+        if runs and degree == runs[-1][-1] + 1:
+            runs[-1].append(degree)
+        else:
+            runs.append([degree])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
 def _learned(hints: Hints, walk: Walk, regretted: Mapping[str, str]) -> Hints:

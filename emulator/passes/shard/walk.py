@@ -12,7 +12,8 @@ from itertools import pairwise
 
 from emulator.graph import Graph, Node, Value
 from emulator.ops import Cast, Gather, Transpose
-from emulator.passes.shard.layout import Cut, Layout, Split
+from emulator.passes.shard.cuts import Cut
+from emulator.passes.shard.layout import Layout, Split
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,9 @@ class NeuronxRequest(BuildRequest):
         super().check()
         if self.tensor_parallel != 1:
             raise BuildRefused(
-                f"{self.source.id}: a tensor-parallel degree of {self.tensor_parallel} was asked for, and "
-                "torch_neuronx.trace compiles for one core; pass --tp 1, or --backend emulator"
+                f"{self.source.id}: it is to be divided among {self.tensor_parallel} cores, and torch_neuronx.trace "
+                f"compiles for one; pass --tp 1 where the model fits one core of {self.target.name} (nxpipe check "
+                "tells), or --backend emulator"
             )
         if self.target.compiler_target not in TARGETS:
             raise BuildRefused(

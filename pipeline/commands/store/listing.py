@@ -4,10 +4,11 @@ import json
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from pipeline import utilisation
 from pipeline.cli import Command
 from pipeline.options import config_option, store_option
 from pipeline.output import Console, human_bytes, table
@@ -68,7 +69,7 @@ def show(console: Console, name: str, store: str | None, config_path: Path) -> N
     """Show one artifact: programs, weights, figures, key.
 
     NAME is a model's id, MODEL@KEY, or a key; six hex digits of the key are enough. The manifest is verified
-    against its digest.
+    against its digest. With --json, the figures of how each program uses the cores are there in full.
 
     \b
     Example:
@@ -78,11 +79,12 @@ def show(console: Console, name: str, store: str | None, config_path: Path) -> N
     opened = open_the_store(store, config_path, console)
     published = opened.resolve(name)
     inputs = opened.key_inputs(published.manifest)
+    programs = utilisation.read(published.manifest, opened)
     if console.json:
         manifest = published.manifest.model_dump(mode="json")
-        console.data(_summary(published) | {"manifest": manifest, "key_inputs": inputs})
+        console.data(_summary(published) | {"manifest": manifest, "key_inputs": inputs, "utilisation": programs})
     else:
-        console.result("\n\n".join(_page(published, published.manifest, inputs)))
+        console.result("\n\n".join(_page(published, published.manifest, inputs, programs)))
 
 
 def _is_wanted(one: "Published", model: str | None, target: str | None) -> bool:
@@ -112,7 +114,9 @@ def _minute(one: "Published") -> str:
     return f"{one.published_at[:16].replace('T', ' ')} UTC"
 
 
-def _page(published: "Published", manifest: "Manifest", key_inputs: dict[str, object]) -> Iterator[str]:
+def _page(
+    published: "Published", manifest: "Manifest", key_inputs: dict[str, object], programs: dict[str, Any]
+) -> Iterator[str]:
     """The page's sections; one without content is left out."""
     from artifact_store.index.leaves import leaves
 
@@ -145,6 +149,8 @@ def _page(published: "Published", manifest: "Manifest", key_inputs: dict[str, ob
         )
     if manifest.files:
         yield _section("files", [(file.path, human_bytes(file.blob.size)) for file in manifest.files])
+    if told := list(utilisation.sentences(programs)):
+        yield _section("utilisation", told)
     for title, content in (("verification", manifest.report), ("key inputs", key_inputs)):
         if content:
             yield _section(title, ((path, _readable(value)) for path, value in leaves(content)))

@@ -2,7 +2,8 @@
 
 from emulator.graph import Node, Value
 from emulator.ops import Concat, Gather, Index, IndexUpdate, Slice, SliceUpdate, Transpose
-from emulator.passes.shard.layout import Cut, Layout, Repeated, Split
+from emulator.passes.shard.cuts import Cut
+from emulator.passes.shard.layout import Layout, Repeated, Split
 from emulator.passes.shard.rules.general import everything_whole, one_operand
 from emulator.passes.shard.walk import Verdict, Walk, lined_up, shifted
 
@@ -25,7 +26,7 @@ def broadcast(walk: Walk, node: Node) -> Verdict:
     if layout is not None and _repeats_heads(layout, x.shape, node.result.type.shape):
         heads = layout.sizes[0] * node.result.type.shape[layout.axis + 1]
         queries = Cut(heads, layout.cuts[0].name)
-        layout.cuts[0].serves(queries)
+        layout.cuts[0].serves(queries, layout.sizes[0])
         repeated = Repeated(layout.axis, 1, layout.sizes, layout.cuts, queries)
         return one_operand(walk, node, repeated)
     return one_operand(walk, node, layout and shifted(layout, node.result.type.rank - x.rank))

@@ -6,6 +6,8 @@ from emulator.passes.shard.layout import Layout, Split
 from emulator.passes.shard.rules.general import aligned, elementwise, everything_whole, one_operand, summed
 from emulator.passes.shard.walk import Verdict, Walk, lined_up, shifted
 
+_CHANNELS = "ranks have whole channels of convolutions"
+
 
 def reduce(walk: Walk, node: Node) -> Verdict:
     """Sums over a divided axis are added up among ranks; other reductions keep off it."""
@@ -47,10 +49,13 @@ def convolution(walk: Walk, node: Node) -> Verdict:
             walk.whole(other)
         for cut in channels.cuts:
             cut.add_up()
+            cut.forbid_padding(_CHANNELS)
         return Verdict((channels, walk.bring(weight, channels), *[None] * len(bias)), None, reduced=True)
     outputs = walk.layout(weight) or walk.divide(weight, 0)
     if channels is not None or outputs is None or outputs.axis != 0:
         return everything_whole(walk, node)
+    for cut in outputs.cuts:
+        cut.forbid_padding(_CHANNELS)
     return Verdict((None, outputs, *[walk.bring(other, outputs) for other in bias]), outputs.at(1))
 
 
@@ -60,6 +65,7 @@ def _by_groups(walk: Walk, node: Node, groups: int, channels: Layout) -> Verdict
     if channels is None or channels.axis != 1 or channels.outer != 1 or len(channels.cuts) != 1:
         return everything_whole(walk, node)
     channels.cuts[0].limit(groups)
+    channels.cuts[0].forbid_padding(_CHANNELS)
     outputs = Split(0, 1, weight.type.shape[:1], channels.cuts)
     wanted = (channels, walk.bring(weight, outputs), *[walk.bring(other, outputs) for other in bias])
     return Verdict(wanted, outputs.at(1))
@@ -135,5 +141,5 @@ def _key_heads(walk: Walk, heads: Split, query: Value, key: Value) -> Layout | b
         return layout
     if layout.axis != axis or layout.outer != 1 or len(layout.cuts) != 1 or len(heads.cuts) != 1:
         return False
-    layout.cuts[0].serves(heads.cuts[0])
+    layout.cuts[0].serves(heads.cuts[0], size)
     return layout

@@ -1,0 +1,92 @@
+"""What is multiplied: rows, wherever they come from, and the weights that they meet."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from emulator.graph import Value
+from emulator.hardware import CoreSpec
+from emulator.lower import plan
+from emulator.lower.ending import Ending, room_of
+from emulator.lower.kernel import Block, Kernel, Span
+from emulator.lower.plan import Sizes, Work, load_work, turning_work
+from emulator.lower.turned import chunks_of, load, must_turn, room_to_turn
+from emulator.lower.view import View
+from emulator.types import DType
+
+Fill = Callable[[Block, Span], None]  # writes some rows, turned, into [128, chunks, rows]
+
+
+class Rows(plan.Rows, Protocol):
+    def begin(self) -> Fill:
+        """With what all rows need at hand, for as long as the room around is there."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Rows that lie in HBM."""
+
+    k: Kernel
+    view: View  # [rows, summed]
+    dtype: DType
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, summed = self.view.shape
+        return rows, summed
+
+    @property
+    def kept(self) -> int:
+        return 0
+
+    @property
+    def room(self) -> int:
+        return room_to_turn(self.dtype) if self._must_turn else 0
+
+    def work(self, core: CoreSpec, height: int) -> Work:
+        chunks = chunks_of(self.view.shape[1])
+        loading = load_work(core, self.view.transposed((1, 0)), chunks, height)
+        return loading + turning_work(core, self.dtype, chunks, height) if self._must_turn else loading
+
+    def begin(self) -> Fill:
+        return lambda turned, rows: load(self.k, turned, self.view.cut(rows).transposed((1, 0)))
+
+    @property
+    def _must_turn(self) -> bool:
+        return must_turn(self.view.transposed((1, 0)))
+
+
+@dataclass(frozen=True)
+class Factor:
+    """What rows are multiplied by, and the type that the sums are rounded to."""
+
+    result: Value
+    weight: View  # [summed, columns]
+    bias: View | None
+    dtype: DType
+    out: DType
+
+
+@dataclass(frozen=True)
+class Part:
+    """Factors whose results meet, and all that follows them."""
+
+    factors: tuple[Factor, ...]
+    ending: Ending
+    note: int
+
+    @property
+    def columns(self) -> int:
+        return self.factors[0].weight.shape[1]
+
+    @property
+    def sizes(self) -> Sizes:
+        biases = sum(factor.bias.dtype.itemsize for factor in self.factors if factor.bias)
+        results = sum(2 * factor.out.itemsize for factor in self.factors)
+        return Sizes(
+            tuple(factor.weight for factor in self.factors),
+            max((factor.dtype for factor in self.factors), key=lambda dtype: dtype.itemsize),
+            2 * biases,
+            results + room_of(self.ending),
+            self.factors[0].out,
+        )

@@ -1,0 +1,126 @@
+"""Rows that are folded, and where they go from there: to HBM, or turned to the products that read them.
+
+What only products of the same rows read need not be stored. They are made anew for each block of columns where the
+weights stay, so that it depends on what it costs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Final
+
+from emulator.graph import Node, Value
+from emulator.hardware import CoreSpec
+from emulator.isa.operands import Tile
+from emulator.isa.transfer import moved
+from emulator.lower.buffers import on_device
+from emulator.lower.factors import Fill, Loaded, Part
+from emulator.lower.folding import Folding, Rows
+from emulator.lower.following import Following
+from emulator.lower.kernel import PARTITIONS, Block, Span
+from emulator.lower.lowering import Lowering
+from emulator.lower.plan import Work, load_work, turning_work
+from emulator.lower.products import as_rows, parts_of, products_of
+from emulator.lower.together import Products
+from emulator.lower.turned import chunks_of, turn_tile
+from emulator.lower.view import View, whole
+from emulator.types import DType
+
+_PASSES: Final = 2  # of the vector engine over a row, beside what follows it
+
+
+def write_rows(low: Lowering, node: Node, axes: int, fold: Callable[[Folding], None], between: int = 0) -> None:
+    """Rows along the last `axes` axes of the first operand, with the other operands as rows for all of them."""
+    x = low.lying(node.operands[0])
+    width = prod(x.shape[x.rank - axes :])
+    flat = as_rows(low, x, x.elements // width if width else 0, width)
+    shared = [low.packed(low.view(operand)).packed_as((width,)) for operand in node.operands[1:]]
+    found = low.following(node.result, width)
+    found.follow(node.result)
+    value, readers = _products_behind(low, found, node.result, width)
+    ending = low.ended(found, node.result, readers)
+    rows = Rows.of(low.k, flat, shared, ending, on_device(node.result.type.dtype), fold, between)
+    if readers:
+        _multiply(low, rows, found.known[value], on_device(value.type.dtype), readers)
+    else:
+        rows.write()
+
+
+def _products_behind(low: Lowering, found: Following, result: Value, width: int) -> tuple[Value, list[Node]]:
+    """Which of the values that are made of a result most products read, and those."""
+    reading = {value: products_of(low, value, result) for value in found.known if value.type.shape[-1:] == (width,)}
+    value = max(reading, key=lambda value: len(reading[value]), default=result)
+    return value, reading.get(value, [])
+
+
+def _multiply(low: Lowering, rows: Rows, tile: Value, dtype: DType, readers: Sequence[Node]) -> None:
+    """Where it is cheaper, or there is no room for both, the products' rows are stored first."""
+    lying, parts = low.places.views.get(tile), _parts_beside(low, rows, readers)
+    flat = whole(0, on_device(tile.type.dtype), rows.x.shape)
+    storing = Made(rows, tile, dtype).made(low.k.core, rows.x.shape[0]) + Work(bytes=0 if lying else moved(flat.far()))
+    later = Products(low.k, Loaded(low.k, flat, dtype), parts).ns + storing.ns(low.k.core)
+    options = [Products(low.k, Made(each, tile, dtype), parts) for each in rows.narrower()]
+    at_once = min(options, key=lambda each: each.ns, default=None)
+    if at_once is not None and at_once.ns <= later and tile.type.dtype.itemsize > 1:  # bytes cannot be turned
+        at_once.write()
+        return
+    flat = as_rows(low, lying or low.scratch(tile.type.dtype, rows.x.shape), *rows.x.shape)
+    rows.write(None if lying else _storing(low, tile, flat))
+    Products(low.k, Loaded(low.k, flat, dtype), parts).write()
+
+
+def _parts_beside(low: Lowering, rows: Rows, readers: Sequence[Node]) -> tuple[Part, ...]:
+    """What follows the products cannot look into HBM for what is stored of the rows: not all of them may be there."""
+    views = low.places.views
+    stored = {value: views.pop(value) for value, _ in rows.ending.chain.homes}
+    parts = parts_of(low, readers)
+    views |= stored
+    return parts
+
+
+def _storing(low: Lowering, tile: Value, view: View) -> Callable[[Mapping[Value, Tile], Span, Span], None]:
+    return lambda tiles, row, left: low.k.copy(view.cut(row, left).far(), tiles[tile])
+
+
+@dataclass(frozen=True)
+class Made:
+    """Rows for products, which are made in SBUF."""
+
+    source: Rows
+    tile: Value  # which of the values that are made of them
+    dtype: DType
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, summed = self.source.x.shape
+        return rows, summed
+
+    @property
+    def kept(self) -> int:
+        return self.source.kept
+
+    @property
+    def room(self) -> int:
+        return self.source.room
+
+    def work(self, core: CoreSpec, height: int) -> Work:
+        return self.made(core, height) + turning_work(core, self.tile.type.dtype, chunks_of(self.shape[1]), height)
+
+    def made(self, core: CoreSpec, height: int) -> Work:
+        """Up to where they lie in SBUF, row by row."""
+        x, chain = self.source.x, self.source.ending.chain
+        load = load_work(core, x.transposed((1, 0)), chunks_of(x.shape[1]), height)
+        elements = x.shape[1] * ceil(height / PARTITIONS) * (_PASSES + len(chain.links))
+        beside = sum(view.dtype.itemsize for view in chain.views) * height * x.shape[1]
+        return load + Work(vector=elements / core.vector_ghz, bytes=beside)
+
+    def begin(self) -> Fill:
+        common = self.source.begin()
+
+        def fill(turned: Block, rows: Span) -> None:
+            def take(tiles: Mapping[Value, Tile], row: Span, left: Span) -> None:
+                turn_tile(self.source.k, turned, tiles[self.tile], left[0], row)
+
+            self.source.make(rows, common, take)
+
+        return fill

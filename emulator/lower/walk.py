@@ -1,0 +1,112 @@
+"""From a graph to a program: nodes are lowered in their order, layers that repeat inside one loop."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from emulator.errors import OutOfMemory, Taken
+from emulator.graph import Graph, Node, Repeat, Value
+from emulator.isa.affine import Affine
+from emulator.isa.program import Program
+from emulator.lower.lowering import LOWERINGS, Lowering, NotLowered
+from emulator.lower.places import Series, half
+from emulator.lower.view import View
+from emulator.sync import synchronised
+
+
+def lower(graph: Graph, core: str, ranks: int = 1) -> Program:
+    """The program of a graph for one core of this generation."""
+    return _Walk(graph, core, ranks).program()
+
+
+class _Walk:
+    def __init__(self, graph: Graph, core: str, ranks: int) -> None:
+        self._graph = graph
+        self._low = Lowering(graph, core, ranks)
+        self._places = self._low.places
+
+    def program(self) -> Program:
+        low, places = self._low, self._places
+        places.place_inputs()
+        places.place_outputs()
+        position = 0
+        for repeat in self._graph.repeats:
+            self._nodes(self._graph.nodes[position : repeat.start])
+            self._repeat(repeat)
+            position = repeat.stop
+        self._nodes(self._graph.nodes[position:])
+        self._finish_outputs()
+        body = low.k.body
+        buffers = places.buffers.placed(body)
+        return synchronised(Program(low.core, low.ranks, buffers, body, tuple(low.notes), dict(places.constants)))
+
+    def _nodes(self, nodes: Sequence[Node]) -> None:
+        for node in nodes:
+            if not self._low.is_due(node) or self._low.puts_off(node):
+                continue
+            self._low.k.note = self._low.note(node)
+            function = LOWERINGS.get(type(node.op))
+            if function is None:
+                raise NotLowered.at(node)
+            with self._low.k.room(), _blamed(node):
+                function(self._low, node, node.op)
+
+    def _repeat(self, repeat: Repeat) -> None:
+        low, places = self._low, self._places
+        before = dict(places.views)
+        carried = {entry: self._two_halves(entry) for entry in repeat.carried}
+        taken = {first: places.taken(first, later) for first, later in repeat.taken.items()}
+        given = {value: places.given(value, row) for value, row in repeat.given.items()}
+        with low.k.loop(repeat.count) as turn:
+            for first, series in taken.items():
+                places.take(first, series.at(turn))
+            for entry, halves in carried.items():
+                places.views[entry] = half(halves, turn)
+                places.homes[repeat.carried[entry]] = half(halves, turn + 1)
+            for value, series in given.items():
+                if value not in places.homes and value not in places.stored:
+                    places.homes[value] = series.at(turn)
+            self._nodes(self._graph.nodes[repeat.start : repeat.stop])
+            for value, series in given.items():
+                if places.homes.get(value) != series.at(turn):
+                    low.copy(series.at(turn), places.views[value])
+        places.views |= before
+        self._after(repeat, carried, given)
+
+    def _after(self, repeat: Repeat, carried: Mapping[Value, View], given: Mapping[Value, Series]) -> None:
+        """Seen from behind the loop, a value of the inside is what the last turn made of it."""
+        views = self._places.views
+        for value, row in repeat.given.items():
+            for number, each in enumerate(row):
+                views[each] = given[value].at(Affine(number))
+            views[value] = given[value].at(Affine(repeat.count - 1))
+        for entry, halves in carried.items():
+            views[repeat.carried[entry]] = half(halves, Affine(repeat.count))
+
+    def _two_halves(self, entry: Value) -> View:
+        """What a turn hands to the next: it reads one half and writes the other."""
+        source = self._places.views[entry]
+        halves = self._places.scratch(entry.type.dtype, entry.type.shape, count=2)
+        self._low.copy(halves, source)
+        return halves
+
+    def _finish_outputs(self) -> None:
+        """What is an output by another name as well, or is no node's result, is copied; so is what a loop hands on."""
+        for name, value in self._graph.outputs.items():
+            home = self._places.output(name)
+            if self._places.views[value] != home:
+                self._low.copy(home, self._places.views[value])
+
+
+@contextmanager
+def _blamed(node: Node) -> Iterator[None]:
+    """A tile that does not fit is its node's: whoever has the model can make the node's tensors smaller."""
+    try:
+        yield
+    except OutOfMemory as fault:
+        who = f"{node.op.label} at {str(node.origin) or 'an unknown place'}, for {fault.who},"
+        ends = [(f"its operand {number}", value) for number, value in enumerate(node.operands)]
+        ends.append(("its result", node.result))
+        tensors = [Taken(what, str(value.type), value.type.nbytes) for what, value in ends]
+        largest = sorted(tensors, key=lambda taken: -taken.nbytes)
+        way_out = "make them narrower by a smaller bucket, or by dividing the model among more cores (--tp)"
+        raise OutOfMemory(who, fault.memory, fault.need, fault.room, largest, way_out) from fault

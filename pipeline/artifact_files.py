@@ -1,0 +1,20 @@
+"""What an artifact keeps beside its programs, by path; section 4 of docs/store-format.md."""
+
+from typing import Final
+
+UTILISATION: Final = "utilisation.json"
+
+
+def graph(program: str) -> str:
+    """What the program of instructions was made of."""
+    return f"graphs/{program}"
+
+
+def constant(digest: str) -> str:
+    """A table that is too large to stand in each program that reads it."""
+    return f"constants/{digest}"
+
+
+def golden(program: str, side: str) -> str:
+    """What the program answered when it was built; `side` is inputs or outputs."""
+    return f"golden/{program}/{side}.safetensors"

@@ -1,0 +1,44 @@
+"""What an artifact's programs amount to, as it was worked out when they were built. Light: a cached build shows it."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+from pipeline.artifact_files import UTILISATION
+
+if TYPE_CHECKING:
+    from artifact_store import Store
+    from artifact_store.manifest import Manifest
+    from emulator.passes.shard import Padding
+    from emulator.utilisation import Utilisation
+
+_IN_SHORT: Final = "in_short"
+
+
+def to_bytes(found: "Mapping[str, tuple[Utilisation, Padding]]") -> bytes:
+    """By program; with the figures the line in which a person reads them."""
+    document = {name: _document(*figures) for name, figures in found.items()}
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _document(used: "Utilisation", padding: "Padding") -> dict[str, object]:
+    padded = f"; padded with zeros: {padding}" if padding else ""
+    return {_IN_SHORT: used.sentence() + padded, "padding": asdict(padding), **used.document()}
+
+
+def read(manifest: "Manifest", store: "Store") -> dict[str, Any]:
+    """By program; empty for an artifact that does not say."""
+    for file in manifest.files:
+        if file.path == UTILISATION:
+            document = json.loads(store.read_blob(file.blob))
+            return document if isinstance(document, dict) else {}
+    return {}
+
+
+def sentences(found: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Program and line. It may be a stranger's: what is not as we write it is passed over."""
+    for program, figures in found.items():
+        match figures:
+            case {"in_short": str(line)} if (program + line).isprintable():
+                yield program, line

@@ -1,0 +1,107 @@
+"""Operators between neighbours that are divided among ranks: what they are given comes from linear layers that the
+shard pass divides by outputs, and what they make goes into one that it divides by inputs.
+
+The layers multiply by the identity, so that whatever an operator is drawn with reaches it, and what it makes is seen
+again, to the bit.
+"""
+
+from collections.abc import Sequence
+from random import Random
+
+import numpy as np
+
+from emulator.compile import divided
+from emulator.emit import emit
+from emulator.fast import execute
+from emulator.graph import Value
+from emulator.numerics import Array
+from emulator.ops import Cast, Linear, Operator, Transpose, Unary, Where
+from emulator.passes import PassOptions
+from emulator.passes.shard import divide
+from emulator.ranks import LoadedProgram, LoadedRanks, degree_of
+from emulator.runtime import Isa
+from emulator.types import DType
+from tests.lower.harness import ORDERS, Case, require_close, require_equal
+from tests.lower.sweep import GENERATIONS, Draw, Row, drawn
+
+DEGREES = (1, 2, 4)
+EXACT = 2**24  # whole numbers that a layer of float32 hands on
+
+
+class DividedDraw(Draw):
+    """Sizes that ranks can share, and inputs behind divided layers."""
+
+    def shape(self, least: int = 1, most: int = 4, largest: int = 9) -> tuple[int, ...]:
+        sizes = [self.integer(1, largest) for _ in range(self.integer(least, most))]
+        return tuple(4 * -(-size // 4) if self.integer(0, 1) else size for size in sizes)
+
+    def size(self) -> int:
+        return self.one_of((self.integer(1, 12), 4 * self.integer(1, 4), 4 * self.integer(25, 75)))
+
+    def _input(self, array: Array, dtype: DType) -> Value:
+        exact = bool(np.isfinite(array).all() and np.abs(array.astype(np.float64)).max(initial=0) <= EXACT)
+        if not array.ndim or not array.size or not exact or self.integer(0, 3) == 0:
+            return super()._input(array, dtype)
+        axis = self.integer(0, array.ndim - 1)
+        moved = np.moveaxis(array, axis, -1).astype(np.float32)
+        value = self._layer(super()._input(moved, DType.FLOAT32))
+        order = list(range(array.ndim - 1))
+        order.insert(axis, array.ndim - 1)
+        return self._cast(self.builder.add(Transpose(tuple(order)), value), dtype)
+
+    def divided_case(self, result: Value) -> Case:
+        """The result, and what the next layer makes of it; and two layers that can be divided whatever that is."""
+        self.builder.output("result", result)
+        if result.type.elements and result.type.rank:
+            axis = self.integer(0, result.type.rank - 1)
+            order = (*(other for other in range(result.type.rank) if other != axis), axis)
+            moved = self._finite(self.builder.add(Transpose(order), self._cast(result, DType.FLOAT32)))
+            kept = result.type.dtype if result.type.dtype.is_float else DType.FLOAT32
+            self.builder.output("next", self._cast(self._layer(moved), kept))
+        beside = super()._input(self.numbers((3, 8), DType.FLOAT32), DType.FLOAT32)
+        self.builder.output("beside", self._layer(self._layer(beside)))
+        return Case(self.builder.build(), self.parameters, self.inputs)
+
+    def _finite(self, value: Value) -> Value:
+        """A row with a NaN has no sums; and before v3, its neighbours have none either."""
+        is_finite = self.builder.add(Unary("isfinite"), value)
+        return self.builder.add(Where(), is_finite, value, self.builder.scalar(0.0))
+
+    def _layer(self, value: Value) -> Value:
+        weight = self.parameter(np.eye(value.type.shape[-1], dtype=np.float32), DType.FLOAT32)
+        return self.builder.add(Linear(DType.FLOAT32), value, weight)
+
+    def _cast(self, value: Value, dtype: DType) -> Value:
+        return value if value.type.dtype is dtype else self.builder.add(Cast(dtype), value)
+
+
+def require_equal_on_ranks(of: Case, row: Row, degree: int, core: str, orders: Sequence[str] = ORDERS) -> None:
+    """The ranks' programs, through their file, answer as their graphs do, and as the whole graph does."""
+    program = divided(of.graph, PassOptions(tensor_parallel=degree))
+    executable = emit(program, core)
+    expected = LoadedProgram(program, LoadedRanks(program.graph, of.parameters)).run(of.inputs)
+    whole = execute(of.graph, of.parameters, of.inputs)
+    for order in orders:
+        found = LoadedProgram(program, Isa(executable, order=order).load(of.parameters)).run(of.inputs)
+        for name, value in of.graph.outputs.items():
+            where = f"{name} on {degree} ranks of {core}"
+            require_close(where, value.type.dtype, found[name], expected[name], row.units, row.noise)
+            require_close(f"{where}, undivided", value.type.dtype, found[name], whole[name], row.units, row.noise)
+
+
+def sweep_divided(kind: type[Operator], rows: Sequence[Row], examples: int) -> None:
+    """Members of an operator's family in turn, on one generation each, on one, two or four ranks."""
+
+    def hold(chance: Random) -> None:
+        draw = DividedDraw(chance)
+        row, core = draw.one_of([row for row in rows if row.kind is kind]), draw.one_of(GENERATIONS)
+        case = draw.divided_case(row.draw(draw))
+        if degree_of(case.graph) > 1:  # a collective, drawn as such
+            require_equal(case, units=row.units, noise=row.noise, cores=(core,))
+            return
+        possible = divide(case.graph).degrees()
+        wanted = draw.one_of(DEGREES)
+        degree = max(each for each in DEGREES if each <= wanted and each in possible)
+        require_equal_on_ranks(case, row, degree, core)
+
+    drawn(examples, hold)
