@@ -105,9 +105,11 @@ def truncating_divide(lanes: Lanes, a: Operand, b: Operand, dst: Tile) -> None:
 
 
 def _floored(lanes: Lanes, a: Operand, b: Operand) -> tuple[Tile, Tile]:
-    """Whole quotient and rest. The rest tells where the quotient had been rounded up to a whole number."""
-    left, right = lanes.floats(a), lanes.floats(b)
-    whole = rounded(lanes, _quotient(lanes, left, right), lanes.tile(), Alu.GREATER)
+    """Whole quotient and rest, towards zero at first: that rest is exact. It tells where the quotient is below zero, or
+    had been rounded up to a whole number."""
+    left, right, whole = lanes.floats(a), lanes.floats(b), lanes.tile()
+    with lanes.k.room():
+        truncated(lanes, _quotient(lanes, left, right), whole)
     rest = _rest(lanes, left, whole, right)
     unlike = lanes.two(Alu.NOT_EQUAL, lanes.two(Alu.LESS, rest, 0.0), lanes.two(Alu.LESS, right, 0.0))
     wrong = lanes.two(Alu.MULTIPLY, unlike, lanes.two(Alu.NOT_EQUAL, rest, 0.0))

@@ -76,7 +76,7 @@ class DividedDraw(Draw):
 
 
 def require_equal_on_ranks(of: Case, row: Row, degree: int, core: str, orders: Sequence[str] = ORDERS) -> None:
-    """The ranks' programs, through their file, answer as their graphs do, and as the whole graph does."""
+    """The ranks' programs answer as their graphs do, and as the whole graph does."""
     program = divided(of.graph, PassOptions(tensor_parallel=degree))
     executable = emit(program, core)
     expected = LoadedProgram(program, LoadedRanks(program.graph, of.parameters)).run(of.inputs)

@@ -17,7 +17,7 @@ from emulator.ops import Binary, Cast, Linear, Reshape, Unary, Where
 from emulator.ops.elementwise import _ARITHMETIC, _BITWISE, _COMPARISONS, _KEEPING, _PREDICATES, _SMOOTH
 from emulator.types import DType, TensorType
 from tests.lower.harness import Case, Given, floats, of, require_equal
-from tests.lower.sweep import BYTES, FLOATS, INTEGERS, Draw, Row, sweep
+from tests.lower.sweep import BYTES, FLOATS, INTEGERS, UNSIGNED, Draw, Row, sweep
 
 ANY = (*FLOATS, *BYTES, *INTEGERS, DType.BOOL)
 
@@ -75,8 +75,9 @@ def _binary(function: str) -> Callable[[Draw], Value]:
             numbers = draw.random.integers(0, 4, thin).astype(np.float32)
         left = draw.tensor(shape, one, most=20)
         if draw.integer(0, 3) == 0:
-            number = numbers if numbers is not None else draw.numbers(thin, other, 20)
-            return draw.builder.add(Binary(function), left, draw.builder.constant(np.asarray(number.flat[0]), other))
+            number = np.asarray((numbers if numbers is not None else draw.numbers(thin, other, 20)).flat[0])
+            number = np.abs(number) if one in UNSIGNED else number  # the result's type, which has no others
+            return draw.builder.add(Binary(function), left, draw.builder.constant(number, other))
         return draw.builder.add(Binary(function), left, draw.tensor(thin, other, 20, numbers))
 
     return draw
