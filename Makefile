@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 20
 
-.PHONY: help setup demo test test-all test-compiler test-others check docs lock bench clean
+.PHONY: help setup demo test test-all test-compiler test-others check cloud-up docs lock bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -57,6 +57,9 @@ check: setup  ## lint, types, import rules, generated pages; under 30 s
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/python -m pipeline.reference check
+
+cloud-up: setup  ## a local AWS until Ctrl-C; prints what another shell needs to use it
+	$(BIN)/python -m tests.cloud.server 5599
 
 docs: $(VENV)/.ready  ## write the generated pages anew
 	$(BIN)/python -m pipeline.reference write

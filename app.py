@@ -5,33 +5,153 @@
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from aws_cdk import App, Environment
+from aws_cdk import App, Environment, Stack
 
-from pipeline.config import Config, ConfigInvalid, load_config
+from pipeline.config import Config, ConfigInvalid, ServingFleet
+from pipeline.config.load import load, read_source
+from pipeline.config.network import ExistingNetwork
+from pipeline.config.place import has_network, misplaced, zones_of
 from pipeline.exit_codes import CONFIGURATION
-from stacks.storage import StorageStack
+from stacks.agents import NoAgentLocked, locked_agent
+from stacks.amis import fleet_image, lock_of
+from stacks.cache import CacheStack
+from stacks.costs import load_prices
+from stacks.endpoints import Endpoints
+from stacks.farm import FarmStack
+from stacks.guards import guard
+from stacks.handles import NetworkHandle, StoreHandle
+from stacks.network import NetworkStack
+from stacks.observe import ObserveStack
+from stacks.reach import Unreachable
+from stacks.release import ReleaseStack
+from stacks.serve import ServeStack, Software
+from stacks.store import StoreStack
+from stacks.user_data.fleet_file import NoPublicKey
+from stacks.user_data.script import TooLong
 
 
 def main() -> int:
     app = App()
     path = Path(app.node.try_get_context("config") or "nxpipe.toml")
     try:
-        config = load_config(path, os.environ)
-    except ConfigInvalid as invalid:
-        sys.stderr.write(f"{invalid}\n")
+        config = deployable(path)
+        add_stacks(app, config, path.parent)
+        guard(app, config, path.parent)
+    except (ConfigInvalid, NoAgentLocked, NoPublicKey, TooLong, Unreachable) as told:
+        sys.stderr.write(f"{told}\n")
         return CONFIGURATION.number
-    add_stacks(app, config)
-    app.synth()
+    try:
+        app.synth()
+    except RuntimeError as refused:  # jsii has this one type for all that CDK refuses
+        if not str(refused).startswith("ValidationFailed"):
+            raise
+        sys.stderr.write(f"{refused}\n")
+        return CONFIGURATION.number
     return 0
 
 
-def add_stacks(app: App, config: Config) -> None:
-    """A project without account or region gives templates that deploy wherever the credentials at hand point."""
-    project = config.project
-    where = Environment(account=project.account, region=project.region)
-    StorageStack(app, f"{project.name}-storage", project=project.name, env=where, termination_protection=True)
+def deployable(path: Path) -> Config:
+    """The file, with all that a deployment needs to know beyond what a build does."""
+    source = read_source(path, os.environ)
+    config = load(source)
+    if faults := [source.fault(finding) for finding in misplaced(config)]:
+        raise ConfigInvalid(faults)
+    return config
+
+
+def add_stacks(app: App, config: Config, folder: Path) -> None:
+    """`folder` is that of the file, where its relative paths start. A project without account or region gives
+    templates that deploy wherever the credentials at hand point.
+    """
+    name = config.project.name
+    env = Environment(account=config.project.account, region=config.project.region)
+    store = StoreStack(app, f"{name}-storage", project=name, env=env, termination_protection=True).handle
+    prefix = store_prefix(config)
+    if config.release:
+        ReleaseStack(app, f"{name}-release", project=name, release=config.release, store=store, prefix=prefix, env=env)
+    if has_network(config):
+        place = NetworkStack(
+            app, f"{name}-network", project=name, network=config.network, zones=zones_of(config), env=env
+        )
+        add_fleets(app, config, folder, store, place.handle, env)
+        tell_what_is_left_out(config)
+        if not isinstance(config.network, ExistingNetwork):
+            callers = [each for each in app.node.children if isinstance(each, Stack)]
+            Endpoints(place, "Endpoints", network=place.handle, callers=callers)
+
+
+def add_fleets(
+    app: App, config: Config, folder: Path, store: StoreHandle, network: NetworkHandle, env: Environment
+) -> None:
+    name, prefix = config.project.name, store_prefix(config)
+    if config.farm:
+        farm = config.farm
+        FarmStack(
+            app, f"{name}-build-farm", project=name, farm=farm, network=network, store=store, prefix=prefix, env=env
+        )
+    fleets = [fleet for fleet in config.fleets if isinstance(fleet, ServingFleet)]
+    if not fleets:
+        return
+    versions = config.amis.sdk
+    cache = CacheStack(app, f"{name}-cache", project=name, network=network, store=store, versions=versions, env=env)
+    software = Software(
+        image=fleet_image(config, lock_of(config, folder)), agent=locked_agent(folder), folder=folder.absolute()
+    )
+    serving = [
+        ServeStack(
+            app,
+            f"{name}-serve-{fleet.name}",
+            config=config,
+            fleet=fleet,
+            software=software,
+            network=network,
+            store=store,
+            prefix=prefix,
+            cache=cache.handle,
+            env=env,
+        ).handle
+        for fleet in fleets
+    ]
+    ObserveStack(
+        app,
+        f"{name}-observe",
+        project=name,
+        observe=config.observe,
+        budget=config.budget,
+        guards=config.rollout.guards,
+        fleets=serving,
+        hourly=hourly_prices(fleets, env.region),
+        env=env,
+    )
+
+
+def tell_what_is_left_out(config: Config) -> None:
+    """Training needs hosts with ECS, whose images the lock file does not hold yet."""
+    for fleet in config.fleets:
+        if not isinstance(fleet, ServingFleet):
+            sys.stderr.write(
+                f"Training fleet {fleet.name} is not deployed: there is no locked image for its hosts yet.\n"
+            )
+
+
+def hourly_prices(fleets: Iterable[ServingFleet], region: str | None) -> dict[str, float]:
+    """Of an instance of each fleet: the dearest of the types that it may have, where all their prices are known."""
+    prices = load_prices()
+    found = {fleet.name: [prices.of(region, each) for each in fleet.instance_types] for fleet in fleets}
+    return {
+        name: max(known) for name, every in found.items() if len(known := [one for one in every if one]) == len(every)
+    }
+
+
+def store_prefix(config: Config) -> str:
+    """Where the store lies in its bucket, as the keys of objects begin: "" or "models/", say."""
+    url = urlsplit(config.store.url)
+    folder = url.path.strip("/") if url.scheme == "s3" else ""
+    return f"{folder}/" if folder else ""
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from pipeline.output import Console
 
 # name -> (where it lives, one line for `nxpipe --help`). The line is here so that a listing imports no command.
 COMMANDS = {
+    "agent": ("pipeline.commands.agent:agent", "Make an instance of a fleet ready, and start its server."),
+    "ami": ("pipeline.commands.ami:ami", "Choose the machine images that instances start from."),
     "build": ("pipeline.commands.build:build", "Compile a model on the emulator, verify it, publish the artifact."),
     "channel": ("pipeline.commands.channel:channel", "Show what channels serve, and their history."),
     "check": ("pipeline.commands.check:check", "Say all that stands between a model and a target, without weights."),
@@ -22,6 +24,7 @@ COMMANDS = {
     "dis": ("pipeline.commands.dis:dis", "Print an executable's program as text, or what it adds up to."),
     "doctor": ("pipeline.commands.doctor:doctor", "Say what is installed, what is missing for which command."),
     "explain": ("pipeline.commands.explain:explain", "Print a model's programs after one of the compiler's passes."),
+    "infra": ("pipeline.commands.infra:infra", "Check templates, and say what deploying them would do."),
     "init": ("pipeline.commands.init:init", "Write nxpipe.toml and a release workflow into a repository."),
     "promote": ("pipeline.commands.promote:promote", "Serve artifacts on a channel from now on."),
     "rollback": ("pipeline.commands.rollback:rollback", "Serve again what a channel served before."),

@@ -47,5 +47,13 @@ class NotReady(PipelineError):
     """An instance of a fleet that cannot serve what it should."""
 
 
+class AwsError(PipelineError):
+    """AWS cannot be reached, refuses, or does not have what was asked for."""
+
+
+class TemplateInvalid(PipelineError):
+    """A file that is no CloudFormation template, or a folder that CDK has not written."""
+
+
 class WouldOverwrite(PipelineError):
     """A file of the user's stands where a command would write."""

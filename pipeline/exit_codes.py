@@ -150,6 +150,26 @@ NOT_READY: Final = ExitCode(
     "Mend what the message names; Auto Scaling has been told to try another instance.",
     ("pipeline.errors:NotReady",),
 )
+AWS: Final = ExitCode(
+    32,
+    "aws",
+    "AWS cannot be reached, refuses, or does not have what was asked for.",
+    "Look at the region, the credentials and the permission that the message names; a retry is always safe.",
+    ("pipeline.errors:AwsError",),
+)
+FINDINGS: Final = ExitCode(
+    33,
+    "findings",
+    "Templates break our rules, or deploying them would lose what is to be kept.",
+    "Each finding says what to do; `[[acknowledge]]` accepts one for a while, with a reason.",
+)
+TEMPLATE: Final = ExitCode(
+    34,
+    "bad-template",
+    "What should be a CloudFormation template is none.",
+    "Mend the file that the message names, or write the templates with `npx cdk synth`.",
+    ("pipeline.errors:TemplateInvalid",),
+)
 INTERRUPTED: Final = ExitCode(
     130, "interrupted", "Ctrl-C. Nothing half-written is left behind.", "Run the same command again: it resumes."
 )
@@ -181,6 +201,9 @@ TABLE: Final = (
     UNSAFE_STORE,
     SYSTEM,
     NOT_READY,
+    AWS,
+    FINDINGS,
+    TEMPLATE,
     INTERRUPTED,
     PIPE_CLOSED,
     TERMINATED,

@@ -53,10 +53,10 @@ class ServeHandle:
     """One serving fleet, as a rollout and its alarms see it."""
 
     fleet: str
-    load_balancer: aws_elasticloadbalancingv2.IApplicationLoadBalancer
+    load_balancer: aws_elasticloadbalancingv2.ApplicationLoadBalancer
     listener: aws_elasticloadbalancingv2.IApplicationListener
     rule: aws_elasticloadbalancingv2.CfnListenerRule  # its weights belong to rollouts
-    target_groups: Mapping[str, aws_elasticloadbalancingv2.IApplicationTargetGroup]  # blue, green, maybe standby
+    target_groups: Mapping[str, aws_elasticloadbalancingv2.ApplicationTargetGroup]  # blue, green, maybe standby
     groups: Mapping[str, aws_autoscaling.CfnAutoScalingGroup]
 
 

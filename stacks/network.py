@@ -6,13 +6,14 @@ Endpoints are not made here: which are needed follows from what the other stacks
 from ipaddress import ip_network
 from typing import Any, Final
 
-from aws_cdk import CfnOutput, Fn, RemovalPolicy, Stack, aws_ec2, aws_iam, aws_logs
+from aws_cdk import Acknowledgment, CfnOutput, RemovalPolicy, Stack, Tags, Validations, aws_ec2, aws_iam, aws_logs
 from constructs import Construct
 
 from pipeline.config.network import ClosedNetwork, ExistingNetwork, NatNetwork
 from stacks.handles import NetworkHandle
 
 _SUBNET_BITS: Final = 4  # each zone gets a sixteenth of the addresses, and so does its way out
+_MOST_ZONES: Final = 6  # room is kept for that many, so that a new zone at the end of the list moves nothing
 
 
 class NetworkStack(Stack):
@@ -30,13 +31,20 @@ class NetworkStack(Stack):
         zones: tuple[str, ...],
         **kwargs: Any,
     ) -> None:
+        self._zones = zones
         super().__init__(scope, id_, description=f"Network of {project}", **kwargs)
+        Tags.of(self).add("nxpipe:project", project)
         if isinstance(network, ExistingNetwork):
             vpc, subnets = self._existing(network)
         else:
             vpc, subnets = self._own(project, network, zones)
         closed = isinstance(network, ClosedNetwork)
         self.handle = NetworkHandle(vpc, network.cidr, subnets, self._efa_group(project, vpc), closed)
+
+    @property
+    def availability_zones(self) -> list[str]:
+        """As listed: CDK would otherwise ask the account, with whatever credentials are at hand."""
+        return list(self._zones)
 
     def _existing(self, network: ExistingNetwork) -> tuple[aws_ec2.IVpc, dict[str, aws_ec2.ISubnet]]:
         subnets = {
@@ -80,9 +88,13 @@ class NetworkStack(Stack):
             vpc_name=project,
             ip_addresses=aws_ec2.IpAddresses.cidr(network.cidr),
             availability_zones=list(zones),
+            reserved_azs=_MOST_ZONES - len(zones),
             nat_gateways=len(zones) if way_out else 0,
             subnet_configuration=kinds,
             restrict_default_security_group=False,  # that would take a custom resource; nothing joins that group
+        )
+        Validations.of(vpc).acknowledge(
+            Acknowledgment(id="CloudFormation-Validate::W3010", reason="zones are listed, so that no subnet ever moves")
         )
         self._record_flows(project, vpc)
         own = vpc.private_subnets if way_out else vpc.isolated_subnets
@@ -120,7 +132,7 @@ class NetworkStack(Stack):
                 )
             ],
         )
-        id_ = Fn.get_att(group.logical_id, "GroupId").to_string()
+        id_ = group.attr_group_id
         aws_ec2.CfnSecurityGroupIngress(
             self, "EfaIn", group_id=id_, source_security_group_id=id_, ip_protocol="-1", description="from each other"
         )

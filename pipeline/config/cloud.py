@@ -6,8 +6,10 @@ from typing import Annotated
 from pydantic import Field
 
 from pipeline.config.forms import Absent, Unit, text
-from pipeline.config.kinds import DISTINCT, LIST, MAYBE_EMPTY, Email, Folder, Image, Slug
+from pipeline.config.kinds import DISTINCT, LIST, MAYBE_EMPTY, Email, Folder, Image, OidcProvider, Slug
 from pipeline.config.table import Table
+
+_Sdk = Annotated[str, text("[0-9]+(?:\\.[0-9]+){1,3}", 'a version of the Neuron SDK such as "2.32.0"', longest=32)]
 
 
 class Budget(Table):
@@ -24,6 +26,12 @@ class Budget(Table):
 class Amis(Table):
     """The machine images that instances start from."""
 
+    sdk: Annotated[tuple[_Sdk, ...], LIST, DISTINCT] = Field(
+        default=("2.32.0",),
+        description="The versions of the Neuron SDK in use: the images are of the first, and each has a part of the "
+        "compile cache. One that was replaced stays in the list until no instance of it is left.",
+        examples=[["2.33.0", "2.32.0"]],
+    )
     lock: Folder = Field(
         default="nxpipe.amis.lock",
         description="The file that `nxpipe ami lock` writes: one image for each region and kind. A relative path "
@@ -48,6 +56,11 @@ class Release(Table):
     ] = Field(description="The repository.", examples=["example/models"])
     environment: Annotated[str, text("[A-Za-z0-9_-]+", "the name of a GitHub environment", longest=100)] = Field(
         default="release", description="The environment of the jobs that may publish.", examples=["release"]
+    )
+    provider: Annotated[OidcProvider | None, Absent("it is made")] = Field(
+        default=None,
+        description="GitHub's OpenID Connect provider, when the account has it already: there is room for one.",
+        examples=["arn:aws:iam::123456789012:oidc-provider/token.actions.githubusercontent.com"],
     )
 
 

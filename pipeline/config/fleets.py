@@ -120,6 +120,8 @@ class ServingFleet(Table):
             raise refuse(
                 "no warm_pool, or one instance type: EC2 keeps a warm pool of a single type", found="warm_pool"
             )
+        if len(types) > 1 and capacity.kind in ("reservation", "capacity-block"):
+            raise refuse("one instance type: what was reserved is of a single type", found=f"{len(types)} types")
         return capacity
 
 

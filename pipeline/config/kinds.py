@@ -85,6 +85,13 @@ Image = Annotated[
 ]
 Email = Annotated[str, text(r"[^@\s]+@[^@\s]+\.[^@\s]+", "an e-mail address")]
 ReservationId = Annotated[str, text("cr-[0-9a-f]{8,17}", 'the id of a reservation, such as "cr-0a1b2c3d4e5f60718"')]
+OidcProvider = Annotated[
+    str,
+    text(
+        r"arn:aws[a-z-]*:iam::[0-9]{12}:oidc-provider/token\.actions\.githubusercontent\.com",
+        "the ARN of GitHub's OpenID Connect provider",
+    ),
+]
 KmsKey = Annotated[
     str,
     text(

@@ -1,15 +1,25 @@
 """The network that all fleets of a project are in."""
 
+from ipaddress import ip_network
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from pipeline.config.forms import Absent
+from pipeline.config.forms import Absent, refuse
 from pipeline.config.kinds import DISTINCT, LIST, Cidr, Subnet, Vpc, Zone
 from pipeline.config.table import Table
 
-_Zones = Annotated[tuple[Zone, ...] | None, LIST, DISTINCT, Absent("the region's a and b")]
+_Zones = Annotated[
+    tuple[Zone, ...] | None, Field(strict=False, min_length=1, max_length=6), DISTINCT, Absent("the region's a and b")
+]
 _KIND = "Where instances are launched, and what they can reach from there."
+
+
+def divisible(cidr: str) -> str:
+    """EC2's bounds for a VPC and, as each subnet is a sixteenth of it, for its subnets."""
+    if not 16 <= ip_network(cidr).prefixlen <= 24:
+        raise refuse('a block from /16 to /24, such as "10.20.0.0/16": each zone gets a sixteenth of it')
+    return cidr
 
 
 class ClosedNetwork(Table):
@@ -18,8 +28,15 @@ class ClosedNetwork(Table):
     kind: Literal["closed"] = Field(default="closed", description=_KIND, examples=["closed"])
     cidr: Cidr = Field(default="10.20.0.0/16", description="The addresses of the network.", examples=["10.20.0.0/16"])
     zones: _Zones = Field(
-        default=None, description="The availability zones that have a subnet.", examples=[["us-east-2a", "us-east-2b"]]
+        default=None,
+        description="The availability zones that have a subnet; a new one goes to the end.",
+        examples=[["us-east-2a", "us-east-2b"]],
     )
+
+    @field_validator("cidr")
+    @classmethod
+    def _has_room(cls, cidr: str) -> str:
+        return divisible(cidr)
 
 
 class NatNetwork(Table):
@@ -28,8 +45,15 @@ class NatNetwork(Table):
     kind: Literal["nat"] = Field(description=_KIND, examples=["nat"])
     cidr: Cidr = Field(default="10.20.0.0/16", description="The addresses of the network.", examples=["10.20.0.0/16"])
     zones: _Zones = Field(
-        default=None, description="The availability zones that have a subnet.", examples=[["us-east-2a", "us-east-2b"]]
+        default=None,
+        description="The availability zones that have a subnet; a new one goes to the end.",
+        examples=[["us-east-2a", "us-east-2b"]],
     )
+
+    @field_validator("cidr")
+    @classmethod
+    def _has_room(cls, cidr: str) -> str:
+        return divisible(cidr)
 
 
 class ExistingSubnet(Table):

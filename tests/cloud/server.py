@@ -1,40 +1,62 @@
 """The local AWS as a server: `python -m tests.cloud.server [PORT]`, until it is stopped.
 
-Prints one line, the address, when it answers. Providers call the same server, so the environment names it first.
+When it answers it prints what another shell needs to use it.
 """
 
+import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
 
 # botocore reads them when a client is made; nobody checks them.
-_CREDENTIALS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_DEFAULT_REGION": "us-east-2"}
+_WHO: Final = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_DEFAULT_REGION": "us-east-2"}
 
 
-def main() -> None:
-    os.environ.update({name: value for name, value in _CREDENTIALS.items() if name not in os.environ})
+@contextmanager
+def local_aws(port: int = 0) -> Iterator[dict[str, str]]:
+    """A fresh account behind an address: the environment that leads there, in which this process is meanwhile, too.
+
+    Providers, state machines and functions call the same server.
+    """
+    from moto.moto_api._internal.models import moto_api_backend
     from moto.server import ThreadedMotoServer
 
     from tests.cloud.formation.models import Stacks
     from tests.cloud.install import install
 
+    before, run = dict(os.environ), Stacks.run
+    os.environ.update({name: value for name, value in _WHO.items() if name not in os.environ})
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request helps nobody
     install()
-    Stacks.run = staticmethod(_beside)
-    port = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+    moto_api_backend.reset()
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
     server.start()
+    _, port = server.get_host_and_port()
     # The command line takes template addresses of this very spelling only.
-    address = f"http://localhost:{server.get_host_and_port()[1]}"
-    os.environ["AWS_ENDPOINT_URL"] = address
-    sys.stdout.write(f"{address}\n")
-    sys.stdout.flush()
-    stopped = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
-    stopped.wait()
-    server.stop()
+    os.environ.update({"AWS_ENDPOINT_URL": f"http://localhost:{port}", "MOTO_PORT": str(port)})
+    Stacks.run = staticmethod(_beside)
+    try:
+        region = os.environ["AWS_DEFAULT_REGION"]
+        yield {**{name: os.environ[name] for name in ("AWS_ENDPOINT_URL", *_WHO)}, "AWS_REGION": region}
+    finally:
+        server.stop()
+        Stacks.run = staticmethod(run)
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def main() -> None:
+    with local_aws(int(sys.argv[1]) if len(sys.argv) > 1 else 0) as environment:
+        sys.stdout.write("".join(f"export {name}={value}\n" for name, value in environment.items()))
+        sys.stdout.flush()
+        stopped = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stopped.set())
+        stopped.wait()
 
 
 def _beside(job: Callable[[], None]) -> None:

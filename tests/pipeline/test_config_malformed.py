@@ -192,6 +192,15 @@ WRONG = {
         "capacity-block",
         "trn1",
     ),
+    "a reservation of two types": Wrong(
+        fleet('["inf2.xlarge"]', '["inf2.xlarge", "inf2.8xlarge"]').replace(
+            '"on-demand"', '"reservation", id = "cr-0a1b2c3d"'
+        ),
+        14,
+        "fleets[0].capacity",
+        "2 types",
+        "one instance type",
+    ),
     "a reservation without an id": Wrong(
         fleet("on-demand", "reservation"), 14, "fleets[0].capacity.id", "nothing", "the id of a reservation"
     ),

@@ -17,6 +17,58 @@ NXPIPE_TOML = """\
 name = "demo"
 """
 
+WHOLE = (
+    NXPIPE_TOML
+    + f"""\
+region = "us-east-2"
+
+[[models]]
+name = "bert"
+id = "bert-base-uncased"
+task = "fill-mask"
+buckets = [128]
+target = "trn1.32xlarge"
+
+[[fleets]]
+kind = "training"
+name = "tune"
+model = "bert"
+channel = "production"
+instance_types = ["trn1.32xlarge"]
+zone = "us-east-2b"
+nodes = 2
+capacity = {{ kind = "on-demand" }}
+
+[[fleets]]
+kind = "serving"
+name = "search"
+model = "bert"
+channel = "production"
+instance_types = ["trn1.2xlarge"]
+capacity = {{ kind = "on-demand" }}
+size = {{ min = 1, max = 2 }}
+certificate = "arn:aws:acm:us-east-2:123456789012:certificate/0a1b2c3d"
+
+[release]
+repository = "example/models"
+
+[farm]
+image = "123456789012.dkr.ecr.us-east-2.amazonaws.com/nxpipe@sha256:{"0" * 64}"
+"""
+)
+
+IMAGES = """\
+[[image]]
+region = "us-east-2"
+sdk = "2.32.0"
+id = "ami-0a1b2c3d4e5f60718"
+name = "Deep Learning AMI Neuron"
+created = 2026-08-20
+expires = 2099-01-01
+source = "a test"
+"""
+LOCKS = {"nxpipe.amis.lock": IMAGES, "nxpipe.agent.lock": json.dumps({"sha256": "0" * 64})}
+
 # Every attempt to leave the machine is written down and refused, in node and in Python alike. Sockets without a port
 # are pipes between processes, which jsii lives on.
 NO_NETWORK_IN_NODE = """\
@@ -71,6 +123,8 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "nxpipe.toml"
     path.write_text(NXPIPE_TOML)
+    for name, text in LOCKS.items():
+        (tmp_path / name).write_text(text)
     return path
 
 
@@ -86,11 +140,14 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_synth_needs_no_credentials_and_no_network_and_gives_equal_bytes_twice(
     config: Path, tmp_path: Path, offline: dict[str, str]
 ) -> None:
+    config.write_text(WHOLE)
     for output in ("first", "second"):
         done = synth(config, tmp_path / output, offline)
         assert done.returncode == 0, done.stderr
     first, second = contents(tmp_path / "first"), contents(tmp_path / "second")
-    assert "demo-storage.template.json" in first
+    stacks = {name.removesuffix(".template.json") for name in first if name.endswith(".template.json")}
+    parts = ("build-farm", "cache", "network", "observe", "release", "serve-search", "storage")
+    assert {f"demo-{part}" for part in parts} <= stacks
     assert first == second
     assert Path(offline["NETWORK_ATTEMPTS"]).read_text() == ""
 
@@ -114,21 +171,36 @@ def test_the_tunnel_has_no_holes(attempt: list[str], tmp_path: Path, offline: di
 
 
 def test_cdks_own_validation_accepts_the_stacks(config: Path, tmp_path: Path, offline: dict[str, str]) -> None:
+    config.write_text(WHOLE)
     env = {name: value for name, value in offline.items() if name != "CDK_VALIDATION"}
     done = synth(config, tmp_path / "out", env)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_faulty_configuration_is_told_in_its_own_sentences_without_a_traceback(
-    tmp_path: Path, offline: dict[str, str]
+FAULTY = {
+    "a key that is not known": (NXPIPE_TOML + "nmae = 3\n", "project.nmae"),
+    "fleets without a place": (WHOLE.replace('region = "us-east-2"', ""), "project.region"),
+    "a fleet in a zone without a subnet": (WHOLE.replace("us-east-2b", "us-east-2f"), "fleets[0].zone"),
+    "a version of the SDK without an image": (WHOLE + '[amis]\nsdk = ["2.31.0"]\n', "no image of Neuron SDK 2.31.0"),
+    "a fleet that answers in plain text": (WHOLE.replace("certificate =", "#"), "NXP-NET-3"),
+    "an image that a closed network does not reach": (
+        WHOLE.replace("123456789012.dkr.ecr.us-east-2.amazonaws.com/", "ghcr.io/example/"),
+        "copy it into the project's own repository",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FAULTY)
+def test_a_configuration_that_cannot_be_deployed_is_told_in_its_own_sentences_without_a_traceback(
+    what: str, config: Path, offline: dict[str, str]
 ) -> None:
-    faulty = tmp_path / "nxpipe.toml"
-    faulty.write_text(NXPIPE_TOML + "nmae = 3\n")
-    env = offline | {"CDK_CONTEXT_JSON": json.dumps({"config": str(faulty)})}
+    text, told = FAULTY[what]
+    config.write_text(text)
+    flags = json.loads((ROOT / "cdk.json").read_text())["context"]
+    env = offline | {"CDK_CONTEXT_JSON": json.dumps({**flags, "config": str(config)})}
     done = subprocess.run([sys.executable, "app.py"], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 3
-    assert "nmae" in done.stderr
-    assert str(faulty) in done.stderr
+    assert done.returncode == 3, done.stderr
+    assert told in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
 

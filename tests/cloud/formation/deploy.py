@@ -15,7 +15,7 @@ from tests.cloud.formation.evaluate import Evaluation, Surroundings
 from tests.cloud.formation.faults import Invalid, Refused
 from tests.cloud.formation.provider import Made, Properties, Site, provider_of
 from tests.cloud.formation.stack import Output, Resource, Stack
-from tests.cloud.formation.template import Declared, Template, in_order, names_in
+from tests.cloud.formation.template import Declared, Template, in_order
 
 _log = logging.getLogger(__name__)
 _RETAINED = ("Retain", "Snapshot")
@@ -34,6 +34,7 @@ class Deployment:
     around: Surroundings
     imported: set[str] = field(default_factory=set)  # filled while values are worked out
     users_of: Callable[[str], list[str]] = field(default=lambda _: [])  # of an export: the stacks that import it
+    _work: Evaluation | None = None
 
     def create(self, template: Template, given: Mapping[str, str]) -> None:
         self.stack.tell("CREATE_IN_PROGRESS", "User Initiated")
@@ -61,7 +62,7 @@ class Deployment:
         obsolete: list[Resource] = []
         before = (self.stack.template, self.stack.given, self.stack.values)
         try:
-            work = Evaluation(template, given, self.around, self.stack.resources)
+            work = self._work = Evaluation(template, given, self.around, self.stack.resources)
             wanted = wanted_of(template, work)
             for one in in_order(template, wanted):
                 self._settle(one, work, undo, obsolete)
@@ -206,7 +207,8 @@ class Deployment:
 
     def _site(self, one: Declared) -> Site:
         around = self.around
-        return Site(around.account, around.region, around.partition, self.stack.name, one.logical, one.policies)
+        policies = self._work(one.policies) if self._work else {}
+        return Site(around.account, around.region, around.partition, self.stack.name, one.logical, policies)
 
 
 _NEW_PHYSICAL = "Requested update requires the creation of a new physical resource; hence creating one."
@@ -235,7 +237,7 @@ def _needed_first(stack: Stack) -> list[Resource]:
         if name in done:
             return
         one = declared[name]
-        for needed in sorted({*names_in(one.properties), *one.after} & declared.keys() - {name}):
+        for needed in sorted({*one.needs, *one.after} & declared.keys() - {name}):
             visit(needed)
         done.append(name)
 

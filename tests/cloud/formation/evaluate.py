@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from tests.cloud.formation.faults import Invalid, Refused
-from tests.cloud.formation.template import Template, names_in
+from tests.cloud.formation.template import Template
 
 _NO_VALUE: Final = object()
 _IN_TEXT: Final = re.compile(r"\$\{(!?)([^}]+)\}")
@@ -55,7 +55,7 @@ class Surroundings:
 def check(template: Template) -> None:
     """Whatever can be seen to be wrong before anything is worked out."""
     for one in template.resources.values():
-        for name in names_in(one.properties):
+        for name in sorted(one.needs):
             if name not in {*template.resources, *template.parameters} and not name.startswith("AWS::"):
                 raise Invalid(f"Template format error: Unresolved resource dependencies [{name}] in {one.logical}")
         for name in _functions_in(one.properties):

@@ -1,9 +1,11 @@
 """Who carries out a type of resource: by the calls that a user would make, to the same server."""
 
+import os
 import secrets
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, ClassVar, Final, TypeAlias
 
 import boto3
@@ -13,12 +15,23 @@ from tests.cloud.formation.faults import Refused
 Properties: TypeAlias = Mapping[str, Any]
 
 
+def client_of(service: str, region: str) -> Any:
+    """One for all: reading a service's description takes longer than a hundred calls."""
+    return _client(service, region, os.environ.get("AWS_ENDPOINT_URL"))
+
+
+@cache
+def _client(service: str, region: str, _address: str | None) -> Any:
+    return boto3.client(service, region_name=region)
+
+
 @dataclass(frozen=True)
 class Made:
-    """A resource that exists. Attributes are what GetAtt reads."""
+    """A resource that exists. Attributes are what GetAtt reads; what is kept is for its provider alone."""
 
     id: str
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    kept: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -38,7 +51,7 @@ class Site:
         self.begun.append(made)
 
     def client(self, service: str) -> Any:
-        return boto3.client(service, region_name=self.region)
+        return client_of(service, self.region)
 
     def name(self, longest: int, *, lower: bool = False, between: str = "-") -> str:
         """For a resource that has none: the stack, the logical name, and something that nobody else has."""

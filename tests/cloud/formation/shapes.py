@@ -5,6 +5,7 @@ wants with what a service tells.
 """
 
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Any, TypeAlias
 
 from tests.cloud.formation.faults import Refused
@@ -60,6 +61,9 @@ def differences(wanted: Any, found: Any, path: str = "") -> Iterator[str]:
                 yield from differences(each, told[name.lower()], f"{path}.{name}")
     elif isinstance(wanted, list):
         yield from _of_lists(wanted, found, path)
+    elif isinstance(found, datetime) and isinstance(wanted, str):
+        if datetime.fromisoformat(wanted) != found:
+            yield f"{path}: wanted {wanted}, found {found}"
     elif _plain(wanted) != _plain(found):
         yield f"{path}: wanted {wanted!r}, found {found!r}"
 
@@ -92,3 +96,18 @@ def tags(properties: Mapping[str, Any]) -> list[dict[str, str]]:
     if isinstance(found, Mapping):
         return [{"Key": key, "Value": value} for key, value in found.items()]
     return [{"Key": one["Key"], "Value": one["Value"]} for one in found]
+
+
+def labels(properties: Mapping[str, Any], name: str = "Tags") -> dict[str, str]:
+    """The tags as most of the newer services take them."""
+    return {one["Key"]: one["Value"] for one in tags({"Tags": properties.get(name, [])})}
+
+
+def gone(before: Mapping[str, Any], wanted: Mapping[str, Any], name: str = "Tags") -> list[str]:
+    """The names of the tags that are no longer wanted."""
+    return sorted(labels(before, name).keys() - labels(wanted, name))
+
+
+def listed(found: Mapping[str, str]) -> list[dict[str, str]]:
+    """A service's map of tags as a template has them."""
+    return [{"Key": key, "Value": value} for key, value in found.items()]

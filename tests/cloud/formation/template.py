@@ -48,6 +48,11 @@ class Declared:
     keep_on_replace: str
     policies: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def needs(self) -> set[str]:
+        """The names that it refers to: alarms of an update policy, too, are there before it is."""
+        return {*names_in(self.properties), *names_in(self.policies)}
+
 
 @dataclass(frozen=True)
 class Template:
@@ -159,7 +164,7 @@ def in_order(template: Template, present: Mapping[str, Declared]) -> list[Declar
             raise Invalid(f"Circular dependency between resources: [{circle}]")
         if one.logical in done:
             return
-        for name in sorted({*names_in(one.properties), *one.after} & present.keys() - {one.logical}):
+        for name in sorted({*one.needs, *one.after} & present.keys() - {one.logical}):
             visit(present[name], (*path, one.logical))
         done[one.logical] = one
 

@@ -45,3 +45,40 @@ class LogGroup(Provider):
         found: dict[str, Any] = dict(next(one for one in told if one["logGroupName"] == made.id))
         labels = logs.list_tags_log_group(logGroupName=made.id)["tags"]
         return {**found, "Tags": [{"Key": key, "Value": value} for key, value in labels.items()]}
+
+
+@provides
+class MetricFilter(Provider):
+    type = "AWS::Logs::MetricFilter"
+    properties = frozenset({"FilterName", "FilterPattern", "LogGroupName", "MetricTransformations"})
+    fixed = frozenset({"FilterName", "LogGroupName"})
+
+    def create(self, wanted: Properties, at: Site) -> Made:
+        made = Made(wanted.get("FilterName") or at.name(512), kept={"LogGroupName": wanted["LogGroupName"]})
+        return self.update(made, {}, wanted, at)
+
+    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
+        logs = at.client("logs")
+        metrics = [
+            {**one, "Dimensions": {each["Key"]: each["Value"] for each in one["Dimensions"]}}
+            if "Dimensions" in one
+            else one
+            for one in wanted["MetricTransformations"]
+        ]
+        given = {**wanted, "FilterName": made.id, "MetricTransformations": metrics}
+        logs.put_metric_filter(**shaped(logs, "put_metric_filter", given))
+        return made
+
+    def delete(self, made: Made, properties: Properties, at: Site) -> None:
+        at.client("logs").delete_metric_filter(logGroupName=properties["LogGroupName"], filterName=made.id)
+
+    def read(self, made: Made, at: Site) -> Properties:
+        told = at.client("logs").describe_metric_filters(
+            logGroupName=made.kept["LogGroupName"], filterNamePrefix=made.id
+        )["metricFilters"]
+        found: dict[str, Any] = dict(next(one for one in told if one["filterName"] == made.id))
+        metrics = [
+            {**one, "dimensions": [{"Key": key, "Value": value} for key, value in one.get("dimensions", {}).items()]}
+            for one in found["metricTransformations"]
+        ]
+        return {**found, "MetricTransformations": metrics}

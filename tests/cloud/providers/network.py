@@ -1,6 +1,5 @@
-"""Networks: what has addresses, what leads from one to another, and what records it."""
+"""Networks: what has addresses, and what leads from one to another."""
 
-import json
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
@@ -60,7 +59,7 @@ class Vpc(OfEc2):
     kind, id_, told = "vpc", "VpcId", "Vpcs"
     verbs = ("create_vpc", "delete_vpc", "describe_vpcs")
     properties = frozenset({"CidrBlock", "EnableDnsHostnames", "EnableDnsSupport", "InstanceTenancy", "Tags"})
-    fixed = frozenset({"CidrBlock"})
+    fixed = frozenset({"CidrBlock", "InstanceTenancy"})
     _SWITCHES: Final = ("EnableDnsHostnames", "EnableDnsSupport")
 
     def create(self, wanted: Properties, at: Site) -> Made:
@@ -163,7 +162,6 @@ class Address(OfEc2):
     kind, id_, told = "elastic-ip", "AllocationId", "Addresses"
     verbs = ("allocate_address", "release_address", "describe_addresses")
     properties = frozenset({"Domain", "Tags"})
-    fixed = frozenset({"Domain"})
 
     def made(self, told: Mapping[str, Any], at: Site) -> Made:
         return Made(told["PublicIp"], {"AllocationId": told["AllocationId"], "PublicIp": told["PublicIp"]})
@@ -185,17 +183,22 @@ class Address(OfEc2):
 class GatewayAttachment(Provider):
     type = "AWS::EC2::VPCGatewayAttachment"
     properties = frozenset({"InternetGatewayId", "VpcId"})
-    fixed = properties
+    fixed = frozenset({"VpcId"})
 
     def create(self, wanted: Properties, at: Site) -> Made:
         at.client("ec2").attach_internet_gateway(**wanted)
-        return Made(f"IGW|{wanted['VpcId']}", {"AttachmentType": "IGW", **wanted})
+        return Made(f"IGW|{wanted['VpcId']}", {"AttachmentType": "IGW"}, kept=dict(wanted))
+
+    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
+        """A VPC takes one internet gateway at a time."""
+        self.delete(made, before, at)
+        return self.create(wanted, at)
 
     def delete(self, made: Made, properties: Properties, at: Site) -> None:
         at.client("ec2").detach_internet_gateway(**properties)
 
     def read(self, made: Made, at: Site) -> Properties:
-        id_ = made.attributes["InternetGatewayId"]
+        id_ = made.kept["InternetGatewayId"]
         told = at.client("ec2").describe_internet_gateways(InternetGatewayIds=[id_])["InternetGateways"][0]
         return {"InternetGatewayId": id_, "VpcId": told["Attachments"][0]["VpcId"]}
 
@@ -230,7 +233,7 @@ class Route(Provider):
 class RouteTableAssociation(Provider):
     type = "AWS::EC2::SubnetRouteTableAssociation"
     properties = frozenset({"RouteTableId", "SubnetId"})
-    fixed = frozenset({"SubnetId"})
+    fixed = frozenset({"SubnetId"})  # another table is another association, but without a moment of none
 
     def create(self, wanted: Properties, at: Site) -> Made:
         id_ = at.client("ec2").associate_route_table(**wanted)["AssociationId"]
@@ -249,104 +252,3 @@ class RouteTableAssociation(Provider):
         told = at.client("ec2").describe_route_tables(Filters=wanted)["RouteTables"][0]["Associations"]
         found: dict[str, Any] = next(one for one in told if one["RouteTableAssociationId"] == made.id)
         return found
-
-
-@provides
-class VpcEndpoint(Provider):
-    type = "AWS::EC2::VPCEndpoint"
-    properties = frozenset(
-        {
-            "PolicyDocument",
-            "PrivateDnsEnabled",
-            "RouteTableIds",
-            "SecurityGroupIds",
-            "ServiceName",
-            "SubnetIds",
-            "Tags",
-            "VpcEndpointType",
-            "VpcId",
-        }
-    )
-    fixed = frozenset({"ServiceName", "VpcEndpointType", "VpcId"})
-
-    def create(self, wanted: Properties, at: Site) -> Made:
-        ec2 = at.client("ec2")
-        given = shaped(ec2, "create_vpc_endpoint", _with_text(wanted), but=frozenset({"Tags"}))
-        told = ec2.create_vpc_endpoint(**given, **specified("vpc-endpoint", wanted))["VpcEndpoint"]
-        interfaces = told.get("NetworkInterfaceIds", [])
-        attributes = {"DnsEntries": [], "Id": told["VpcEndpointId"], "NetworkInterfaceIds": interfaces}
-        return Made(told["VpcEndpointId"], attributes)
-
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        ec2 = at.client("ec2")
-        given: dict[str, Any] = {"VpcEndpointId": made.id}
-        for name, add, remove in (
-            ("RouteTableIds", "AddRouteTableIds", "RemoveRouteTableIds"),
-            ("SubnetIds", "AddSubnetIds", "RemoveSubnetIds"),
-            ("SecurityGroupIds", "AddSecurityGroupIds", "RemoveSecurityGroupIds"),
-        ):
-            old, new = set(before.get(name, ())), set(wanted.get(name, ()))
-            given |= {key: sorted(ids) for key, ids in ((add, new - old), (remove, old - new)) if ids}
-        if before.get("PolicyDocument") != wanted.get("PolicyDocument"):
-            text = _with_text(wanted).get("PolicyDocument")
-            given |= {"PolicyDocument": text} if text else {"ResetPolicy": True}
-        if before.get("PrivateDnsEnabled") != wanted.get("PrivateDnsEnabled"):
-            given["PrivateDnsEnabled"] = str(wanted.get("PrivateDnsEnabled", False)).lower() == "true"
-        ec2.modify_vpc_endpoint(**given)
-        retag(ec2, made.id, before, wanted)
-        return made
-
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("ec2").delete_vpc_endpoints(VpcEndpointIds=[made.id])
-
-    def read(self, made: Made, at: Site) -> Properties:
-        told = at.client("ec2").describe_vpc_endpoints(VpcEndpointIds=[made.id])["VpcEndpoints"][0]
-        groups = [group["GroupId"] for group in told.get("Groups", ())] or told.get("SecurityGroupIds", [])
-        policy = told.get("PolicyDocument")
-        return {**told, "SecurityGroupIds": groups, "PolicyDocument": json.loads(policy) if policy else None}
-
-
-def _with_text(wanted: Properties) -> dict[str, Any]:
-    policy = wanted.get("PolicyDocument")
-    return {**wanted, "PolicyDocument": json.dumps(policy)} if policy is not None else dict(wanted)
-
-
-@provides
-class FlowLog(Provider):
-    type = "AWS::EC2::FlowLog"
-    properties = frozenset(
-        {
-            "DeliverLogsPermissionArn",
-            "LogDestination",
-            "LogDestinationType",
-            "LogFormat",
-            "LogGroupName",
-            "MaxAggregationInterval",
-            "ResourceId",
-            "ResourceType",
-            "Tags",
-            "TrafficType",
-        }
-    )
-    fixed = properties - {"Tags"}
-
-    def create(self, wanted: Properties, at: Site) -> Made:
-        ec2 = at.client("ec2")
-        renamed = {name: value for name, value in wanted.items() if name not in ("ResourceId", "Tags")}
-        given = shaped(ec2, "create_flow_logs", {**renamed, "ResourceIds": [wanted["ResourceId"]]})
-        told = ec2.create_flow_logs(**given, **specified("vpc-flow-log", wanted))
-        if told.get("Unsuccessful"):
-            raise RuntimeError(told["Unsuccessful"][0]["Error"]["Message"])
-        return Made(told["FlowLogIds"][0], {"Id": told["FlowLogIds"][0]})
-
-    def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        retag(at.client("ec2"), made.id, before, wanted)
-        return made
-
-    def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        at.client("ec2").delete_flow_logs(FlowLogIds=[made.id])
-
-    def read(self, made: Made, at: Site) -> Properties:
-        told = at.client("ec2").describe_flow_logs(FlowLogIds=[made.id])["FlowLogs"][0]
-        kind = "VPC" if told["ResourceId"].startswith("vpc-") else "Subnet"
-        return {**told, "ResourceType": kind}

@@ -1,48 +1,68 @@
-"""Security groups, with the rules inside of them and beside them."""
+"""Security groups, with the rules inside of them and beside them.
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+EC2 keeps all rules of a group in one list. Which of them are the group's own is known by their ids alone.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
 
 from tests.cloud.formation.provider import Made, Properties, Provider, Site, provides
 from tests.cloud.providers.network import retag, specified
 
 _ANYWHERE: Final = {"IpProtocol": "-1", "CidrIp": "0.0.0.0/0"}  # what a new group lets out if nothing is said of it
-_ENDS: Final = ("CidrIp", "CidrIpv6", "SourceSecurityGroupId", "DestinationSecurityGroupId", "DestinationPrefixListId")
+_ENDS: Final = ("CidrIp", "CidrIpv6", "SourceSecurityGroupId", "SourcePrefixListId")
+_ENDS_OUT: Final = ("CidrIp", "CidrIpv6", "DestinationSecurityGroupId", "DestinationPrefixListId")
 
 
-def permission(rule: Mapping[str, Any]) -> dict[str, Any]:
+class Way:
+    """In or out: the same calls by another name."""
+
+    def __init__(self, name: str, end: str) -> None:
+        self.name, self.end = name, end
+
+    def authorise(self, ec2: Any, group: str, rule: Properties) -> str:
+        call = getattr(ec2, f"authorize_security_group_{self.name}")
+        told = call(GroupId=group, IpPermissions=[permission(rule, self.end)])
+        id_: str = told["SecurityGroupRules"][0]["SecurityGroupRuleId"]
+        return id_
+
+    def revoke(self, ec2: Any, group: str, id_: str) -> None:
+        getattr(ec2, f"revoke_security_group_{self.name}")(GroupId=group, SecurityGroupRuleIds=[id_])
+
+    def told(self, rule: Mapping[str, Any]) -> dict[str, Any]:
+        """A rule of a description as templates have it."""
+        names = {"CidrIpv4": "CidrIp", "CidrIpv6": "CidrIpv6", "PrefixListId": f"{self.end}PrefixListId"}
+        found = {ours: rule[theirs] for theirs, ours in names.items() if rule.get(theirs)}
+        if group := rule.get("ReferencedGroupInfo", {}).get("GroupId"):
+            found[f"{self.end}SecurityGroupId"] = group
+        plain = {name: rule[name] for name in ("IpProtocol", "FromPort", "ToPort", "Description") if name in rule}
+        return {**plain, **found}
+
+
+IN: Final = Way("ingress", "Source")
+OUT: Final = Way("egress", "Destination")
+
+
+def permission(rule: Properties, end: str) -> dict[str, Any]:
     """One rule as a call takes it."""
     found: dict[str, Any] = {"IpProtocol": str(rule["IpProtocol"])}
     if found["IpProtocol"] != "-1":
         found |= {name: int(rule[name]) for name in ("FromPort", "ToPort") if name in rule}
     word = {"Description": rule["Description"]} if "Description" in rule else {}
-    group = rule.get("SourceSecurityGroupId") or rule.get("DestinationSecurityGroupId")
-    if "CidrIp" in rule:
-        found["IpRanges"] = [{"CidrIp": rule["CidrIp"], **word}]
-    elif "CidrIpv6" in rule:
-        found["Ipv6Ranges"] = [{"CidrIpv6": rule["CidrIpv6"], **word}]
-    elif "DestinationPrefixListId" in rule:
-        found["PrefixListIds"] = [{"PrefixListId": rule["DestinationPrefixListId"], **word}]
-    else:
-        found["UserIdGroupPairs"] = [{"GroupId": group, **word}]
+    for name, part, member in (
+        ("CidrIp", "IpRanges", "CidrIp"),
+        ("CidrIpv6", "Ipv6Ranges", "CidrIpv6"),
+        (f"{end}PrefixListId", "PrefixListIds", "PrefixListId"),
+        (f"{end}SecurityGroupId", "UserIdGroupPairs", "GroupId"),
+    ):
+        if name in rule:
+            found[part] = [{member: rule[name], **word}]
     return found
 
 
-def told_rules(permissions: Iterable[Mapping[str, Any]], group: str) -> list[dict[str, Any]]:
-    """What a description tells, a rule for each end; `group` is what the template calls a group at the other end."""
-    rules = []
-    for one in permissions:
-        plain = {name: one[name] for name in ("IpProtocol", "FromPort", "ToPort") if one.get(name) is not None}
-        for part, theirs, ours in (
-            ("IpRanges", "CidrIp", "CidrIp"),
-            ("Ipv6Ranges", "CidrIpv6", "CidrIpv6"),
-            ("PrefixListIds", "PrefixListId", "DestinationPrefixListId"),
-            ("UserIdGroupPairs", "GroupId", group),
-        ):
-            for end in one.get(part, ()):
-                word = {"Description": end["Description"]} if end.get("Description") else {}
-                rules.append({**plain, ours: end[theirs], **word})
-    return rules
+def rules_of(ec2: Any, group: str, out: bool) -> dict[str, Mapping[str, Any]]:
+    told = ec2.describe_security_group_rules(Filters=[{"Name": "group-id", "Values": [group]}])["SecurityGroupRules"]
+    return {rule["SecurityGroupRuleId"]: rule for rule in told if rule["IsEgress"] == out}
 
 
 @provides
@@ -61,93 +81,83 @@ class SecurityGroup(Provider):
             VpcId=wanted["VpcId"],
             **specified("security-group", wanted),
         )["GroupId"]
-        made = Made(id_, {"GroupId": id_, "Id": id_, "VpcId": wanted["VpcId"]})
-        at.begin(made)
-        self._set_rules(ec2, id_, {}, wanted)
-        return made
+        attributes = {"GroupId": id_, "Id": id_}
+        kept = {"in": [], "out": [(rule, _ANYWHERE) for rule in rules_of(ec2, id_, out=True)]}
+        at.begin(Made(id_, attributes, kept=kept))
+        return Made(id_, attributes, kept=_exchanged(ec2, id_, kept, wanted))
 
     def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
         ec2 = at.client("ec2")
-        self._set_rules(ec2, made.id, before, wanted)
         retag(ec2, made.id, before, wanted)
-        return made
-
-    def _set_rules(self, ec2: Any, id_: str, before: Properties, wanted: Properties) -> None:
-        """A group whose template says nothing of what goes out lets everything out, as EC2 made it."""
-        old, new = (each.get("SecurityGroupIngress", []) for each in (before, wanted))
-        _exchange(old, new, id_, ec2.revoke_security_group_ingress, ec2.authorize_security_group_ingress)
-        old, new = (each.get("SecurityGroupEgress") or [_ANYWHERE] for each in (before, wanted))
-        _exchange(old, new, id_, ec2.revoke_security_group_egress, ec2.authorize_security_group_egress)
+        return Made(made.id, made.attributes, kept=_exchanged(ec2, made.id, made.kept, wanted))
 
     def delete(self, made: Made, properties: Properties, at: Site) -> None:
         at.client("ec2").delete_security_group(GroupId=made.id)
 
     def read(self, made: Made, at: Site) -> Properties:
         """With the rules of the group's own template only: those beside it are resources of their own."""
-        told = at.client("ec2").describe_security_groups(GroupIds=[made.id])["SecurityGroups"][0]
-        return {
-            **told,
-            "GroupDescription": told["Description"],
-            "SecurityGroupIngress": told_rules(told["IpPermissions"], "SourceSecurityGroupId"),
-            "SecurityGroupEgress": told_rules(told["IpPermissionsEgress"], "DestinationSecurityGroupId"),
-        }
+        ec2 = at.client("ec2")
+        told = ec2.describe_security_groups(GroupIds=[made.id])["SecurityGroups"][0]
+        found = {**told, "GroupDescription": told["Description"]}
+        for way, name, part in ((IN, "in", "SecurityGroupIngress"), (OUT, "out", "SecurityGroupEgress")):
+            rules = rules_of(ec2, made.id, out=way is OUT)
+            found[part] = [way.told(rules[id_]) for id_, _ in made.kept[name] if id_ in rules]
+        return found
 
 
-def _exchange(old: list[Any], new: list[Any], id_: str, revoke: Any, authorise: Any) -> None:
-    def plain(rules: list[Any]) -> list[Any]:
-        return [permission(rule) for rule in rules]
-
-    before, after = plain(old), plain(new)
-    if gone := [one for one in before if one not in after]:
-        revoke(GroupId=id_, IpPermissions=gone)
-    if come := [one for one in after if one not in before]:
-        authorise(GroupId=id_, IpPermissions=come)
+def _exchanged(ec2: Any, group: str, kept: Mapping[str, Any], wanted: Properties) -> dict[str, Any]:
+    """The group's own rules, by their ids, after those that are not wanted any more made room for the new ones. A
+    group whose template says nothing of what goes out lets everything out, as EC2 made it."""
+    found: dict[str, Any] = {}
+    for way, name, rules in (
+        (IN, "in", wanted.get("SecurityGroupIngress", [])),
+        (OUT, "out", wanted.get("SecurityGroupEgress") or [_ANYWHERE]),
+    ):
+        stay = [(id_, rule) for id_, rule in kept[name] if rule in rules]
+        for id_, rule in kept[name]:
+            if rule not in rules:
+                way.revoke(ec2, group, id_)
+        there = [rule for _, rule in stay]
+        come = [(way.authorise(ec2, group, rule), rule) for rule in rules if rule not in there]
+        found[name] = [*stay, *come]
+    return found
 
 
 class _Beside(Provider):
     """A rule that is a resource of its own: of a group that would otherwise refer to itself."""
 
-    properties = frozenset({"Description", "FromPort", "GroupId", "IpProtocol", "ToPort", *_ENDS})
-    fixed = properties - {"Description"}
-    way: str
-    group: str
+    way: ClassVar[Way]
 
     def create(self, wanted: Properties, at: Site) -> Made:
-        call = getattr(at.client("ec2"), f"authorize_security_group_{self.way}")
-        told = call(GroupId=wanted["GroupId"], IpPermissions=[permission(wanted)])
-        rules = told.get("SecurityGroupRules") or [{}]
-        id_ = rules[0].get("SecurityGroupRuleId") or at.name(40)
-        return Made(id_, {"Id": id_, "wanted": dict(wanted)})
+        id_ = self.way.authorise(at.client("ec2"), wanted["GroupId"], wanted)
+        return Made(id_, {"Id": id_}, kept={"GroupId": wanted["GroupId"]})
 
     def update(self, made: Made, before: Properties, wanted: Properties, at: Site) -> Made:
-        self.delete(made, before, at)
-        return self.create(wanted, at)
+        call = getattr(at.client("ec2"), f"update_security_group_rule_descriptions_{self.way.name}")
+        word = {"SecurityGroupRuleId": made.id, "Description": wanted.get("Description", "")}
+        call(GroupId=wanted["GroupId"], SecurityGroupRuleDescriptions=[word])
+        return made
 
     def delete(self, made: Made, properties: Properties, at: Site) -> None:
-        call = getattr(at.client("ec2"), f"revoke_security_group_{self.way}")
-        call(GroupId=properties["GroupId"], IpPermissions=[permission(properties)])
+        self.way.revoke(at.client("ec2"), properties["GroupId"], made.id)
 
     def read(self, made: Made, at: Site) -> Properties:
-        wanted = made.attributes["wanted"]
-        told = at.client("ec2").describe_security_groups(GroupIds=[wanted["GroupId"]])["SecurityGroups"][0]
-        part = "IpPermissions" if self.way == "ingress" else "IpPermissionsEgress"
-        rules = [{"GroupId": wanted["GroupId"], **rule} for rule in told_rules(told[part], self.group)]
-        end = next(name for name in _ENDS if name in wanted)
-        return next((rule for rule in rules if rule.get(end) == wanted[end] and _same_ports(rule, wanted)), {})
-
-
-def _same_ports(rule: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    names = ("IpProtocol", "FromPort", "ToPort")
-    return rule["IpProtocol"] == "-1" or all(str(rule.get(name)) == str(wanted.get(name)) for name in names)
+        group = made.kept["GroupId"]
+        rule = rules_of(at.client("ec2"), group, out=self.way is OUT)[made.id]
+        return {"GroupId": group, **self.way.told(rule)}
 
 
 @provides
 class Ingress(_Beside):
     type = "AWS::EC2::SecurityGroupIngress"
-    way, group = "ingress", "SourceSecurityGroupId"
+    properties = frozenset({"Description", "FromPort", "GroupId", "IpProtocol", "ToPort", *_ENDS})
+    fixed = properties - {"Description"}
+    way = IN
 
 
 @provides
 class Egress(_Beside):
     type = "AWS::EC2::SecurityGroupEgress"
-    way, group = "egress", "DestinationSecurityGroupId"
+    properties = frozenset({"Description", "FromPort", "GroupId", "IpProtocol", "ToPort", *_ENDS_OUT})
+    fixed = properties - {"Description"}
+    way = OUT

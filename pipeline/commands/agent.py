@@ -1,0 +1,141 @@
+"""`nxpipe agent run`, what the unit of a fleet's instances starts, and `nxpipe agent bundle`, what they install."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pipeline.cli import Command, Group
+from pipeline.options import config_option, store_option
+from pipeline.output import Console
+
+if TYPE_CHECKING:
+    from pipeline.config import Config, ServingFleet
+
+
+@click.group(cls=Group)
+def agent() -> None:
+    """Make an instance of a fleet ready, and start its server.
+
+    \b
+    Example:
+      nxpipe agent bundle ./packages
+      nxpipe agent run --fleet search -- python -m server
+    """
+
+
+@agent.command(cls=Command)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.option("--fleet", required=True, metavar="NAME", help="The serving fleet that this instance belongs to.")
+@click.option(
+    "--hook", envvar="NXPIPE_HOOK", metavar="NAME", show_envvar=True, help="The lifecycle hook to answer, if any waits."
+)
+@click.option(
+    "--to",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default="/var/lib/nxpipe/artifact",
+    show_default=True,
+    help="The folder for the artifact.",
+)
+@click.option(
+    "--devices",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default="/dev",
+    show_default=True,
+    help="The folder that has the Neuron devices.",
+)
+@store_option
+@config_option
+@click.pass_obj
+def run(
+    console: Console,
+    command: tuple[str, ...],
+    fleet: str,
+    hook: str | None,
+    folder: Path,
+    devices: Path,
+    store: str | None,
+    config_path: Path,
+) -> None:
+    """Fetch what the fleet's channel serves, check the machine, answer its lifecycle hook, become the server.
+
+    COMMAND is the server; without one it is the fleet's own `command`, and without that the agent ends when the
+    artifact is there. The server finds the artifact's folder in NXPIPE_ARTIFACT.
+
+    Whatever is wrong (a device is missing, a digest does not fit, a signature that [signing] asks for) ends the command
+    with an error and abandons the hook: Auto Scaling then tries another instance. Runs on EC2 only.
+
+    \b
+    Example:
+      nxpipe agent run --fleet search --hook search-ready -- python -m server
+    """
+    from pipeline.agent.artifact import Wish
+    from pipeline.agent.hook import gate
+    from pipeline.agent.run import Agent
+    from pipeline.config import load_config
+    from pipeline.signing import signing_policy
+    from pipeline.store_url import open_the_store
+
+    with gate(hook, os.environ) as instance:
+        config = load_config(config_path, os.environ)
+        served = _serving(config, fleet)
+        agent = Agent(
+            store=open_the_store(store, config_path, console),
+            wish=Wish.of(config, served),
+            policy=signing_policy(config, config_path.parent),
+            folder=folder.absolute(),
+            devices=devices,
+            command=command or served.command,
+        )
+        agent.prepare(instance, console.step)
+    if agent.command:
+        agent.serve()
+    console.result(str(agent.folder))
+
+
+@agent.command(cls=Command)
+@click.argument("packages", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@store_option
+@config_option
+@click.pass_obj
+def bundle(console: Console, packages: Path, store: str | None, config_path: Path) -> None:
+    """Put the agent into the store, for instances without a way to a package index.
+
+    PACKAGES is a folder with the wheels of nxpipe and of all that it needs, for the Python of the fleet's AMI, and with
+    the .deb files of what the AMI lacks: amazon-efs-utils, which mounts the compile cache, is not in every one. The
+    bundle is named by its digest, which is written into nxpipe.agent.lock beside nxpipe.toml: the stacks read it, and
+    instances install nothing else. The digest is the same for every store.
+
+    \b
+    Example:
+      pip wheel --wheel-dir packages nxpipe
+      nxpipe agent bundle packages
+    """
+    from pipeline.agent.bundle import Bundle, NoAgent
+    from pipeline.commands.store.itself import open_the_store_itself
+
+    try:
+        made = Bundle.of(packages)
+    except NoAgent as missing:
+        raise click.BadParameter(str(missing), param_hint="PACKAGES") from missing
+    new = made.put(open_the_store_itself(store, config_path, console))
+    lock = config_path.parent / "nxpipe.agent.lock"
+    lock.write_text(made.lock())
+    if console.json:
+        console.data({"sha256": made.sha256, "path": made.path, "packages": list(made.packages), "new": new})
+        return
+    console.result(made.sha256)
+    console.say(f"  {len(made.packages)} packages, {'put into' if new else 'already in'} the store; see {lock}")
+
+
+def _serving(config: "Config", name: str) -> "ServingFleet":
+    from pipeline.config import ServingFleet
+    from pipeline.suggest import did_you_mean
+
+    fleets = {each.name: each for each in config.fleets if isinstance(each, ServingFleet)}
+    if name not in fleets:
+        hint = did_you_mean(name, fleets) or f"; there are {', '.join(fleets) or 'none'}"
+        raise click.BadParameter(f"nxpipe.toml has no serving fleet {name!r}{hint}", param_hint="--fleet")
+    return fleets[name]

@@ -1,0 +1,75 @@
+"""Templates from files: those of a folder that CDK has written, or any others, in JSON or YAML."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pipeline.errors import MissingSoftware, TemplateInvalid
+from stacks.reading import Template, Templates, construct_paths, read
+
+_ENDING: Final = ".template.json"
+_MANIFEST: Final = "manifest.json"
+
+
+def templates_of(paths: Iterable[Path], region: str | None = None) -> Templates:
+    """All of them together. `region` holds for those that do not say themselves."""
+    return Templates(tuple(template for path in paths for template in _read(path, region)))
+
+
+def _read(path: Path, region: str | None) -> list[Template]:
+    if not path.is_dir():
+        stack = path.name.removesuffix(_ENDING) if path.name.endswith(_ENDING) else path.stem
+        return [read(stack, parse(path.read_text(), str(path)), region)]
+    manifest = path / _MANIFEST
+    if not manifest.is_file():
+        raise TemplateInvalid(f"{path} is no folder that CDK has written: it has no {_MANIFEST}; run `npx cdk synth`")
+    found = json.loads(manifest.read_text())["artifacts"]
+    stacks = {id_: each for id_, each in found.items() if each["type"] == "aws:cloudformation:stack"}
+    return [_of_artifact(path, id_, each, region) for id_, each in sorted(stacks.items())]
+
+
+def _of_artifact(folder: Path, id_: str, artifact: Mapping[str, Any], region: str | None) -> Template:
+    properties = artifact.get("properties", {})
+    path = folder / properties.get("templateFile", f"{id_}{_ENDING}")
+    where = artifact.get("environment", "").rpartition("/")[2]
+    known = where if where and not where.startswith("unknown") else region
+    document = parse(path.read_text(), str(path))
+    return read(properties.get("stackName", id_), document, known, construct_paths(path))
+
+
+def parse(text: str, name: str) -> dict[str, Any]:
+    """A template's text; `name` is for what is said of it."""
+    try:
+        document = json.loads(text) if text.lstrip().startswith("{") else _yaml(text)
+    except ValueError as error:
+        raise TemplateInvalid(f"{name} is no template: {' '.join(str(error).split())}") from error
+    if not isinstance(document, dict) or not isinstance(document.get("Resources"), dict):
+        raise TemplateInvalid(f"{name} is no CloudFormation template: it has no Resources")
+    return document
+
+
+def _yaml(text: str) -> Any:
+    """YAML with CloudFormation's short forms, such as !Ref and !GetAtt."""
+    try:
+        import yaml
+    except ImportError as error:
+        raise MissingSoftware("PyYAML", "a template in YAML", "pip install pyyaml") from error
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    def function(loader: Any, suffix: str, node: Any) -> dict[str, Any]:
+        if isinstance(node, yaml.ScalarNode):
+            value = loader.construct_scalar(node)
+        elif isinstance(node, yaml.SequenceNode):
+            value = loader.construct_sequence(node, deep=True)
+        else:
+            value = loader.construct_mapping(node, deep=True)
+        return {suffix if suffix in ("Condition", "Ref") else f"Fn::{suffix}": value}
+
+    Loader.add_multi_constructor("!", function)
+    try:
+        return yaml.load(text, Loader)  # noqa: S506, a safe one
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error

@@ -1,0 +1,28 @@
+"""What the rules may know of a project beyond its templates: from nxpipe.toml, the lock file and the price list."""
+
+from pathlib import Path
+
+from pipeline.config import Config, ServingFleet
+from pipeline.config.capacity import DRAINED_BEFORE_THE_END, CapacityBlock
+from stacks.amis import known_images, lock_of
+from stacks.costs import load_prices
+from stacks.rules import Facts, Window
+from stacks.rules.acceptance import Accepted
+
+
+def facts_of(config: Config, folder: Path) -> Facts:
+    """`folder` is that of nxpipe.toml, where relative paths of it start."""
+    blocks = [fleet.capacity for fleet in config.fleets if isinstance(fleet.capacity, CapacityBlock)]
+    standbys = [fleet.standby for fleet in config.fleets if isinstance(fleet, ServingFleet) and fleet.standby]
+    return Facts(
+        project=config.project.name,
+        blocks={each.id: Window(each.start, each.end - DRAINED_BEFORE_THE_END) for each in blocks},
+        images=known_images(lock_of(config, folder)),
+        given_images=frozenset(each.image for each in standbys),
+        budget=config.budget.monthly,
+        prices=load_prices(),
+    )
+
+
+def accepted_by(config: Config) -> list[Accepted]:
+    return [Accepted(each.rule, each.resource, each.reason, each.expires) for each in config.acknowledge]

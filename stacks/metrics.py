@@ -1,0 +1,189 @@
+"""What is watched: one table, from which dashboards and alarms are both made, so that neither knows a metric alone.
+
+What the load balancer and Auto Scaling publish has their names. What hosts publish is in a namespace of ours, named as
+neuron-monitor documents it for Prometheus and in its reports (what its CloudWatch program sends is documented nowhere),
+with the project and the fleet as dimensions: so one series a fleet, whichever instances it has.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from aws_cdk import Duration, aws_cloudwatch
+
+PERIOD: Final = Duration.minutes(1)
+NAMESPACE: Final = "nxpipe"
+
+Scope = Literal["fleet", "load balancer", "target group", "group"]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One metric of CloudWatch, but for whose it is."""
+
+    namespace: str
+    name: str
+    statistic: str
+    only: Mapping[str, str] = field(default_factory=dict)  # more dimensions
+
+
+def _host(name: str, statistic: str, **only: str) -> Series:
+    return Series(NAMESPACE, name, statistic, only)
+
+
+def _balancer(name: str, statistic: str) -> Series:
+    return Series("AWS/ApplicationELB", name, statistic)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One thing that a measure is taken of; its name is empty where a fleet has only one."""
+
+    name: str
+    dimensions: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """When a measure is wrong. `by_release` ones bring a rollout to its end, the others only tell."""
+
+    above: float | str  # a figure, or the name of one that the configuration gives
+    minutes: int  # of the last `of`
+    of: int
+    by_release: bool
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A row: what is shown, of what it is made, and when it is wrong."""
+
+    key: str  # in names of alarms
+    title: str
+    unit: str
+    scope: Scope
+    series: Mapping[str, Series]  # by the name that the expression gives it
+    expression: str | None = None  # metric math over {names} of series; a measure of one needs none
+    limit: Limit | None = None
+
+    def of(self, subject: Subject, given: Mapping[str, float], label: str | None = None) -> aws_cloudwatch.IMetric:
+        """The measure of one thing. `given` are the constants that an expression names."""
+        made = {
+            name: aws_cloudwatch.Metric(
+                namespace=each.namespace,
+                metric_name=each.name,
+                statistic=each.statistic,
+                dimensions_map={**subject.dimensions, **each.only},
+                period=PERIOD,
+                label=label,
+            )
+            for name, each in self.series.items()
+        }
+        if self.expression is None:
+            (only,) = made.values()
+            return only
+        ids = {name: f"{name}_{subject.name}" for name in made}  # of all metrics of one graph, none twice
+        return aws_cloudwatch.MathExpression(
+            expression=self.expression.format_map({**ids, **given}),
+            using_metrics={ids[name]: metric for name, metric in made.items()},
+            period=PERIOD,
+            label=label,
+        )
+
+
+# Below so few requests a minute one failure would be a rate; the statistical test of a rollout judges those.
+_ENOUGH: Final = 20
+
+# The ALB tells of failures only in minutes that have some, so an absent count is none.
+_FAILED: Final = {
+    "requests": _balancer("RequestCount", "Sum"),
+    "failed": _balancer("HTTPCode_Target_5XX_Count", "Sum"),
+    "unreached": _balancer("TargetConnectionErrorCount", "Sum"),
+}
+
+MEASURES: Final = (
+    Measure(
+        "utilisation",
+        "Tensor engines in use",
+        "share of time",
+        "fleet",
+        {"used": _host("neuroncore_utilization_ratio", "Average")},
+    ),
+    Measure(
+        "core-memory",
+        "Memory of the fullest core",
+        "bytes",
+        "fleet",
+        {"used": _host("neuroncore_memory_usage_bytes", "Maximum")},
+    ),
+    Measure(
+        "throughput",
+        "Requests",
+        "a minute",
+        "target group",
+        {"requests": _balancer("RequestCount", "Sum")},
+    ),
+    Measure(
+        "latency-p50",
+        "Latency, half of the requests",
+        "seconds",
+        "target group",
+        {"time": _balancer("TargetResponseTime", "p50")},
+    ),
+    Measure(
+        "latency-p99",
+        "Latency, 99 of 100 requests",
+        "seconds",
+        "target group",
+        {"time": _balancer("TargetResponseTime", "p99")},
+        limit=Limit("max_p99", 2, 3, by_release=True, meaning="slower than rollout.guards.max_p99"),
+    ),
+    Measure(
+        "error-rate",
+        "Requests that failed",
+        "share",
+        "target group",
+        _FAILED,
+        f"IF({{requests}} >= {_ENOUGH}, (FILL({{failed}}, 0) + FILL({{unreached}}, 0)) / {{requests}}, 0)",
+        Limit("max_error_rate", 2, 3, by_release=True, meaning="more failures than rollout.guards.max_error_rate"),
+    ),
+    Measure(
+        "refused",
+        "Requests that no instance got",
+        "a minute",
+        "load balancer",
+        {"refused": _balancer("HTTPCode_ELB_503_Count", "Sum")},
+        limit=Limit(0, 2, 3, by_release=True, meaning="traffic goes to a target group that has no healthy instance"),
+    ),
+    Measure(
+        "healthy",
+        "Healthy instances",
+        "instances",
+        "target group",
+        {"healthy": _balancer("HealthyHostCount", "Minimum")},
+    ),
+    Measure(
+        "execution-errors",
+        "Executions that a device failed",
+        "a minute",
+        "fleet",
+        {"failed": _host("execution_status_total", "Sum", status_type="hardware")},
+        limit=Limit(0, 1, 1, by_release=False, meaning="a device of the fleet fails; replace its instance"),
+    ),
+    Measure(
+        "compile-events",
+        "Programs compiled on instances",
+        "a minute",
+        "fleet",
+        {"compiled": _host("compile_events_total", "Sum")},
+        limit=Limit(0, 1, 1, by_release=True, meaning="an instance compiles what its artifact should have held"),
+    ),
+    Measure(
+        "cost",
+        "Cost since the beginning of the graph",
+        "US dollars",
+        "group",
+        {"instances": Series("AWS/AutoScaling", "GroupInServiceInstances", "Average")},
+        "RUNNING_SUM(FILL({instances}, 0)) * {hourly} / 60",
+    ),
+)

@@ -1,0 +1,137 @@
+"""Rules about bought capacity: capacity blocks and warm pools."""
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from stacks.reading.launches import BATCH, GROUP, Launch, compute, instance_types, launches
+from stacks.reading.template import Properties, Resource, Templates, settings, text
+from stacks.rules.finding import Facts, Finding, Window
+
+BLOCK = "NXP-CAP-1"
+OPEN = "NXP-CAP-2"
+POOL = "NXP-CAP-3"
+
+
+def block(all_: Templates, facts: Facts) -> Iterator[Finding]:
+    for launch in launches(all_):
+        for place, what, mend in _faults_of_block(launch, facts):
+            yield Finding(BLOCK, launch.resource, f"{launch.inside}{place}", what, mend)
+        for user in launch.users if launch.block else ():
+            if "PlacementGroup" in compute(user):
+                what = "it starts instances of a capacity block in a placement group"
+                yield Finding(BLOCK, user, "PlacementGroup", what, "leave it out: a block's instances are near already")
+
+
+def _faults_of_block(launch: Launch, facts: Facts) -> Iterator[tuple[str, str, str]]:
+    if not launch.block:
+        if launch.reservation in facts.blocks:
+            what = f"{launch.reservation} is a capacity block, and the market type does not say so"
+            yield "InstanceMarketOptions", what, "set MarketType to capacity-block"
+        return
+    specification = settings(launch.data, "CapacityReservationSpecification")
+    if not settings(specification, "CapacityReservationTarget"):
+        what = "instances of a capacity block do not say of which one"
+        yield "CapacityReservationSpecification", what, "name the block in CapacityReservationTarget"
+    if settings(launch.data, "Placement").get("GroupName") or settings(launch.data, "Placement").get("GroupId"):
+        what = "instances of a capacity block are asked for in a placement group, where there is no capacity for them"
+        yield "Placement", what, "leave the group out: a block's instances are near already"
+
+
+def empty_outside(all_: Templates, facts: Facts) -> Iterator[Finding]:
+    for launch in launches(all_):
+        for user in launch.users if launch.block else ():
+            window = facts.blocks.get(launch.reservation or "")
+            if user.type == GROUP:
+                yield from _group(all_, user, window)
+            elif user.type == BATCH:
+                yield from _environment(all_, user, window)
+
+
+def _group(all_: Templates, group: Resource, window: Window | None) -> Iterator[Finding]:
+    for key in ("MinSize", "DesiredCapacity"):
+        if str(group.properties.get(key, "0")) != "0":
+            what = "the group asks for instances before its capacity block begins, and EC2 has none"
+            yield Finding(OPEN, group, key, what, f"set {key} to 0; a scheduled action fills the group")
+    moments = [
+        (action.properties.get("StartTime"), str(action.properties.get("DesiredCapacity")) != "0")
+        for action in all_.of("AWS::AutoScaling::ScheduledAction")
+        if all_.same((action.properties.get("AutoScalingGroupName"), action), ({"Ref": group.id}, group))
+    ]
+    yield from _judge(group, moments, window, "scheduled action that sets DesiredCapacity")
+
+
+def _environment(all_: Templates, environment: Resource, window: Window | None) -> Iterator[Finding]:
+    """Batch has no schedules of its own: EventBridge Scheduler switches the environment, or a queue before it."""
+    switched = [environment, *_queues(all_, environment)]
+    if all(each.properties.get("State", "ENABLED") == "ENABLED" for each in switched):
+        what = "the environment takes jobs before its capacity block begins, and EC2 has no instance for them"
+        yield Finding(OPEN, environment, "State", what, "set the state of its queue to DISABLED; a schedule enables it")
+    moments: list[tuple[object, bool]] = []
+    for schedule in all_.of("AWS::Scheduler::Schedule"):
+        target = settings(schedule.properties, "Target")
+        state = _state_set(target)
+        if state is not None and any(each.id in text(target.get("Input")) for each in switched):
+            moment = str(schedule.properties.get("ScheduleExpression", ""))
+            moments.append((moment.removeprefix("at(").removesuffix(")"), state == "ENABLED"))
+    yield from _judge(environment, moments, window, "schedule that sets State")
+
+
+def _queues(all_: Templates, environment: Resource) -> list[Resource]:
+    return [
+        queue
+        for queue in all_.of("AWS::Batch::JobQueue")
+        if any(
+            all_.same((order.get("ComputeEnvironment"), queue), ({"Ref": environment.id}, environment))
+            for order in queue.properties.get("ComputeEnvironmentOrder", ())
+        )
+    ]
+
+
+def _state_set(target: Properties) -> str | None:
+    if ":aws-sdk:batch:update" not in text(target.get("Arn")).lower():
+        return None
+    try:
+        return str(json.loads(text(target.get("Input"))).get("State"))
+    except ValueError:
+        return None
+
+
+def _judge(user: Resource, moments: list[tuple[object, bool]], window: Window | None, by: str) -> Iterator[Finding]:
+    opened = [_moment(at) for at, filled in moments if filled]
+    closed = [_moment(at) for at, filled in moments if not filled]
+    if window is not None and any(at is not None and at < window.start for at in opened):
+        what = f"instances are asked for before the capacity block begins at {window.start.isoformat()}"
+        yield Finding(OPEN, user, "", what, f"move the {by}")
+    if not closed:
+        what = "nothing drains the instances before the capacity block ends, when EC2 terminates them"
+        yield Finding(OPEN, user, "", what, f"add a {by} 45 minutes before the end")
+    elif window is not None and all(at is not None and at > window.drained for at in closed):
+        what = f"the instances are drained later than {window.drained.isoformat()}, 45 minutes before the block ends"
+        yield Finding(OPEN, user, "", what, f"move the {by}")
+
+
+def _moment(at: object) -> datetime | None:
+    """A time as templates write it, which is UTC if they do not say; None if only the deployment knows it."""
+    try:
+        moment = datetime.fromisoformat(str(at))
+    except ValueError:
+        return None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def warm_pool(all_: Templates, facts: Facts) -> Iterator[Finding]:
+    by_group = {user.key: launch for launch in launches(all_) for user in launch.users}
+    for pool in all_.of("AWS::AutoScaling::WarmPool"):
+        group = all_.follow(pool.properties.get("AutoScalingGroupName"), pool)
+        if group is None:
+            continue
+        launch = by_group.get(group.key)
+        market = settings(launch.data, "InstanceMarketOptions").get("MarketType") if launch else None
+        types = instance_types(group)
+        if len(types) > 1 or "MixedInstancesPolicy" in group.properties:
+            what = f"a warm pool beside a group of several instance types or markets ({', '.join(types) or 'mixed'})"
+            yield Finding(POOL, pool, "AutoScalingGroupName", what, "leave one type, on demand, or no warm pool")
+        elif market is not None:
+            what = f"a warm pool beside a group whose instances are bought as {market}"
+            yield Finding(POOL, pool, "AutoScalingGroupName", what, "a warm pool takes on-demand instances only")

@@ -1,0 +1,81 @@
+"""The nxpipe.toml of an instance: of the project's, what one fleet needs to know, in the same words."""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from pipeline.config import Config, ServingFleet, Signing
+from pipeline.config.kinds import write_duration
+
+_BY_THE_AGENT: Final = {"command", "standby", "certificate", "clients"}  # said elsewhere, or not the instance's affair
+
+
+class NoPublicKey(Exception):
+    """A channel asks for signatures, and the instances would not know by whom."""
+
+    def __init__(self, channel: str, fault: str) -> None:
+        super().__init__(
+            f"channel {channel} asks for signatures, and {fault}; put the public key into a file beside nxpipe.toml "
+            "and name it in [[signing.trusted]]"
+        )
+
+
+def fleet_file(config: Config, fleet: ServingFleet, store: Mapping[str, str], keys: str) -> str:
+    """`keys` is the folder that the public keys will be in, there."""
+    model = next(each for each in config.models if each.name == fleet.model)
+    tables = [
+        ("[project]", config.project.model_dump(exclude_none=True)),
+        ("[store]", store),
+        ("[[models]]", model.model_dump(exclude_none=True, exclude_defaults=True)),
+        ("[[fleets]]", fleet.model_dump(exclude_none=True, exclude=_BY_THE_AGENT)),
+        *_signing(config.signing, fleet.channel, keys),
+    ]
+    return "\n".join(_table(head, values) for head, values in tables)
+
+
+def public_keys(config: Config, fleet: ServingFleet, folder: Path) -> dict[str, str]:
+    """By the name of the file that each is to be in."""
+    if fleet.channel not in config.signing.require:
+        return {}
+    found = {}
+    for each in config.signing.trusted:
+        path = folder / Path(each.key.removeprefix("file:")).expanduser()
+        try:
+            found[f"{each.name}.pub"] = path.read_text()
+        except OSError as error:
+            raise NoPublicKey(fleet.channel, f"{path} cannot be read ({error.strerror})") from error
+    if not found:
+        raise NoPublicKey(fleet.channel, "nxpipe.toml trusts no key by name")
+    return found
+
+
+def _signing(signing: Signing, channel: str, keys: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """Of other channels nothing is said: a promise about one that no fleet runs is a mistake, and told as such."""
+    if channel not in signing.require:
+        return []
+    trusted = [each for each in signing.trusted if each.may_sign_for(channel)]
+    head = ("[signing]", {"threshold": signing.threshold, "require": [channel]})
+    return [head, *(("[[signing.trusted]]", _trusted(each.name, each.expires, keys)) for each in trusted)]
+
+
+def _trusted(name: str, expires: datetime | None, keys: str) -> dict[str, Any]:
+    return {"name": name, "key": f"file:{keys}/{name}.pub", **({"expires": expires} if expires else {})}
+
+
+def _table(head: str, values: Mapping[str, Any]) -> str:
+    return "\n".join([head, *(f"{key} = {_value(value)}" for key, value in values.items()), ""])
+
+
+def _value(value: Any) -> str:
+    """JSON writes text, numbers and truth as TOML does."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return json.dumps(write_duration(value))
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_value(each)}" for key, each in value.items() if each is not None) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,131 @@
+"""The user data of a serving fleet."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from emulator.hardware import CORES, INSTANCES
+from pipeline.config import Config, ServingFleet
+from stacks.user_data.fleet_file import fleet_file, public_keys
+from stacks.user_data.script import script
+from stacks.user_data.unit import environment, unit
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A bundle of wheels in the store's bucket: `nxpipe` and what it needs, in one tar file that its digest names."""
+
+    url: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Cache:
+    file_system: str
+    access_point: str
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where things go on an instance; `root` is another folder than / where a script is tried out."""
+
+    root: str = ""
+
+    def at(self, path: str) -> str:
+        return f"{self.root}{path}"
+
+    @property
+    def programs(self) -> str:
+        return self.at("/opt/nxpipe")
+
+    @property
+    def settings(self) -> str:
+        return self.at("/etc/nxpipe")
+
+    @property
+    def state(self) -> str:
+        return self.at("/var/lib/nxpipe")
+
+    @property
+    def cache(self) -> str:
+        return self.at("/mnt/nxpipe-cache")
+
+    @property
+    def keys(self) -> str:
+        return f"{self.settings}/keys"
+
+
+@dataclass(frozen=True)
+class Serving:
+    """One fleet, and what its instances take from the other stacks."""
+
+    config: Config
+    fleet: ServingFleet
+    folder: Path  # of nxpipe.toml
+    region: str
+    store_url: str
+    hook: str
+    agent: Agent
+    cache: Cache | None
+    places: Places = Places()
+
+    def script(self) -> str:
+        return script(self._values(), self._files(), "agent", *(["cache"] if self.cache else []), "serve")
+
+    def _values(self) -> dict[str, str]:
+        values = {
+            "REGION": self.region,
+            "HOOK": self.hook,
+            "PROGRAMS": self.places.programs,
+            "AGENT_URL": self.agent.url,
+            "AGENT_SHA256": self.agent.sha256,
+        }
+        if self.cache:
+            values |= {
+                "CACHE": self.places.cache,
+                "FSTAB": self.places.at("/etc/fstab"),
+                "FILE_SYSTEM": self.cache.file_system,
+                "ACCESS_POINT": self.cache.access_point,
+            }
+        return values
+
+    def _files(self) -> dict[str, str]:
+        settings = self.places.settings
+        store = {"url": self.store_url, "cache": f"{self.places.state}/cache"}
+        keys = public_keys(self.config, self.fleet, self.folder)
+        return {
+            **self._grouping(),
+            **{f"{self.places.keys}/{name}": text for name, text in keys.items()},
+            f"{settings}/nxpipe.toml": fleet_file(self.config, self.fleet, store, self.places.keys),
+            f"{settings}/agent.env": environment(self._environment()),
+            self.places.at("/etc/systemd/system/nxpipe-agent.service"): self._unit(),
+        }
+
+    def _grouping(self) -> dict[str, str]:
+        """How many physical cores make one that a program sees: as the programs were compiled, even if an image is
+        set up otherwise. Only newer cores can be grouped."""
+        core = CORES[INSTANCES[self.fleet.instance_types[0]].core]
+        if core.lnc_default == 1:
+            return {}
+        text = f"NEURON_LOGICAL_NC_CONFIG={core.lnc_default}\n"
+        return {self.places.at("/opt/aws/neuron/logical_nc_config"): text}
+
+    def _environment(self) -> dict[str, str]:
+        cached = {"NEURON_COMPILE_CACHE_URL": self.places.cache} if self.cache else {}
+        return {
+            "NXPIPE_CONFIG": f"{self.places.settings}/nxpipe.toml",
+            "NXPIPE_HOOK": self.hook,
+            "AWS_DEFAULT_REGION": self.region,
+            "PYTHONUNBUFFERED": "1",
+            **cached,
+        }
+
+    def _unit(self) -> str:
+        program, folder = f"{self.places.programs}/agent/bin/nxpipe", f"{self.places.state}/artifact"
+        server = ["--", *self.fleet.command] if self.fleet.command else []
+        return unit(
+            self.fleet.name,
+            self.places.settings,
+            [program, "agent", "run", "--fleet", self.fleet.name, "--to", folder, *server],
+            serves=bool(self.fleet.command),
+            mount=self.places.cache if self.cache else None,
+        )

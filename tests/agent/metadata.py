@@ -1,0 +1,52 @@
+"""The instance metadata service, version 2: a token first, and then what a test has put there."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+TOKEN = "a-session"
+
+
+@dataclass
+class Metadata:
+    values: dict[str, str] = field(default_factory=dict)
+    url: str = ""
+
+
+@contextmanager
+def metadata_service() -> Iterator[Metadata]:
+    held = Metadata()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_PUT(self) -> None:
+            lifetime = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds")
+            self._say(*((200, TOKEN) if self.path == "/latest/api/token" and lifetime else (400, "")))
+
+        def do_GET(self) -> None:
+            name = self.path.removeprefix("/latest/meta-data/")
+            if self.headers.get("X-aws-ec2-metadata-token") != TOKEN:
+                self._say(401, "")
+            else:
+                self._say(*((200, held.values[name]) if name in held.values else (404, "")))
+
+        def _say(self, status: int, text: str) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002, the library's name
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    held.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield held
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,258 @@
+"""`nxpipe agent run`: an instance is in service when it can serve, and given up at once when it cannot."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from artifact_store.channel.generation import Served
+from artifact_store.channel.log import ChannelLog
+from artifact_store.layout import blob_path
+from artifact_store.manifest import Manifest
+from pipeline import exit_codes
+from tests.agent.metadata import Metadata, metadata_service
+from tests.artifact_store.afar import first_generation, patch
+from tests.artifact_store.samples import MODEL, Folder, folder, put, s3_server
+from tests.cloud.install import install
+from tests.pipeline.command import Answer
+from tests.pipeline.command import nxpipe as in_a_process
+from tests.pipeline.in_process import InProcess, nxpipe
+
+__all__ = ["nxpipe"]
+
+GROUP, HOOK = "demo-search-blue", "demo-search-ready"
+CONFIG = """
+[project]
+name = "demo"
+[store]
+url = "file://store"
+[[models]]
+name = "bert"
+id = "acme/tiny-bert"
+task = "fill-mask"
+target = "inf2.xlarge"
+[[fleets]]
+kind = "serving"
+name = "search"
+model = "bert"
+channel = "production"
+instance_types = ["inf2.xlarge"]
+capacity = { kind = "on-demand" }
+size = { min = 1, max = 1 }
+"""
+SERVER = (
+    sys.executable,
+    "-c",
+    "import os, pathlib; print(sorted(each.name for each in pathlib.Path(os.environ['NXPIPE_ARTIFACT']).iterdir()))",
+)
+
+
+@dataclass
+class Place:
+    """An instance that waits for its hook, the store of its project, and its device files."""
+
+    root: Path
+    store: Folder
+    published: Manifest
+    metadata: Metadata
+    aws: Any
+
+    @property
+    def words(self) -> list[str]:
+        return ["agent", "run", "--fleet", "search", "--hook", HOOK, "--to", "served", "--devices", "dev"]
+
+    def run(self, *command: str) -> Answer:
+        return in_a_process(*self.words, "--", *command, cwd=self.root)
+
+    def states(self) -> dict[str, str]:
+        (group,) = self.aws.describe_auto_scaling_groups(AutoScalingGroupNames=[GROUP])["AutoScalingGroups"]
+        return {each["InstanceId"]: each["LifecycleState"] for each in group["Instances"]}
+
+    @property
+    def state(self) -> str | None:
+        return self.states().get(self.metadata.values["instance-id"])
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[dict[str, str]]:
+    install()
+    with s3_server() as environment:
+        yield environment
+
+
+@pytest.fixture
+def place(server: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Place]:
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    Path("nxpipe.toml").write_text(CONFIG)
+    Path("dev").mkdir()
+    for name in ("neuron0", "neuron_monitor", "null"):
+        Path("dev", name).touch()
+    held = folder(tmp_path / "store")
+    published = held.store.publish(put(held.store))
+    ChannelLog(held.backend, "production").append(lambda _: first_generation("production", [Served.of(published)]))
+    aws = boto3.client("autoscaling")
+    instance = _launched(aws)
+    with metadata_service() as metadata:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", metadata.url)
+        metadata.values |= {
+            "instance-id": instance,
+            "instance-type": "inf2.xlarge",
+            "placement/region": "us-east-1",
+            "tags/instance/aws:autoscaling:groupName": GROUP,
+        }
+        yield Place(tmp_path, held, published.manifest, metadata, aws)
+    aws.delete_auto_scaling_group(AutoScalingGroupName=GROUP, ForceDelete=True)
+    boto3.client("ec2").delete_launch_template(LaunchTemplateName=GROUP)
+
+
+def _launched(aws: Any) -> str:
+    ec2 = boto3.client("ec2")
+    ec2.create_launch_template(
+        LaunchTemplateName=GROUP,
+        LaunchTemplateData={"ImageId": "ami-0123456789abcdef0", "InstanceType": "inf2.xlarge"},
+    )
+    aws.create_auto_scaling_group(
+        AutoScalingGroupName=GROUP,
+        MinSize=1,
+        MaxSize=1,
+        AvailabilityZones=["us-east-1a"],
+        LaunchTemplate={"LaunchTemplateName": GROUP},
+        LifecycleHookSpecificationList=[
+            {
+                "LifecycleHookName": HOOK,
+                "LifecycleTransition": "autoscaling:EC2_INSTANCE_LAUNCHING",
+                "DefaultResult": "ABANDON",
+            }
+        ],
+    )
+    (group,) = aws.describe_auto_scaling_groups(AutoScalingGroupNames=[GROUP])["AutoScalingGroups"]
+    (instance,) = group["Instances"]
+    assert instance["LifecycleState"] == "Pending:Wait"
+    return str(instance["InstanceId"])
+
+
+def test_the_server_takes_over_with_the_artifact_in_place_and_the_instance_in_service(place: Place) -> None:
+    answer = place.run(*SERVER)
+    assert (answer.code, answer.err.count("Error")) == (0, 0), answer.err
+    assert answer.out == "['.nxpipe', 'executables', 'files', 'manifest.json', 'weights.safetensors']\n"
+    assert Path("served/manifest.json").read_bytes() == place.published.to_bytes()
+    assert place.state == "InService"
+    # After a reboot nobody waits any more, and it serves all the same.
+    assert place.run(*SERVER).code == 0
+
+
+def test_the_servers_exit_code_is_the_units(place: Place) -> None:
+    assert place.run(sys.executable, "-c", "raise SystemExit(77)").code == 77
+
+
+def test_without_a_server_the_agent_ends_when_the_artifact_is_there(nxpipe: InProcess, place: Place) -> None:
+    answer = nxpipe(*place.words)
+    assert (answer.code, answer.out) == (0, f"{place.root}/served\n"), answer.err
+    assert place.state == "InService"
+
+
+@pytest.mark.parametrize(
+    ("present", "said"), [((), "has 0 Neuron devices"), (("neuron0", "neuron1"), "has 2 Neuron devices")]
+)
+def test_an_instance_with_other_devices_than_its_type_has_is_given_up(
+    nxpipe: InProcess, place: Place, present: tuple[str, ...], said: str
+) -> None:
+    Path("dev/neuron0").unlink()
+    for name in present:
+        Path("dev", name).touch()
+    answer = nxpipe(*place.words, "--", *SERVER)
+    assert answer.code == exit_codes.NOT_READY.number
+    assert said in answer.err
+    assert place.state is None
+    assert not Path("served").exists()
+
+
+def test_changed_bytes_are_not_served(nxpipe: InProcess, place: Place) -> None:
+    patch(Path("store") / blob_path(place.published.executables[0].blob))
+    answer = nxpipe(*place.words, "--", *SERVER)
+    assert answer.code == exit_codes.CORRUPT.number
+    assert place.state is None
+    assert not Path("served/manifest.json").exists()
+
+
+def test_programs_for_another_target_are_not_served(nxpipe: InProcess, place: Place) -> None:
+    place.metadata.values["instance-type"] = "trn1.2xlarge"
+    answer = nxpipe(*place.words, "--", *SERVER)
+    assert answer.code == exit_codes.NOT_READY.number
+    assert "has programs for inf2, and a trn1.2xlarge runs those for trn1" in answer.err
+    assert place.state is None
+
+
+def test_a_channel_that_asks_for_signatures_is_not_believed_without_one(nxpipe: InProcess, place: Place) -> None:
+    assert nxpipe("store", "keygen", "release.key").code == 0
+    signing = (
+        '[signing]\nrequire = ["production"]\n[[signing.trusted]]\nname = "release"\nkey = "file:release.key.pub"\n'
+    )
+    Path("nxpipe.toml").write_text(f"{CONFIG}{signing}")
+    answer = nxpipe(*place.words, "--", *SERVER)
+    assert answer.code == exit_codes.REFUSED.number, answer.err
+    assert "generation 1 of channel production is not signed" in answer.err
+    assert place.state is None
+
+
+def test_a_file_that_this_version_does_not_understand_gives_the_instance_up(nxpipe: InProcess, place: Place) -> None:
+    Path("nxpipe.toml").write_text(f"{CONFIG}[from-the-future]\n")
+    assert nxpipe(*place.words).code == exit_codes.CONFIGURATION.number
+    assert place.state is None
+
+
+def test_a_server_that_is_not_installed_is_noticed_before_the_instance_is_in_service(
+    nxpipe: InProcess, place: Place
+) -> None:
+    answer = nxpipe(*place.words, "--", "no-such-server")
+    assert answer.code == exit_codes.NOT_READY.number
+    assert "no program 'no-such-server'" in answer.err
+    assert place.state is None
+
+
+def test_an_empty_channel_gives_the_instance_up(nxpipe: InProcess, place: Place) -> None:
+    Path("nxpipe.toml").write_text(CONFIG.replace("production", "experiments"))
+    assert nxpipe(*place.words).code == exit_codes.NOT_FOUND.number
+    assert place.state is None
+
+
+def test_outside_of_ec2_the_agent_says_what_it_misses(
+    nxpipe: InProcess, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
+    answer = nxpipe(*place.words)
+    assert answer.code == exit_codes.NOT_READY.number
+    assert "instance metadata service at http://127.0.0.1:9 does not answer" in answer.err
+    assert place.state == "Pending:Wait"
+
+
+def test_a_hook_without_a_group_to_tell_is_an_error(nxpipe: InProcess, place: Place) -> None:
+    del place.metadata.values["tags/instance/aws:autoscaling:groupName"]
+    answer = nxpipe(*place.words)
+    assert answer.code == exit_codes.NOT_READY.number
+    assert "must allow instance tags in the metadata" in answer.err
+
+
+def test_a_fleet_that_the_file_does_not_have_is_a_wrong_word(nxpipe: InProcess, place: Place) -> None:
+    answer = nxpipe("agent", "run", "--fleet", "serch", "--devices", "dev")
+    assert answer.code == exit_codes.USAGE.number
+    assert "did you mean 'search'" in answer.err
+
+
+def test_what_runs_on_an_instance_imports_neither_numpy_nor_torch(place: Place) -> None:
+    script = (
+        "import sys, json\nfrom pipeline.cli import cli\nfrom pipeline.output import Console\n"
+        f"cli.main({place.words!r}, obj=Console(), standalone_mode=False)\n"
+        "print(json.dumps([name for name in ('numpy', 'torch', 'transformers', 'boto3') if name in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=place.root)
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+    assert MODEL in Path("served/manifest.json").read_text()

@@ -1,0 +1,85 @@
+"""Where the local AWS still does otherwise than AWS: each a line of DIVERGENCES.md. One that fails has been mended."""
+
+import json
+from typing import Any
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+
+pytestmark = pytest.mark.usefixtures("aws")
+
+
+def _role(name: str, policy: dict[str, Any] | None = None) -> str:
+    iam = boto3.client("iam")
+    arn: str = iam.create_role(RoleName=name, AssumeRolePolicyDocument="{}")["Role"]["Arn"]
+    if policy:
+        iam.put_role_policy(RoleName=name, PolicyName="p", PolicyDocument=json.dumps(policy))
+    return arn
+
+
+def test_an_alarm_does_not_look_at_its_metric() -> None:
+    cloudwatch = boto3.client("cloudwatch")
+    metric: dict[str, Any] = {"MetricName": "m", "Namespace": "n"}
+    cloudwatch.put_metric_alarm(
+        AlarmName="a",
+        ComparisonOperator="GreaterThanThreshold",
+        EvaluationPeriods=1,
+        Period=60,
+        Statistic="Sum",
+        Threshold=1,
+        **metric,
+    )
+    cloudwatch.put_metric_data(Namespace="n", MetricData=[{"MetricName": "m", "Value": 100.0}])
+    assert cloudwatch.describe_alarms()["MetricAlarms"][0]["StateValue"] == "INSUFFICIENT_DATA"
+
+
+def test_a_subscription_by_mail_needs_no_consent() -> None:
+    sns = boto3.client("sns")
+    topic = sns.create_topic(Name="t")["TopicArn"]
+    told = sns.subscribe(TopicArn=topic, Protocol="email", Endpoint="a@example.com")["SubscriptionArn"]
+    assert told.startswith("arn:")  # AWS says "pending confirmation"
+
+
+@pytest.mark.parametrize("where", [{"QueryLanguage": "JSONata"}, {"Assign": {"a": 1}}])
+def test_a_state_machine_speaks_jsonpath_alone(where: dict[str, Any]) -> None:
+    inner = {"StartAt": "A", "States": {"A": {"Type": "Pass", "End": True, **where}}}
+    definition = {"StartAt": "B", "States": {"B": {"Type": "Parallel", "Branches": [inner], "End": True}}}
+    with pytest.raises(ClientError, match="in JSONPath, without variables"):
+        boto3.client("stepfunctions").create_state_machine(
+            name="m", definition=json.dumps(definition), roleArn=_role("machine")
+        )
+
+
+def test_a_role_is_not_asked_for_its_permissions() -> None:
+    never = {"Version": "2012-10-17", "Statement": [{"Effect": "Deny", "Action": "*", "Resource": "*"}]}
+    role = _role("r", never)
+    credentials = boto3.client("sts").assume_role(RoleArn=role, RoleSessionName="session")["Credentials"]
+    session = boto3.Session(credentials["AccessKeyId"], credentials["SecretAccessKey"], credentials["SessionToken"])
+    assert session.client("sns", region_name="us-east-2").create_topic(Name="t")["TopicArn"]
+
+
+def test_an_endpoint_is_in_service_at_once() -> None:
+    sagemaker = boto3.client("sagemaker")
+    sagemaker.create_model(ModelName="m", ExecutionRoleArn=_role("r"), PrimaryContainer={"Image": "i"})
+    variant: Any = {"VariantName": "v", "ModelName": "m", "InstanceType": "ml.inf2.xlarge", "InitialInstanceCount": 1}
+    sagemaker.create_endpoint_config(EndpointConfigName="c", ProductionVariants=[variant])
+    sagemaker.create_endpoint(EndpointName="e", EndpointConfigName="c")
+    assert sagemaker.describe_endpoint(EndpointName="e")["EndpointStatus"] == "InService"
+
+
+def test_a_rule_of_the_clock_never_strikes() -> None:
+    """There is no clock: a rule that matches an event acts, one that has a schedule does not."""
+    events, sqs = boto3.client("events"), boto3.client("sqs")
+    url = sqs.create_queue(QueueName="q")["QueueUrl"]
+    arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    events.put_rule(Name="r", ScheduleExpression="rate(1 minute)")
+    events.put_targets(Rule="r", Targets=[{"Id": "0", "Arn": arn}])
+    assert "Messages" not in sqs.receive_message(QueueUrl=url)
+
+
+def test_an_image_of_a_public_parameter_is_no_image_of_ec2() -> None:
+    name = "/aws/service/neuron/dlami/base/amazon-linux-2023/latest/image_id"
+    image = boto3.client("ssm").get_parameter(Name=name)["Parameter"]["Value"]
+    with pytest.raises(ClientError, match="InvalidAMIID"):
+        boto3.client("ec2").describe_images(ImageIds=[image])

@@ -1,0 +1,160 @@
+"""`nxpipe ami lock`: which image is chosen, and what the file keeps."""
+
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.session import Session
+from botocore.stub import Stubber
+
+from pipeline.config import ConfigInvalid, load_config
+from pipeline.config.amis import AmiLock, LockedImage, read_lock
+from pipeline.errors import AwsError
+from pipeline.images import PARAMETER, find_image
+from stacks.amis import fleet_image, known_images, lock_of
+from tests.pipeline.in_process import InProcess, nxpipe
+
+__all__ = ["nxpipe"]
+
+REGION = "us-east-2"
+TOML = f'[project]\nname = "search"\nregion = "{REGION}"\n[amis]\nsdk = ["2.32.0"]\n'
+
+
+def image(id_: str, sdk: str, created: str, **more: str) -> dict[str, str]:
+    return {
+        "ImageId": id_,
+        "Name": f"Deep Learning AMI Neuron (Ubuntu 24.04) {created[:10].replace('-', '')}",
+        "Description": f"PyTorch, JAX. Neuron SDK {sdk}. Supported EC2 instances: Inf2, Trn1, Trn1n, Trn2.",
+        "CreationDate": created,
+        **more,
+    }
+
+
+NEWEST = image("ami-00000000000000003", "2.33.0", "2026-10-20T08:00:00.000Z")
+OLD = image("ami-00000000000000001", "2.32.0", "2026-08-20T08:00:00.000Z")
+MENDED = image(
+    "ami-00000000000000002", "2.32.0", "2026-09-01T08:00:00.000Z", DeprecationTime="2028-08-31T08:00:00.000Z"
+)
+OTHER = image("ami-00000000000000004", "2.32.0.1", "2026-11-01T08:00:00.000Z")
+
+
+class Amazon:
+    """EC2 and SSM that answer what they are told to, and check each question by the SDK's own model."""
+
+    def __init__(self, found: list[dict[str, str]], newest: dict[str, str] = NEWEST) -> None:
+        self.clients: dict[str, Any] = {}
+        for service in ("ec2", "ssm"):
+            session = Session()
+            session.set_credentials("test", "test")
+            self.clients[service] = session.create_client(service, region_name=REGION)
+        self.ec2, self.ssm = Stubber(self.clients["ec2"]), Stubber(self.clients["ssm"])
+        self.ssm.add_response("get_parameter", {"Parameter": {"Value": newest["ImageId"]}}, {"Name": PARAMETER})
+        self.ec2.add_response("describe_images", {"Images": [newest]}, {"ImageIds": [newest["ImageId"]]})
+        self.ec2.add_response("describe_images", {"Images": found})
+        for stubber in (self.ec2, self.ssm):
+            stubber.activate()
+
+    def __call__(self, service: str, region: str) -> Any:
+        assert region == REGION
+        return self.clients[service]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "nxpipe.toml").write_text(TOML)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_newest_image_is_taken_when_it_holds_the_wanted_version() -> None:
+    chosen = find_image(REGION, "2.33.0", Amazon([]))
+    assert (chosen.id, chosen.source) == (NEWEST["ImageId"], PARAMETER)
+    assert chosen.created == date(2026, 10, 20)
+
+
+def test_another_version_is_searched_for_and_its_newest_image_taken() -> None:
+    chosen = find_image(REGION, "2.32.0", Amazon([MENDED, OLD, OTHER]))
+    assert chosen.id == MENDED["ImageId"]
+    assert chosen.source == "DescribeImages *Neuron SDK 2.32.0*"
+
+
+def test_an_image_expires_when_ec2_deprecates_it_which_is_two_years_if_it_does_not_say() -> None:
+    assert find_image(REGION, "2.32.0", Amazon([MENDED])).expires == date(2028, 8, 31)
+    assert find_image(REGION, "2.32.0", Amazon([OLD])).expires == date(2028, 8, 19)
+
+
+def test_a_version_that_no_image_holds_is_told_with_the_one_that_there_is() -> None:
+    with pytest.raises(AwsError, match=r"no image of Neuron SDK 2\.32\.0: .* SDK 2\.33\.0.*set `sdk` in \[amis\]"):
+        find_image(REGION, "2.32.0", Amazon([OTHER]))
+
+
+def test_what_aws_refuses_is_one_sentence() -> None:
+    amazon = Amazon([])
+    amazon.clients["ssm"] = Session().create_client("ssm", region_name=REGION)
+    with pytest.raises(AwsError, match=r"AWS was to read the parameter .* in us-east-2, and did not: .*credentials"):
+        find_image(REGION, "2.32.0", amazon)
+
+
+LOCKED = LockedImage(
+    region=REGION,
+    sdk="2.32.0",
+    id="ami-00000000000000002",
+    name='Deep "Learning" AMI \\ Neuron',
+    created=date(2026, 9, 1),
+    expires=date(2028, 8, 31),
+    source=PARAMETER,
+)
+
+
+def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "nxpipe.amis.lock"
+    written = AmiLock(path).with_images([LOCKED], ["2.32.0"])
+    path.write_text(written.text())
+    assert read_lock(path) == written
+
+
+def test_a_region_that_was_not_asked_for_keeps_its_images_and_a_version_out_of_use_goes(tmp_path: Path) -> None:
+    elsewhere = LOCKED.model_copy(update={"region": "eu-west-1"})
+    outdated = LOCKED.model_copy(update={"region": "eu-west-1", "sdk": "2.31.0"})
+    newer = LOCKED.model_copy(update={"id": "ami-00000000000000009"})
+    before = AmiLock(tmp_path / "lock", (LOCKED, outdated, elsewhere))
+    assert before.with_images([newer], ["2.32.0"]).images == (elsewhere, newer)
+
+
+def test_a_missing_image_is_one_sentence_with_the_command_to_run(project: Path) -> None:
+    config = load_config(project / "nxpipe.toml", {})
+    with pytest.raises(ConfigInvalid) as told:
+        fleet_image(config, lock_of(config, project))
+    assert "no image of Neuron SDK 2.32.0 for us-east-2" in str(told.value)
+    assert "nxpipe ami lock --region us-east-2" in str(told.value)
+    assert len(told.value.faults) == 1
+
+
+@pytest.mark.parametrize("broken", ["[[image]\n", '[[image]]\nid = "ami-1"\n', "images = 3\n"])
+def test_a_file_that_was_written_by_hand_is_told_by_its_name(tmp_path: Path, broken: str) -> None:
+    path = tmp_path / "nxpipe.amis.lock"
+    path.write_text(broken)
+    with pytest.raises(ConfigInvalid, match=r"nxpipe\.amis\.lock: .*run it again"):
+        read_lock(path)
+
+
+def test_the_command_writes_the_file_that_the_stacks_read(
+    project: Path, nxpipe: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.aws.client", Amazon([MENDED]))
+    answer = nxpipe("ami", "lock")
+    assert answer.code == 0, answer.err
+    assert MENDED["ImageId"] in answer.out
+    config = load_config(project / "nxpipe.toml", {})
+    lock = lock_of(config, project)
+    assert fleet_image(config, lock) == MENDED["ImageId"]
+    assert known_images(lock)[MENDED["ImageId"]].region == REGION
+    assert not list(project.glob(".*.new"))
+
+
+def test_without_a_region_the_command_asks_for_one(project: Path, nxpipe: InProcess) -> None:
+    (project / "nxpipe.toml").write_text('[project]\nname = "search"\n')
+    answer = nxpipe("ami", "lock")
+    assert answer.code == 2
+    assert "--region" in answer.err

@@ -1,0 +1,207 @@
+"""`nxpipe infra lint` and `plan`: on files, on folders that CDK has written, on what is deployed."""
+
+import json
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from moto import mock_aws
+
+from pipeline.errors import TemplateInvalid
+from pipeline.infra.files import parse, templates_of
+from stacks.plan import fixed_properties
+from tests.cloud.install import install
+from tests.pipeline.in_process import InProcess, nxpipe
+from tests.stacks.rules.fixtures import group, launch, resource
+
+__all__ = ["nxpipe"]
+
+REGION = "us-east-1"
+OPEN = resource("AWS::EC2::SecurityGroupIngress", GroupId="sg-1", IpProtocol="tcp", FromPort=22, ToPort=22)
+TOML = f'[project]\nname = "search"\nregion = "{REGION}"\n'
+YAML = """\
+Parameters:
+  Callers: {Type: String, Default: 0.0.0.0/0}
+Resources:
+  In:
+    Type: AWS::EC2::SecurityGroupIngress
+    Properties:
+      GroupId: !GetAtt Nodes.GroupId
+      IpProtocol: tcp
+      FromPort: 22
+      ToPort: 22
+      CidrIp: !Ref Callers
+  Nodes:
+    Type: AWS::EC2::SecurityGroup
+    Properties: {GroupDescription: !Sub "${AWS::StackName} nodes"}
+"""
+
+
+def written(folder: Path, stacks: Mapping[str, Any]) -> Path:
+    """A folder as `cdk synth` leaves it."""
+    folder.mkdir(exist_ok=True)
+    artifacts = {}
+    for stack, resources in stacks.items():
+        (folder / f"{stack}.template.json").write_text(json.dumps({"Resources": resources}))
+        artifacts[stack] = {
+            "type": "aws:cloudformation:stack",
+            "environment": f"aws://123456789012/{REGION}",
+            "properties": {"templateFile": f"{stack}.template.json"},
+        }
+    (folder / "manifest.json").write_text(json.dumps({"version": "55.0.0", "artifacts": artifacts}))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "nxpipe.toml").write_text(TOML)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+FLEET = {"Launch": launch(InstanceType="inf2.xlarge"), "Nodes": group(DesiredCapacity="2")}
+
+
+def test_a_template_in_yaml_is_read_with_its_short_forms_and_defaults(project: Path, nxpipe: InProcess) -> None:
+    (project / "cluster.yaml").write_text(YAML)
+    answer = nxpipe("infra", "lint", "cluster.yaml")
+    assert answer.code == 33
+    assert "NXP-NET-1 cluster/In" in answer.out
+    assert "the world may reach port 22" in answer.out
+
+
+def test_findings_as_json_say_where_and_what_to_do(project: Path, nxpipe: InProcess) -> None:
+    (project / "cluster.yaml").write_text(YAML)
+    (found,) = json.loads(nxpipe("infra", "lint", "cluster.yaml", "--json").out)
+    assert (found["rule"], found["id"], found["place"]) == ("NXP-NET-1", "In", "CidrIp")
+    assert found["mend"]
+
+
+def test_a_folder_of_cdk_is_read_whole_and_what_is_right_is_not_told(project: Path, nxpipe: InProcess) -> None:
+    written(project / "cdk.out", {"search-network": {"In": OPEN}})
+    answer = nxpipe("infra", "lint", "cdk.out")
+    assert (answer.code, answer.out) == (0, "")
+
+
+def test_with_a_project_its_acknowledgements_and_its_budget_hold(project: Path, nxpipe: InProcess) -> None:
+    world = deepcopy(OPEN)
+    world["Properties"]["CidrIp"] = "0.0.0.0/0"
+    written(project / "cdk.out", {"search-serve-web": {**FLEET, "In": world}})
+    accepting = (
+        '[[acknowledge]]\nrule = "NXP-NET-1"\nresource = "search-serve-web/In"\nreason = "a test of acknowledgements"\n'
+        "expires = 2099-01-01\n"
+    )
+    (project / "nxpipe.toml").write_text(f"{TOML}[budget]\nmonthly = 5\n{accepting}")
+    said = nxpipe("infra", "lint", "cdk.out", "--config", "nxpipe.toml").out
+    assert "NXP-COST-1" in said
+    assert "NXP-NET-1" not in said
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "{", "Resources: [", "a: !Ref b"])
+def test_what_is_no_template_is_told_by_its_name(text: str, project: Path, nxpipe: InProcess) -> None:
+    (project / "broken.yaml").write_text(text)
+    with pytest.raises(TemplateInvalid, match=r"broken\.yaml is no"):
+        templates_of([Path("broken.yaml")])
+    assert nxpipe("infra", "lint", "broken.yaml").code == 34
+
+
+def test_a_folder_that_cdk_has_not_written_is_told() -> None:
+    with pytest.raises(TemplateInvalid, match="run `npx cdk synth`"):
+        templates_of([Path()])
+
+
+def test_yaml_can_make_no_objects() -> None:
+    with pytest.raises(TemplateInvalid):
+        parse("Resources: {A: !!python/object/apply:os.system [exit]}", "evil.yaml")
+
+
+def planned(nxpipe: InProcess, project: Path, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    written(project / "before", before)
+    written(project / "cdk.out", after)
+    answer = nxpipe("infra", "plan", "--from", "before")
+    assert answer.code == 0, answer.err
+    return answer.out
+
+
+def test_equal_templates_change_nothing(project: Path, nxpipe: InProcess) -> None:
+    assert planned(nxpipe, project, {"search-serve-web": FLEET}, {"search-serve-web": FLEET}) == "Nothing changes.\n"
+
+
+def test_a_new_image_restarts_the_instances_of_its_group(project: Path, nxpipe: InProcess) -> None:
+    newer = deepcopy(FLEET)
+    newer["Launch"]["Properties"]["LaunchTemplateData"]["ImageId"] = "ami-00000000000000002"
+    said = planned(nxpipe, project, {"search-serve-web": FLEET}, {"search-serve-web": newer})
+    assert "search-serve-web/Launch (AWS::EC2::LaunchTemplate) changes in place: LaunchTemplateData" in said
+    assert "2 instances of search-serve-web/Nodes are replaced one after another" in said
+
+
+def test_what_cannot_change_is_replaced_and_the_property_named(project: Path, nxpipe: InProcess) -> None:
+    before = {"Table": resource("AWS::DynamoDB::Table", TableName="one"), "Old": resource("AWS::SNS::Topic")}
+    after = {"Table": resource("AWS::DynamoDB::Table", TableName="two"), "New": resource("AWS::SNS::Topic")}
+    said = planned(nxpipe, project, {"search-web": before}, {"search-web": after})
+    assert "search-web/Table (AWS::DynamoDB::Table) is REPLACED by a new one, for TableName cannot change" in said
+    assert "search-web/Old (AWS::SNS::Topic) is deleted" in said
+    assert "search-web/New (AWS::SNS::Topic) is new" in said
+
+
+def test_what_it_costs_is_told_before_and_after(project: Path, nxpipe: InProcess) -> None:
+    larger = {**FLEET, "Nodes": group(DesiredCapacity="4")}
+    said = planned(nxpipe, project, {"search-serve-web": FLEET}, {"search-serve-web": larger})
+    assert "It costs about $2,214 a month; before, it was $1,107." in said
+
+
+def test_a_stack_that_left_the_app_is_told_as_staying(project: Path, nxpipe: InProcess) -> None:
+    said = planned(nxpipe, project, {"search-old": FLEET, "search-serve-web": FLEET}, {"search-serve-web": FLEET})
+    assert "Stack search-old is not in the app any more: CDK leaves it as it is." in said
+
+
+def test_losing_what_must_be_kept_ends_in_an_exit_code_of_its_own(project: Path, nxpipe: InProcess) -> None:
+    written(project / "cdk.out", {"search-storage": {"Renamed": resource("AWS::S3::Bucket")}})
+    written(project / "before", {})
+    answer = nxpipe("infra", "plan", "--from", "before")
+    assert answer.code == 33
+    assert "Artifacts82DD59A1 is not in the template any more" in answer.err
+
+
+def test_the_plan_for_programs_has_the_same_facts(project: Path, nxpipe: InProcess) -> None:
+    newer = deepcopy(FLEET)
+    newer["Launch"]["Properties"]["LaunchTemplateData"]["ImageId"] = "ami-00000000000000002"
+    written(project / "before", {"search-serve-web": FLEET})
+    written(project / "cdk.out", {"search-serve-web": newer})
+    made = json.loads(nxpipe("infra", "plan", "--from", "before", "--json").out)
+    assert [(each["id"], each["change"], each["properties"]) for each in made["changes"]] == [
+        ("Launch", "changed", ["LaunchTemplateData"])
+    ]
+    assert made["restarts"] == [{"group": "search-serve-web/Nodes", "by": "search-serve-web/Launch", "instances": 2}]
+    assert made["monthly_usd"]["before"] == made["monthly_usd"]["after"]
+
+
+def test_what_is_deployed_is_compared_with_what_would_be(
+    project: Path, nxpipe: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import boto3
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    install()
+    topic = {"Topic": resource("AWS::SNS::Topic", DisplayName="before")}
+    written(project / "cdk.out", {"search-observe-web": {"Topic": resource("AWS::SNS::Topic", DisplayName="after")}})
+    with mock_aws():
+        new = nxpipe("infra", "plan")
+        assert "search-observe-web/Topic (AWS::SNS::Topic) is new" in new.out, new.err
+        boto3.client("cloudformation", region_name=REGION).create_stack(
+            StackName="search-observe-web", TemplateBody=json.dumps({"Resources": topic})
+        )
+        changed = nxpipe("infra", "plan")
+    assert "search-observe-web/Topic (AWS::SNS::Topic) changes in place: DisplayName" in changed.out, changed.err
+
+
+def test_what_cannot_change_is_what_awss_own_schemas_say() -> None:
+    from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
+
+    for type_, known in fixed_properties().items():
+        schema = PROVIDER_SCHEMA_MANAGER.get_resource_schema("us-east-1", type_).schema
+        told = [path.split("/")[2:] for path in schema.get("createOnlyProperties", ())]
+        assert known == {path[0] for path in told if len(path) == 1}, type_

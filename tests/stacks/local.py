@@ -1,0 +1,72 @@
+"""Stacks on the local AWS, in this process: deployed as the command would, from the templates that it would send."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import boto3
+from aws_cdk import App, Environment, Stack
+from aws_cdk.assertions import Template
+
+ACCOUNT: Final = "123456789012"
+REGION: Final = "us-east-2"
+_LONGEST: Final = 300  # seconds
+HERE: Final = Environment(account=ACCOUNT, region=REGION)
+_CONTEXT: Final = json.loads((Path(__file__).parents[2] / "cdk.json").read_text())["context"]
+
+
+def new_app() -> App:
+    """An app under the feature flags that the real one runs with."""
+    return App(context=_CONTEXT)
+
+
+def template_of(stack: Stack) -> dict[str, Any]:
+    found: dict[str, Any] = Template.from_stack(stack).to_json()
+    return found
+
+
+def deploy(*stacks: Stack) -> None:
+    """In this order; a stack that is there already is changed."""
+    cloudformation = boto3.client("cloudformation")
+    there = {one["StackName"] for one in cloudformation.describe_stacks()["Stacks"]}
+    for stack in stacks:
+        known = stack.stack_name in there
+        call = cloudformation.update_stack if known else cloudformation.create_stack
+        call(
+            StackName=stack.stack_name,
+            TemplateBody=json.dumps(template_of(stack)),
+            Capabilities=["CAPABILITY_NAMED_IAM"],
+        )
+        _insist(stack.stack_name, "UPDATE" if known else "CREATE")
+
+
+def destroy(*stacks: Stack) -> None:
+    cloudformation = boto3.client("cloudformation")
+    for stack in stacks:
+        id_ = cloudformation.describe_stacks(StackName=stack.stack_name)["Stacks"][0]["StackId"]
+        cloudformation.delete_stack(StackName=stack.stack_name)
+        _insist(id_, "DELETE")
+
+
+def _insist(name: str, what: str) -> None:
+    """It may take its time, but it succeeds."""
+    cloudformation = boto3.client("cloudformation")
+    deadline = time.monotonic() + _LONGEST
+    while (found := cloudformation.describe_stacks(StackName=name)["Stacks"][0]["StackStatus"]).endswith("IN_PROGRESS"):
+        assert time.monotonic() < deadline, f"{name} is still in {found}"
+        time.sleep(0.02)
+    events = cloudformation.describe_stack_events(StackName=name)["StackEvents"]
+    reasons = [one["ResourceStatusReason"] for one in events if one.get("ResourceStatusReason")]
+    assert found == f"{what}_COMPLETE", (found, reasons)
+
+
+def outputs(stack: Stack) -> dict[str, str]:
+    told = boto3.client("cloudformation").describe_stacks(StackName=stack.stack_name)["Stacks"][0]
+    return {one["OutputKey"]: one["OutputValue"] for one in told.get("Outputs", [])}
+
+
+def resources(stack: Stack, type_: str) -> list[str]:
+    """The physical ids of all of one type."""
+    told = boto3.client("cloudformation").describe_stack_resources(StackName=stack.stack_name)["StackResources"]
+    return [one["PhysicalResourceId"] for one in told if one["ResourceType"] == type_]

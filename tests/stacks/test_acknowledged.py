@@ -1,0 +1,25 @@
+"""What the stacks accept of the packs' findings: each once, with a decision, and never of our own rules."""
+
+from collections import Counter
+
+from stacks.acknowledged import ACKNOWLEDGED
+from stacks.rules import RULES
+
+
+def test_each_has_a_reason_that_says_something_and_no_twin() -> None:
+    assert all(len(each.reason) >= 20 for each in ACKNOWLEDGED)
+    assert max(Counter((each.rule, each.resource) for each in ACKNOWLEDGED).values()) == 1
+
+
+def test_none_is_of_our_own_rules() -> None:
+    assert not {each.rule for each in ACKNOWLEDGED} & {rule.id for rule in RULES}
+
+
+def test_they_are_sorted_by_pack_and_rule() -> None:
+    rules = [each.rule for each in ACKNOWLEDGED]
+    assert [each for each in rules if each.startswith("Aws")] == sorted(
+        each for each in rules if each.startswith("Aws")
+    )
+    assert [each for each in rules if each.startswith("NIST")] == sorted(
+        each for each in rules if each.startswith("NIST")
+    )

@@ -1,0 +1,122 @@
+"""What an estimate adds up, what it says that it leaves out, and what is over the budget."""
+
+import tomllib
+from typing import Any
+
+import pytest
+
+from stacks.costs import HOURS_A_MONTH, Estimate, Prices, estimate, load_prices
+from stacks.reading import Templates, read
+from stacks.rules import Facts, lint
+from tests.conftest import ROOT
+from tests.stacks.rules.fixtures import environment, group, launch, resource
+
+PRICES = load_prices()
+REGION = "us-east-1"
+INF2 = PRICES.known[REGION]["inf2.xlarge"]
+TRN1 = PRICES.known[REGION]["trn1.32xlarge"]
+
+
+def templates(resources: dict[str, Any], region: str | None = REGION) -> Templates:
+    return Templates((read("demo", {"Resources": resources}, region),))
+
+
+def estimated(resources: dict[str, Any], region: str | None = REGION) -> Estimate:
+    return estimate(templates(resources, region), PRICES)
+
+
+SERVING = {"Launch": launch(InstanceType="inf2.xlarge"), "Nodes": group(DesiredCapacity="3")}
+
+
+def test_a_group_costs_its_desired_instances() -> None:
+    found = estimated(SERVING)
+    assert found.hourly == pytest.approx(3 * INF2)
+    assert found.monthly == pytest.approx(3 * INF2 * HOURS_A_MONTH)
+    assert "3 × inf2.xlarge" in str(found)
+
+
+def test_an_empty_group_costs_nothing_and_is_not_told() -> None:
+    found = estimated({**SERVING, "Nodes": group(DesiredCapacity="0")})
+    assert found.lines == ()
+
+
+def test_a_group_of_several_types_costs_the_dearest_of_them() -> None:
+    overrides = [{"InstanceType": "inf2.xlarge"}, {"InstanceType": "inf2.8xlarge"}]
+    specification = {"LaunchTemplateId": {"Ref": "Launch"}, "Version": "1"}
+    mixed = {"LaunchTemplate": {"LaunchTemplateSpecification": specification, "Overrides": overrides}}
+    nodes = group(MixedInstancesPolicy=mixed, DesiredCapacity="2")
+    del nodes["Properties"]["LaunchTemplate"]
+    found = estimated({"Launch": launch(InstanceType="inf2.xlarge"), "Nodes": nodes})
+    assert found.hourly == pytest.approx(2 * PRICES.known[REGION]["inf2.8xlarge"])
+    assert "at most" in str(found)
+
+
+def test_a_training_environment_costs_what_it_holds_when_it_is_full() -> None:
+    found = estimated({"Launch": launch(), "Jobs": environment(InstanceTypes=["trn1.32xlarge"], MaxvCpus=256)})
+    assert found.hourly == pytest.approx(2 * TRN1)
+    assert "while jobs run" in str(found)
+
+
+def test_a_capacity_block_is_paid_already() -> None:
+    block = launch(InstanceType="trn1.32xlarge", InstanceMarketOptions={"MarketType": "capacity-block"})
+    found = estimated({"Launch": block, "Nodes": group(DesiredCapacity="4")})
+    assert found.hourly == 0
+    assert "paid when it was bought" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("resources", "region", "said"),
+    [
+        (SERVING, "eu-west-9", "inf2.xlarge (demo/Nodes): no price known in eu-west-9"),
+        (SERVING, None, "a region that only the deployment knows"),
+        ({**SERVING, "Launch": launch(InstanceType="trn2.48xlarge")}, REGION, "trn2.48xlarge (demo/Nodes): no price"),
+        ({**SERVING, "Nodes": group(DesiredCapacity={"Ref": "Count"})}, REGION, "in a number that only the deployment"),
+        ({**SERVING, "Launch": launch()}, REGION, "of a type that only the deployment knows"),
+        ({"Farm": environment(InstanceTypes=["c7i"], MaxvCpus=256)}, REGION, "c7i that Batch chooses"),
+        ({"Cluster": resource("AWS::EKS::Cluster")}, REGION, "AWS::EKS::Cluster (demo/Cluster): no price known"),
+    ],
+)
+def test_what_is_not_known_is_said_and_not_guessed(resources: dict[str, Any], region: str | None, said: str) -> None:
+    found = estimated(resources, region)
+    assert found.hourly == 0
+    assert said in str(found)
+
+
+def test_endpoints_cost_by_subnet_and_those_by_routes_nothing() -> None:
+    interface = resource("AWS::EC2::VPCEndpoint", VpcEndpointType="Interface", SubnetIds=["subnet-1", "subnet-2"])
+    gateway = resource("AWS::EC2::VPCEndpoint", VpcEndpointType="Gateway")
+    found = estimated({"Kms": interface, "S3": gateway, "Nat": resource("AWS::EC2::NatGateway")})
+    known = PRICES.known[REGION]
+    assert found.hourly == pytest.approx(2 * known["AWS::EC2::VPCEndpoint"] + known["AWS::EC2::NatGateway"])
+
+
+def over(budget: int | None, prices: Prices | None = PRICES) -> list[str]:
+    found = lint(templates(SERVING), Facts(budget=budget, prices=prices))
+    return [str(each) for each in found if each.rule == "NXP-COST-1"]
+
+
+def test_what_is_over_the_budget_is_found_with_both_figures_and_the_dearest() -> None:
+    monthly = 3 * INF2 * HOURS_A_MONTH
+    assert over(int(monthly) + 1) == []
+    (said,) = over(int(monthly))
+    for words in (f"about ${monthly:,.0f}", f"the budget is ${int(monthly):,}", "3 × inf2.xlarge", "demo/Nodes"):
+        assert words in said
+
+
+def test_without_a_budget_nothing_is_over_it() -> None:
+    assert over(None) == over(1, None) == []
+
+
+def test_an_estimate_that_leaves_something_out_says_that_it_is_the_least() -> None:
+    clusters = {name: resource("AWS::EKS::Cluster") for name in ("One", "Two", "Three")}
+    assert str(estimated(SERVING)).startswith("About $2.27 an hour, $1,660 a month")
+    said = str(estimated({**SERVING, **clusters}))
+    assert said.startswith("At least $2.27 an hour")
+    assert "AWS::EKS::Cluster (demo/One and 2 more): no price known" in said
+
+
+def test_every_price_has_a_source_and_a_date() -> None:
+    tables = tomllib.loads((ROOT / "stacks" / "prices.toml").read_text())
+    for table in tables.values():
+        assert table["source"]
+        assert table["date"] >= PRICES.date

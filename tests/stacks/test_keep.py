@@ -1,0 +1,65 @@
+"""The replacement guard: an id that moves is refused, and so is one that nobody wrote down."""
+
+from typing import Any
+
+import pytest
+
+from stacks.keep import KEPT, kept_in
+from stacks.reading import Templates, read
+from stacks.rules import Facts, lint
+
+RETAINED = {"DeletionPolicy": "Retain", "UpdateReplacePolicy": "Retain"}
+
+
+def storage() -> dict[str, Any]:
+    return {id_: {"Type": type_, "Properties": {}, **RETAINED} for id_, type_ in KEPT["storage"].items()}
+
+
+def told(resources: dict[str, Any], stack: str = "search-storage", project: str | None = "search") -> list[str]:
+    found = lint(Templates((read(stack, {"Resources": resources}),)), Facts(project=project))
+    return [str(each) for each in found if each.rule == "NXP-KEEP-1"]
+
+
+def test_what_keeps_its_ids_is_not_told() -> None:
+    assert told(storage()) == []
+
+
+@pytest.mark.parametrize("id_", KEPT["storage"])
+def test_a_moved_id_is_told_as_what_is_left_behind_and_as_what_would_be_new(id_: str) -> None:
+    moved = storage()
+    moved["Renamed"] = moved.pop(id_)
+    gone, new = told(moved)
+    assert f"{id_} is not in the template any more" in gone
+    assert "Renamed is to be kept, and is not among the ids that are guarded" in new
+
+
+def test_another_type_under_the_same_id_is_another_resource() -> None:
+    changed = storage()
+    changed["Key961B73FD"]["Type"] = "AWS::S3::Bucket"
+    assert any("Key961B73FD is not in the template any more" in each for each in told(changed))
+
+
+@pytest.mark.parametrize("policy", RETAINED)
+def test_what_is_guarded_is_retained(policy: str) -> None:
+    loose = storage()
+    loose["Artifacts82DD59A1"][policy] = "Delete"
+    (said,) = told(loose)
+    assert "it would be deleted with its stack" in said
+
+
+def test_resources_that_can_be_made_again_may_come_and_go() -> None:
+    assert told({**storage(), "Topic": {"Type": "AWS::SNS::Topic", "Properties": {}}}) == []
+
+
+def test_stacks_of_others_are_not_judged() -> None:
+    assert told({}, stack="other-storage") == []
+    assert told({}, project=None) == []
+    assert kept_in("search-network", "search") == {}
+
+
+def test_a_bucket_that_only_some_fleets_have_is_guarded_where_it_is() -> None:
+    bucket = {"Type": "AWS::S3::Bucket", "Properties": {}, **RETAINED}
+    assert told({}, stack="search-train-tuning") == []
+    assert told({"Checkpoints620E2F20": bucket}, stack="search-train-tuning") == []
+    assert told({"Checkpoints00000000": bucket}, stack="search-train-tuning")
+    assert told({"Checkpoints620E2F20": bucket | {"DeletionPolicy": "Delete"}}, stack="search-train-tuning")

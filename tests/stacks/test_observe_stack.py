@@ -1,0 +1,233 @@
+"""What is told of a fleet, to whom, and when a release is held to be bad."""
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+import boto3
+import pytest
+from aws_cdk import Stack, aws_autoscaling, aws_ec2
+from aws_cdk import aws_elasticloadbalancingv2 as balancing
+from constructs import Construct
+
+from pipeline.config.cloud import Budget, Observe
+from pipeline.config.network import ClosedNetwork
+from pipeline.config.sections import Guards
+from stacks.handles import NetworkHandle, ServeHandle
+from stacks.metrics import MEASURES
+from stacks.network import NetworkStack
+from stacks.observe import ObserveStack
+from tests.cloud.census import census
+from tests.stacks.local import ACCOUNT, HERE, REGION, deploy, destroy, new_app, template_of
+
+COLOURS = ("blue", "green")
+
+
+class FleetStack(Stack):
+    """The parts of a serving fleet that alarms look at."""
+
+    def __init__(self, scope: Construct, id_: str, network: NetworkHandle, fleet: str) -> None:
+        super().__init__(scope, id_, env=HERE)
+        subnets = aws_ec2.SubnetSelection(subnets=list(network.subnets.values()))
+        balancer = balancing.ApplicationLoadBalancer(self, "Balancer", vpc=network.vpc, vpc_subnets=subnets)
+        groups = {
+            colour: balancing.ApplicationTargetGroup(
+                self, f"Targets-{colour}", vpc=network.vpc, port=8000, protocol=balancing.ApplicationProtocol.HTTP
+            )
+            for colour in COLOURS
+        }
+        listener = balancer.add_listener(
+            "Listener", port=80, open=False, default_action=balancing.ListenerAction.fixed_response(404)
+        )
+        shares = [
+            balancing.CfnListenerRule.TargetGroupTupleProperty(target_group_arn=each.target_group_arn, weight=1)
+            for each in groups.values()
+        ]
+        forward = balancing.CfnListenerRule.ForwardConfigProperty(target_groups=shares)
+        rule = balancing.CfnListenerRule(
+            self,
+            "Rule",
+            listener_arn=listener.listener_arn,
+            priority=1,
+            actions=[balancing.CfnListenerRule.ActionProperty(type="forward", forward_config=forward)],
+            conditions=[
+                balancing.CfnListenerRule.RuleConditionProperty(
+                    field="path-pattern",
+                    path_pattern_config=balancing.CfnListenerRule.PathPatternConfigProperty(values=["*"]),
+                )
+            ],
+        )
+        data = aws_ec2.CfnLaunchTemplate.LaunchTemplateDataProperty(instance_type="inf2.xlarge")
+        template = aws_ec2.CfnLaunchTemplate(self, "Template", launch_template_data=data)
+        launched = aws_autoscaling.CfnAutoScalingGroup.LaunchTemplateSpecificationProperty(
+            launch_template_id=template.ref, version=template.attr_latest_version_number
+        )
+        scaling = {
+            colour: aws_autoscaling.CfnAutoScalingGroup(
+                self,
+                f"Group-{colour}",
+                min_size="0",
+                max_size="0",
+                launch_template=launched,
+                vpc_zone_identifier=[each.subnet_id for each in network.subnets.values()],
+            )
+            for colour in COLOURS
+        }
+        self.handle = ServeHandle(fleet, balancer, listener, rule, groups, scaling)
+
+
+@dataclass(frozen=True)
+class Asked:
+    emails: tuple[str, ...] = ("oncall@example.com",)
+    monthly: int | None = 5000
+    max_p99: str | None = "800ms"
+    max_error_rate: float = 0.01
+    fleets: tuple[str, ...] = ("search",)
+
+
+@dataclass(frozen=True)
+class Made:
+    below: tuple[Stack, ...]
+    observe: ObserveStack
+
+
+def make(asked: Asked) -> Made:
+    app = new_app()
+    network = NetworkStack(
+        app, "demo-network", project="demo", network=ClosedNetwork(), zones=("us-east-2a", "us-east-2b"), env=HERE
+    )
+    fleets = [FleetStack(app, f"demo-serve-{name}", network.handle, name) for name in asked.fleets]
+    limits = {"max_error_rate": asked.max_error_rate} | ({"max_p99": asked.max_p99} if asked.max_p99 else {})
+    observe = ObserveStack(
+        app,
+        "demo-observe",
+        project="demo",
+        observe=Observe(emails=asked.emails),
+        budget=Budget(monthly=asked.monthly),
+        guards=Guards.model_validate(limits),
+        fleets=[each.handle for each in fleets],
+        hourly={"search": 0.76},
+        env=HERE,
+    )
+    return Made((network, *fleets), observe)
+
+
+def of_type(made: Made, type_: str) -> list[dict[str, Any]]:
+    found = template_of(made.observe)["Resources"].values()
+    return [one["Properties"] for one in found if one["Type"] == type_]
+
+
+def alarms() -> dict[str, dict[str, Any]]:
+    told = boto3.client("cloudwatch").describe_alarms(AlarmTypes=["MetricAlarm", "CompositeAlarm"])
+    return {one["AlarmName"]: one for one in (*told["MetricAlarms"], *told["CompositeAlarms"])}
+
+
+@pytest.fixture(scope="module")
+def made() -> Made:
+    return make(Asked())
+
+
+def test_every_measure_is_on_the_dashboard_and_every_limit_is_an_alarm(made: Made) -> None:
+    (dashboard,) = of_type(made, "AWS::CloudWatch::Dashboard")
+    body = json.dumps(dashboard["DashboardBody"])
+    named = [one["AlarmName"] for one in of_type(made, "AWS::CloudWatch::Alarm")]
+    for measure in MEASURES:
+        assert f"search: {measure.title}" in body, measure.key
+        of_each = measure.scope == "target group"
+        names = (
+            [f"demo-search-{colour}-{measure.key}" for colour in COLOURS] if of_each else [f"demo-search-{measure.key}"]
+        )
+        assert [name in named for name in names] == [measure.limit is not None] * len(names), measure.key
+
+
+def test_a_release_is_bad_by_exactly_the_limits_that_the_table_gives_to_releases(made: Made) -> None:
+    (composite,) = of_type(made, "AWS::CloudWatch::CompositeAlarm")
+    ids = {
+        name: one["Properties"]["AlarmName"]
+        for name, one in template_of(made.observe)["Resources"].items()
+        if one["Type"] == "AWS::CloudWatch::Alarm"
+    }
+    rule = json.dumps(composite["AlarmRule"])
+    by_release = tuple(f"-{each.key}" for each in MEASURES if each.limit and each.limit.by_release)
+    for id_, name in ids.items():
+        assert (f'"{id_}"' in rule) == name.endswith(by_release), name
+    assert composite["AlarmName"] == "demo-search-release-bad"
+    assert " AND " not in rule
+
+
+def test_the_guards_of_the_configuration_are_the_limits_of_the_alarms(made: Made) -> None:
+    found = {one["AlarmName"]: one for one in of_type(made, "AWS::CloudWatch::Alarm")}
+    assert found["demo-search-green-latency-p99"]["Threshold"] == 0.8
+    assert found["demo-search-green-error-rate"]["Threshold"] == 0.01
+    for one in found.values():
+        assert one["ComparisonOperator"] == "GreaterThanThreshold"
+        assert one["TreatMissingData"] == "notBreaching"
+
+
+def test_without_a_limit_for_latency_there_is_no_alarm_of_it() -> None:
+    found = [one["AlarmName"] for one in of_type(make(Asked(max_p99=None)), "AWS::CloudWatch::Alarm")]
+    assert found
+    assert not [name for name in found if "latency" in name]
+
+
+def test_only_what_a_release_cannot_mend_tells_people_by_itself(made: Made) -> None:
+    telling = [one["AlarmName"] for one in of_type(made, "AWS::CloudWatch::Alarm") if one.get("AlarmActions")]
+    assert telling == ["demo-search-execution-errors"]
+    (composite,) = of_type(made, "AWS::CloudWatch::CompositeAlarm")
+    assert len(composite["AlarmActions"]) == 1
+
+
+def test_alarms_and_budgets_of_this_account_alone_may_speak_and_be_encrypted(made: Made) -> None:
+    (policy,) = of_type(made, "AWS::SNS::TopicPolicy")
+    (key,) = of_type(made, "AWS::KMS::Key")
+    for document, action in ((policy["PolicyDocument"], "sns:Publish"), (key["KeyPolicy"], "kms:Decrypt")):
+        spoken = [
+            (one["Principal"]["Service"], one["Condition"])
+            for one in document["Statement"]
+            if one["Effect"] == "Allow" and "Service" in one["Principal"] and action in one["Action"]
+        ]
+        services = [name for each, _ in spoken for name in ([each] if isinstance(each, str) else each)]
+        assert sorted(services) == ["budgets.amazonaws.com", "cloudwatch.amazonaws.com"]
+        assert all(only == {"StringEquals": {"aws:SourceAccount": ACCOUNT}} for _, only in spoken)
+    plain = [one for one in policy["PolicyDocument"]["Statement"] if one["Effect"] == "Deny"]
+    assert plain[0]["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
+
+
+def test_deployed_changed_and_destroyed_it_is_what_was_asked_for(aws: None) -> None:
+    made = make(Asked())
+    deploy(*made.below, made.observe)
+    assert [each for each in census(REGION) if each.stack == "demo-observe"] == []
+    found = alarms()
+    of_green = found["demo-search-green-latency-p99"]
+    assert of_green["Threshold"] == 0.8
+    assert of_green["ExtendedStatistic"] == "p99"
+    dimensions = {one["Name"]: one["Value"] for one in of_green["Dimensions"]}
+    assert dimensions["LoadBalancer"].startswith("app/")
+    assert dimensions["TargetGroup"].startswith("targetgroup/")
+    budget = boto3.client("budgets").describe_budget(AccountId=ACCOUNT, BudgetName="demo-monthly")["Budget"]
+    assert float(budget["BudgetLimit"]["Amount"]) == 5000
+
+    cloudwatch = boto3.client("cloudwatch")
+    for state in ("ALARM", "OK"):
+        cloudwatch.set_alarm_state(AlarmName="demo-search-green-error-rate", StateValue=state, StateReason="a test")
+        assert alarms()["demo-search-release-bad"]["StateValue"] == state
+
+    changed = make(replace(Asked(), emails=("night@example.com",), monthly=6000, max_error_rate=0.02))
+    deploy(changed.observe)
+    assert alarms()["demo-search-blue-error-rate"]["Threshold"] == 0.02
+    assert alarms().keys() == found.keys()
+    subscribed = boto3.client("sns").list_subscriptions()["Subscriptions"]
+    assert [one["Endpoint"] for one in subscribed] == ["night@example.com"]
+    budget = boto3.client("budgets").describe_budget(AccountId=ACCOUNT, BudgetName="demo-monthly")["Budget"]
+    assert float(budget["BudgetLimit"]["Amount"]) == 6000
+
+    destroy(changed.observe)
+    assert alarms() == {}
+    assert boto3.client("sns").list_topics()["Topics"] == []
+    assert boto3.client("budgets").describe_budgets(AccountId=ACCOUNT)["Budgets"] == []
+    assert boto3.client("cloudwatch").list_dashboards()["DashboardEntries"] == []
+
+
+def test_a_project_without_fleets_or_budget_has_a_topic_and_nothing_else() -> None:
+    kinds = {one["Type"] for one in template_of(make(Asked(monthly=None, fleets=())).observe)["Resources"].values()}
+    assert kinds == {"AWS::KMS::Key", "AWS::SNS::Topic", "AWS::SNS::TopicPolicy", "AWS::SNS::Subscription"}

@@ -1,0 +1,182 @@
+"""Who may publish by GitHub's word, and what that word opens."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import boto3
+import pytest
+from aws_cdk import App, RemovalPolicy
+
+from artifact_store import Store, layout
+from artifact_store.backends.local import LocalFolder
+from artifact_store.channel.change import Author, Requirements, promote
+from pipeline.config.cloud import Release
+from stacks.publishing import CREATED_ONCE, REPLACED
+from stacks.release import ReleaseStack
+from stacks.store import StoreStack
+from tests.artifact_store.samples import put, watched
+from tests.cloud.census import census
+from tests.stacks.local import ACCOUNT, HERE, REGION, deploy, destroy, new_app, outputs, template_of
+from tests.stacks.permissions import Context, allowed, statements_of, trust_of
+
+ISSUER = "token.actions.githubusercontent.com"
+OIDC = f"arn:aws:iam::{ACCOUNT}:oidc-provider/{ISSUER}"
+ASKED_FOR = Release(repository="example/models", environment="release")
+OF_A_RELEASE = {"aud": "sts.amazonaws.com", "sub": "repo:example/models:environment:release"}
+
+
+@dataclass(frozen=True)
+class Made:
+    store: StoreStack
+    release: ReleaseStack
+
+
+def make(release: Release = ASKED_FOR, prefix: str = "models/", app: App | None = None) -> Made:
+    app = app or new_app()
+    store = StoreStack(app, "demo-store", project="demo", env=HERE, removal_policy=RemovalPolicy.DESTROY)
+    stack = ReleaseStack(
+        app, "demo-release", project="demo", release=release, store=store.handle, prefix=prefix, env=HERE
+    )
+    return Made(store, stack)
+
+
+def role_of(made: Made) -> str:
+    return outputs(made.release)["RoleArn"].rpartition("/")[2]
+
+
+def token(**claims: str) -> Context:
+    return {f"{ISSUER}:{name}": value for name, value in (OF_A_RELEASE | claims).items()}
+
+
+def opened_by(made: Made, claims: Context) -> bool:
+    return allowed(trust_of(role_of(made)), "sts:AssumeRoleWithWebIdentity", "", claims)
+
+
+@pytest.fixture
+def deployed(aws: None) -> Made:
+    made = make()
+    deploy(made.store, made.release)
+    return made
+
+
+def test_only_the_repositorys_jobs_in_the_environment_are_let_in(deployed: Made) -> None:
+    assert opened_by(deployed, token())
+    (statement,) = trust_of(role_of(deployed))
+    assert statement["Principal"] == {"Federated": OIDC}
+    for wrong in (
+        token(sub="repo:somebody/models:environment:release"),
+        token(sub="repo:example/models-fork:environment:release"),
+        token(sub="repo:example/models:ref:refs/heads/main"),
+        token(sub="repo:example/models:pull_request"),
+        token(sub="repo:example/models:environment:staging"),
+        token(sub="repo:example/models:environment:release-candidate"),
+        token(sub="repo:example/models:environment:Release"),
+        token(aud="https://github.com/example"),
+        {f"{ISSUER}:sub": OF_A_RELEASE["sub"]},
+        {f"{ISSUER}:aud": OF_A_RELEASE["aud"]},
+        {},
+    ):
+        assert not opened_by(deployed, wrong), wrong
+    assert not allowed(trust_of(role_of(deployed)), "sts:AssumeRole", "", token())
+
+
+def test_a_release_adds_and_reads_but_never_deletes_nor_moves_a_channel(deployed: Made) -> None:
+    may = statements_of(role_of(deployed))
+    bucket = f"arn:aws:s3:::{outputs(deployed.store)['BucketName']}"
+    anew: Context = {"s3:if-none-match": "*"}
+    for folder in (*CREATED_ONCE, *REPLACED):
+        assert allowed(may, "s3:PutObject", f"{bucket}/models/{folder}x", anew), folder
+        assert allowed(may, "s3:GetObject", f"{bucket}/models/{folder}x"), folder
+        assert allowed(may, "s3:PutObject", f"{bucket}/models/{folder}x") == (folder in REPLACED), folder
+        assert not allowed(may, "s3:PutObject", f"{bucket}/{folder}x", anew), folder
+    for folder in (layout.CHANNELS, layout.PINS, layout.RETIRED):
+        assert not allowed(may, "s3:PutObject", f"{bucket}/models/{folder}x", anew), folder
+    for action in ("s3:DeleteObject", "s3:DeleteObjectVersion", "s3:PutObjectAcl", "s3:PutBucketPolicy"):
+        assert not allowed(may, action, f"{bucket}/models/cas/sha256/x"), action
+        assert not allowed(may, action, bucket), action
+    assert allowed(may, "s3:ListBucket", bucket)
+    assert not allowed(may, "s3:GetObject", "arn:aws:s3:::elsewhere/models/ac/x")
+
+
+def test_all_that_a_publication_writes_is_allowed_and_nothing_of_a_promotion(deployed: Made, tmp_path: Path) -> None:
+    may, bucket = statements_of(role_of(deployed)), f"arn:aws:s3:::{outputs(deployed.store)['BucketName']}"
+    writes: list[tuple[str, str]] = []
+    store = Store(watched(LocalFolder(tmp_path), lambda act, path: writes.append((act, path))))
+
+    def refused() -> list[str]:
+        """The paths of all writes since the last look that a release may not make; S3 is told which ones create."""
+        made = [(act, path) for act, path in writes if act != "make durable"]
+        writes.clear()
+        assert made
+        return [
+            path
+            for act, path in made
+            if not allowed(
+                may,
+                "s3:DeleteObject" if act == "remove" else "s3:PutObject",
+                f"{bucket}/models/{path}",
+                {"s3:if-none-match": "*"} if act.startswith("create") else {},
+            )
+        ]
+
+    manifest = put(store)
+    verified: dict[str, object] = {each.name: [{"cosine": "0.99"}] for each in manifest.executables}
+    published = store.publish(manifest.model_copy(update={"report": verified}))
+    assert refused() == []
+    promote(store, "production", [published], Author("ann", "because"), Requirements())
+    assert {path.split("/")[0] for path in refused()} == {"channels", "pins"}
+
+
+def test_the_key_serves_a_release_through_s3_alone(deployed: Made) -> None:
+    may, key = statements_of(role_of(deployed)), outputs(deployed.store)["KeyArn"]
+    through_s3 = {"kms:ViaService": f"s3.{REGION}.amazonaws.com"}
+    for action in ("kms:Decrypt", "kms:GenerateDataKey"):
+        assert allowed(may, action, key, through_s3)
+        assert not allowed(may, action, key)
+    assert not allowed(may, "kms:ScheduleKeyDeletion", key, through_s3)
+
+
+def test_every_folder_of_the_store_is_a_publishers_or_is_kept_from_it() -> None:
+    names = ("BLOBS", "ACTIONS", "GRAPHS", "FAILURES", "LEASES", "SIGNATURES", "RECORD_SEGMENTS", "INPUT_SEGMENTS")
+    published = [getattr(layout, name) for name in (*names, "LISTINGS")]
+    for folder in published:
+        assert any(folder.startswith(own) for own in (*CREATED_ONCE, *REPLACED)), folder
+    for own in (*CREATED_ONCE, *REPLACED):
+        assert any(folder.startswith(own) for folder in published), own
+
+
+def test_no_action_that_writes_has_a_wildcard_and_no_statement_is_about_everything() -> None:
+    (policy,) = [one for one in template_of(make().release)["Resources"].values() if "ManagedPolicy" in one["Type"]]
+    for statement in policy["Properties"]["PolicyDocument"]["Statement"]:
+        actions = statement["Action"] if isinstance(statement["Action"], list) else [statement["Action"]]
+        assert not [action for action in actions if "*" in action]
+        assert statement["Resource"] != "*"
+
+
+def test_a_change_of_repository_locks_the_old_one_out_and_destroying_leaves_nothing(aws: None) -> None:
+    made = make()
+    deploy(made.store, made.release)
+    assert census(REGION) == []
+    role = role_of(made)
+    changed = make(Release(repository="example/more", environment="release"))
+    deploy(changed.release)
+    assert role_of(changed) == role
+    assert not opened_by(changed, token())
+    assert opened_by(changed, token(sub="repo:example/more:environment:release"))
+    destroy(changed.release)
+    iam = boto3.client("iam")
+    assert iam.list_roles()["Roles"] == []
+    assert iam.list_open_id_connect_providers()["OpenIDConnectProviderList"] == []
+    assert iam.list_policies(Scope="Local")["Policies"] == []
+
+
+def test_a_provider_that_the_account_has_is_used_and_outlives_the_stack(aws: None) -> None:
+    iam = boto3.client("iam")
+    arn = iam.create_open_id_connect_provider(Url=f"https://{ISSUER}", ClientIDList=["sts.amazonaws.com"])[
+        "OpenIDConnectProviderArn"
+    ]
+    made = make(Release(repository="example/models", provider=arn))
+    deploy(made.store, made.release)
+    assert opened_by(made, token())
+    destroy(made.release)
+    assert len(iam.list_open_id_connect_providers()["OpenIDConnectProviderList"]) == 1

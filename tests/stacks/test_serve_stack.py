@@ -1,0 +1,275 @@
+"""What a serving fleet promises, on the local AWS."""
+
+import json
+import subprocess
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from stacks.balancer import COLOUR_HEADER
+from tests.cloud.census import census
+from tests.cloud.mends.refreshes import hosts_answer
+from tests.stacks.fleet_world import CERTIFICATE, IMAGE, OTHER_IMAGE, World, configured, world
+from tests.stacks.local import REGION, deploy, destroy, resources
+from tests.stacks.permissions import allowed, statements_of
+
+BLUE, GREEN = "demo-search-blue", "demo-search-green"
+SPOT = '{ kind = "spot", on_demand_base = 2 }'
+WARM = '{ kind = "on-demand", warm_pool = { min = 1, reuse = false } }'
+RESERVED = '{ kind = "reservation", id = "cr-0a1b2c3d4e5f60718" }'
+BLOCK = (
+    '{ kind = "capacity-block", id = "cr-0a1b2c3d4e5f60718", start = 2026-12-01T11:30:00Z, end = 2026-12-08T11:30:00Z }'
+)
+STANDBY = f'standby = {{ instance_type = "g5.xlarge", image = "{IMAGE}", size = {{ min = 1, max = 2 }} }}'
+
+
+@pytest.fixture
+def deployed(aws: None, tmp_path: Path) -> World:
+    made = world(configured(tmp_path, more=f'command = ["server"]\n{STANDBY}'), tmp_path)
+    deploy(*made.stacks)
+    return made
+
+
+def group(name: str) -> dict[str, Any]:
+    found = boto3.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[name])
+    told: dict[str, Any] = found["AutoScalingGroups"][0]
+    return told
+
+
+def sizes(name: str) -> tuple[int, int, int]:
+    found = group(name)
+    return found["MinSize"], found["DesiredCapacity"], found["MaxSize"]
+
+
+def rules(made: World) -> dict[str, dict[str, Any]]:
+    """By priority."""
+    elb = boto3.client("elbv2")
+    (listener,) = resources(made.serve, "AWS::ElasticLoadBalancingV2::Listener")
+    return {one["Priority"]: one for one in elb.describe_rules(ListenerArn=listener)["Rules"]}
+
+
+def weights(made: World) -> list[int]:
+    (action,) = rules(made)["100"]["Actions"]
+    return [each["Weight"] for each in action["ForwardConfig"]["TargetGroups"]]
+
+
+def shift(made: World, *to: int) -> None:
+    """What a rollout does."""
+    rule = rules(made)["100"]
+    (action,) = rule["Actions"]
+    targets = action["ForwardConfig"]["TargetGroups"]
+    weighed = [
+        {"TargetGroupArn": one["TargetGroupArn"], "Weight": weight} for one, weight in zip(targets, to, strict=True)
+    ]
+    boto3.client("elbv2").modify_rule(
+        RuleArn=rule["RuleArn"], Actions=[{"Type": "forward", "ForwardConfig": {"TargetGroups": weighed}}]
+    )
+
+
+def test_a_deployment_in_the_middle_of_a_shift_changes_neither_weights_nor_sizes(
+    deployed: World, tmp_path: Path
+) -> None:
+    assert weights(deployed) == [100, 0, 0]
+    shift(deployed, 75, 25, 0)
+    boto3.client("autoscaling").update_auto_scaling_group(
+        AutoScalingGroupName=GREEN, MinSize=1, DesiredCapacity=3, MaxSize=4
+    )
+    changed = configured(tmp_path, more=f'command = ["server"]\nready_within = "12m"\nhealth = "/ready"\n{STANDBY}')
+    deploy(world(changed, tmp_path).serve)
+    assert group(GREEN)["HealthCheckGracePeriod"] == 720
+    assert weights(deployed) == [75, 25, 0]
+    assert sizes(GREEN) == (1, 3, 4)
+
+
+def test_blue_serves_first_and_green_is_empty(deployed: World) -> None:
+    assert (sizes(BLUE), sizes(GREEN), sizes("demo-search-standby")) == ((1, 2, 4), (0, 0, 4), (1, 1, 2))
+
+
+def test_an_instance_waits_for_the_agent_and_its_instances_are_given_up_after_the_fleets_own_time(
+    deployed: World,
+) -> None:
+    (hook,) = boto3.client("autoscaling").describe_lifecycle_hooks(AutoScalingGroupName=BLUE)["LifecycleHooks"]
+    assert (hook["LifecycleHookName"], hook["DefaultResult"]) == ("demo-search-ready", "ABANDON")
+    assert hook["HeartbeatTimeout"] == 1800
+    assert {each["LifecycleState"] for each in group(BLUE)["Instances"]} == {"Pending:Wait"}
+
+
+def test_a_header_reaches_a_colour_whatever_the_weights_are(deployed: World) -> None:
+    direct = [rules(deployed)[priority] for priority in ("1", "2", "3")]
+    names = [one["Conditions"][0]["HttpHeaderConfig"] for one in direct]
+    assert names == [{"HttpHeaderName": COLOUR_HEADER, "Values": [each]} for each in ("blue", "green", "standby")]
+    (weighed,) = rules(deployed)["100"]["Actions"]
+    targets = [one["Actions"][0]["TargetGroupArn"] for one in direct]
+    assert targets == [each["TargetGroupArn"] for each in weighed["ForwardConfig"]["TargetGroups"]]
+
+
+def test_what_no_rule_takes_is_not_answered_by_a_model(deployed: World) -> None:
+    (action,) = rules(deployed)["default"]["Actions"]
+    assert (action["Type"], action["FixedResponseConfig"]["StatusCode"]) == ("fixed-response", "404")
+
+
+def test_instances_may_read_artifacts_and_answer_their_own_hook_and_nothing_else(deployed: World) -> None:
+    role = next(each for each in resources(deployed.serve, "AWS::IAM::Role") if "Standby" not in each)
+    said = statements_of(role)
+    (bucket,) = (each for each in resources(deployed.store, "AWS::S3::Bucket") if "artifacts" in each)
+    own = f"arn:aws:autoscaling:us-east-2:123456789012:autoScalingGroup:1-2-3:autoScalingGroupName/{BLUE}"
+    assert allowed(said, "s3:GetObject", f"arn:aws:s3:::{bucket}/models/ac/1")
+    assert allowed(said, "s3:ListBucket", f"arn:aws:s3:::{bucket}")
+    assert allowed(said, "autoscaling:CompleteLifecycleAction", own)
+    assert not allowed(said, "autoscaling:CompleteLifecycleAction", f"{own}-of-others")
+    assert not allowed(said, "autoscaling:UpdateAutoScalingGroup", own)
+    assert not allowed(said, "s3:PutObject", f"arn:aws:s3:::{bucket}/models/ac/1")
+    assert not allowed(said, "s3:DeleteObject", f"arn:aws:s3:::{bucket}/models/ac/1")
+
+
+def launched_from(name: str) -> set[str]:
+    ids = [one["InstanceId"] for one in group(name)["Instances"]]
+    told = boto3.client("ec2").describe_instances(InstanceIds=ids)["Reservations"]
+    return {one["ImageId"] for each in told for one in each["Instances"]}
+
+
+def with_another_image(folder: Path) -> World:
+    return world(configured(folder, more=f'command = ["server"]\n{STANDBY}'), folder, image=OTHER_IMAGE)
+
+
+def test_another_image_is_rolled_out_by_an_instance_refresh(deployed: World, tmp_path: Path) -> None:
+    with hosts_answer("CONTINUE"):
+        deploy(with_another_image(tmp_path).serve)
+    (refresh,) = boto3.client("autoscaling").describe_instance_refreshes(AutoScalingGroupName=BLUE)["InstanceRefreshes"]
+    assert refresh["Status"] == "Successful"
+    assert launched_from(BLUE) == {OTHER_IMAGE}
+    assert launched_from("demo-search-standby") == {IMAGE}
+
+
+@pytest.mark.parametrize("trouble", ["the alarm", "the agents"])
+def test_an_image_that_does_no_good_is_taken_back(deployed: World, tmp_path: Path, trouble: str) -> None:
+    if trouble == "the alarm":
+        boto3.client("cloudwatch").set_alarm_state(
+            AlarmName=f"{BLUE}-errors", StateValue="ALARM", StateReason="a test says so"
+        )
+    with (
+        hosts_answer("CONTINUE" if trouble == "the alarm" else "ABANDON"),
+        pytest.raises(AssertionError, match="UPDATE_ROLLBACK"),
+    ):
+        deploy(with_another_image(tmp_path).serve)
+    (template,) = boto3.client("ec2").describe_launch_template_versions(
+        LaunchTemplateName="demo-search", Versions=["$Latest"]
+    )["LaunchTemplateVersions"]
+    assert template["LaunchTemplateData"]["ImageId"] == IMAGE
+    assert weights(deployed) == [100, 0, 0]
+
+
+def test_every_property_is_told_by_its_service_as_it_was_wanted(deployed: World) -> None:
+    assert [str(each) for each in census(REGION) if each.stack == deployed.serve.stack_name] == []
+
+
+def test_a_destroyed_fleet_leaves_nothing_behind(deployed: World) -> None:
+    destroy(deployed.serve)
+    assert not boto3.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
+    assert not boto3.client("elbv2").describe_load_balancers()["LoadBalancers"]
+    assert not boto3.client("elbv2").describe_target_groups()["TargetGroups"]
+    assert not boto3.client("ec2").describe_launch_templates()["LaunchTemplates"]
+    instances = boto3.client("ec2").describe_instances()["Reservations"]
+    assert {one["State"]["Name"] for each in instances for one in each["Instances"]} <= {"terminated"}
+
+
+# Templates
+
+
+def of(tmp_path: Path, type_: str, **asked: Any) -> dict[str, dict[str, Any]]:
+    return world(configured(tmp_path, **asked), tmp_path).of(type_)
+
+
+def test_several_types_or_spot_make_a_mixed_group_and_the_template_says_no_market(tmp_path: Path) -> None:
+    made = world(configured(tmp_path, types=("inf2.xlarge", "inf2.8xlarge"), capacity=SPOT), tmp_path)
+    policy = made.of("AWS::AutoScaling::AutoScalingGroup")["Blue"]["MixedInstancesPolicy"]
+    assert [one["InstanceType"] for one in policy["LaunchTemplate"]["Overrides"]] == ["inf2.xlarge", "inf2.8xlarge"]
+    distribution = policy["InstancesDistribution"]
+    assert (distribution["OnDemandBaseCapacity"], distribution["OnDemandPercentageAboveBaseCapacity"]) == (2, 0)
+    (template,) = made.of("AWS::EC2::LaunchTemplate").values()
+    assert "InstanceMarketOptions" not in template["LaunchTemplateData"]
+
+
+def test_a_warm_pool_is_kept_for_each_colour(tmp_path: Path) -> None:
+    pools = of(tmp_path, "AWS::AutoScaling::WarmPool", capacity=WARM)
+    assert [pool["AutoScalingGroupName"] for pool in pools.values()] == [{"Ref": "Blue"}, {"Ref": "Green"}]
+    assert all((pool["MinSize"], pool["PoolState"]) == (1, "Stopped") for pool in pools.values())
+
+
+def test_a_reservation_is_named_and_nothing_is_launched_beside_it(tmp_path: Path) -> None:
+    made = world(configured(tmp_path, capacity=RESERVED), tmp_path)
+    (template,) = made.of("AWS::EC2::LaunchTemplate").values()
+    target = template["LaunchTemplateData"]["CapacityReservationSpecification"]["CapacityReservationTarget"]
+    assert target == {"CapacityReservationId": "cr-0a1b2c3d4e5f60718"}
+    policy = made.template["Resources"]["Blue"]["UpdatePolicy"]["AutoScalingInstanceRefresh"]["Preferences"]
+    assert policy["MaxHealthyPercentage"] == 100
+
+
+def test_a_capacity_blocks_fleet_is_empty_but_between_its_start_and_45_minutes_before_its_end(tmp_path: Path) -> None:
+    made = world(configured(tmp_path, types=("trn1.32xlarge",), capacity=BLOCK), tmp_path)
+    for each in made.of("AWS::AutoScaling::AutoScalingGroup").values():
+        assert (each["MinSize"], each["DesiredCapacity"]) == ("0", "0")
+    actions = made.of("AWS::AutoScaling::ScheduledAction")
+    times = {id_: (each["StartTime"], each["DesiredCapacity"]) for id_, each in actions.items()}
+    assert times == {
+        "Blueopens": ("2026-12-01T11:30:00Z", 2),
+        "Bluecloses": ("2026-12-08T10:45:00Z", 0),
+        "Greencloses": ("2026-12-08T10:45:00Z", 0),
+    }
+    (template,) = made.of("AWS::EC2::LaunchTemplate").values()
+    assert template["LaunchTemplateData"]["InstanceMarketOptions"] == {"MarketType": "capacity-block"}
+
+
+def test_with_a_certificate_plain_http_is_not_spoken(tmp_path: Path) -> None:
+    more = f'certificate = "{CERTIFICATE}"\nclients = ["10.0.0.0/8"]'
+    made = world(configured(tmp_path, more=more), tmp_path)
+    (listener,) = made.of("AWS::ElasticLoadBalancingV2::Listener").values()
+    assert (listener["Port"], listener["Protocol"]) == (443, "HTTPS")
+    assert "TLS13" in listener["SslPolicy"]
+    (front,) = (each for id_, each in made.of("AWS::EC2::SecurityGroup").items() if id_.startswith("Front"))
+    assert [(one["CidrIp"], one["FromPort"]) for one in front["SecurityGroupIngress"]] == [("10.0.0.0/8", 443)]
+
+
+def test_callers_are_the_networks_own_if_nobody_is_named(tmp_path: Path) -> None:
+    groups = of(tmp_path, "AWS::EC2::SecurityGroup")
+    (front,) = (each for id_, each in groups.items() if id_.startswith("Front"))
+    assert [one["CidrIp"] for one in front["SecurityGroupIngress"]] == ["10.20.0.0/16"]
+
+
+def test_all_names_that_people_see_begin_with_the_projects(tmp_path: Path) -> None:
+    template = world(configured(tmp_path), tmp_path).template
+    for one in template["Resources"].values():
+        for key in ("AutoScalingGroupName", "LaunchTemplateName", "AlarmName"):
+            if isinstance(one["Properties"].get(key), str):
+                assert one["Properties"][key].startswith("demo-search")
+
+
+def test_whatever_changes_in_a_fleet_the_text_of_its_weights_stays(tmp_path: Path) -> None:
+    """CloudFormation touches a rule whose text has changed, and would put back the weights of the first day."""
+
+    def text(**asked: Any) -> Any:
+        found = of(tmp_path, "AWS::ElasticLoadBalancingV2::ListenerRule", **asked)
+        return next(each for id_, each in found.items() if "Weights" in id_)
+
+    usual = text()
+    assert usual == text(types=("inf2.8xlarge", "inf2.xlarge"), capacity=SPOT, more="port = 9000")
+    assert usual == text(capacity=WARM, more=f'certificate = "{CERTIFICATE}"\nhealth = "/"\nready_within = "5m"')
+
+
+def test_the_same_description_gives_the_same_bytes(tmp_path: Path) -> None:
+    make: Callable[[], str] = lambda: json.dumps(world(configured(tmp_path), tmp_path).template)  # noqa: E731
+    assert make() == make()
+
+
+@pytest.mark.parametrize("capacity", [SPOT, WARM, RESERVED])
+def test_cfn_lint_finds_nothing_to_say(tmp_path: Path, capacity: str) -> None:
+    written = tmp_path / "template.json"
+    written.write_text(json.dumps(world(configured(tmp_path, capacity=capacity, more=STANDBY), tmp_path).template))
+    program = Path(sysconfig.get_path("scripts"), "cfn-lint")
+    command = [str(program), "--regions", "us-east-2", "--", str(written)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")

@@ -1,0 +1,271 @@
+"""How a training fleet's nodes are bought, how they reach each other, and when they are there at all."""
+
+import json
+import subprocess
+import sysconfig
+from base64 import b64decode
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email import message_from_bytes
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from aws_cdk import RemovalPolicy
+
+from emulator.hardware import INSTANCES
+from pipeline.config import Config, Project, TrainingFleet
+from pipeline.config.network import ClosedNetwork
+from pipeline.config.place import misplaced
+from stacks.network import NetworkStack
+from stacks.store import StoreStack
+from stacks.train import TrainStack
+from tests.cloud.census import census
+from tests.stacks.local import ACCOUNT, HERE, REGION, deploy, destroy, new_app, outputs, template_of
+from tests.stacks.permissions import allowed, statements_of
+
+AMI = "ami-0a1b2c3d4e5f60718"
+RESERVATION = {"kind": "reservation", "id": "cr-0a1b2c3d4e5f60718"}
+BLOCK = {
+    "kind": "capacity-block",
+    "id": "cr-0a1b2c3d4e5f60718",
+    "start": datetime(2027, 11, 1, 11, 30, tzinfo=UTC),
+    "end": datetime(2027, 11, 8, 11, 30, tzinfo=UTC),
+}
+
+
+@dataclass(frozen=True)
+class Made:
+    network: NetworkStack
+    store: StoreStack
+    train: TrainStack
+
+
+def fleet(**asked: Any) -> TrainingFleet:
+    least = {
+        "kind": "training",
+        "name": "tune",
+        "model": "bert",
+        "channel": "next",
+        "instance_types": ["trn1.32xlarge"],
+        "zone": "us-east-2b",
+        "capacity": {"kind": "on-demand"},
+        "nodes": 4,
+    }
+    return TrainingFleet.model_validate(least | asked)
+
+
+def make(**asked: Any) -> Made:
+    app = new_app()
+    zones = ("us-east-2a", "us-east-2b")
+    network = NetworkStack(app, "demo-network", project="demo", network=ClosedNetwork(), zones=zones, env=HERE)
+    store = StoreStack(app, "demo-store", project="demo", env=HERE, removal_policy=RemovalPolicy.DESTROY)
+    train = TrainStack(
+        app,
+        "demo-train-tune",
+        project="demo",
+        fleet=fleet(**asked),
+        image=AMI,
+        network=network.handle,
+        store=store.handle,
+        prefix="models/",
+        env=HERE,
+    )
+    return Made(network, store, train)
+
+
+def all_of(template: dict[str, Any], type_: str) -> list[dict[str, Any]]:
+    return [one["Properties"] for one in template["Resources"].values() if one["Type"] == type_]
+
+
+def only(template: dict[str, Any], type_: str) -> dict[str, Any]:
+    (found,) = all_of(template, type_)
+    return found
+
+
+def launched(template: dict[str, Any]) -> dict[str, Any]:
+    return dict(only(template, "AWS::EC2::LaunchTemplate")["LaunchTemplateData"])
+
+
+def resources_of(template: dict[str, Any]) -> dict[str, Any]:
+    return dict(only(template, "AWS::Batch::ComputeEnvironment")["ComputeResources"])
+
+
+@pytest.mark.parametrize("type_", ["trn1.32xlarge", "trn1n.32xlarge", "trn2.48xlarge"])
+def test_every_card_of_a_node_has_its_interface_and_the_environment_names_no_group(type_: str) -> None:
+    template = template_of(make(instance_types=[type_]).train)
+    cards = [(one["NetworkCardIndex"], one["DeviceIndex"]) for one in launched(template)["NetworkInterfaces"]]
+    assert cards == [(card, min(card, 1)) for card in range(INSTANCES[type_].efa_interfaces or 0)]
+    assert all(len(one["Groups"]) == 2 for one in launched(template)["NetworkInterfaces"])
+    assert "SecurityGroupIds" not in resources_of(template)
+    assert len(resources_of(template)["Subnets"]) == 1
+    job = only(template, "AWS::Batch::JobDefinition")
+    (nodes,) = job["NodeProperties"]["NodeRangeProperties"]
+    devices = [one["HostPath"] for one in nodes["Container"]["LinuxParameters"]["Devices"]]
+    assert len([path for path in devices if "neuron" in path]) == INSTANCES[type_].chips
+    assert len([path for path in devices if "uverbs" in path]) == len(cards)
+
+
+def test_a_job_has_as_many_nodes_as_the_fleet_and_the_environment_room_for_one_job() -> None:
+    template = template_of(make(nodes=4).train)
+    job = only(template, "AWS::Batch::JobDefinition")
+    assert (job["Type"], job["NodeProperties"]["NumNodes"]) == ("multinode", 4)
+    assert job["NodeProperties"]["NodeRangeProperties"][0]["TargetNodes"] == "0:3"
+    assert resources_of(template)["MinvCpus"] == 0
+    assert resources_of(template)["MaxvCpus"] == 4 * INSTANCES["trn1.32xlarge"].vcpus
+
+
+def test_nodes_on_demand_are_placed_together_unless_told_otherwise() -> None:
+    near = template_of(make().train)
+    assert only(near, "AWS::EC2::PlacementGroup")["Strategy"] == "cluster"
+    assert "PlacementGroup" in resources_of(near)
+    for asked in ({"capacity": {"kind": "on-demand", "placement": "none"}}, {"capacity": RESERVATION}, {"nodes": 1}):
+        apart = template_of(make(**asked).train)
+        assert all_of(apart, "AWS::EC2::PlacementGroup") == []
+        assert "PlacementGroup" not in resources_of(apart)
+
+
+def test_a_reservation_is_named_and_a_block_has_its_market_and_no_placement() -> None:
+    target = {"CapacityReservationTarget": {"CapacityReservationId": RESERVATION["id"]}}
+    reserved = launched(template_of(make(capacity=RESERVATION).train))
+    assert reserved["CapacityReservationSpecification"] == target
+    assert "InstanceMarketOptions" not in reserved
+    template = template_of(make(capacity=BLOCK).train)
+    assert launched(template)["CapacityReservationSpecification"] == target
+    assert launched(template)["InstanceMarketOptions"] == {"MarketType": "capacity-block"}
+    assert all_of(template, "AWS::EC2::PlacementGroup") == []
+
+
+def test_spot_nodes_keep_checkpoints_in_a_bucket_that_outlives_the_fleet() -> None:
+    template = template_of(make(capacity={"kind": "spot"}, nodes=1).train)
+    (bucket,) = [one for one in template["Resources"].values() if one["Type"] == "AWS::S3::Bucket"]
+    assert bucket["DeletionPolicy"] == "Retain"
+    assert resources_of(template)["Type"] == "SPOT"
+    container = only(template, "AWS::Batch::JobDefinition")["ContainerProperties"]
+    assert "NXPIPE_CHECKPOINTS" in [one["Name"] for one in container["Environment"]]
+    assert all_of(template_of(make(nodes=1).train), "AWS::S3::Bucket") == []
+
+
+def test_spot_nodes_that_should_train_together_are_refused_in_one_sentence() -> None:
+    spot = fleet(capacity={"kind": "spot"}, nodes=4)
+    config = Config(project=Project(name="demo", region="us-east-2"), fleets=(spot,))
+    (finding,) = misplaced(config)
+    assert finding.path == ("fleets", 0, "nodes")
+    assert "no job of several nodes on spot instances" in finding.allowed
+    assert list(misplaced(config.model_copy(update={"fleets": (fleet(capacity={"kind": "spot"}, nodes=1),)}))) == []
+
+
+def test_hosts_speak_imdsv2_one_hop_far_and_their_disks_are_encrypted() -> None:
+    data = launched(template_of(make().train))
+    assert (data["MetadataOptions"]["HttpTokens"], data["MetadataOptions"]["HttpPutResponseHopLimit"]) == (
+        "required",
+        1,
+    )
+    assert all(one["Ebs"]["Encrypted"] for one in data["BlockDeviceMappings"])
+
+
+def test_scratch_is_in_the_nodes_subnet_mounted_on_hosts_and_seen_by_jobs() -> None:
+    template = template_of(make(scratch={"size": 2400}).train)
+    scratch = only(template, "AWS::FSx::FileSystem")
+    assert scratch["StorageCapacity"] == 2400
+    assert scratch["SubnetIds"] == resources_of(template)["Subnets"]
+    said = json.dumps(launched(template)["UserData"])
+    assert "multipart/mixed" in said
+    assert "mount -t lustre" in said
+    (nodes,) = only(template, "AWS::Batch::JobDefinition")["NodeProperties"]["NodeRangeProperties"]
+    assert nodes["Container"]["MountPoints"] == [{"ContainerPath": "/scratch", "SourceVolume": "scratch"}]
+    assert "UserData" not in launched(template_of(make().train))
+
+
+def test_a_blocks_queue_opens_at_its_start_and_is_drained_45_minutes_before_its_end(aws: None) -> None:
+    made = make(capacity=BLOCK)
+    deploy(made.network, made.store, made.train)
+    assert census(REGION) == []
+    batch, scheduler = boto3.client("batch"), boto3.client("scheduler")
+    (queue,) = batch.describe_job_queues()["jobQueues"]
+    (environment,) = batch.describe_compute_environments()["computeEnvironments"]
+    assert queue["state"] == "DISABLED"
+    told = {
+        one["Name"]: scheduler.get_schedule(Name=one["Name"], GroupName="default")
+        for one in scheduler.list_schedules()["Schedules"]
+    }
+    does = {
+        name: (one["ScheduleExpression"], one["Target"]["Arn"].rpartition(":")[2], json.loads(one["Target"]["Input"]))
+        for name, one in told.items()
+    }
+    arn, place = queue["jobQueueArn"], environment["computeEnvironmentArn"]
+    assert does == {
+        "demo-tune-opens": ("at(2027-11-01T11:30:00)", "updateJobQueue", {"JobQueue": arn, "State": "ENABLED"}),
+        "demo-tune-closes": ("at(2027-11-08T10:45:00)", "updateJobQueue", {"JobQueue": arn, "State": "DISABLED"}),
+        "demo-tune-drains": (
+            "at(2027-11-08T10:45:00)",
+            "updateComputeEnvironment",
+            {"ComputeEnvironment": place, "State": "DISABLED"},
+        ),
+    }
+    (role,) = {one["Target"]["RoleArn"].rpartition("/")[2] for one in told.values()}
+    may = statements_of(role)
+    assert allowed(may, "batch:UpdateJobQueue", arn)
+    assert allowed(may, "batch:UpdateComputeEnvironment", place)
+    assert not allowed(may, "batch:UpdateJobQueue", f"{arn}-of-another")
+    assert not allowed(may, "batch:SubmitJob", arn)
+
+
+def scripts_of_hosts() -> list[str]:
+    """The parts of the user data, as cloud-init takes it apart."""
+    ec2 = boto3.client("ec2")
+    (template,) = ec2.describe_launch_templates()["LaunchTemplates"]
+    told = ec2.describe_launch_template_versions(LaunchTemplateId=template["LaunchTemplateId"], Versions=["$Latest"])
+    data = b64decode(told["LaunchTemplateVersions"][0]["LaunchTemplateData"]["UserData"])
+    whole = message_from_bytes(data)
+    assert whole.is_multipart()
+    parts = [part for part in whole.walk() if part.get_content_type() == "text/x-shellscript"]
+    return [str(part.get_payload()) for part in parts]
+
+
+def shellcheck(script: str, folder: Path) -> tuple[int, str]:
+    path = folder / "script.sh"
+    path.write_text(script)
+    program = Path(sysconfig.get_path("scripts"), "shellcheck")
+    done = subprocess.run([str(program), str(path)], capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_deployed_changed_and_destroyed_it_is_what_was_asked_for(aws: None, tmp_path: Path) -> None:
+    made = make(scratch={"size": 1200})
+    deploy(made.network, made.store, made.train)
+    assert census(REGION) == []
+    batch = boto3.client("batch")
+    (environment,) = batch.describe_compute_environments()["computeEnvironments"]
+    (job,) = batch.describe_job_definitions(status="ACTIVE")["jobDefinitions"]
+    container = job["nodeProperties"]["nodeRangeProperties"][0]["container"]
+    assert container["image"] == f"{outputs(made.store)['RepositoryUri']}:train"
+    may = statements_of(container["jobRoleArn"].rpartition("/")[2])
+    objects = f"arn:aws:s3:::{outputs(made.store)['BucketName']}/models"
+    assert allowed(may, "s3:GetObject", f"{objects}/cas/sha256/x")
+    assert not allowed(may, "s3:PutObject", f"{objects}/cas/sha256/x")
+
+    (script,) = scripts_of_hosts()
+    (scratch,) = boto3.client("fsx").describe_file_systems()["FileSystems"]
+    assert f"FILE_SYSTEM={scratch['DNSName']}\n" in script
+    assert f"MOUNT_NAME={scratch['LustreConfiguration']['MountName']}\n" in script
+    assert shellcheck(script, tmp_path) == (0, "")
+
+    image = f"{ACCOUNT}.dkr.ecr.us-east-2.amazonaws.com/train@sha256:{'1' * 64}"
+    changed = make(scratch={"size": 1200}, nodes=8, image=image)
+    deploy(changed.train)
+    assert census(REGION) == []
+    (now,) = batch.describe_compute_environments()["computeEnvironments"]
+    assert now["computeEnvironmentArn"] == environment["computeEnvironmentArn"]
+    assert now["computeResources"]["maxvCpus"] == 8 * INSTANCES["trn1.32xlarge"].vcpus
+    (job,) = batch.describe_job_definitions(status="ACTIVE")["jobDefinitions"]
+    assert job["nodeProperties"]["numNodes"] == 8
+    assert job["nodeProperties"]["nodeRangeProperties"][0]["container"]["image"] == image
+
+    destroy(changed.train)
+    assert batch.describe_compute_environments()["computeEnvironments"] == []
+    assert batch.describe_job_definitions(status="ACTIVE")["jobDefinitions"] == []
+    assert boto3.client("fsx").describe_file_systems()["FileSystems"] == []
+    assert boto3.client("ec2").describe_placement_groups()["PlacementGroups"] == []
+    assert boto3.client("ec2").describe_launch_templates()["LaunchTemplates"] == []

@@ -1,0 +1,286 @@
+"""What an instance does when it starts for the first time, run in a sandbox."""
+
+import shlex
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import Config, ServingFleet, load_config
+from stacks.user_data.fleet_file import NoPublicKey
+from stacks.user_data.script import LARGEST, TooLong
+from stacks.user_data.serving import Agent, Cache, Places, Serving
+from stacks.user_data.unit import word
+from tests.stacks.sandbox import Sandbox
+
+CONFIG = """
+[project]
+name = "demo"
+[[models]]
+name = "bert"
+id = "acme/bert"
+task = "fill-mask"
+target = "{type}"
+weights = "random:0"
+[[models]]
+name = "other"
+path = "models/other"
+task = "fill-mask"
+target = "inf2.xlarge"
+[[fleets]]
+kind = "serving"
+name = "search"
+model = "bert"
+channel = "production"
+instance_types = ["{type}"]
+capacity = {{ kind = "{kind}" }}
+size = {{ min = 1, max = 4 }}
+ready_within = "10m"
+command = {command}
+"""
+SIGNING = """
+[signing]
+require = ["production", "staging"]
+[[signing.trusted]]
+name = "release"
+key = "file:release.pub"
+[[signing.trusted]]
+name = "trial"
+key = "file:release.pub"
+channels = ["staging"]
+[[fleets]]
+kind = "serving"
+name = "trial"
+model = "other"
+channel = "staging"
+instance_types = ["inf2.xlarge"]
+capacity = { kind = "on-demand" }
+size = { min = 1, max = 4 }
+"""
+SERVER = '["python3", "-m", "server", "--greeting", "it costs 5$, or \\"100%\\""]'
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path) -> Sandbox:
+    return Sandbox(tmp_path / "sandbox")
+
+
+def configured(
+    folder: Path, *, type_: str = "inf2.xlarge", kind: str = "on-demand", command: str = SERVER, more: str = ""
+) -> Config:
+    path = folder / "nxpipe.toml"
+    path.write_text(CONFIG.format(type=type_, kind=kind, command=command) + more)
+    return load_config(path, {})
+
+
+def serving(
+    sandbox: Sandbox, config: Config | None = None, *, cached: bool = True, digest: str | None = None
+) -> Serving:
+    folder = sandbox.folder
+    config = config or configured(folder)
+    fleet = config.fleets[0]
+    assert isinstance(fleet, ServingFleet)
+    return Serving(
+        config=config,
+        fleet=fleet,
+        folder=folder,
+        region="us-east-2",
+        store_url="s3://demo-artifacts/models",
+        hook="demo-search-ready",
+        agent=Agent("s3://demo-artifacts/agent/agent.tar", digest or sandbox.sha256),
+        cache=Cache("fs-1", "fsap-2") if cached else None,
+        places=Places(str(sandbox.root)),
+    )
+
+
+def test_an_instance_is_set_up_and_its_unit_started(sandbox: Sandbox) -> None:
+    ran = sandbox.run(serving(sandbox).script())
+    assert ran.code == 0, ran.err
+    (fetched,) = ran.called("aws")
+    assert fetched.startswith("aws s3 cp --only-show-errors --region us-east-2 s3://demo-artifacts/agent/agent.tar ")
+    (installed,) = ran.called("pip")
+    assert "--no-index --no-deps" in installed
+    assert [Path(each).name for each in installed.split()[-2:]] == [
+        "click-8.4.0-py3-none-any.whl",
+        "nxpipe-0.1.0-py3-none-any.whl",
+    ]
+    (system,) = ran.called("dpkg")
+    assert Path(system.split()[-1]).name == "amazon-efs-utils-2.4.1_amd64.deb"
+    assert ran.calls[-1] == "systemctl enable --now nxpipe-agent.service"
+    assert not list(sandbox.folder.glob("tmp.*"))
+
+
+def test_the_unit_runs_the_agent_with_the_server_behind_it_word_for_word(sandbox: Sandbox) -> None:
+    sandbox.run(serving(sandbox).script())
+    unit = sandbox.text("etc/systemd/system/nxpipe-agent.service")
+    (command,) = (line.removeprefix("ExecStart=") for line in unit.splitlines() if line.startswith("ExecStart="))
+    words = [each.replace("%%", "%").replace("$$", "$") for each in shlex.split(command)]
+    agent = [f"{sandbox.root}/opt/nxpipe/agent/bin/nxpipe", "agent", "run", "--fleet", "search"]
+    server = ["python3", "-m", "server", "--greeting", 'it costs 5$, or "100%"']
+    assert words == [*agent, "--to", f"{sandbox.root}/var/lib/nxpipe/artifact", "--", *server]
+    assert "User=nxpipe\n" in unit
+    assert f"RequiresMountsFor={sandbox.root}/mnt/nxpipe-cache\n" in unit
+
+
+def test_the_agent_reads_the_same_fleet_from_the_instances_own_file(sandbox: Sandbox) -> None:
+    assert sandbox.run(serving(sandbox).script()).code == 0
+    there = load_config(sandbox.root / "etc/nxpipe/nxpipe.toml", {})
+    wanted = configured(sandbox.folder)
+    assert there.models == wanted.models[:1]
+    assert there.fleets[0].model_dump(exclude={"command"}) == wanted.fleets[0].model_dump(exclude={"command"})
+    assert (there.store.url, there.project) == ("s3://demo-artifacts/models", wanted.project)
+    assert there.store.cache == f"{sandbox.root}/var/lib/nxpipe/cache"
+
+
+@pytest.mark.parametrize(
+    "capacity",
+    [
+        '{ kind = "spot", on_demand_base = 2 }',
+        '{ kind = "on-demand", warm_pool = { min = 1, reuse = false } }',
+        '{ kind = "reservation", id = "cr-0a1b2c3d4e5f60718" }',
+    ],
+)
+def test_however_the_fleet_is_bought_its_file_is_read_back(sandbox: Sandbox, capacity: str) -> None:
+    path = sandbox.folder / "nxpipe.toml"
+    path.write_text(CONFIG.format(type="inf2.xlarge", kind="X", command=SERVER).replace('{ kind = "X" }', capacity))
+    config = load_config(path, {})
+    sandbox.run(serving(sandbox, config).script())
+    there = load_config(sandbox.root / "etc/nxpipe/nxpipe.toml", {})
+    assert there.fleets[0].capacity == config.fleets[0].capacity
+
+
+def test_a_capacity_blocks_dates_are_read_back(sandbox: Sandbox) -> None:
+    block = (
+        '{ kind = "capacity-block", id = "cr-0a1b2c3d4e5f60718", '
+        "start = 2026-12-01T11:30:00Z, end = 2026-12-08T11:30:00Z }"
+    )
+    path = sandbox.folder / "nxpipe.toml"
+    path.write_text(CONFIG.format(type="trn1.32xlarge", kind="X", command=SERVER).replace('{ kind = "X" }', block))
+    config = load_config(path, {})
+    sandbox.run(serving(sandbox, config).script())
+    assert load_config(sandbox.root / "etc/nxpipe/nxpipe.toml", {}).fleets[0].capacity == config.fleets[0].capacity
+
+
+def test_keys_come_along_where_the_channel_asks_for_signatures(sandbox: Sandbox) -> None:
+    (sandbox.folder / "release.pub").write_text("-----BEGIN PUBLIC KEY-----\n'quoted' $HOME\n")
+    assert sandbox.run(serving(sandbox, configured(sandbox.folder, more=SIGNING)).script()).code == 0
+    there = load_config(sandbox.root / "etc/nxpipe/nxpipe.toml", {})
+    assert there.signing.require == ("production",)
+    (key,) = there.signing.trusted
+    assert Path(key.key.removeprefix("file:")).read_text() == "-----BEGIN PUBLIC KEY-----\n'quoted' $HOME\n"
+
+
+def test_a_public_key_that_is_not_there_is_told_before_anything_is_deployed(sandbox: Sandbox) -> None:
+    with pytest.raises(NoPublicKey, match=r"channel production asks for signatures, and .*release\.pub cannot be read"):
+        serving(sandbox, configured(sandbox.folder, more=SIGNING)).script()
+
+
+def test_the_cache_is_mounted_with_tls_by_the_role_through_its_access_point(sandbox: Sandbox) -> None:
+    ran = sandbox.run(serving(sandbox).script())
+    cache = f"{sandbox.root}/mnt/nxpipe-cache"
+    assert sandbox.text("etc/fstab") == f"fs-1:/ {cache} efs _netdev,nofail,tls,iam,accesspoint=fsap-2 0 0\n"
+    assert ran.called("mount") == [f"mount {cache}"]
+    assert f"NEURON_COMPILE_CACHE_URL={cache}\n" in sandbox.text("etc/nxpipe/agent.env")
+
+
+def test_without_a_cache_nothing_is_mounted_and_nothing_waits_for_it(sandbox: Sandbox) -> None:
+    ran = sandbox.run(serving(sandbox, cached=False).script())
+    assert ran.code == 0, ran.err
+    assert not ran.called("mount")
+    assert "NEURON_COMPILE_CACHE_URL" not in sandbox.text("etc/nxpipe/agent.env")
+    assert "RequiresMountsFor" not in sandbox.text("etc/systemd/system/nxpipe-agent.service")
+
+
+def test_a_mount_target_without_a_name_yet_is_waited_for(sandbox: Sandbox) -> None:
+    ran = sandbox.run(serving(sandbox).script(), MOUNTS_AT="3")
+    assert ran.code == 0, ran.err
+    assert len(ran.called("mount")) == 3
+
+
+ABANDONED = (
+    "aws autoscaling complete-lifecycle-action --region us-east-2 --lifecycle-action-result ABANDON "
+    "--lifecycle-hook-name demo-search-ready --instance-id i-1 --auto-scaling-group-name blue"
+)
+
+
+def test_a_cache_that_cannot_be_mounted_gives_the_instance_up(sandbox: Sandbox) -> None:
+    ran = sandbox.run(serving(sandbox).script(), MOUNTS_AT="99")
+    assert ran.code != 0
+    assert len(ran.called("mount")) == 4
+    assert ran.calls[-1] == ABANDONED
+    assert not ran.called("systemctl")
+    assert "this instance cannot be set up" in ran.err
+
+
+def test_an_image_that_cannot_mount_says_what_it_lacks(sandbox: Sandbox) -> None:
+    (sandbox.folder / "bin" / "mount.efs").unlink()
+    ran = sandbox.run(serving(sandbox).script())
+    assert ran.code != 0
+    assert "put amazon-efs-utils and what it needs into the agent's bundle" in ran.err
+    assert ran.calls[-1] == ABANDONED
+
+
+def test_a_bundle_with_another_digest_is_not_unpacked_and_the_instance_given_up(sandbox: Sandbox) -> None:
+    ran = sandbox.run(serving(sandbox, digest="0" * 64).script())
+    assert ran.code != 0
+    assert not ran.called("python3")
+    assert not ran.called("pip")
+    assert ran.calls[-1] == ABANDONED
+
+
+def test_a_unit_that_does_not_start_gives_the_instance_up(sandbox: Sandbox) -> None:
+    ran = sandbox.run(serving(sandbox).script(), SYSTEMCTL="3")
+    assert ran.code == 3
+    assert ran.calls[-1] == ABANDONED
+
+
+@pytest.mark.parametrize(
+    ("type_", "grouping"), [("trn2.48xlarge", "NEURON_LOGICAL_NC_CONFIG=2\n"), ("inf2.xlarge", None)]
+)
+def test_cores_are_grouped_as_the_programs_were_compiled(sandbox: Sandbox, type_: str, grouping: str | None) -> None:
+    ran = sandbox.run(serving(sandbox, configured(sandbox.folder, type_=type_)).script())
+    assert ran.code == 0, ran.err
+    path = sandbox.root / "opt/aws/neuron/logical_nc_config"
+    assert (path.read_text() if path.exists() else None) == grouping
+
+
+def test_a_fleet_without_a_server_of_ours_has_a_unit_that_ends(sandbox: Sandbox) -> None:
+    sandbox.run(serving(sandbox, configured(sandbox.folder, command="[]")).script())
+    unit = sandbox.text("etc/systemd/system/nxpipe-agent.service")
+    assert "Type=oneshot\nRemainAfterExit=yes\n" in unit
+    assert " -- " not in unit
+
+
+@pytest.mark.parametrize(
+    ("plain", "escaped"),
+    [("a-b=c", "a-b=c"), ("a b", '"a b"'), ("5%", "5%%"), ("$x", '"$$x"'), ('"', '"\\""'), ("", '""')],
+)
+def test_a_word_means_to_systemd_what_it_says(plain: str, escaped: str) -> None:
+    assert word(plain) == escaped
+
+
+def test_what_ec2_would_not_take_is_refused(sandbox: Sandbox) -> None:
+    long = str([f"word-{number}-{'x' * 1000}" for number in range(20)]).replace("'", '"')
+    with pytest.raises(TooLong, match=rf"EC2 takes {LARGEST}"):
+        serving(sandbox, configured(sandbox.folder, command=long)).script()
+
+
+def shellcheck(text: str, folder: Path) -> tuple[int, str]:
+    path = folder / "checked.sh"
+    path.write_text(text)
+    program = Path(sysconfig.get_path("scripts"), "shellcheck")
+    done = subprocess.run([str(program), "--shell=bash", str(path)], capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_shellcheck_finds_nothing_to_say(sandbox: Sandbox, cached: bool) -> None:
+    assert shellcheck(serving(sandbox, cached=cached).script(), sandbox.folder) == (0, "")
+
+
+def test_shellcheck_would_find_a_word_without_quotes(sandbox: Sandbox) -> None:
+    text = serving(sandbox).script().replace('rm -r "$bundle"', "rm -r $bundle")
+    code, found = shellcheck(text, sandbox.folder)
+    assert code != 0
+    assert "SC2086" in found
