@@ -11,13 +11,13 @@ from urllib.parse import urlsplit
 
 from aws_cdk import App, Environment, Stack
 
-from pipeline.config import Config, ConfigInvalid, ServingFleet
+from pipeline.config import Config, ConfigInvalid, ServingFleet, TrainingFleet
 from pipeline.config.load import load, read_source
 from pipeline.config.network import ExistingNetwork
 from pipeline.config.place import has_network, misplaced, zones_of
 from pipeline.exit_codes import CONFIGURATION
 from stacks.agents import NoAgentLocked, locked_agent
-from stacks.amis import fleet_image, lock_of
+from stacks.amis import fleet_image, lock_of, training_image
 from stacks.cache import CacheStack
 from stacks.costs import load_prices
 from stacks.endpoints import Endpoints
@@ -30,6 +30,7 @@ from stacks.reach import Unreachable
 from stacks.release import ReleaseStack
 from stacks.serve import ServeStack, Software
 from stacks.store import StoreStack
+from stacks.train import TrainStack
 from stacks.user_data.fleet_file import NoPublicKey
 from stacks.user_data.script import TooLong
 
@@ -78,7 +79,6 @@ def add_stacks(app: App, config: Config, folder: Path) -> None:
             app, f"{name}-network", project=name, network=config.network, zones=zones_of(config), env=env
         )
         add_fleets(app, config, folder, store, place.handle, env)
-        tell_what_is_left_out(config)
         if not isinstance(config.network, ExistingNetwork):
             callers = [each for each in app.node.children if isinstance(each, Stack)]
             Endpoints(place, "Endpoints", network=place.handle, callers=callers)
@@ -93,6 +93,27 @@ def add_fleets(
         FarmStack(
             app, f"{name}-build-farm", project=name, farm=farm, network=network, store=store, prefix=prefix, env=env
         )
+    for fleet in config.fleets:
+        if isinstance(fleet, TrainingFleet):
+            image = training_image(config, lock_of(config, folder))
+            TrainStack(
+                app,
+                f"{name}-train-{fleet.name}",
+                project=name,
+                fleet=fleet,
+                image=image,
+                network=network,
+                store=store,
+                prefix=prefix,
+                env=env,
+            )
+    add_serving(app, config, folder, store, network, env)
+
+
+def add_serving(
+    app: App, config: Config, folder: Path, store: StoreHandle, network: NetworkHandle, env: Environment
+) -> None:
+    name, prefix = config.project.name, store_prefix(config)
     fleets = [fleet for fleet in config.fleets if isinstance(fleet, ServingFleet)]
     if not fleets:
         return
@@ -127,15 +148,6 @@ def add_fleets(
         hourly=hourly_prices(fleets, env.region),
         env=env,
     )
-
-
-def tell_what_is_left_out(config: Config) -> None:
-    """Training needs hosts with ECS, whose images the lock file does not hold yet."""
-    for fleet in config.fleets:
-        if not isinstance(fleet, ServingFleet):
-            sys.stderr.write(
-                f"Training fleet {fleet.name} is not deployed: there is no locked image for its hosts yet.\n"
-            )
 
 
 def hourly_prices(fleets: Iterable[ServingFleet], region: str | None) -> dict[str, float]:

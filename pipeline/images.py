@@ -11,6 +11,7 @@ from pipeline.errors import AwsError
 
 # The image with all frameworks and the driver. AWS names the newest one only.
 PARAMETER: Final = "/aws/service/neuron/dlami/multi-framework/ubuntu-24.04/latest/image_id"
+ON_TRAINING_HOSTS: Final = "/aws/service/ecs/optimized-ami/amazon-linux-2023/neuron/recommended/image_id"
 _NAME: Final = "Deep Learning AMI Neuron (Ubuntu 24.04) *"
 _KEPT_UP: Final = timedelta(days=2 * 365)  # EC2 deprecates a public image two years after it was made
 
@@ -18,7 +19,7 @@ _KEPT_UP: Final = timedelta(days=2 * 365)  # EC2 deprecates a public image two y
 def find_image(region: str, sdk: str, client: Callable[[str, str], Any]) -> LockedImage:
     """The newest image if it holds that version, else the newest one of those that do."""
     ec2 = client("ec2", region)
-    newest = _newest(region, client("ssm", region), ec2)
+    newest = _newest(PARAMETER, region, client("ssm", region), ec2)
     if _holds(newest, sdk):
         return _locked(newest, region, sdk, PARAMETER)
     pattern = f"*Neuron SDK {sdk}*"
@@ -36,9 +37,15 @@ def find_image(region: str, sdk: str, client: Callable[[str, str], Any]) -> Lock
     return _locked(max(images, key=_age), region, sdk, f"DescribeImages {pattern}")
 
 
-def _newest(region: str, ssm: Any, ec2: Any) -> dict[str, Any]:
-    with asking(f"read the parameter {PARAMETER} in {region}"):
-        id_ = ssm.get_parameter(Name=PARAMETER)["Parameter"]["Value"]
+def find_training_host(region: str, client: Callable[[str, str], Any]) -> LockedImage:
+    """The newest image with ECS and the Neuron driver."""
+    newest = _newest(ON_TRAINING_HOSTS, region, client("ssm", region), client("ec2", region))
+    return _locked(newest, region, None, ON_TRAINING_HOSTS)
+
+
+def _newest(parameter: str, region: str, ssm: Any, ec2: Any) -> dict[str, Any]:
+    with asking(f"read the parameter {parameter} in {region}"):
+        id_ = ssm.get_parameter(Name=parameter)["Parameter"]["Value"]
     with asking(f"describe the image {id_} in {region}"):
         images: list[dict[str, Any]] = ec2.describe_images(ImageIds=[id_])["Images"]
     if not images:
@@ -56,7 +63,7 @@ def _age(image: dict[str, Any]) -> tuple[str, str]:
     return image["CreationDate"], image["ImageId"]
 
 
-def _locked(image: dict[str, Any], region: str, sdk: str, source: str) -> LockedImage:
+def _locked(image: dict[str, Any], region: str, sdk: str | None, source: str) -> LockedImage:
     created = date.fromisoformat(image["CreationDate"][:10])
     deprecated = image.get("DeprecationTime")
     return LockedImage(

@@ -17,6 +17,7 @@ _DECISIONS: Final = (
     (_SOLUTIONS, "IAM4", "*/InstanceRole/Resource", "the agent of ECS changes what it calls: AWS keeps its policy"),
     (_SOLUTIONS, "IAM5", "*/Publishing/Resource", "objects below one prefix of one bucket, by listed actions"),
     (_SOLUTIONS, "IAM5", "*-serve-*/Role/DefaultPolicy/Resource", "reads below one prefix, answers one group's hooks"),
+    (_SOLUTIONS, "IAM5", "*-train-*/JobRole/DefaultPolicy/Resource", "objects below listed prefixes of two buckets"),
     (_NIST, "ALBHttpToHttpsRedirection", "*-serve-*", "NXP-NET-3 asks for TLS: a project accepts that, or has it"),
     (_NIST, "ALBWAFEnabled", "*-serve-*", "the balancer has private addresses and a list of callers"),
     (_NIST, "CloudWatchAlarmAction", "*-observe/*", "it acts through the composite alarm of its fleet"),

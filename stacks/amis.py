@@ -19,6 +19,12 @@ def fleet_image(config: Config, lock: AmiLock) -> str:
     return lock.image(config.project.region, config.amis.sdk[0]).id
 
 
+def training_image(config: Config, lock: AmiLock) -> str:
+    """What hosts of training start from."""
+    assert config.project.region is not None, "fleets have a region"
+    return lock.image(config.project.region, None).id
+
+
 def known_images(lock: AmiLock) -> Mapping[str, KnownImage]:
     """The lock as the rules know it."""
     return {each.id: KnownImage(each.region, each.expires) for each in lock.images}

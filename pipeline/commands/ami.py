@@ -37,25 +37,29 @@ def ami() -> None:
 def lock(console: Console, regions: tuple[str, ...], config_path: Path) -> None:
     """Find the images of the Neuron SDK, and write the lock file.
 
-    One for each region and each version that [amis] lists. Synthesis reads the file and asks AWS for nothing, so that
-    all instances of a fleet start from the same image until the file is written anew. Commit it.
+    One for each region and each version that [amis] lists, and one for the hosts of training fleets. Synthesis reads
+    the file and asks AWS for nothing, so that all instances of a fleet start from the same image until the file is
+    written anew. Commit it.
 
     \b
     Example:
       nxpipe ami lock --region us-east-2 --region us-west-2
     """
     from pipeline.aws import client
-    from pipeline.config import load_config
+    from pipeline.config import TrainingFleet, load_config
     from pipeline.config.amis import read_lock
-    from pipeline.images import find_image
+    from pipeline.images import find_image, find_training_host
 
     config = load_config(config_path, os.environ)
     before = read_lock(config_path.parent / config.amis.lock)
     wanted = regions or _of_the_project(config.project.region, before)
+    trains = any(isinstance(fleet, TrainingFleet) for fleet in config.fleets)
     found = []
     for region in dict.fromkeys(wanted):
         with console.step(f"images of {region}"):
             found += [find_image(region, sdk, client) for sdk in config.amis.sdk]
+            if trains:
+                found.append(find_training_host(region, client))
     after = before.with_images(found, config.amis.sdk)
     _replace(after)
     _tell(console, after, found)
@@ -80,6 +84,6 @@ def _tell(console: Console, after: "AmiLock", found: "list[LockedImage]") -> Non
     if console.json:
         console.data({"file": str(after.path), "images": [each.model_dump(mode="json") for each in found]})
         return
-    rows = [(each.region, each.sdk, each.id, each.name, str(each.expires)) for each in found]
+    rows = [(each.region, each.sdk or "training", each.id, each.name, str(each.expires)) for each in found]
     console.result(table(("REGION", "SDK", "IMAGE", "NAME", "EXPIRES"), rows))
     console.say(f"Wrote {after.path}.")

@@ -26,7 +26,11 @@ class LockedImage(Table):
     """One image, and how it was found."""
 
     region: Region = Field(description="Where it is.")
-    sdk: str = Field(description="The version of the Neuron SDK that is in it.")
+    sdk: str | None = Field(
+        default=None,
+        description="The version of the Neuron SDK that is in it. Hosts of training have the driver only: what trains "
+        "is a container, which brings its own.",
+    )
     id: _AMI = Field(description="The image.")
     name: str = Field(description="What AWS calls it.")
     created: date = Field(description="When AWS made it.")
@@ -41,19 +45,21 @@ class AmiLock:
     path: Path
     images: tuple[LockedImage, ...] = ()
 
-    def image(self, region: str, sdk: str) -> LockedImage:
+    def image(self, region: str, sdk: str | None) -> LockedImage:
+        """Of a version of the SDK, or, without one, for hosts of training."""
         for each in self.images:
             if (each.region, each.sdk) == (region, sdk):
                 return each
-        found = f"no image of Neuron SDK {sdk} for {region}"
+        kind = f"of Neuron SDK {sdk}" if sdk else "of training hosts"
+        found = f"no image {kind} for {region}"
         raise _invalid(self.path, found, f"one, which `nxpipe ami lock --region {region}` finds and writes")
 
     def with_images(self, found: Iterable[LockedImage], sdks: Iterable[str]) -> "AmiLock":
         """The images of some regions in the place of those regions' old ones, and none of a version out of use."""
-        new, kept = tuple(found), frozenset(sdks)
+        new, kept = tuple(found), frozenset((None, *sdks))
         regions = {each.region for each in new}
         old = [each for each in self.images if each.region not in regions and each.sdk in kept]
-        return AmiLock(self.path, tuple(sorted([*new, *old], key=lambda each: (each.region, each.sdk))))
+        return AmiLock(self.path, tuple(sorted([*new, *old], key=lambda each: (each.region, each.sdk or ""))))
 
     def text(self) -> str:
         """The file: always in the same order, so that a difference is a difference."""
@@ -76,7 +82,7 @@ def read_lock(path: Path) -> AmiLock:
 
 
 def _written(image: LockedImage) -> str:
-    values: dict[str, Any] = image.model_dump()
+    values: dict[str, Any] = image.model_dump(exclude_none=True)
     rows = (f"{key} = {_value(value)}\n" for key, value in values.items())
     return "\n[[image]]\n" + "".join(rows)
 

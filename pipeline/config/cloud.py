@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from pipeline.config.forms import Absent, Unit, text
-from pipeline.config.kinds import DISTINCT, LIST, MAYBE_EMPTY, Email, Folder, Image, OidcProvider, Slug
+from pipeline.config.kinds import DISTINCT, LIST, MAYBE_EMPTY, Day, Email, Folder, Image, OidcProvider, Slug
 from pipeline.config.table import Table
 
 _Sdk = Annotated[str, text("[0-9]+(?:\\.[0-9]+){1,3}", 'a version of the Neuron SDK such as "2.32.0"', longest=32)]
@@ -115,4 +115,4 @@ class Acknowledge(Table):
     reason: Annotated[str, text(r"[^\x00-\x1f]{12,}", "a reason of at least 12 characters", longest=1000)] = Field(
         description="Why it is accepted.", examples=["behind the company's own proxy"]
     )
-    expires: date = Field(description="From when on it is not accepted any more.", examples=[date(2027, 6, 1)])
+    expires: Day = Field(description="From when on it is not accepted any more.", examples=[date(2027, 6, 1)])

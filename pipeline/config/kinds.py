@@ -1,7 +1,7 @@
 """The kinds of values that several sections share: names, durations, sizes, addresses."""
 
 import re
-from datetime import timedelta
+from datetime import date, timedelta
 from ipaddress import ip_network
 from itertools import pairwise
 from typing import Annotated, Any, Final
@@ -172,6 +172,20 @@ def duration(shortest: str, longest: str) -> Form:
     allowed = f'a duration from "{shortest}" to "{longest}": a whole number and one of the units ms, s, m, h, d'
     return Form(allowed, read, write_duration, {"type": "string", "pattern": "^[0-9]{1,9}(?:ms|[smhd])$"})
 
+
+def _read_day(value: Any) -> date:
+    if isinstance(value, str):
+        return date.fromisoformat(value)
+    if type(value) is not date:
+        raise ValueError
+    return value
+
+
+# A day of the calendar; nobody asks in which zone.
+Day = Annotated[
+    date,
+    Form("a day such as 2027-06-30", _read_day, lambda day: day.isoformat(), {"type": "string", "format": "date"}),
+]
 
 _SIZES: Final = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20}
 

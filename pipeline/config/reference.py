@@ -1,7 +1,7 @@
 """What the fields mean, for people and editors: the help text, the JSON Schema, the reference page."""
 
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import date
 from typing import Any, Final
 
 from pydantic.fields import FieldInfo
@@ -26,11 +26,13 @@ def _default(field: FieldInfo, kind: Kind) -> str:
     absent, form = kind.of(Absent), kind.of(Form)
     if absent is not None:
         return str(absent.meaning)
-    return "" if is_table(kind.annotation) else _as_written(form.write(field.default) if form else field.default)
+    if field.is_required() or is_table(kind.annotation):
+        return ""
+    return _as_written(form.write(field.default) if form else field.default)
 
 
 def _as_written(value: object) -> str:
-    return value.isoformat().replace("+00:00", "Z") if isinstance(value, datetime) else shown(value)
+    return value.isoformat().replace("+00:00", "Z") if isinstance(value, date) else shown(value)
 
 
 def json_schema() -> dict[str, Any]:

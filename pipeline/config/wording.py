@@ -76,6 +76,8 @@ def _bare_allowed(kind: Kind, name: str) -> str:
         return f"a table that sets {' and '.join(required)}" if required else "a table"
     if kind.item is not None:
         return _allowed_list(kind, kind.item, name)
+    if kind.annotation is bool:
+        return "true or false"
     if kind.annotation is datetime:
         return "a date and time with its offset, such as 2026-11-01T09:00:00Z"
     return f"{'a whole number' if kind.annotation is int else 'a number'}{_bounds(kind)}"

@@ -11,7 +11,7 @@ from botocore.stub import Stubber
 from pipeline.config import ConfigInvalid, load_config
 from pipeline.config.amis import AmiLock, LockedImage, read_lock
 from pipeline.errors import AwsError
-from pipeline.images import PARAMETER, find_image
+from pipeline.images import ON_TRAINING_HOSTS, PARAMETER, find_image, find_training_host
 from stacks.amis import fleet_image, known_images, lock_of
 from tests.pipeline.in_process import InProcess, nxpipe
 
@@ -42,14 +42,16 @@ OTHER = image("ami-00000000000000004", "2.32.0.1", "2026-11-01T08:00:00.000Z")
 class Amazon:
     """EC2 and SSM that answer what they are told to, and check each question by the SDK's own model."""
 
-    def __init__(self, found: list[dict[str, str]], newest: dict[str, str] = NEWEST) -> None:
+    def __init__(
+        self, found: list[dict[str, str]], newest: dict[str, str] = NEWEST, parameter: str = PARAMETER
+    ) -> None:
         self.clients: dict[str, Any] = {}
         for service in ("ec2", "ssm"):
             session = Session()
             session.set_credentials("test", "test")
             self.clients[service] = session.create_client(service, region_name=REGION)
         self.ec2, self.ssm = Stubber(self.clients["ec2"]), Stubber(self.clients["ssm"])
-        self.ssm.add_response("get_parameter", {"Parameter": {"Value": newest["ImageId"]}}, {"Name": PARAMETER})
+        self.ssm.add_response("get_parameter", {"Parameter": {"Value": newest["ImageId"]}}, {"Name": parameter})
         self.ec2.add_response("describe_images", {"Images": [newest]}, {"ImageIds": [newest["ImageId"]]})
         self.ec2.add_response("describe_images", {"Images": found})
         for stubber in (self.ec2, self.ssm):
@@ -151,6 +153,17 @@ def test_the_command_writes_the_file_that_the_stacks_read(
     assert fleet_image(config, lock) == MENDED["ImageId"]
     assert known_images(lock)[MENDED["ImageId"]].region == REGION
     assert not list(project.glob(".*.new"))
+
+
+def test_a_project_that_trains_gets_an_image_for_its_hosts(tmp_path: Path) -> None:
+    host = image("ami-0000000000000000a", "2.33.0", "2026-10-25T08:00:00.000Z")
+    amazon = Amazon([], newest=host, parameter=ON_TRAINING_HOSTS)
+    chosen = find_training_host(REGION, amazon)
+    assert (chosen.id, chosen.sdk) == (host["ImageId"], None)
+    lock = AmiLock(tmp_path / "lock").with_images([chosen, LOCKED], ["2.32.0"])
+    lock.path.write_text(lock.text())
+    found = read_lock(lock.path)
+    assert (found.image(REGION, None), found.image(REGION, "2.32.0")) == (chosen, LOCKED)
 
 
 def test_without_a_region_the_command_asks_for_one(project: Path, nxpipe: InProcess) -> None:

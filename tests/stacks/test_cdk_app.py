@@ -66,6 +66,14 @@ name = "Deep Learning AMI Neuron"
 created = 2026-08-20
 expires = 2099-01-01
 source = "a test"
+
+[[image]]
+region = "us-east-2"
+id = "ami-0b1a2c3d4e5f60718"
+name = "Amazon ECS, Neuron"
+created = 2026-08-20
+expires = 2099-01-01
+source = "a test"
 """
 LOCKS = {"nxpipe.amis.lock": IMAGES, "nxpipe.agent.lock": json.dumps({"sha256": "0" * 64})}
 
@@ -146,8 +154,8 @@ def test_synth_needs_no_credentials_and_no_network_and_gives_equal_bytes_twice(
         assert done.returncode == 0, done.stderr
     first, second = contents(tmp_path / "first"), contents(tmp_path / "second")
     stacks = {name.removesuffix(".template.json") for name in first if name.endswith(".template.json")}
-    parts = ("build-farm", "cache", "network", "observe", "release", "serve-search", "storage")
-    assert {f"demo-{part}" for part in parts} <= stacks
+    parts = ("build-farm", "cache", "network", "observe", "release", "serve-search", "storage", "train-tune")
+    assert {f"demo-{part}" for part in parts} == stacks
     assert first == second
     assert Path(offline["NETWORK_ATTEMPTS"]).read_text() == ""
 
@@ -182,6 +190,10 @@ FAULTY = {
     "fleets without a place": (WHOLE.replace('region = "us-east-2"', ""), "project.region"),
     "a fleet in a zone without a subnet": (WHOLE.replace("us-east-2b", "us-east-2f"), "fleets[0].zone"),
     "a version of the SDK without an image": (WHOLE + '[amis]\nsdk = ["2.31.0"]\n', "no image of Neuron SDK 2.31.0"),
+    "a place without an image of training hosts": (
+        WHOLE.replace("us-east-2", "eu-west-1"),
+        "no image of training hosts for eu-west-1",
+    ),
     "a fleet that answers in plain text": (WHOLE.replace("certificate =", "#"), "NXP-NET-3"),
     "an image that a closed network does not reach": (
         WHOLE.replace("123456789012.dkr.ecr.us-east-2.amazonaws.com/", "ghcr.io/example/"),

@@ -13,6 +13,7 @@ from tests.cloud.mends._around import around
 
 _ON_HOSTS: Final = "/aws/service/neuron/dlami/"
 _ON_NODES: Final = "/aws/service/eks/optimized-ami/"
+_ON_TRAINING_HOSTS: Final = "/aws/service/ecs/optimized-ami/amazon-linux-2023/neuron/recommended"
 _KINDS: Final = (
     "base/amazon-linux-2023",
     "base/ubuntu-22.04",
@@ -27,6 +28,7 @@ _KINDS: Final = (
 _KUBERNETES: Final = ("1.31", "1.32", "1.33", "1.34", "1.35")
 NAMES: Final = (
     *(f"{_ON_HOSTS}{kind}/latest/image_id" for kind in _KINDS),
+    f"{_ON_TRAINING_HOSTS}/image_id",
     *(f"{_ON_NODES}{each}/amazon-linux-2023/x86_64/neuron/recommended/image_id" for each in _KUBERNETES),
 )
 
@@ -43,8 +45,7 @@ def image(region: str, name: str) -> str:
 def _load(stock: Any, known: ParameterDict, key: str) -> None:
     stock(known, key)
     asked = str(key or "")
-    if asked.startswith((_ON_HOSTS[:-1], _ON_NODES[:-1])) and not vars(known).get("neuron_loaded"):
-        vars(known)["neuron_loaded"] = True
+    if asked.startswith((_ON_HOSTS[:-1], _ON_NODES[:-1], _ON_TRAINING_HOSTS)):  # moto has the last kind, of its own
         for name in NAMES:
             dict.__setitem__(known, name, [_parameter(known, name)])
 
