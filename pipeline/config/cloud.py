@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from pipeline.config.forms import Absent, Unit, text
-from pipeline.config.kinds import DISTINCT, LIST, MAYBE_EMPTY, Day, Email, Folder, Image, OidcProvider, Slug
+from pipeline.config.kinds import DISTINCT, LIST, MAYBE_EMPTY, Day, Email, Folder, Image, OidcProvider
 from pipeline.config.table import Table
 
 _Sdk = Annotated[str, text("[0-9]+(?:\\.[0-9]+){1,3}", 'a version of the Neuron SDK such as "2.32.0"', longest=32)]
@@ -73,33 +73,6 @@ class Farm(Table):
     image: Image = Field(
         description="The container that runs `nxpipe build`, by its digest.",
         examples=[f"123456789012.dkr.ecr.us-east-2.amazonaws.com/nxpipe@sha256:{'0' * 64}"],
-    )
-
-
-class Cluster(Table):
-    """An EKS cluster for teams that serve from Kubernetes."""
-
-    version: Annotated[str, text("1\\.[0-9]{2}", 'a version of Kubernetes such as "1.34"')] = Field(
-        description="The version of Kubernetes.", examples=["1.34"]
-    )
-    fleets: Annotated[tuple[Slug, ...], LIST, DISTINCT] = Field(
-        description="The fleets whose instances are nodes of the cluster.", examples=[["search"]]
-    )
-
-
-class Endpoint(Table):
-    """A SageMaker endpoint, for teams that serve from there."""
-
-    model: Slug = Field(description="The `name` of one of the models.", examples=["bert"])
-    instance_type: Annotated[
-        str, text(r"ml\.(?:inf2|trn1)\.[0-9]*x?large", 'an instance type of SageMaker such as "ml.inf2.xlarge"')
-    ] = Field(description="The instance type.", examples=["ml.inf2.xlarge"])
-    count: Annotated[int, Field(ge=1, le=100), Unit("instances")] = Field(
-        default=1, description="How many instances there are.", examples=[2]
-    )
-    image: Image = Field(
-        description="The container that serves, by its digest.",
-        examples=[f"123456789012.dkr.ecr.us-east-2.amazonaws.com/serve@sha256:{'0' * 64}"],
     )
 
 

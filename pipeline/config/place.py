@@ -11,7 +11,7 @@ from pipeline.config.wording import shown
 
 def has_network(config: Config) -> bool:
     """Whether anything of the file runs on machines: a project that only keeps artifacts needs none."""
-    return bool(config.fleets or config.farm or config.cluster)
+    return bool(config.fleets or config.farm)
 
 
 def zones_of(config: Config) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pipeline.config.cloud import Acknowledge, Amis, Budget, Cluster, Endpoint, Farm, Observe, Release
+from pipeline.config.cloud import Acknowledge, Amis, Budget, Farm, Observe, Release
 from pipeline.config.fleets import Fleet
 from pipeline.config.forms import Absent
 from pipeline.config.models import Model
@@ -35,8 +35,6 @@ class Config(Table):
     farm: Annotated[Farm | None, Absent("no machines to compile on are made")] = Field(
         default=None, description="Machines that compile."
     )
-    cluster: Annotated[Cluster | None, Absent("none")] = Field(default=None, description="An EKS cluster.")
-    endpoint: Annotated[Endpoint | None, Absent("none")] = Field(default=None, description="A SageMaker endpoint.")
     acknowledge: tuple[Acknowledge, ...] = Field(
         default=(), strict=False, description="Findings of the guards that are accepted."
     )

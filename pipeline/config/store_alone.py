@@ -14,7 +14,25 @@ from pydantic import ValidationError
 
 from pipeline.config.store import Store
 
-TABLES: Final = frozenset({"project", "store", "models", "fleets", "rollout", "build", "verify", "signing"})
+TABLES: Final = frozenset(
+    {
+        "project",
+        "store",
+        "models",
+        "fleets",
+        "network",
+        "rollout",
+        "build",
+        "verify",
+        "signing",
+        "budget",
+        "amis",
+        "observe",
+        "release",
+        "farm",
+        "acknowledge",
+    }
+)
 
 
 def load_store_section(path: Path, environ: Mapping[str, str]) -> Store:
