@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 20
 
-.PHONY: help setup demo test test-all test-compiler test-others check cloud-up docs lock bench clean
+.PHONY: help setup demo test test-all test-compiler test-machine test-others check cloud-up docs lock bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -35,9 +35,12 @@ demo: $(VENV)/.ready  ## build, verify and publish two models into a local store
 	$(BIN)/nxpipe store show bert-base-uncased
 	$(BIN)/nxpipe build
 
-# The tests in two halves of about equal length, side by side; each half's account is printed whole when it ends.
+# The tests in three parts, side by side; the account of each is printed whole when it ends. One of them often waits
+# for servers and commands, so that three keep two cores busy.
 COMPILER := tests/emulator tests/conformance tests/pipeline
-SIDE_BY_SIDE = $(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync=target test-compiler test-others
+MACHINE := tests/core tests/executable tests/isa tests/lower tests/models_isa tests/mutation tests/runtime
+PARTS := test-compiler test-machine test-others
+SIDE_BY_SIDE = $(MAKE) --no-print-directory --jobs 3 --keep-going --output-sync=target $(PARTS)
 
 test: setup  ## run what CI runs
 	+$(SIDE_BY_SIDE)
@@ -48,8 +51,11 @@ test-all: setup  ## the same with the slow sweeps
 test-compiler:
 	$(BIN)/pytest $(SWEEPS) $(COMPILER)
 
+test-machine:
+	$(BIN)/pytest $(SWEEPS) $(MACHINE)
+
 test-others:
-	$(BIN)/pytest $(SWEEPS) $(COMPILER:%=--ignore=%)
+	$(BIN)/pytest $(SWEEPS) $(patsubst %,--ignore=%,$(COMPILER) $(MACHINE))
 
 check: setup  ## lint, types, import rules, generated pages; under 30 s
 	$(BIN)/ruff check .

@@ -59,8 +59,8 @@ def _scatter_along(draw: Draw) -> Value:
     return draw.builder.add(ScatterAlong(axis, combine), x, update, _indices(draw, inner, shape[axis]))
 
 
-def _addressed(draw: Draw) -> tuple[tuple[int, ...], tuple[int, ...], list[Value]]:
-    shape = draw.shape(most=4, largest=6)
+def _addressed(draw: Draw, most: int = 4, largest: int = 6) -> tuple[tuple[int, ...], tuple[int, ...], list[Value]]:
+    shape = draw.shape(most=most, largest=largest)
     axes = tuple(axis for axis in range(len(shape)) if draw.integer(0, 1)) or (0,)
     common = draw.shape(least=1, most=2, largest=4)
     indices = []
@@ -76,7 +76,7 @@ def _index(draw: Draw) -> Value:
 
 
 def _index_update(draw: Draw) -> Value:
-    shape, axes, indices = _addressed(draw)
+    shape, axes, indices = _addressed(draw, most=3, largest=4)  # places that may meet are changed one after the other
     combine, dtype = draw.one_of(COMBINATIONS), draw.one_of((*FLOATS, *INTEGERS))
     op = IndexUpdate(axes, combine)
     hole = op.addressed_shape(op, TensorType(shape, dtype), tuple(index.type for index in indices))
