@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 20
 
-.PHONY: help setup demo test test-all test-compiler test-machine test-others check cloud-up docs lock bench clean
+.PHONY: help setup demo test test-all test-compiler test-fleets test-machine test-others check cloud-up docs lock bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -35,12 +35,13 @@ demo: $(VENV)/.ready  ## build, verify and publish two models into a local store
 	$(BIN)/nxpipe store show bert-base-uncased
 	$(BIN)/nxpipe build
 
-# The tests in three parts, side by side; the account of each is printed whole when it ends. One of them often waits
-# for servers and commands, so that three keep two cores busy.
+# The tests in four parts, side by side; the account of each is printed whole when it ends. They often wait for servers
+# and commands, so that it takes more than two of them to keep two cores busy.
 COMPILER := tests/emulator tests/conformance tests/pipeline
 MACHINE := tests/core tests/executable tests/isa tests/lower tests/models_isa tests/mutation tests/runtime
-PARTS := test-compiler test-machine test-others
-SIDE_BY_SIDE = $(MAKE) --no-print-directory --jobs 3 --keep-going --output-sync=target $(PARTS)
+FLEETS := tests/agent tests/cloud tests/stacks
+PARTS := test-compiler test-fleets test-others test-machine
+SIDE_BY_SIDE = $(MAKE) --no-print-directory --jobs 4 --keep-going --output-sync=target $(PARTS)
 
 test: setup  ## run what CI runs
 	+$(SIDE_BY_SIDE)
@@ -54,8 +55,11 @@ test-compiler:
 test-machine:
 	$(BIN)/pytest $(SWEEPS) $(MACHINE)
 
+test-fleets:
+	$(BIN)/pytest $(SWEEPS) $(FLEETS)
+
 test-others:
-	$(BIN)/pytest $(SWEEPS) $(patsubst %,--ignore=%,$(COMPILER) $(MACHINE))
+	$(BIN)/pytest $(SWEEPS) $(patsubst %,--ignore=%,$(COMPILER) $(FLEETS) $(MACHINE))
 
 check: setup  ## lint, types, import rules, generated pages; under 30 s
 	$(BIN)/ruff check .
