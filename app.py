@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from aws_cdk import App, Environment, Stack
 
 from pipeline.config import Config, ConfigInvalid, ServingFleet, TrainingFleet
+from pipeline.config.amis import AmiLock
 from pipeline.config.load import load, read_source
 from pipeline.config.network import ExistingNetwork
 from pipeline.config.place import has_network, misplaced, zones_of
@@ -93,25 +94,25 @@ def add_fleets(
         FarmStack(
             app, f"{name}-build-farm", project=name, farm=farm, network=network, store=store, prefix=prefix, env=env
         )
+    lock = lock_of(config, folder)
     for fleet in config.fleets:
         if isinstance(fleet, TrainingFleet):
-            image = training_image(config, lock_of(config, folder))
             TrainStack(
                 app,
                 f"{name}-train-{fleet.name}",
                 project=name,
                 fleet=fleet,
-                image=image,
+                image=training_image(config, lock),
                 network=network,
                 store=store,
                 prefix=prefix,
                 env=env,
             )
-    add_serving(app, config, folder, store, network, env)
+    add_serving(app, config, folder, lock, store, network, env)
 
 
 def add_serving(
-    app: App, config: Config, folder: Path, store: StoreHandle, network: NetworkHandle, env: Environment
+    app: App, config: Config, folder: Path, lock: AmiLock, store: StoreHandle, network: NetworkHandle, env: Environment
 ) -> None:
     name, prefix = config.project.name, store_prefix(config)
     fleets = [fleet for fleet in config.fleets if isinstance(fleet, ServingFleet)]
@@ -119,9 +120,7 @@ def add_serving(
         return
     versions = config.amis.sdk
     cache = CacheStack(app, f"{name}-cache", project=name, network=network, store=store, versions=versions, env=env)
-    software = Software(
-        image=fleet_image(config, lock_of(config, folder)), agent=locked_agent(folder), folder=folder.absolute()
-    )
+    software = Software(image=fleet_image(config, lock), agent=locked_agent(folder), folder=folder.absolute())
     serving = [
         ServeStack(
             app,

@@ -5,10 +5,11 @@ The bucket has everything that is in here, so this stack may be destroyed and ma
 
 from typing import Any, Final
 
-from aws_cdk import CfnOutput, RemovalPolicy, Stack, Tags, aws_ec2, aws_efs, aws_iam
+from aws_cdk import CfnOutput, RemovalPolicy, Stack, aws_ec2, aws_efs, aws_iam
 from constructs import Construct
 
 from stacks.handles import CacheHandle, NetworkHandle, StoreHandle
+from stacks.project_tag import tag_project
 
 # Whoever mounts is this user, so that what one instance wrote the next one may replace.
 _OWNER: Final = "7200"
@@ -35,7 +36,7 @@ class CacheStack(Stack):
         file_system = self._make_file_system(project, network, store, group)
         points = {version: self._make_access_point(file_system, version) for version in versions}
         self.handle = CacheHandle(file_system=file_system, group=group, access_points=points)
-        Tags.of(self).add("nxpipe:project", project)
+        tag_project(self, project)
         CfnOutput(self, "FileSystemId", value=file_system.file_system_id, description="Keeps compiled programs")
 
     def _make_group(self, project: str, network: NetworkHandle) -> aws_ec2.SecurityGroup:

@@ -6,12 +6,13 @@ have, and what an interruption costs is one repetition, since whatever was publi
 
 from typing import Any, Final
 
-from aws_cdk import CfnOutput, Stack, Tags, aws_batch, aws_ec2, aws_iam
+from aws_cdk import CfnOutput, Stack, aws_batch, aws_ec2, aws_iam
 from constructs import Construct
 
 from pipeline.config.cloud import Farm
 from stacks.batch import WITH_GRACE, instance_profile, job_role, logs, repeated
 from stacks.handles import FarmHandle, NetworkHandle, StoreHandle
+from stacks.project_tag import PROJECT_TAG, tag_project
 from stacks.publishing import publishing
 
 # x86, as the Neuron compiler is; 4 to 8 GiB a processor. Several families, for spot capacity is seldom short in all.
@@ -21,7 +22,6 @@ _VCPUS: Final = 16  # of a job that says nothing else
 _MEMORY_MIB: Final = 60_000  # what ECS leaves of 64 GiB
 _LONGEST_JOB: Final = 12 * 3600  # seconds
 _ATTEMPTS: Final = 5
-_TAG: Final = "nxpipe:project"
 
 _Template = aws_ec2.CfnLaunchTemplate
 _Environment = aws_batch.CfnComputeEnvironment
@@ -54,7 +54,7 @@ class FarmStack(Stack):
             queue=aws_batch.JobQueue.from_job_queue_arn(self, "Builds", queue.ref),
             job_definition=aws_batch.EcsJobDefinition.from_job_definition_arn(self, "Build", job.ref),
         )
-        Tags.of(self).add(_TAG, project)
+        tag_project(self, project)
         CfnOutput(self, "QueueArn", value=queue.ref, description="Jobs are submitted here")
         CfnOutput(self, "JobDefinitionArn", value=job.ref, description="What a job runs, if it says nothing else")
 
@@ -75,7 +75,7 @@ class FarmStack(Stack):
             ),
             ec2_configuration=[_Environment.Ec2ConfigurationObjectProperty(image_type="ECS_AL2023")],
             update_to_latest_image_version=True,
-            tags={"Name": f"{self._project}-build-farm", _TAG: self._project},
+            tags={"Name": f"{self._project}-build-farm", PROJECT_TAG: self._project},
         )
         return _Environment(
             self,

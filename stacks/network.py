@@ -6,11 +6,12 @@ Endpoints are not made here: which are needed follows from what the other stacks
 from ipaddress import ip_network
 from typing import Any, Final
 
-from aws_cdk import Acknowledgment, CfnOutput, RemovalPolicy, Stack, Tags, Validations, aws_ec2, aws_iam, aws_logs
+from aws_cdk import Acknowledgment, CfnOutput, RemovalPolicy, Stack, Validations, aws_ec2, aws_iam, aws_logs
 from constructs import Construct
 
 from pipeline.config.network import ClosedNetwork, ExistingNetwork, NatNetwork
 from stacks.handles import NetworkHandle
+from stacks.project_tag import tag_project
 
 _SUBNET_BITS: Final = 4  # each zone gets a sixteenth of the addresses, and so does its way out
 _MOST_ZONES: Final = 6  # room is kept for that many, so that a new zone at the end of the list moves nothing
@@ -33,7 +34,7 @@ class NetworkStack(Stack):
     ) -> None:
         self._zones = zones
         super().__init__(scope, id_, description=f"Network of {project}", **kwargs)
-        Tags.of(self).add("nxpipe:project", project)
+        tag_project(self, project)
         if isinstance(network, ExistingNetwork):
             vpc, subnets = self._existing(network)
         else:

@@ -6,7 +6,6 @@ from typing import Any, Final
 from aws_cdk import (
     CfnOutput,
     Stack,
-    Tags,
     aws_budgets,
     aws_cloudwatch,
     aws_cloudwatch_actions,
@@ -21,9 +20,9 @@ from pipeline.config.cloud import Budget, Observe
 from pipeline.config.sections import Guards
 from stacks.handles import ObserveHandle, ServeHandle
 from stacks.metrics import MEASURES, Limit, Measure, Subject
+from stacks.project_tag import PROJECT_TAG, tag_project
 
 _SPEAKERS: Final = ("cloudwatch.amazonaws.com", "budgets.amazonaws.com")
-_TAG: Final = "nxpipe:project"
 _WARNINGS: Final = (("ACTUAL", 80), ("ACTUAL", 100), ("FORECASTED", 100))  # percent of the budget
 
 
@@ -63,7 +62,7 @@ class ObserveStack(Stack):
         if budget.monthly is not None:
             self._add_budget(budget.monthly)
         self.handle = ObserveHandle(release_bad=bad)
-        Tags.of(self).add(_TAG, project)
+        tag_project(self, project)
         CfnOutput(self, "TopicArn", value=self._topic.topic_arn, description="Alarms are sent here")
 
     def _make_topic(self, observe: Observe) -> aws_sns.Topic:
@@ -172,7 +171,7 @@ class ObserveStack(Stack):
                 budget_type="COST",
                 time_unit="MONTHLY",
                 budget_limit=aws_budgets.CfnBudget.SpendProperty(amount=monthly, unit="USD"),
-                cost_filters={"TagKeyValue": [f"user:{_TAG}${self._project}"]},
+                cost_filters={"TagKeyValue": [f"user:{PROJECT_TAG}${self._project}"]},
             ),
             notifications_with_subscribers=[
                 aws_budgets.CfnBudget.NotificationWithSubscribersProperty(
@@ -187,4 +186,6 @@ class ObserveStack(Stack):
                 for kind, percent in _WARNINGS
             ],
         )
-        CfnOutput(self, "CostTag", value=_TAG, description="Activate this cost allocation tag: the budget counts by it")
+        CfnOutput(
+            self, "CostTag", value=PROJECT_TAG, description="Activate this cost allocation tag: the budget counts by it"
+        )

@@ -6,11 +6,12 @@ of a job that runs in one names the environment, and no branch.
 
 from typing import Any, Final
 
-from aws_cdk import CfnOutput, Duration, Stack, Tags, aws_iam
+from aws_cdk import CfnOutput, Duration, Stack, aws_iam
 from constructs import Construct
 
 from pipeline.config.cloud import Release
 from stacks.handles import StoreHandle
+from stacks.project_tag import tag_project
 from stacks.publishing import publishing
 
 _ISSUER: Final = "token.actions.githubusercontent.com"
@@ -42,7 +43,7 @@ class ReleaseStack(Stack):
             roles=[role],
             statements=publishing(store, prefix),
         )
-        Tags.of(self).add("nxpipe:project", project)
+        tag_project(self, project)
         CfnOutput(self, "RoleArn", value=role.role_arn, description="The variable NXPIPE_ROLE_ARN of the repository")
 
     def _role(self, project: str, release: Release) -> aws_iam.Role:

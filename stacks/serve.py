@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from aws_cdk import CfnOutput, Stack, Tags, aws_ec2, aws_iam
+from aws_cdk import CfnOutput, Stack, aws_ec2, aws_iam
 from constructs import Construct
 
 from pipeline.config import Config, ServingFleet
@@ -17,6 +17,7 @@ from stacks.grants import mount_cache, read_artifacts
 from stacks.groups import Colour, Group, group
 from stacks.handles import CacheHandle, NetworkHandle, ServeHandle, StoreHandle
 from stacks.launch import Machine, launch_template
+from stacks.project_tag import tag_project
 from stacks.user_data.serving import Agent, Cache, Serving
 
 BLUE: Final = "blue"  # serves from the first day on
@@ -77,7 +78,7 @@ class ServeStack(Stack):
             target_groups=self._balancer.target_groups,
             groups=groups,
         )
-        Tags.of(self).add("nxpipe:project", config.project.name)
+        tag_project(self, config.project.name)
         name = self._balancer.load_balancer.load_balancer_dns_name
         CfnOutput(self, "Address", value=name, description=f"Where {fleet.name} answers, from inside of the network")
 

@@ -2,10 +2,11 @@
 
 from typing import Any, Final
 
-from aws_cdk import CfnOutput, Duration, RemovalPolicy, Stack, Tags, aws_ecr, aws_kms, aws_s3
+from aws_cdk import CfnOutput, Duration, RemovalPolicy, Stack, aws_ecr, aws_kms, aws_s3
 from constructs import Construct
 
 from stacks.handles import StoreHandle
+from stacks.project_tag import tag_project
 
 # Long enough to resume a large upload after a weekend; unfinished parts cost money and no listing shows them.
 UNFINISHED_UPLOADS = Duration.days(7)
@@ -46,7 +47,7 @@ class StoreStack(Stack):
         bucket = self._make_bucket(key, logs, removal_policy)
         repository = self._make_repository(key, removal_policy)
         self.handle = StoreHandle(bucket=bucket, key=key, logs=logs, repository=repository)
-        Tags.of(self).add("nxpipe:project", project)
+        tag_project(self, project)
         CfnOutput(self, "BucketName", value=bucket.bucket_name, description="Artifacts live in this bucket")
         CfnOutput(self, "KeyArn", value=key.key_arn, description="Readers and writers need this KMS key")
         CfnOutput(self, "RepositoryUri", value=repository.repository_uri, description="Images are pushed here")

@@ -6,7 +6,7 @@ template; so the environment must name none.
 
 from typing import Any, Final
 
-from aws_cdk import CfnOutput, Stack, Tags, aws_batch, aws_ec2, aws_iam
+from aws_cdk import CfnOutput, Stack, aws_batch, aws_ec2, aws_iam
 from constructs import Construct
 
 from emulator.hardware import INSTANCES
@@ -18,13 +18,13 @@ from stacks.checkpoints import checkpoint_bucket, grant_checkpoints
 from stacks.grants import read_artifacts
 from stacks.handles import NetworkHandle, StoreHandle, TrainHandle
 from stacks.launch import Machine, launch_template
+from stacks.project_tag import PROJECT_TAG, tag_project
 from stacks.scratch import FOLDER, file_system, mounted
 
 _LONGEST_JOB: Final = 14 * 24 * 3600  # seconds; the most that a capacity block lasts, nearly
 _ATTEMPTS: Final = 10  # the most that Batch makes
 _HOST_SHARE: Final = 0.06  # of memory, for the system and the agent of ECS
 _ROOT_GIB: Final = 500  # a training container, and what it writes beside its checkpoints
-_TAG: Final = "nxpipe:project"
 
 _Environment = aws_batch.CfnComputeEnvironment
 _Job = aws_batch.CfnJobDefinition
@@ -67,7 +67,7 @@ class TrainStack(Stack):
         self.handle = TrainHandle(
             fleet=fleet.name, queue=aws_batch.JobQueue.from_job_queue_arn(self, "Training", queue.ref)
         )
-        Tags.of(self).add(_TAG, project)
+        tag_project(self, project)
         CfnOutput(self, "QueueArn", value=queue.ref, description="Jobs are submitted here")
         CfnOutput(self, "JobDefinitionArn", value=job.ref, description="What a job is, but for its command")
 
@@ -89,7 +89,7 @@ class TrainStack(Stack):
             user_data=mounted(self._scratch) if self._scratch else "",
             root_device="/dev/xvda",  # of Amazon Linux, as ECS has it
             root_gib=_ROOT_GIB,
-            tags={_TAG: self._project},
+            tags={PROJECT_TAG: self._project},
         )
         return launch_template(
             self,

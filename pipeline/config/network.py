@@ -3,15 +3,12 @@
 from ipaddress import ip_network
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from pipeline.config.forms import Absent, refuse
 from pipeline.config.kinds import DISTINCT, LIST, Cidr, Subnet, Vpc, Zone
 from pipeline.config.table import Table
 
-_Zones = Annotated[
-    tuple[Zone, ...] | None, Field(strict=False, min_length=1, max_length=6), DISTINCT, Absent("the region's a and b")
-]
 _KIND = "Where instances are launched, and what they can reach from there."
 
 
@@ -22,38 +19,37 @@ def divisible(cidr: str) -> str:
     return cidr
 
 
+_Divided = Annotated[
+    Cidr,
+    AfterValidator(divisible),
+    Field(description="The addresses of the network.", examples=["10.20.0.0/16"]),
+]
+_Zones = Annotated[
+    tuple[Zone, ...] | None,
+    Field(strict=False, min_length=1, max_length=6),
+    DISTINCT,
+    Absent("the region's a and b"),
+    Field(
+        description="The availability zones that have a subnet; a new one goes to the end.",
+        examples=[["us-east-2a", "us-east-2b"]],
+    ),
+]
+
+
 class ClosedNetwork(Table):
     """A network without a way out: AWS's services are reached by endpoints, nothing else is reached at all."""
 
     kind: Literal["closed"] = Field(default="closed", description=_KIND, examples=["closed"])
-    cidr: Cidr = Field(default="10.20.0.0/16", description="The addresses of the network.", examples=["10.20.0.0/16"])
-    zones: _Zones = Field(
-        default=None,
-        description="The availability zones that have a subnet; a new one goes to the end.",
-        examples=[["us-east-2a", "us-east-2b"]],
-    )
-
-    @field_validator("cidr")
-    @classmethod
-    def _has_room(cls, cidr: str) -> str:
-        return divisible(cidr)
+    cidr: _Divided = "10.20.0.0/16"
+    zones: _Zones = None
 
 
 class NatNetwork(Table):
     """A network whose instances reach the internet through a NAT gateway in each zone, and are not reached from it."""
 
     kind: Literal["nat"] = Field(description=_KIND, examples=["nat"])
-    cidr: Cidr = Field(default="10.20.0.0/16", description="The addresses of the network.", examples=["10.20.0.0/16"])
-    zones: _Zones = Field(
-        default=None,
-        description="The availability zones that have a subnet; a new one goes to the end.",
-        examples=[["us-east-2a", "us-east-2b"]],
-    )
-
-    @field_validator("cidr")
-    @classmethod
-    def _has_room(cls, cidr: str) -> str:
-        return divisible(cidr)
+    cidr: _Divided = "10.20.0.0/16"
+    zones: _Zones = None
 
 
 class ExistingSubnet(Table):
