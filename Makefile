@@ -9,10 +9,10 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 20
 
-.PHONY: help setup demo test test-all test-compiler test-fleets test-machine test-others check cloud-up docs lock bench clean
+.PHONY: help setup demo demo-rollout test test-all test-compiler test-fleets test-machine test-others check audit cloud-up docs lock bench clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 setup: $(VENV)/.ready node_modules/.ready  ## install all that development needs, into .venv and node_modules
 
@@ -34,6 +34,9 @@ demo: $(VENV)/.ready  ## build, verify and publish two models into a local store
 	$(BIN)/nxpipe store ls
 	$(BIN)/nxpipe store show bert-base-uncased
 	$(BIN)/nxpipe build
+
+demo-rollout: setup  ## roll a good and a bad version out on a local AWS, from an empty account to their ends
+	$(BIN)/python -m tests.cloud.rollout_demo
 
 # The tests in four parts, side by side; the account of each is printed whole when it ends. They often wait for servers
 # and commands, so that it takes more than two of them to keep two cores busy.
@@ -68,6 +71,16 @@ check: setup  ## lint, types, import rules, generated pages; under 30 s
 	$(BIN)/mypy
 	$(BIN)/python -m pipeline.reference check
 
+AUDIT := .audit
+
+audit: setup $(AUDIT)/.ready  ## checkov over all stacks, in an environment of its own
+	$(BIN)/python -m tests.stacks.audit $(AUDIT)/bin/checkov
+
+$(AUDIT)/.ready: requirements/audit.txt
+	$(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/audit.txt
+	touch $@
+
 cloud-up: setup  ## a local AWS until Ctrl-C; prints what another shell needs to use it
 	$(BIN)/python -m tests.cloud.server 5599
 
@@ -79,6 +92,7 @@ lock: $(VENV)/.ready  ## resolve every dependency anew
 
 bench: $(VENV)/.ready  ## measure, beside bare Python
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/synth.py
 
 clean:  ## remove what setup and the tools made
-	rm -rf $(VENV) node_modules cdk.out .nxpipe .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(AUDIT) node_modules cdk.out .nxpipe .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -5,7 +5,6 @@
 
 import os
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,22 +12,26 @@ from aws_cdk import App, Environment, Stack
 
 from pipeline.config import Config, ConfigInvalid, ServingFleet, TrainingFleet
 from pipeline.config.amis import AmiLock
+from pipeline.config.cluster_lock import read_cluster_lock
 from pipeline.config.load import load, read_source
 from pipeline.config.network import ExistingNetwork
 from pipeline.config.place import has_network, misplaced, zones_of
-from pipeline.exit_codes import CONFIGURATION
+from pipeline.exit_codes import CONFIGURATION, FINDINGS
 from stacks.agents import NoAgentLocked, locked_agent
 from stacks.amis import fleet_image, lock_of, training_image
 from stacks.cache import CacheStack
+from stacks.cluster import ClusterStack
 from stacks.costs import load_prices
+from stacks.endpoint import EndpointStack
 from stacks.endpoints import Endpoints
 from stacks.farm import FarmStack
 from stacks.guards import guard
-from stacks.handles import NetworkHandle, StoreHandle
+from stacks.handles import CacheHandle, EndpointHandle, NetworkHandle, ObserveHandle, ServeHandle, StoreHandle
 from stacks.network import NetworkStack
 from stacks.observe import ObserveStack
 from stacks.reach import Unreachable
 from stacks.release import ReleaseStack
+from stacks.rollout import RolloutStack
 from stacks.serve import ServeStack, Software
 from stacks.store import StoreStack
 from stacks.train import TrainStack
@@ -36,8 +39,7 @@ from stacks.user_data.fleet_file import NoPublicKey
 from stacks.user_data.script import TooLong
 
 
-def main() -> int:
-    app = App()
+def main(app: App) -> int:
     path = Path(app.node.try_get_context("config") or "nxpipe.toml")
     try:
         config = deployable(path)
@@ -52,7 +54,7 @@ def main() -> int:
         if not str(refused).startswith("ValidationFailed"):
             raise
         sys.stderr.write(f"{refused}\n")
-        return CONFIGURATION.number
+        return FINDINGS.number
     return 0
 
 
@@ -74,7 +76,16 @@ def add_stacks(app: App, config: Config, folder: Path) -> None:
     store = StoreStack(app, f"{name}-storage", project=name, env=env, termination_protection=True).handle
     prefix = store_prefix(config)
     if config.release:
-        ReleaseStack(app, f"{name}-release", project=name, release=config.release, store=store, prefix=prefix, env=env)
+        ReleaseStack(
+            app,
+            f"{name}-release",
+            project=name,
+            release=config.release,
+            store=store,
+            prefix=prefix,
+            signing_key=kms_key(config),
+            env=env,
+        )
     if has_network(config):
         place = NetworkStack(
             app, f"{name}-network", project=name, network=config.network, zones=zones_of(config), env=env
@@ -108,20 +119,99 @@ def add_fleets(
                 prefix=prefix,
                 env=env,
             )
-    add_serving(app, config, folder, lock, store, network, env)
+    cache = add_cache(app, config, store, network, env)
+    serving = add_serving(app, config, folder, lock, store, network, cache, env)
+    if cache:
+        add_cluster(app, config, folder, store, network, cache, env)
+    hosted = add_endpoints(app, config, store, network, env)
+    if serving or hosted:
+        watched = ObserveStack(
+            app,
+            f"{name}-observe",
+            project=name,
+            observe=config.observe,
+            budget=config.budget,
+            guards=config.rollout.guards,
+            fleets=serving,
+            endpoints=hosted,
+            hourly=hourly_prices(config, env.region),
+            env=env,
+        )
+        add_rollouts(app, config, store, serving, watched.handle, env)
+
+
+def add_rollouts(
+    app: App, config: Config, store: StoreHandle, serving: list[ServeHandle], watched: ObserveHandle, env: Environment
+) -> None:
+    handles = {each.fleet: each for each in serving}
+    for fleet in config.fleets:
+        if isinstance(fleet, ServingFleet):
+            RolloutStack(
+                app,
+                f"{config.project.name}-rollout-{fleet.name}",
+                project=config.project.name,
+                fleet=fleet,
+                serve=handles[fleet.name],
+                observe=watched,
+                store=store,
+                prefix=store_prefix(config),
+                alarms=config.rollout.guards.alarms,
+                env=env,
+            )
+
+
+def add_cache(
+    app: App, config: Config, store: StoreHandle, network: NetworkHandle, env: Environment
+) -> CacheHandle | None:
+    """For whoever compiles or loads programs on machines that come and go."""
+    if not config.cluster and not any(isinstance(fleet, ServingFleet) for fleet in config.fleets):
+        return None
+    name, versions = config.project.name, config.amis.sdk
+    made = CacheStack(app, f"{name}-cache", project=name, network=network, store=store, versions=versions, env=env)
+    return made.handle
+
+
+def add_cluster(
+    app: App,
+    config: Config,
+    folder: Path,
+    store: StoreHandle,
+    network: NetworkHandle,
+    cache: CacheHandle,
+    env: Environment,
+) -> None:
+    name = config.project.name
+    if config.cluster:
+        ClusterStack(
+            app,
+            f"{name}-cluster",
+            project=name,
+            cluster=config.cluster,
+            lock=read_cluster_lock(config, folder / config.cluster.lock),
+            network=network,
+            store=store,
+            prefix=store_prefix(config),
+            cache=cache,
+            env=env,
+        )
 
 
 def add_serving(
-    app: App, config: Config, folder: Path, lock: AmiLock, store: StoreHandle, network: NetworkHandle, env: Environment
-) -> None:
+    app: App,
+    config: Config,
+    folder: Path,
+    lock: AmiLock,
+    store: StoreHandle,
+    network: NetworkHandle,
+    cache: CacheHandle | None,
+    env: Environment,
+) -> list[ServeHandle]:
     name, prefix = config.project.name, store_prefix(config)
     fleets = [fleet for fleet in config.fleets if isinstance(fleet, ServingFleet)]
     if not fleets:
-        return
-    versions = config.amis.sdk
-    cache = CacheStack(app, f"{name}-cache", project=name, network=network, store=store, versions=versions, env=env)
+        return []
     software = Software(image=fleet_image(config, lock), agent=locked_agent(folder), folder=folder.absolute())
-    serving = [
+    return [
         ServeStack(
             app,
             f"{name}-serve-{fleet.name}",
@@ -131,31 +221,46 @@ def add_serving(
             network=network,
             store=store,
             prefix=prefix,
-            cache=cache.handle,
+            cache=cache,
             env=env,
         ).handle
         for fleet in fleets
     ]
-    ObserveStack(
-        app,
-        f"{name}-observe",
-        project=name,
-        observe=config.observe,
-        budget=config.budget,
-        guards=config.rollout.guards,
-        fleets=serving,
-        hourly=hourly_prices(fleets, env.region),
-        env=env,
-    )
 
 
-def hourly_prices(fleets: Iterable[ServingFleet], region: str | None) -> dict[str, float]:
-    """Of an instance of each fleet: the dearest of the types that it may have, where all their prices are known."""
+def add_endpoints(
+    app: App, config: Config, store: StoreHandle, network: NetworkHandle, env: Environment
+) -> list[EndpointHandle]:
+    return [
+        EndpointStack(
+            app,
+            f"{config.project.name}-endpoint-{endpoint.name}",
+            project=config.project.name,
+            endpoint=endpoint,
+            guards=config.rollout.guards,
+            network=network,
+            store=store,
+            prefix=store_prefix(config),
+            env=env,
+        ).handle
+        for endpoint in config.endpoints
+    ]
+
+
+def hourly_prices(config: Config, region: str | None) -> dict[str, float]:
+    """Of an instance of each serving fleet: the dearest of its types, where all their prices are known."""
+    fleets = [fleet for fleet in config.fleets if isinstance(fleet, ServingFleet)]
     prices = load_prices()
     found = {fleet.name: [prices.of(region, each) for each in fleet.instance_types] for fleet in fleets}
     return {
         name: max(known) for name, every in found.items() if len(known := [one for one in every if one]) == len(every)
     }
+
+
+def kms_key(config: Config) -> str | None:
+    """The key that signs, if it is one of KMS."""
+    kind, _, arn = (config.signing.key or "").partition(":")
+    return arn if kind == "kms" else None
 
 
 def store_prefix(config: Config) -> str:
@@ -166,4 +271,4 @@ def store_prefix(config: Config) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(App()))

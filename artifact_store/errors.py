@@ -34,6 +34,10 @@ class NotFound(StoreError):
     """The store holds nothing of that name."""
 
 
+class ChannelEmpty(NotFound):
+    """A channel to which nothing was ever promoted."""
+
+
 class Corrupt(StoreError):
     """Stored bytes are not what their name or seal says; they were not used."""
 

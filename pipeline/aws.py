@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from pipeline.errors import AwsError
@@ -12,9 +13,19 @@ def client(service: str, region: str | None = None) -> Any:
     from botocore.config import Config
     from botocore.session import Session
 
+    session = Session()
+    session.register_component("data_loader", _descriptions())
     patience = Config(connect_timeout=5, read_timeout=30, retries={"mode": "standard", "total_max_attempts": 5})
     with asking(f"ask {service}"):
-        return Session().create_client(service, region_name=region, config=patience)
+        return session.create_client(service, region_name=region, config=patience)
+
+
+@cache
+def _descriptions() -> Any:
+    """Of services and endpoints: reading them takes longer than a call, and the files do not change."""
+    from botocore.loaders import create_loader
+
+    return create_loader()
 
 
 @contextmanager

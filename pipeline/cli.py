@@ -24,10 +24,14 @@ COMMANDS = {
     "dis": ("pipeline.commands.dis:dis", "Print an executable's program as text, or what it adds up to."),
     "doctor": ("pipeline.commands.doctor:doctor", "Say what is installed, what is missing for which command."),
     "explain": ("pipeline.commands.explain:explain", "Print a model's programs after one of the compiler's passes."),
-    "infra": ("pipeline.commands.infra:infra", "Check templates, and say what deploying them would do."),
+    "infra": ("pipeline.commands.infra:infra", "Check templates, plan deployments, write the manifests of a cluster."),
     "init": ("pipeline.commands.init:init", "Write nxpipe.toml and a release workflow into a repository."),
     "promote": ("pipeline.commands.promote:promote", "Serve artifacts on a channel from now on."),
     "rollback": ("pipeline.commands.rollback:rollback", "Serve again what a channel served before."),
+    "rollout": (
+        "pipeline.commands.rollout.group:rollout",
+        "Give a new version traffic step by step, as evidence allows.",
+    ),
     "run": ("pipeline.commands.run:run", "Run a model's programs on the emulator, and show what they answer."),
     "store": (
         "pipeline.commands.store.group:store",

@@ -170,6 +170,38 @@ TEMPLATE: Final = ExitCode(
     "Mend the file that the message names, or write the templates with `npx cdk synth`.",
     ("pipeline.errors:TemplateInvalid",),
 )
+ROLLED_BACK: Final = ExitCode(
+    40,
+    "rolled-back",
+    "All traffic is with the old version again: the new one is worse, or an alarm or a person ended the rollout.",
+    "`nxpipe rollout log FLEET` shows why; mend the version, or start the same one again with `--again`.",
+)
+UNDECIDED: Final = ExitCode(
+    41,
+    "undecided",
+    "The rollout's step has lasted as long as it may, and its evidence says neither yes nor no: a person is awaited.",
+    "Run `nxpipe rollout approve FLEET` or `abort FLEET`; `nxpipe rollout plan` says what would find out more.",
+)
+CAPACITY_BLOCKED: Final = ExitCode(
+    42,
+    "capacity-blocked",
+    "The new version's instances did not come or did not become ready, so it never had any traffic.",
+    "Look at the Auto Scaling group that the message names, then start the rollout again.",
+)
+ROLLOUT_REFUSED: Final = ExitCode(
+    43,
+    "rollout-refused",
+    "The rollout cannot begin as things are, or there is none that could be told anything; no traffic was moved.",
+    "The message names what stands in the way: another rollout, an alarm, a stack that is not deployed.",
+    ("pipeline.rollout.errors:RolloutRefused",),
+)
+RECORD: Final = ExitCode(
+    35,
+    "rollout-record",
+    "A plan, evidence or record of a rollout is none, or a recorded verdict is not what the judge says.",
+    "The message names the judgement; fetch the record again, or find out who changed it.",
+    ("pipeline.canary.errors:CanaryError",),
+)
 INTERRUPTED: Final = ExitCode(
     130, "interrupted", "Ctrl-C. Nothing half-written is left behind.", "Run the same command again: it resumes."
 )
@@ -204,6 +236,10 @@ TABLE: Final = (
     AWS,
     FINDINGS,
     TEMPLATE,
+    ROLLED_BACK,
+    UNDECIDED,
+    CAPACITY_BLOCKED,
+    ROLLOUT_REFUSED,
     INTERRUPTED,
     PIPE_CLOSED,
     TERMINATED,

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 import click
 
 from artifact_store.errors import Refused
+from pipeline.colours import COLOURS, channel_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from artifact_store import Store
     from artifact_store.channel.change import Sign
     from artifact_store.trust.keys import PublicKey, Signer
@@ -33,10 +36,18 @@ def signing_policy(config: "Config", folder: Path) -> "Policy | None":
         return None
     from artifact_store.trust.policy import Policy, TrustedKey
 
-    trusted = tuple(_trusted(each, folder) for each in signing.trusted)
+    trusted = tuple(_trusted(each, config, folder) for each in signing.trusted)
     if not trusted and signing.key:
         trusted = (TrustedKey("signing.key", _public_half(signing.key, folder)),)
-    return Policy(trusted, frozenset(signing.require), signing.threshold)
+    return Policy(trusted, _with_colours(config, signing.require), signing.threshold)
+
+
+def _with_colours(config: "Config", channels: "Sequence[str]") -> frozenset[str]:
+    """What holds for a channel holds for the colours of the fleets that run it."""
+    of_fleets = {
+        channel_of(fleet.name, colour) for fleet in config.fleets if fleet.channel in channels for colour in COLOURS
+    }
+    return frozenset(channels) | of_fleets
 
 
 def chosen_signer(typed: str | None, config: "Config", folder: Path) -> "Signer":
@@ -51,7 +62,7 @@ def chosen_signer(typed: str | None, config: "Config", folder: Path) -> "Signer"
 
 def author_signature(typed: str | None, config: "Config", folder: Path, channel: str, store: "Store") -> "Sign | None":
     """How a change of a channel is signed: where the channel asks for it, or a key was typed."""
-    if typed is None and channel not in config.signing.require:
+    if typed is None and channel not in _with_colours(config, config.signing.require):
         return None
     from artifact_store.trust.policy import signing_with
 
@@ -93,11 +104,11 @@ def _configured(config: "Config", folder: Path) -> "Signer | None":
     return open_signer(config.signing.key, folder) if config.signing.key else None
 
 
-def _trusted(table: "TrustedKeyTable", folder: Path) -> "TrustedKey":
+def _trusted(table: "TrustedKeyTable", config: "Config", folder: Path) -> "TrustedKey":
     from artifact_store.trust.policy import TrustedKey
 
     path = folder / Path(table.key.removeprefix("file:")).expanduser()
-    channels = None if table.channels is None else frozenset(table.channels)
+    channels = None if table.channels is None else _with_colours(config, table.channels)
     return TrustedKey(
         table.name, named_public_key(path), channels, table.expires.timestamp() if table.expires else None
     )

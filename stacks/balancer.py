@@ -12,7 +12,7 @@ from stacks.handles import NetworkHandle, StoreHandle
 
 COLOUR_HEADER: Final = "x-nxpipe-group"  # a call that has it goes where it says, whatever the weights are
 _WEIGHED: Final = 100  # the priority of the rule for all other calls
-_STARTS_WITH: Final = {"blue": 100}
+_FIRST_DAY: Final = {"blue": 100, "green": 0}
 _DRAINED_IN: Final = Duration.seconds(60)
 
 
@@ -46,8 +46,10 @@ class Balancer(Construct):
         self.listener = self._listener()
         self.target_groups = {colour: self._target_group(colour, network) for colour in colours}
         self.rule = self._rule()
-        for number, (colour, targets) in enumerate(self.target_groups.items(), 1):
-            self._direct_calls(number, colour, targets)
+        self.direct = {
+            colour: self._direct_calls(number, colour, targets)
+            for number, (colour, targets) in enumerate(self.target_groups.items(), 1)
+        }
 
     def errors(self, colour: str, name: str, most: float) -> aws_cloudwatch.Alarm:
         """The share of calls that the instances of a colour have failed."""
@@ -136,20 +138,21 @@ class Balancer(Construct):
 
     def _rule(self) -> elb.CfnListenerRule:
         """Where calls go. The weights here are those of the first day: from then on they belong to rollouts, and a
-        deployment leaves them alone as long as this text stays as it is.
+        deployment leaves them alone as long as this text stays as it is. So it names the two colours that every fleet
+        has, and takes no tag; NXP-KEEP-2 proves it.
         """
         weighed = [
             elb.CfnListenerRule.TargetGroupTupleProperty(
-                target_group_arn=targets.target_group_arn, weight=_STARTS_WITH.get(colour, 0)
+                target_group_arn=self.target_groups[colour].target_group_arn, weight=weight
             )
-            for colour, targets in self.target_groups.items()
+            for colour, weight in _FIRST_DAY.items()
         ]
         forward = elb.CfnListenerRule.ForwardConfigProperty(
             target_groups=weighed,
             target_group_stickiness_config=elb.CfnListenerRule.TargetGroupStickinessConfigProperty(enabled=False),
         )
         every = elb.CfnListenerRule.PathPatternConfigProperty(values=["*"])
-        return elb.CfnListenerRule(
+        rule = elb.CfnListenerRule(
             self,
             "Weights",
             listener_arn=self.listener.listener_arn,
@@ -159,11 +162,13 @@ class Balancer(Construct):
             ],
             actions=[elb.CfnListenerRule.ActionProperty(type="forward", forward_config=forward)],
         )
+        rule.add_property_deletion_override("Tags")
+        return rule
 
-    def _direct_calls(self, priority: int, colour: str, targets: elb.ApplicationTargetGroup) -> None:
+    def _direct_calls(self, priority: int, colour: str, targets: elb.ApplicationTargetGroup) -> elb.CfnListenerRule:
         """How a new version is tried before it has any weight."""
         header = elb.CfnListenerRule.HttpHeaderConfigProperty(http_header_name=COLOUR_HEADER, values=[colour])
-        elb.CfnListenerRule(
+        return elb.CfnListenerRule(
             self,
             f"Direct-{colour}",
             listener_arn=self.listener.listener_arn,

@@ -10,13 +10,15 @@ from stacks.handles import StoreHandle
 _KEPT_AFTER_DELETION: Final = Duration.days(7)
 
 
-def checkpoint_bucket(scope: Construct, store: StoreHandle) -> aws_s3.Bucket:
+def checkpoint_bucket(scope: Construct, fleet: str, store: StoreHandle) -> aws_s3.Bucket:
     return aws_s3.Bucket(
         scope,
         "Checkpoints",
         encryption=aws_s3.BucketEncryption.KMS,
         encryption_key=store.key,
         bucket_key_enabled=True,
+        server_access_logs_bucket=store.logs,
+        server_access_logs_prefix=f"checkpoints/{fleet}/",
         versioned=True,
         enforce_ssl=True,
         minimum_tls_version=1.2,

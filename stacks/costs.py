@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Final
 
 from emulator.hardware import INSTANCES
-from stacks.reading.launches import BATCH, GROUP, INSTANCE, Launch, compute, instance_types, launches
-from stacks.reading.template import Resource, Templates, listed
+from stacks.reading.launches import BATCH, GROUP, INSTANCE, NODES, Launch, compute, instance_types, launches, size_of
+from stacks.reading.template import Resource, Templates, listed, tables
 
 HOURS_A_MONTH: Final = 730
 
 _NAT: Final = "AWS::EC2::NatGateway"
 _ENDPOINT: Final = "AWS::EC2::VPCEndpoint"
+_HOSTED: Final = "AWS::SageMaker::Endpoint"
+_CLUSTER: Final = "AWS::EKS::Cluster"
 _BILLED_BY_USE_TOO: Final = (
-    "AWS::EKS::Cluster",
     "AWS::ElasticLoadBalancingV2::LoadBalancer",
     "AWS::FSx::FileSystem",
-    "AWS::SageMaker::Endpoint",
 )
 
 
@@ -46,6 +46,10 @@ class Line:
     what: str
     hourly: float | None
     remark: str = ""
+    at_most: bool = False  # spot instances and mixed groups, by the price on demand of the dearest type
+
+    def __str__(self) -> str:
+        return f"{self.what} ({self.resource.path}){', at most' if self.at_most else ''}{self.remark}"
 
 
 @dataclass(frozen=True)
@@ -64,29 +68,37 @@ class Estimate:
     def __str__(self) -> str:
         """For a person: the dearest first, then what is not in the sum."""
         priced = sorted((line for line in self.lines if line.hourly), key=lambda line: -(line.hourly or 0))
-        told = [f"  {_dollars(line.hourly or 0, 4)} {line.what} ({line.resource.path}){line.remark}" for line in priced]
+        told = [f"  {_dollars(line.hourly or 0, 4)} {line}" for line in priced]
         silent: dict[tuple[str, str], list[str]] = {}
         for line in self.lines:
             if line.hourly is None:
                 silent.setdefault((line.what, line.remark), []).append(line.resource.path)
         left_out = [f"  not in it: {what} ({_places(paths)}){remark}" for (what, remark), paths in silent.items()]
-        about = "At least" if silent else "About"
-        head = f"{about} {_dollars(self.hourly)} an hour, {_dollars(self.monthly, 0)} a month"
+        head = f"{self._about(bool(silent))} {_dollars(self.hourly)} an hour, {_dollars(self.monthly, 0)} a month"
         return "\n".join([f"{head}, by list prices of {self.prices.date}:", *told, *left_out])
+
+    def _about(self, silent: bool) -> str:
+        """What is left out makes it more, what was bought as spot makes it less; both together, who knows."""
+        at_most = any(line.at_most for line in self.lines)
+        return {(True, False): "At least", (False, True): "At most"}.get((silent, at_most), "About")
 
 
 def load_prices() -> Prices:
-    tables = tomllib.loads(Path(__file__).with_name("prices.toml").read_text())
+    lists = tomllib.loads(Path(__file__).with_name("prices.toml").read_text())
     known: dict[str, dict[str, float]] = {}
-    for table in tables.values():
+    for table in lists.values():
         for region, prices in table.items():
             if isinstance(prices, dict):
                 known.setdefault(region, {}).update(prices)
-    return Prices(known, min(table["date"] for table in tables.values()))
+    return Prices(known, min(table["date"] for table in lists.values()))
 
 
 def estimate(templates: Templates, prices: Prices) -> Estimate:
-    lines = [*_of_instances(templates, prices), *_of_the_network(templates, prices)]
+    lines = [
+        *_of_instances(templates, prices),
+        *_of_endpoints(templates, prices),
+        *_of_what_is_always_there(templates, prices),
+    ]
     for resource in templates.of(*_BILLED_BY_USE_TOO):
         lines.append(Line(resource, resource.type, None, ": no price known"))
     return Estimate(tuple(lines), prices)
@@ -96,17 +108,29 @@ def _of_instances(templates: Templates, prices: Prices) -> Iterator[Line]:
     launched_by = {user.key: launch for launch in launches(templates) for user in launch.users}
     for group in templates.of(GROUP):
         launch = launched_by.get(group.key)
-        count = _number(group.properties.get("DesiredCapacity", group.properties.get("MinSize", 0)))
+        count = _number(size_of(group))
         spot = "MixedInstancesPolicy" in group.properties or (launch is not None and _market(launch) == "spot")
-        yield from _instances(group, launch, count, prices, ", at most" if spot else "")
+        yield from _instances(group, launch, count, prices, at_most=spot)
+    for nodes in templates.of(NODES):
+        spot = nodes.properties.get("CapacityType") == "SPOT"
+        count = _number(size_of(nodes))
+        yield from _instances(nodes, launched_by.get(nodes.key), count, prices, at_most=spot)
     for environment in templates.of(BATCH):
         yield from _jobs(environment, launched_by.get(environment.key), prices)
     for launch in launches(templates):
         if launch.resource.type == INSTANCE:
-            yield from _instances(launch.resource, launch, 1, prices, "")
+            yield from _instances(launch.resource, launch, 1, prices)
 
 
-def _instances(at: Resource, launch: Launch | None, count: int | None, prices: Prices, remark: str) -> Iterator[Line]:
+def _instances(
+    at: Resource,
+    launch: Launch | None,
+    count: int | None,
+    prices: Prices,
+    remark: str = "",
+    *,
+    at_most: bool = False,
+) -> Iterator[Line]:
     """The dearest type of those that a group may choose from: no estimate should flatter."""
     types = tuple(instance_types(at)) or (launch.types if launch is not None else ())
     if launch is not None and launch.block:
@@ -118,15 +142,14 @@ def _instances(at: Resource, launch: Launch | None, count: int | None, prices: P
         yield Line(at, "instances", None, ": of a type that only the deployment knows")
         return
     for unknown in [each for each in types if prices.of(at.region, each) is None]:
-        where = at.region or "a region that only the deployment knows"
-        yield Line(at, unknown, None, f": no price known in {where}")
+        yield Line(at, unknown, None, f": no price known in {_where(at)}")
     known = [(price, each) for each in types if (price := prices.of(at.region, each)) is not None]
     if known:
         price, dearest = max(known)
         if count is None:
             yield Line(at, dearest, None, ": in a number that only the deployment knows")
         else:
-            yield Line(at, f"{count} × {dearest}", count * price, remark)
+            yield Line(at, f"{count} × {dearest}", count * price, remark, at_most)
 
 
 def _jobs(environment: Resource, launch: Launch | None, prices: Prices) -> Iterator[Line]:
@@ -137,22 +160,45 @@ def _jobs(environment: Resource, launch: Launch | None, prices: Prices) -> Itera
         yield Line(environment, "Batch", None, f": of {', '.join(types) or 'types'} that Batch chooses, while jobs run")
         return
     count = None if most is None else most // min(vcpus)
-    yield from _instances(environment, launch, count, prices, ", while jobs run")
+    spot = str(compute(environment).get("Type")).upper() == "SPOT"
+    yield from _instances(environment, launch, count, prices, ", while jobs run", at_most=spot)
 
 
-def _of_the_network(templates: Templates, prices: Prices) -> Iterator[Line]:
+def _of_endpoints(templates: Templates, prices: Prices) -> Iterator[Line]:
+    """SageMaker has prices of its own, for instances that it calls ml.*."""
+    for endpoint in templates.of(_HOSTED):
+        config = templates.follow(endpoint.properties.get("EndpointConfigName"), endpoint)
+        variants = tables(config.properties, "ProductionVariants") if config is not None else []
+        if not variants:
+            yield Line(endpoint, "instances", None, ": of a type that only the deployment knows")
+        for variant in variants:
+            count, type_ = _number(variant.get("InitialInstanceCount")), str(variant.get("InstanceType"))
+            price = prices.of(endpoint.region, type_)
+            if price is None or count is None:
+                yield Line(endpoint, f"{count or 'some'} × {type_}", None, f": no price known in {_where(endpoint)}")
+            else:
+                yield Line(endpoint, f"{count} × {type_}", count * price)
+
+
+def _of_what_is_always_there(templates: Templates, prices: Prices) -> Iterator[Line]:
     for gateway in templates.of(_NAT):
         yield _line(gateway, "NAT gateway", 1, prices)
     for endpoint in templates.of(_ENDPOINT):
         if endpoint.properties.get("VpcEndpointType") == "Interface":
             yield _line(endpoint, "endpoint", max(1, len(listed(endpoint.properties.get("SubnetIds")))), prices)
+    for cluster in templates.of(_CLUSTER):
+        yield _line(cluster, "control plane of EKS", 1, prices)
 
 
 def _line(resource: Resource, what: str, count: int, prices: Prices) -> Line:
     price = prices.of(resource.region, resource.type)
     if price is None:
-        return Line(resource, what, None, f": no price known in {resource.region or 'a region not known'}")
+        return Line(resource, what, None, f": no price known in {_where(resource)}")
     return Line(resource, f"{count} × {what}", count * price)
+
+
+def _where(at: Resource) -> str:
+    return at.region or "a region that only the deployment knows"
 
 
 def _market(launch: Launch) -> object:

@@ -22,6 +22,7 @@ _TELLING: Final = (
     "AWS::IAM::ManagedPolicy",
     "AWS::IAM::Policy",
     "AWS::IAM::Role",
+    "AWS::SageMaker::Model",
 )
 
 

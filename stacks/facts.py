@@ -12,7 +12,8 @@ from stacks.rules.acceptance import Accepted
 
 def facts_of(config: Config, folder: Path) -> Facts:
     """`folder` is that of nxpipe.toml, where relative paths of it start."""
-    blocks = [fleet.capacity for fleet in config.fleets if isinstance(fleet.capacity, CapacityBlock)]
+    groups = config.cluster.groups if config.cluster else ()
+    blocks = [each.capacity for each in (*config.fleets, *groups) if isinstance(each.capacity, CapacityBlock)]
     standbys = [fleet.standby for fleet in config.fleets if isinstance(fleet, ServingFleet) and fleet.standby]
     return Facts(
         project=config.project.name,

@@ -3,7 +3,7 @@
 The key is granted for what S3 does on a role's behalf only: no fleet calls KMS itself.
 """
 
-from aws_cdk import Stack, aws_iam
+from aws_cdk import CfnResource, Stack, aws_iam
 
 from stacks.handles import CacheHandle, StoreHandle
 
@@ -37,3 +37,9 @@ def mount_cache(cache: CacheHandle, version: str, role: aws_iam.IRole) -> None:
             },
         )
     )
+
+
+def wait_for_permissions(made: CfnResource, role: aws_iam.IRole) -> None:
+    """What takes the role on begins with all that it may do, and ends before that is taken away."""
+    if policy := role.node.try_find_child("DefaultPolicy"):
+        made.node.add_dependency(policy)

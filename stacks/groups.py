@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from aws_cdk import (
     CfnAutoScalingInstanceRefresh,
@@ -20,7 +20,6 @@ from pipeline.config.fleets import Size
 from stacks.handles import NetworkHandle
 
 Group: TypeAlias = aws_autoscaling.CfnAutoScalingGroup
-_EMPTY: Final = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -46,12 +45,12 @@ class Colour:
 def group(scope: Construct, id_: str, colour: Colour, network: NetworkHandle) -> Group:
     """With its schedules if it is a capacity block's, and its warm pool if it has one."""
     filled = colour.serves_first and not isinstance(colour.capacity, CapacityBlock)
-    least, desired = (colour.size.min, colour.size.desired) if filled else _EMPTY
+    desired = colour.size.desired if filled else 0
     made = Group(
         scope,
         id_,
         auto_scaling_group_name=colour.name,
-        min_size=str(least),
+        min_size="0",  # a rollout empties the colour that it has left; it keeps `size.min` itself
         desired_capacity=str(desired),
         max_size=str(colour.size.max),
         vpc_zone_identifier=[subnet.subnet_id for subnet in network.subnets.values()],
@@ -128,22 +127,20 @@ def _changed(colour: Colour) -> CfnUpdatePolicy:
 
 
 def _open_with_the_block(scope: Construct, id_: str, made: Group, colour: Colour, block: CapacityBlock) -> None:
-    least, desired = (colour.size.min, colour.size.desired) if colour.serves_first else _EMPTY
-
-    def at(name: str, moment: datetime, least: int, desired: int, most: int) -> None:
+    def at(name: str, moment: datetime, desired: int, most: int) -> None:
         aws_autoscaling.CfnScheduledAction(
             scope,
             f"{id_}-{name}",
             auto_scaling_group_name=made.ref,
             start_time=moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            min_size=least,
+            min_size=0,
             desired_capacity=desired,
             max_size=most,
         )
 
     if colour.serves_first:
-        at("opens", block.start, least, desired, colour.size.max)
-    at("closes", block.end - DRAINED_BEFORE_THE_END, 0, 0, 0)
+        at("opens", block.start, colour.size.desired, colour.size.max)
+    at("closes", block.end - DRAINED_BEFORE_THE_END, 0, 0)
 
 
 def _keep_warm(scope: Construct, id_: str, made: Group, pool: WarmPool) -> None:

@@ -1,18 +1,20 @@
 """What one stack gives to another: constructs, and nothing that it would have to look up."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from aws_cdk import (
     aws_autoscaling,
     aws_batch,
     aws_cloudwatch,
+    aws_dynamodb,
     aws_ec2,
     aws_ecr,
     aws_efs,
     aws_elasticloadbalancingv2,
     aws_kms,
     aws_s3,
+    aws_sns,
 )
 
 
@@ -61,6 +63,15 @@ class ServeHandle:
 
 
 @dataclass(frozen=True)
+class EndpointHandle:
+    """One endpoint of SageMaker, as those see it who watch it."""
+
+    endpoint: str
+    dimensions: Mapping[str, str]  # of its metrics
+    alarms: Sequence[aws_cloudwatch.IAlarm]  # each takes a new artifact's calls back
+
+
+@dataclass(frozen=True)
 class TrainHandle:
     fleet: str
     queue: aws_batch.IJobQueue
@@ -69,3 +80,14 @@ class TrainHandle:
 @dataclass(frozen=True)
 class ObserveHandle:
     release_bad: Mapping[str, aws_cloudwatch.IAlarm]  # by fleet
+    topic: aws_sns.ITopic
+    topic_key: aws_kms.IKey  # whoever tells the topic something needs it too
+
+
+@dataclass(frozen=True)
+class RolloutHandle:
+    """What starts a fleet's rollouts, and where they stand."""
+
+    fleet: str
+    machine: str  # ARN
+    table: aws_dynamodb.ITable

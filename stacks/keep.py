@@ -21,9 +21,6 @@ KEPT: Final[Mapping[str, Mapping[str, str]]] = {
         "Key961B73FD": "AWS::KMS::Key",
         "Logs6819BB44": "AWS::S3::Bucket",
     },
-    "observe": {
-        "Key961B73FD": "AWS::KMS::Key",
-    },
     "train-*": {
         "Checkpoints620E2F20": "AWS::S3::Bucket",
     },

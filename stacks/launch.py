@@ -24,13 +24,15 @@ class Machine:
     """What its instances run, and as whom."""
 
     name: str
-    image: str
-    profile: aws_iam.CfnInstanceProfile
+    image: str | None  # None: EKS chooses by the release of its group
+    profile: aws_iam.CfnInstanceProfile | None  # None: EKS makes one, and refuses any other
     groups: Sequence[aws_ec2.ISecurityGroup]
     user_data: str
     root_device: str = "/dev/sda1"  # of Ubuntu's images, and so of the Neuron ones that we lock
     root_gib: int = 200  # the image has 100 of libraries, and an artifact comes beside its cached objects
-    containers: bool = False  # whose way to the metadata service is one hop longer
+    # Its containers' way to the metadata service is one hop longer, and its tags have slashes, which that one refuses.
+    kubernetes: bool = False
+    near: aws_ec2.CfnPlacementGroup | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -51,12 +53,15 @@ def launch_template(
     data = Template.LaunchTemplateDataProperty(
         image_id=machine.image,
         instance_type=instance_type,
-        iam_instance_profile=Template.IamInstanceProfileProperty(arn=machine.profile.attr_arn),
+        iam_instance_profile=Template.IamInstanceProfileProperty(arn=machine.profile.attr_arn)
+        if machine.profile
+        else None,
         metadata_options=_metadata(machine),
         block_device_mappings=[_root(machine)],
         monitoring=Template.MonitoringProperty(enabled=True),
         tag_specifications=_tagged(machine),
         user_data=Fn.base64(machine.user_data) if machine.user_data else None,
+        placement=Template.PlacementProperty(group_name=machine.near.ref) if machine.near else None,
         **network,
         **_bought(capacity),
     )
@@ -106,12 +111,12 @@ def _bought(capacity: Capacity | None) -> dict[str, Any]:
 
 
 def _metadata(machine: Machine) -> aws_ec2.CfnLaunchTemplate.MetadataOptionsProperty:
-    """Tags are in it, for the agent asks which group it belongs to."""
+    """Tags are in it where they may be, for the agent asks which group it belongs to."""
     return Template.MetadataOptionsProperty(
         http_endpoint="enabled",
         http_tokens="required",
-        http_put_response_hop_limit=2 if machine.containers else 1,
-        instance_metadata_tags="enabled",
+        http_put_response_hop_limit=2 if machine.kubernetes else 1,
+        instance_metadata_tags="disabled" if machine.kubernetes else "enabled",
     )
 
 

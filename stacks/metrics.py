@@ -7,14 +7,18 @@ with the project and the fleet as dimensions: so one series a fleet, whichever i
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Final, Literal
 
 from aws_cdk import Duration, aws_cloudwatch
+from constructs import Construct
+
+from pipeline.config.sections import Guards
 
 PERIOD: Final = Duration.minutes(1)
 NAMESPACE: Final = "nxpipe"
 
-Scope = Literal["fleet", "load balancer", "target group", "group"]
+Scope = Literal["fleet", "load balancer", "target group", "group", "endpoint"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,10 @@ def _balancer(name: str, statistic: str) -> Series:
     return Series("AWS/ApplicationELB", name, statistic)
 
 
+def _hosted(name: str, statistic: str) -> Series:
+    return Series("AWS/SageMaker", name, statistic)
+
+
 @dataclass(frozen=True)
 class Subject:
     """One thing that a measure is taken of; its name is empty where a fleet has only one."""
@@ -45,13 +53,24 @@ class Subject:
 
 @dataclass(frozen=True)
 class Limit:
-    """When a measure is wrong. `by_release` ones bring a rollout to its end, the others only tell."""
+    """When a measure is wrong. `by_release` ones bring a rollout to its end, the others only tell.
 
-    above: float | str  # a figure, or the name of one that the configuration gives
+    They are those that leave nothing to judge. Where versions can be compared, an alarm would end good releases by
+    chance, and whenever something goes wrong that both versions share: there the judge of rollouts decides.
+    """
+
+    above: float | str  # a figure, or the name of one of the guards that the configuration gives
     minutes: int  # of the last `of`
     of: int
     by_release: bool
     meaning: str
+
+    def figure(self, guards: Guards) -> float | None:
+        """None where a project leaves the limit out."""
+        if not isinstance(self.above, str):
+            return self.above
+        given = getattr(guards, self.above)
+        return given.total_seconds() if isinstance(given, timedelta) else given
 
 
 @dataclass(frozen=True)
@@ -88,6 +107,27 @@ class Measure:
             using_metrics={ids[name]: metric for name, metric in made.items()},
             period=PERIOD,
             label=label,
+        )
+
+    def alarm(
+        self, scope: Construct, id_: str, *, name: str, subject: Subject, guards: Guards
+    ) -> aws_cloudwatch.Alarm | None:
+        """None where nothing is wrong with whatever is measured."""
+        limit = self.limit
+        if limit is None or (above := limit.figure(guards)) is None:
+            return None
+        return aws_cloudwatch.Alarm(
+            scope,
+            id_,
+            alarm_name=name,
+            alarm_description=f"{self.title} above {above:g} ({self.unit}): {limit.meaning}",
+            metric=self.of(subject, {}),
+            threshold=above,
+            comparison_operator=aws_cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD,
+            datapoints_to_alarm=limit.minutes,
+            evaluation_periods=limit.of,
+            # A group without traffic has no latency, and a device that does not fail sends no failures.
+            treat_missing_data=aws_cloudwatch.TreatMissingData.NOT_BREACHING,
         )
 
 
@@ -136,7 +176,7 @@ MEASURES: Final = (
         "seconds",
         "target group",
         {"time": _balancer("TargetResponseTime", "p99")},
-        limit=Limit("max_p99", 2, 3, by_release=True, meaning="slower than rollout.guards.max_p99"),
+        limit=Limit("max_p99", 2, 3, by_release=False, meaning="slower than rollout.guards.max_p99"),
     ),
     Measure(
         "error-rate",
@@ -145,7 +185,7 @@ MEASURES: Final = (
         "target group",
         _FAILED,
         f"IF({{requests}} >= {_ENOUGH}, (FILL({{failed}}, 0) + FILL({{unreached}}, 0)) / {{requests}}, 0)",
-        Limit("max_error_rate", 2, 3, by_release=True, meaning="more failures than rollout.guards.max_error_rate"),
+        Limit("max_error_rate", 2, 3, by_release=False, meaning="more failures than rollout.guards.max_error_rate"),
     ),
     Measure(
         "refused",
@@ -185,5 +225,34 @@ MEASURES: Final = (
         "group",
         {"instances": Series("AWS/AutoScaling", "GroupInServiceInstances", "Average")},
         "RUNNING_SUM(FILL({instances}, 0)) * {hourly} / 60",
+    ),
+)
+
+# SageMaker counts for each variant, old and new instances together while calls shift; its times are microseconds.
+OF_ENDPOINTS: Final = (
+    Measure(
+        "calls",
+        "Calls",
+        "a minute",
+        "endpoint",
+        {"calls": _hosted("Invocations", "Sum")},
+    ),
+    Measure(
+        "latency-p99",
+        "Latency, 99 of 100 calls",
+        "seconds",
+        "endpoint",
+        {"time": _hosted("ModelLatency", "p99")},
+        "{time} / 1000000",
+        Limit("max_p99", 2, 3, by_release=True, meaning="slower than rollout.guards.max_p99"),
+    ),
+    Measure(
+        "error-rate",
+        "Calls that failed",
+        "share",
+        "endpoint",
+        {"calls": _hosted("Invocations", "Sum"), "failed": _hosted("Invocation5XXErrors", "Sum")},
+        f"IF({{calls}} >= {_ENOUGH}, FILL({{failed}}, 0) / {{calls}}, 0)",
+        Limit("max_error_rate", 2, 3, by_release=True, meaning="more failures than rollout.guards.max_error_rate"),
     ),
 )

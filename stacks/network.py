@@ -6,11 +6,12 @@ Endpoints are not made here: which are needed follows from what the other stacks
 from ipaddress import ip_network
 from typing import Any, Final
 
-from aws_cdk import Acknowledgment, CfnOutput, RemovalPolicy, Stack, Validations, aws_ec2, aws_iam, aws_logs
+from aws_cdk import Acknowledgment, CfnOutput, CfnTag, RemovalPolicy, Stack, Validations, aws_ec2, aws_iam, aws_logs
 from constructs import Construct
 
 from pipeline.config.network import ClosedNetwork, ExistingNetwork, NatNetwork
 from stacks.handles import NetworkHandle
+from stacks.names import efa_group
 from stacks.project_tag import tag_project
 
 _SUBNET_BITS: Final = 4  # each zone gets a sixteenth of the addresses, and so does its way out
@@ -60,8 +61,10 @@ class NetworkStack(Stack):
             vpc_id=network.vpc,
             vpc_cidr_block=network.cidr,
             availability_zones=list(subnets),
-            private_subnet_ids=[each.id for each in network.subnets],
         )
+        routes = "Annotation::@aws-cdk/aws-ec2:noSubnetRouteTableId"
+        for subnet in subnets.values():
+            Validations.of(subnet).acknowledge(Acknowledgment(id=routes, reason="its routes are not ours to touch"))
         return vpc, subnets
 
     def _own(
@@ -126,6 +129,7 @@ class NetworkStack(Stack):
             self,
             "Efa",
             group_description=f"Nodes of {project} that train together",
+            tags=[CfnTag(key="Name", value=efa_group(project))],
             vpc_id=vpc.vpc_id,
             security_group_egress=[
                 aws_ec2.CfnSecurityGroup.EgressProperty(

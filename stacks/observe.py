@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from aws_cdk import (
     CfnOutput,
+    RemovalPolicy,
     Stack,
     aws_budgets,
     aws_cloudwatch,
@@ -18,8 +19,8 @@ from constructs import Construct
 
 from pipeline.config.cloud import Budget, Observe
 from pipeline.config.sections import Guards
-from stacks.handles import ObserveHandle, ServeHandle
-from stacks.metrics import MEASURES, Limit, Measure, Subject
+from stacks.handles import EndpointHandle, ObserveHandle, ServeHandle
+from stacks.metrics import MEASURES, OF_ENDPOINTS, Measure, Subject
 from stacks.project_tag import PROJECT_TAG, tag_project
 
 _SPEAKERS: Final = ("cloudwatch.amazonaws.com", "budgets.amazonaws.com")
@@ -41,35 +42,42 @@ class ObserveStack(Stack):
         budget: Budget,
         guards: Guards,
         fleets: Sequence[ServeHandle],
+        endpoints: Sequence[EndpointHandle] = (),
         hourly: Mapping[str, float],
         **kwargs: Any,
     ) -> None:
         """`hourly` is what an instance of each fleet costs an hour; without a price no cost is shown."""
         super().__init__(scope, id_, description=f"Alarms and dashboard of {project}", **kwargs)
         self._project = project
-        self._figures = {"max_error_rate": guards.max_error_rate} | (
-            {} if guards.max_p99 is None else {"max_p99": guards.max_p99.total_seconds()}
-        )
-        self._topic = self._make_topic(observe)
+        self._guards = guards
+        self._topic, key = self._make_topic(observe)
         bad: dict[str, aws_cloudwatch.IAlarm] = {}
         rows: list[list[aws_cloudwatch.IWidget]] = []
         for fleet in fleets:
             prices = {"hourly": hourly[fleet.fleet]} if fleet.fleet in hourly else {}
             bad[fleet.fleet] = self._add_alarms(fleet)
             rows += self._widgets(fleet, prices, bad[fleet.fleet])
+        for endpoint in endpoints:
+            rows += self._of_endpoint(endpoint)
         if rows:
             aws_cloudwatch.Dashboard(self, "Dashboard", dashboard_name=project, widgets=rows)
         if budget.monthly is not None:
             self._add_budget(budget.monthly)
-        self.handle = ObserveHandle(release_bad=bad)
+        self.handle = ObserveHandle(release_bad=bad, topic=self._topic, topic_key=key)
         tag_project(self, project)
         CfnOutput(self, "TopicArn", value=self._topic.topic_arn, description="Alarms are sent here")
 
-    def _make_topic(self, observe: Observe) -> aws_sns.Topic:
+    def _make_topic(self, observe: Observe) -> tuple[aws_sns.Topic, aws_kms.Key]:
         """With a key of its own: the one that SNS has by default lets no alarm through."""
         ours = {"StringEquals": {"aws:SourceAccount": self.account}}
         speakers = [aws_iam.ServicePrincipal(each, conditions=ours) for each in _SPEAKERS]
-        key = aws_kms.Key(self, "Key", description=f"Encrypts the alarms of {self._project}", enable_key_rotation=True)
+        key = aws_kms.Key(
+            self,
+            "Key",
+            description=f"Encrypts the alarms of {self._project}",
+            enable_key_rotation=True,
+            removal_policy=RemovalPolicy.DESTROY,  # nothing is kept under it
+        )
         topic = aws_sns.Topic(self, "Topic", topic_name=f"{self._project}-alarms", master_key=key, enforce_ssl=True)
         for speaker in speakers:
             key.add_to_resource_policy(
@@ -82,16 +90,18 @@ class ObserveStack(Stack):
             )
         for email in observe.emails:
             topic.add_subscription(aws_sns_subscriptions.EmailSubscription(email))
-        return topic
+        return topic, key
 
     def _add_alarms(self, fleet: ServeHandle) -> aws_cloudwatch.IAlarm:
         tell = aws_cloudwatch_actions.SnsAction(self._topic)
         of_releases = []
         for measure in MEASURES:
-            if measure.limit is None or (above := self._figure(measure.limit)) is None:
-                continue
             for subject in self._subjects(measure, fleet):
-                alarm = self._alarm(fleet.fleet, measure, measure.limit, above, subject)
+                parts = (fleet.fleet, subject.name, measure.key) if subject.name else (fleet.fleet, measure.key)
+                name = self._name(*parts)
+                alarm = measure.alarm(self, "-".join(parts), name=name, subject=subject, guards=self._guards)
+                if alarm is None or measure.limit is None:
+                    continue
                 if measure.limit.by_release:
                     of_releases.append(alarm)
                 else:
@@ -100,29 +110,11 @@ class ObserveStack(Stack):
             self,
             f"{fleet.fleet}-release-bad",
             composite_alarm_name=self._name(fleet.fleet, "release-bad"),
-            alarm_description=f"The fleet {fleet.fleet} does worse than its guards allow: a rollout goes back",
+            alarm_description=f"The fleet {fleet.fleet} is as no release may leave it: a rollout goes back",
             alarm_rule=aws_cloudwatch.AlarmRule.any_of(*of_releases),
         )
         bad.add_alarm_action(tell)
         return bad
-
-    def _alarm(
-        self, fleet: str, measure: Measure, limit: Limit, above: float, subject: Subject
-    ) -> aws_cloudwatch.Alarm:
-        parts = (fleet, subject.name, measure.key) if subject.name else (fleet, measure.key)
-        return aws_cloudwatch.Alarm(
-            self,
-            "-".join(parts),
-            alarm_name=self._name(*parts),
-            alarm_description=f"{measure.title} above {above:g} ({measure.unit}): {limit.meaning}",
-            metric=measure.of(subject, {}),
-            threshold=above,
-            comparison_operator=aws_cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD,
-            datapoints_to_alarm=limit.minutes,
-            evaluation_periods=limit.of,
-            # A group without traffic has no latency, and a device that does not fail sends no failures.
-            treat_missing_data=aws_cloudwatch.TreatMissingData.NOT_BREACHING,
-        )
 
     def _widgets(
         self, fleet: ServeHandle, prices: Mapping[str, float], bad: aws_cloudwatch.IAlarm
@@ -141,6 +133,29 @@ class ObserveStack(Stack):
             graphs.append(aws_cloudwatch.GraphWidget(title=title, left=lines, left_y_axis=axis, width=8))
         yield from (graphs[start : start + 3] for start in range(0, len(graphs), 3))
 
+    def _of_endpoint(self, endpoint: EndpointHandle) -> Iterator[list[aws_cloudwatch.IWidget]]:
+        """What its alarms do is SageMaker's affair; here somebody is told of them."""
+        bad = aws_cloudwatch.CompositeAlarm(
+            self,
+            f"{endpoint.endpoint}-endpoint-bad",
+            composite_alarm_name=self._name(endpoint.endpoint, "endpoint-bad"),
+            alarm_description=f"The endpoint {endpoint.endpoint} does worse than the guards of rollouts allow",
+            alarm_rule=aws_cloudwatch.AlarmRule.any_of(*endpoint.alarms),
+        )
+        bad.add_alarm_action(aws_cloudwatch_actions.SnsAction(self._topic))
+        subject = Subject("", endpoint.dimensions)
+        yield [aws_cloudwatch.TextWidget(markdown=f"# {endpoint.endpoint} (SageMaker)", width=18, height=2)]
+        yield [aws_cloudwatch.AlarmStatusWidget(alarms=[bad], title="Endpoint", width=6, height=3)]
+        yield [
+            aws_cloudwatch.GraphWidget(
+                title=f"{endpoint.endpoint}: {measure.title}",
+                left=[measure.of(subject, {}, endpoint.endpoint)],
+                left_y_axis=aws_cloudwatch.YAxisProps(label=measure.unit, min=0, show_units=False),
+                width=8,
+            )
+            for measure in OF_ENDPOINTS
+        ]
+
     def _subjects(self, measure: Measure, fleet: ServeHandle) -> list[Subject]:
         balancer = fleet.load_balancer.load_balancer_full_name
         if measure.scope == "fleet":
@@ -153,9 +168,6 @@ class ObserveStack(Stack):
             Subject(name, {"LoadBalancer": balancer, "TargetGroup": each.target_group_full_name})
             for name, each in fleet.target_groups.items()
         ]
-
-    def _figure(self, limit: Limit) -> float | None:
-        return self._figures.get(limit.above) if isinstance(limit.above, str) else limit.above
 
     def _name(self, *parts: str) -> str:
         return "-".join((self._project, *parts))

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from stacks.reading import Resource, Template, Templates
-from stacks.reading.launches import GROUP, TEMPLATE, launches
+from stacks.reading.launches import GROUP, NODES, TEMPLATE, launches, size_of
 
 Kind: TypeAlias = Literal["added", "removed", "left", "changed", "replaced", "unclear"]
 
 # The order in which a reader should see them.
 KINDS: Final[tuple[Kind, ...]] = ("replaced", "removed", "unclear", "left", "changed", "added")
+
+_ROLLING: Final = frozenset({"ReleaseVersion", "Version"})  # of a node group: its nodes are replaced, one by one
 
 
 @dataclass(frozen=True)
@@ -87,21 +89,30 @@ def _changed(resource: Resource, differing: tuple[str, ...]) -> Change:
 
 
 def _restarts(changes: tuple[Change, ...], after: Templates) -> Iterator[Restart]:
-    """A group takes the newest version of its launch template, and refreshes its instances by it."""
+    """A group takes the newest version of its launch template, and refreshes its instances by it: once, for whatever
+    has changed.
+    """
     changed = {change.resource.key for change in changes if change.kind in ("changed", "replaced")}
-    added = {change.resource.key for change in changes if change.kind == "added"}
+    told = {change.resource.key for change in changes if change.kind == "added"}
     for launch in launches(after):
         renewed = launch.resource.type == TEMPLATE and launch.resource.key in changed
         for user in launch.users if renewed else ():
-            if user.type == GROUP and user.key not in added:
+            if user.type in (GROUP, NODES) and user.key not in told:
+                told.add(user.key)
                 yield Restart(user, launch.resource, _desired(user))
     for change in changes:
-        if change.resource.type == GROUP and change.kind == "replaced":
+        if _begins_anew(change) and change.resource.key not in told:
             yield Restart(change.resource, change.resource, _desired(change.resource))
 
 
+def _begins_anew(change: Change) -> bool:
+    if change.resource.type == NODES and not _ROLLING.isdisjoint(change.properties):
+        return True
+    return change.resource.type in (GROUP, NODES) and change.kind == "replaced"
+
+
 def _desired(group: Resource) -> int | None:
-    count = group.properties.get("DesiredCapacity", group.properties.get("MinSize"))
+    count = size_of(group)
     return int(str(count)) if str(count).isdigit() else None
 
 

@@ -1,10 +1,10 @@
 """The tag by which a project's resources are known, and its costs counted."""
 
-from typing import Final
-
 from aws_cdk import Stack, Tags
 
-PROJECT_TAG: Final = "nxpipe:project"
+from stacks.names import PROJECT_TAG
+
+__all__ = ["PROJECT_TAG", "tag_project"]
 
 
 def tag_project(stack: Stack, project: str) -> None:

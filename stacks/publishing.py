@@ -11,6 +11,7 @@ from aws_cdk import Stack, aws_iam
 from stacks.handles import StoreHandle
 
 CREATED_ONCE: Final = ("ac/", "gk/")
+SIGNED_BY: Final = "ECDSA_SHA_256"  # the one algorithm of docs/store-format.md that KMS has
 REPLACED: Final = ("cas/", "failures/", "index/", "leases/", "neuron-artifacts/", "sig/")
 
 
@@ -44,4 +45,17 @@ def publishing(store: StoreHandle, prefix: str) -> list[aws_iam.PolicyStatement]
             resources=[store.key.key_arn],
             conditions={"StringEquals": {"kms:ViaService": s3}},
         ),
+    ]
+
+
+def signing(key: str) -> list[aws_iam.PolicyStatement]:
+    """With one key, by its ARN: sign, and look up its public half, without which nobody knows whose signature it is."""
+    return [
+        aws_iam.PolicyStatement(
+            sid="Sign",
+            actions=["kms:Sign"],
+            resources=[key],
+            conditions={"StringEquals": {"kms:SigningAlgorithm": SIGNED_BY}},
+        ),
+        aws_iam.PolicyStatement(sid="TellWhoSigned", actions=["kms:GetPublicKey"], resources=[key]),
     ]

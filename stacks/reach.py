@@ -33,6 +33,7 @@ _ENDPOINTS: Final[Mapping[str, tuple[str, ...]]] = {
     "logs": ("logs",),
     "s3": ("s3",),
     "sagemaker": ("sagemaker.api",),
+    "sagemaker:InvokeEndpoint": ("sagemaker.runtime",),  # a service of its own, whose permissions are not
     "secretsmanager": ("secretsmanager",),
     "sns": ("sns",),
     "sqs": ("sqs",),
@@ -132,6 +133,8 @@ def _of_other(caller: str, one: Mapping[str, Any], inside: Collection[str]) -> I
         yield "the output of its jobs", "logs"
         for image in _values(properties, "Image"):
             yield from _of_image(caller, _text(image))
+    elif _is(one, "SageMaker::Model") and "VpcConfig" in properties:
+        yield "the artifact that SageMaker fetches", "s3"
     elif _is(one, "EC2::LaunchTemplate"):
         yield from _of_script(caller, _text(properties["LaunchTemplateData"].get("UserData", "")))
 
@@ -145,7 +148,7 @@ def _of_policy(caller: str, document: Mapping[str, Any]) -> Iterator[_Call]:
             if action == "*":
                 raise Unreachable(f"{caller} may do everything, so that nobody can say what it calls; list its actions")
             if not _NEVER_CALLED.fullmatch(action):
-                yield action, action.partition(":")[0]
+                yield action, action if action in _ENDPOINTS else action.partition(":")[0]
 
 
 def _of_managed(caller: str, policy: str) -> Iterator[_Call]:

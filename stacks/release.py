@@ -12,7 +12,7 @@ from constructs import Construct
 from pipeline.config.cloud import Release
 from stacks.handles import StoreHandle
 from stacks.project_tag import tag_project
-from stacks.publishing import publishing
+from stacks.publishing import publishing, signing
 
 _ISSUER: Final = "token.actions.githubusercontent.com"
 _AUDIENCE: Final = "sts.amazonaws.com"
@@ -31,8 +31,10 @@ class ReleaseStack(Stack):
         release: Release,
         store: StoreHandle,
         prefix: str,
+        signing_key: str | None = None,
         **kwargs: Any,
     ) -> None:
+        """`signing_key` is the ARN of a key in KMS, if that is what signs."""
         super().__init__(scope, id_, description=f"Releases of {project} from GitHub", **kwargs)
         role = self._role(project, release)
         aws_iam.ManagedPolicy(
@@ -41,7 +43,7 @@ class ReleaseStack(Stack):
             description=f"Publish artifacts of {project}",
             path="/nxpipe/",
             roles=[role],
-            statements=publishing(store, prefix),
+            statements=[*publishing(store, prefix), *(signing(signing_key) if signing_key else [])],
         )
         tag_project(self, project)
         CfnOutput(self, "RoleArn", value=role.role_arn, description="The variable NXPIPE_ROLE_ARN of the repository")

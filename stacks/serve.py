@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from aws_cdk import CfnOutput, Stack, aws_ec2, aws_iam
+from aws_cdk import CfnOutput, RemovalPolicy, Stack, aws_ec2, aws_iam, aws_logs
 from constructs import Construct
 
 from pipeline.config import Config, ServingFleet
@@ -117,6 +117,7 @@ class ServeStack(Stack):
             region=self.region,
             store_url=f"{bucket}/{prefix}".rstrip("/"),
             hook=self.hook,
+            log=self._log(role).log_group_name,
             agent=Agent(f"{bucket}/{prefix}agents/{software.agent}.tar", software.agent),
             cache=Cache(cache.file_system.file_system_id, cache.access_points[sdk].access_point_id) if cache else None,
         )
@@ -152,6 +153,18 @@ class ServeStack(Stack):
         role.add_to_principal_policy(
             aws_iam.PolicyStatement(actions=["autoscaling:CompleteLifecycleAction"], resources=arns)
         )
+
+    def _log(self, role: aws_iam.Role) -> aws_logs.LogGroup:
+        """What the devices do, from which CloudWatch takes the fleet's metrics."""
+        kept = aws_logs.LogGroup(
+            self,
+            "Log",
+            log_group_name=f"/nxpipe/{self._config.project.name}/{self._fleet.name}",
+            retention=aws_logs.RetentionDays.THREE_MONTHS,
+            removal_policy=RemovalPolicy.DESTROY,
+        )
+        kept.grant_write(role)
+        return kept
 
     def _group(self, colour: str, template: aws_ec2.CfnLaunchTemplate) -> Group:
         fleet = self._fleet
@@ -191,11 +204,11 @@ class ServeStack(Stack):
         return self._made(STANDBY, described)
 
     def _made(self, colour: str, described: Colour) -> Group:
-        """Behind the rule, for nobody asks for the health of targets without one; and behind the alarm that a refresh
+        """Behind its rules, for nobody asks for the health of targets without one; and behind the alarm that a refresh
         asks for.
         """
         made = group(self, colour.capitalize(), described, self._network)
-        made.node.add_dependency(self._balancer.rule)
+        made.node.add_dependency(self._balancer.rule, self._balancer.direct[colour])
         most = self._config.rollout.guards.max_error_rate
         made.node.add_dependency(self._balancer.errors(colour, described.alarm, most))
         return made

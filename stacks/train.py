@@ -153,7 +153,7 @@ class TrainStack(Stack):
         read_artifacts(store, role, prefix)
         environment = {"AWS_REGION": self.region, "NXPIPE_STORE_URL": f"s3://{store.bucket.bucket_name}/{prefix}"}
         if isinstance(self._fleet.capacity, TrainingSpot):
-            bucket = checkpoint_bucket(self, store)
+            bucket = checkpoint_bucket(self, self._fleet.name, store)
             grant_checkpoints(bucket, store, role)
             environment["NXPIPE_CHECKPOINTS"] = f"s3://{bucket.bucket_name}"
         if isinstance(self._fleet.capacity, CapacityBlock):

@@ -81,12 +81,22 @@ def test_a_room_uses_no_library_that_the_design_does_not_give_it(room: str) -> N
     assert outside <= ALLOWED_OUTSIDE[room]
 
 
+def test_the_judge_of_rollouts_needs_the_standard_library_alone() -> None:
+    """Its files are shipped as they are, as a function of AWS Lambda."""
+    graph = grimp.build_graph("pipeline", include_external_packages=True)
+    judge = {"pipeline.canary", *graph.find_descendants("pipeline.canary")}
+    imported = {name for module in judge for name in graph.find_modules_directly_imported_by(module)}
+    assert {name for name in imported - judge if name.partition(".")[0] not in sys.stdlib_module_names} == set()
+
+
 LIGHT = {
     "pipeline.cli": ("torch", "transformers", "boto3", "numpy", "pydantic"),
     "artifact_store": ("torch", "transformers", "boto3", "numpy", "cryptography"),
     "artifact_store.channel.change": ("torch", "transformers", "boto3", "numpy", "cryptography"),
     "emulator.hardware": ("torch", "transformers", "boto3", "numpy", "pydantic"),
     "pipeline.build": ("torch", "transformers", "boto3", "numpy"),
+    "pipeline.canary.handler": ("boto3", "click", "numpy", "pydantic"),
+    "pipeline.commands.rollout.group": ("torch", "transformers", "boto3", "numpy", "pydantic"),
     "pipeline.commands.infra": ("torch", "transformers", "boto3", "numpy", "aws_cdk"),
     "stacks.facts": ("torch", "transformers", "boto3", "numpy", "aws_cdk"),
     "pipeline.config.load": ("torch", "transformers", "boto3", "numpy"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from artifact_store.channel.generation import Generation, Served
 from artifact_store.channel.log import ChannelLog
 from artifact_store.documents import Blob
-from artifact_store.errors import Corrupt, InvalidDocument, NotFound
+from artifact_store.errors import ChannelEmpty, Corrupt, InvalidDocument, NotFound
 from artifact_store.layout import is_key
 from artifact_store.manifest import MAX_MANIFEST_BYTES, Manifest
 from artifact_store.store import Store
@@ -54,7 +54,7 @@ def by_channel(
     answer = sources.first(f"channel {channel}", lambda place: (ChannelLog(place, channel).tip(),))
     tip = answer[0] if answer else None
     if tip is None:
-        raise NotFound(f"channel {channel} of {store.url} is empty; promote an artifact to it")
+        raise ChannelEmpty(f"channel {channel} of {store.url} is empty; promote an artifact to it")
     believe(tip)
     if remember:
         remember.keep_channel(tip)

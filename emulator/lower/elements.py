@@ -87,9 +87,13 @@ def apply(k: Kernel, node: Node, dst: Tile, operands: Sequence[Operand]) -> None
 
 
 def _binary(lanes: Lanes, node: Node, dst: Tile, operands: Sequence[Operand]) -> None:
-    left, right = operands
     types = [operand.type for operand in node.operands]
     dtype, function = promote(*types), node.op.label
+    if not dtype.is_float and function != "divide":
+        operands = [
+            integers.fitted(lanes, type_.dtype, dtype, each) for type_, each in zip(types, operands, strict=True)
+        ]
+    left, right = operands
     if function in _COMPARISONS:
         op = _COMPARISONS[function]
         if dtype.is_float:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from emulator.isa.instructions import Alu
 from emulator.isa.operands import Tile
 from emulator.lower.buffers import on_device
-from emulator.lower.lanes import Lanes, Operand, bits, seen_as
+from emulator.lower.lanes import Lanes, Operand, bits, held, seen_as
 from emulator.types import DType
 
 _SIGNED: Final = (DType.INT8, DType.INT16, DType.INT32, DType.INT64)
@@ -108,12 +110,23 @@ def _truncating_divide(words: Words, a: Tile, b: Tile) -> Tile:
 
 
 def _power(words: Words, a: Tile, b: Tile) -> Tile:
+    """Of what is raised to less than zero only those of 1 and -1 are whole, and the exponent's low bits tell them."""
+    made = _raised(words, a, b)
+    if words.dtype is DType.UINT32:
+        return made
+    direct = words.two(Alu.GREATER_EQUAL, b, words.load(0))
+    for unit in (1, -1):
+        words.two(Alu.MAXIMUM, direct, words.with_number(Alu.EQUAL, a, unit), direct)
+    return words.two(Alu.MULTIPLY, made, direct)
+
+
+def _raised(words: Words, a: Tile, b: Tile) -> Tile:
     """By squaring, one bit of the exponent in each turn."""
     base = words.two(Alu.ADD, a, words.load(0))
     exponent = words.two(Alu.ADD, b, words.load(0))
     one = words.load(1)
     made = words.two(Alu.SUBTRACT, words.two(Alu.ADD, a, one), a)
-    with words.lanes.k.loop(31), words.lanes.k.room():
+    with words.lanes.k.loop(32), words.lanes.k.room():
         odd = words.bit(Alu.BITWISE_AND, exponent, 1)
         factor = words.two(Alu.MULTIPLY, odd, words.two(Alu.SUBTRACT, base, one))
         words.two(Alu.MULTIPLY, made, words.two(Alu.ADD, factor, one), made)
@@ -135,6 +148,19 @@ _WRITTEN_OUT: Final[Mapping[str, Callable[[Words, Tile, Tile], Tile]]] = {
     "truncating_divide": _truncating_divide,
     "power": _power,
 }
+
+
+def fitted(lanes: Lanes, source: DType, target: DType, operand: Operand) -> Operand:
+    """An operand in the type that a function works in; a scalar that does not fit wraps."""
+    before, after = on_device(source), on_device(target)
+    if np.can_cast(before.stored, after.stored):
+        return operand
+    if not isinstance(operand, Tile):
+        return held(operand, after)
+    made = lanes.tile(after)
+    with lanes.k.room():
+        convert(lanes, source, target, made, operand)
+    return made
 
 
 def arithmetic(lanes: Lanes, function: str, dtype: DType, dst: Tile, left: Operand, right: Operand) -> None:

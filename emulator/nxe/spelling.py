@@ -59,14 +59,17 @@ class Reader:
         return self._stop - self.at
 
     def number(self) -> int:
-        value = shift = 0
-        more = True
+        byte = self.byte()
+        return byte if byte <= 0x7F else self._longer(byte & 0x7F)
+
+    def _longer(self, value: int) -> int:
+        shift, more = 7, True
         while more:
             byte = self.byte()
             value |= (byte & 0x7F) << shift
             more = byte > 0x7F
             shift += 7
-            if shift > 70 or (not byte and shift > 7):
+            if shift > 70 or not byte:
                 raise self.fault("a number is spelled longer than it needs")
         if value >> 64:
             raise self.fault("a number does not fit 64 bits")

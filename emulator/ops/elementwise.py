@@ -133,13 +133,31 @@ def _truncating_divide(a: Array, b: Array) -> Array:
     return np.asarray(np.floor_divide(a, b) + (below_zero & has_rest))
 
 
+def _power(a: Array, b: Array) -> Array:
+    """Of whole numbers raised to less than zero only those of 1 and -1 are whole; others are zero, as in PyTorch."""
+    if a.dtype == np.float32:
+        return np.asarray(np.power(a, b))
+    inverse = b < 0
+    made = np.power(a, np.where(inverse, b & 1, b))
+    return np.where(inverse & (np.abs(a) != 1), a.dtype.type(0), made)
+
+
+def _of_one_type(a: Array, b: Array) -> tuple[Array, Array]:
+    """As an engine takes them, where numpy would widen: floats in float32; integers in the result's type, so that a
+    scalar which that does not hold wraps first, as in PyTorch."""
+    if np.float32 in (a.dtype, b.dtype):
+        return a.astype(np.float32, copy=False), b.astype(np.float32, copy=False)
+    held = promote(*(TensorType(each.shape, DType(each.dtype.name)) for each in (a, b))).held
+    return a.astype(held, copy=False), b.astype(held, copy=False)
+
+
 _ARITHMETIC: dict[str, Callable[[Array, Array], Array]] = {
     "add": np.add,
     "floor_divide": np.floor_divide,
     "maximum": np.maximum,
     "minimum": np.minimum,
     "multiply": np.multiply,
-    "power": np.power,
+    "power": _power,
     "remainder": np.remainder,
     "subtract": np.subtract,
     "truncating_divide": _truncating_divide,
@@ -180,13 +198,10 @@ class Binary(Operator, name="binary"):
         return TensorType(shape, dtype)
 
     def compute(self, a: Array, b: Array) -> Array:
-        # numpy would widen an integer and a float32 to float64; the engines work in float32.
-        if self.function == "divide" or np.float32 in (a.dtype, b.dtype):
-            a, b = a.astype(np.float32, copy=False), b.astype(np.float32, copy=False)
         if self.function == "divide":
-            return np.asarray(a / b)
+            return np.asarray(a.astype(np.float32, copy=False) / b.astype(np.float32, copy=False))
         function = _ARITHMETIC.get(self.function) or _COMPARISONS.get(self.function) or _BITWISE[self.function]
-        return np.asarray(function(a, b))
+        return np.asarray(function(*_of_one_type(a, b)))
 
 
 @dataclass(frozen=True)
@@ -198,9 +213,7 @@ class Where(Operator, name="where"):
         return TensorType(broadcast_shape(self, (condition.shape, a.shape, b.shape)), promote(a, b))
 
     def compute(self, condition: Array, a: Array, b: Array) -> Array:
-        if np.float32 in (a.dtype, b.dtype):
-            a, b = a.astype(np.float32, copy=False), b.astype(np.float32, copy=False)
-        return np.where(condition, a, b)
+        return np.where(condition, *_of_one_type(a, b))
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Agent:
             raise NotReady(f"there is no program {self.command[0]!r} to serve with; install it in the AMI")
         with step(f"count the devices of a {instance.type}"):
             require_devices(instance.type, self.devices)
-        with step(f"fetch what channel {self.wish.channel} serves of {self.wish.model_id}"):
+        with step(f"fetch what channel {' or '.join(self.wish.channels)} serves of {self.wish.model_id}"):
             manifest = bring(self.store, self.wish, self.policy, self.folder)
         require_programs_for(instance.type, manifest)
 

@@ -1,17 +1,14 @@
-"""`nxpipe agent run`, what the unit of a fleet's instances starts, and `nxpipe agent bundle`, what they install."""
+"""`nxpipe agent run` and `watch`, what the units of a fleet's instances start, and `bundle`, what they install."""
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from pipeline.cli import Command, Group
+from pipeline.fleets import serving_fleet
 from pipeline.options import config_option, store_option
 from pipeline.output import Console
-
-if TYPE_CHECKING:
-    from pipeline.config import Config, ServingFleet
 
 
 @click.group(cls=Group)
@@ -61,6 +58,8 @@ def run(
 ) -> None:
     """Fetch what the fleet's channel serves, check the machine, answer its lifecycle hook, become the server.
 
+    If rollouts have given the instance's colour a channel of its own (FLEET--blue, FLEET--green), that one counts.
+
     COMMAND is the server; without one it is the fleet's own `command`, and without that the agent ends when the
     artifact is there. The server finds the artifact's folder in NXPIPE_ARTIFACT.
 
@@ -74,16 +73,17 @@ def run(
     from pipeline.agent.artifact import Wish
     from pipeline.agent.hook import gate
     from pipeline.agent.run import Agent
+    from pipeline.colours import colour_of
     from pipeline.config import load_config
     from pipeline.signing import signing_policy
     from pipeline.store_url import open_the_store
 
     with gate(hook, os.environ) as instance:
         config = load_config(config_path, os.environ)
-        served = _serving(config, fleet)
+        served = serving_fleet(config, fleet, "--fleet")
         agent = Agent(
             store=open_the_store(store, config_path, console),
-            wish=Wish.of(config, served),
+            wish=Wish.of(config, served, colour_of(instance.group, config.project.name, served.name)),
             policy=signing_policy(config, config_path.parent),
             folder=folder.absolute(),
             devices=devices,
@@ -93,6 +93,52 @@ def run(
     if agent.command:
         agent.serve()
     console.result(str(agent.folder))
+
+
+@agent.command(cls=Command)
+@click.option("--fleet", required=True, metavar="NAME", help="The serving fleet that this instance belongs to.")
+@click.option(
+    "--log",
+    "group",
+    envvar="NXPIPE_LOG",
+    required=True,
+    metavar="NAME",
+    show_envvar=True,
+    help="The fleet's log group.",
+)
+@click.option(
+    "--monitor",
+    metavar="PROGRAM",
+    default="/opt/aws/neuron/bin/neuron-monitor",
+    show_default=True,
+    help="The program that reports about the devices.",
+)
+@click.option(
+    "--period", type=click.IntRange(1, 60), default=30, show_default=True, metavar="SECONDS", help="Between reports."
+)
+@config_option
+@click.pass_obj
+def watch(console: Console, fleet: str, group: str, monitor: str, period: int, config_path: Path) -> None:
+    """Send what neuron-monitor reports to CloudWatch, where alarms and the dashboard look for it.
+
+    Of each report one event of the fleet's log: how busy the tensor engines are, how full the fullest core is, what
+    the devices failed, and programs that were compiled here although their artifact should have held them. Goes on
+    until it is ended; runs on EC2 only.
+
+    \b
+    Example:
+      nxpipe agent watch --fleet search --log /nxpipe/demo/search
+    """
+    from pipeline.agent.instance import this_instance
+    from pipeline.agent.watch import Compilers, FleetLog, watch
+    from pipeline.config import load_config
+
+    config = load_config(config_path, os.environ)
+    served = serving_fleet(config, fleet, "--fleet")
+    instance = this_instance(os.environ)
+    log = FleetLog.open(group, instance.id, instance.region)
+    dimensions = {"Project": config.project.name, "Fleet": served.name}
+    watch(monitor, period, dimensions, log, Compilers(Path("/proc")), console.say)
 
 
 @agent.command(cls=Command)
@@ -128,14 +174,3 @@ def bundle(console: Console, packages: Path, store: str | None, config_path: Pat
         return
     console.result(made.sha256)
     console.say(f"  {len(made.packages)} packages, {'put into' if new else 'already in'} the store; see {lock}")
-
-
-def _serving(config: "Config", name: str) -> "ServingFleet":
-    from pipeline.config import ServingFleet
-    from pipeline.suggest import did_you_mean
-
-    fleets = {each.name: each for each in config.fleets if isinstance(each, ServingFleet)}
-    if name not in fleets:
-        hint = did_you_mean(name, fleets) or f"; there are {', '.join(fleets) or 'none'}"
-        raise click.BadParameter(f"nxpipe.toml has no serving fleet {name!r}{hint}", param_hint="--fleet")
-    return fleets[name]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli import Command
+from pipeline.errors import ProgramInvalid
 from pipeline.options import config_option, store_option
 from pipeline.output import Console, human_bytes, table
 from pipeline.suggest import did_you_mean
@@ -13,7 +14,7 @@ from pipeline.suggest import did_you_mean
 if TYPE_CHECKING:
     from artifact_store.manifest import Executable, Manifest
     from emulator.isa.program import Program
-    from emulator.isa.totals import Totals
+    from emulator.utilisation import Utilisation
 
 # Here, so that `--help` imports no emulator; a test holds them to `emulator.isa`.
 ENGINES = ("tensor", "vector", "scalar", "gpsimd", "collective", *(f"dma{queue}" for queue in range(8)))
@@ -42,8 +43,8 @@ def dis(
     """Print an executable's program as text, or what it adds up to.
 
     The program is in a FILE.nxe, or in an ARTIFACT of the store, named as MODEL@KEY. Nothing is run: totals are each
-    instruction times the turns of the loops around it, at the documented cost. docs/isa.md explains the text. With
-    --json, totals and text are one document.
+    instruction times the turns of the loops around it, at the documented cost, and the last line says how well they
+    use the machine. docs/isa.md explains the text. With --json, totals and text are one document.
 
     \b
     Example:
@@ -56,15 +57,15 @@ def dis(
         raise click.UsageError("--totals are those of the whole program: leave --only and --tables out")
     from emulator.isa.instructions import Engine
     from emulator.isa.text import lines, text
-    from emulator.isa.totals import totals
 
     program = _in_file(Path(source), name, store) if _is_file(source) else _in_store(ctx, source, name)
     engine = Engine(only) if only else None
     if console.json:
-        told: dict[str, Any] = {"totals": totals(program).document()}
+        used = _used(program, source)
+        told: dict[str, Any] = {"totals": used.totals.document(), "utilisation": used.document()}
         console.data(told if totalled else told | {"text": text(program, only=engine, tables=tables)})
     elif totalled:
-        console.result(_report(totals(program)))
+        console.result(_report(_used(program, source)))
     else:
         for line in lines(program, only=engine, tables=tables):
             console.result(line)
@@ -104,7 +105,21 @@ def _chosen(manifest: "Manifest", name: str | None) -> "Executable":
     raise click.BadParameter(f"{has}, not {name!r}{did_you_mean(name, programs)}", param_hint="--program")
 
 
-def _report(total: "Totals") -> str:
+def _used(program: "Program", source: str) -> "Utilisation":
+    """A program that breaks a rule can be read, but not added up."""
+    from emulator.isa.faults import ProgramInvalid as Illegal
+    from emulator.isa.limits import check
+    from emulator.utilisation import utilisation
+
+    try:
+        check(program)
+    except Illegal as fault:
+        raise ProgramInvalid(f"{source}: {fault}") from fault
+    return utilisation(program)
+
+
+def _report(used: "Utilisation") -> str:
+    total = used.totals
     engines = [
         (engine, f"{count:,}", f"{total.ns[engine] / 1000:,.1f}") for engine, count in sorted(total.engines.items())
     ]
@@ -114,14 +129,11 @@ def _report(total: "Totals") -> str:
     ]
     kinds = [(kind, f"{count:,}") for kind, count in total.kinds.most_common()]
     parts = [
-        f"{total.static:,} instructions in the text, {sum(total.kinds.values()):,} carried out",
+        f"{total.static:,} instructions in the text, {sum(total.kinds.values()):,} carried out; "
+        f"{total.multiply_adds:,} multiply-adds",
         table(("engine", "instructions", "busy us"), engines),
         table(("memory", "read", "written"), memories),
         table(("instruction", "times"), kinds),
+        used.sentence(),
     ]
-    if total.utilisation is not None:
-        parts.append(
-            f"{total.multiply_adds:,} multiply-adds; of the cycles that the tensor engine is busy, "
-            f"{total.utilisation:.1%} are what they need at least"
-        )
     return "\n\n".join(parts)

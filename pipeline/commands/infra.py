@@ -1,4 +1,4 @@
-"""`nxpipe infra`: what templates break, and what deploying them would do. Neither needs CDK."""
+"""`nxpipe infra`: what templates break, what deploying them would do, and what runs in a cluster. None needs CDK."""
 
 import os
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli import Group
+from pipeline.commands import cluster
 from pipeline.exit_codes import FINDINGS
 from pipeline.options import config_option
 from pipeline.output import Console
@@ -21,12 +22,16 @@ _REGION = click.option("--region", metavar="REGION", help="The region of templat
 
 @click.group(cls=Group)
 def infra() -> None:
-    """Check templates, and say what deploying them would do.
+    """Check templates, plan deployments, write the manifests of a cluster.
 
     \b
     Example:
       nxpipe infra plan
     """
+
+
+infra.add_command(cluster.lock)
+infra.add_command(cluster.manifests)
 
 
 @infra.command()

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pipeline.config.endpoints import ModelEndpoint
     from pipeline.config.faults import ConfigInvalid, Fault
     from pipeline.config.fleets import ServingFleet, TrainingFleet
     from pipeline.config.load import load_config
@@ -21,6 +22,7 @@ __all__ = [
     "Fault",
     "Guards",
     "Model",
+    "ModelEndpoint",
     "Origin",
     "Project",
     "Rollout",
@@ -40,6 +42,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "endpoints": ("ModelEndpoint",),
     "faults": ("ConfigInvalid", "Fault"),
     "fleets": ("ServingFleet", "TrainingFleet"),
     "load": ("load_config",),

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from emulator.hardware import INSTANCES
+from emulator.hardware import INSTANCES, Instance
+from pipeline.config.endpoints import ModelEndpoint
 from pipeline.config.faults import Finding, KeyPath
 from pipeline.config.fleets import ServingFleet, TrainingFleet
 from pipeline.config.models import Model
@@ -23,10 +24,13 @@ class Tables:
 
     models: Mapping[int, Model]
     fleets: Mapping[int, ServingFleet | TrainingFleet]
+    endpoints: Mapping[int, ModelEndpoint]
     signing: Signing | None
     model_names: tuple[str, ...]
     fleet_names: tuple[str, ...]
     fleet_models: tuple[str, ...]
+    endpoint_names: tuple[str, ...]
+    endpoint_models: tuple[str, ...]
     channels: frozenset[str]
 
     @classmethod
@@ -34,10 +38,13 @@ class Tables:
         return cls(
             models=dict(enumerate(config.models)),
             fleets=dict(enumerate(config.fleets)),
+            endpoints=dict(enumerate(config.endpoints)),
             signing=config.signing,
             model_names=tuple(model.name for model in config.models),
             fleet_names=tuple(fleet.name for fleet in config.fleets),
             fleet_models=tuple(fleet.model for fleet in config.fleets),
+            endpoint_names=tuple(endpoint.name for endpoint in config.endpoints),
+            endpoint_models=tuple(endpoint.model for endpoint in config.endpoints),
             channels=frozenset(fleet.channel for fleet in config.fleets),
         )
 
@@ -45,11 +52,19 @@ class Tables:
 def cross_check(tables: Tables) -> Iterator[Finding]:
     yield from _repeated_names("models", tables.model_names)
     yield from _repeated_names("fleets", tables.fleet_names)
-    yield from _missing_models(tables.fleet_models, tables.model_names)
+    yield from _repeated_names("endpoints", tables.endpoint_names)
+    yield from _missing_models("fleets", tables.fleet_models, tables.model_names)
+    yield from _missing_models("endpoints", tables.endpoint_models, tables.model_names)
     by_name = {model.name: model for model in tables.models.values()}
     for index, fleet in tables.fleets.items():
         if fleet.model in by_name:
-            yield from _runs_the_model(index, fleet, by_name[fleet.model])
+            for position, name in enumerate(fleet.instance_types):
+                path = ("fleets", index, "instance_types", position)
+                yield from _runs_the_model(path, name, INSTANCES[name], by_name[fleet.model])
+    for index, endpoint in tables.endpoints.items():
+        if endpoint.model in by_name:
+            at = ("endpoints", index, "instance_type")
+            yield from _runs_the_model(at, endpoint.instance_type, endpoint.hardware, by_name[endpoint.model])
     yield from _idle_requirements(tables)
 
 
@@ -62,26 +77,23 @@ def _repeated_names(section: str, names: tuple[str, ...]) -> Iterator[Finding]:
         seen[name] += 1
 
 
-def _missing_models(references: tuple[str, ...], names: tuple[str, ...]) -> Iterator[Finding]:
+def _missing_models(section: str, references: tuple[str, ...], names: tuple[str, ...]) -> Iterator[Finding]:
     known = list(filter(None, dict.fromkeys(names)))
     allowed = f"the name of a model of this file: {', '.join(known) or 'there is none'}"
     for index, model in enumerate(references):
         if model and model not in known:
-            yield Finding(("fleets", index, "model"), shown(model), allowed, nearest(model, known))
+            yield Finding((section, index, "model"), shown(model), allowed, nearest(model, known))
 
 
-def _runs_the_model(index: int, fleet: ServingFleet | TrainingFleet, model: Model) -> Iterator[Finding]:
+def _runs_the_model(path: KeyPath, name: str, entry: Instance, model: Model) -> Iterator[Finding]:
     """Programs for one target do not load on another, nor programs for more cores than there are."""
     target = INSTANCES[model.target].compiler_target
-    for position, name in enumerate(fleet.instance_types):
-        path = ("fleets", index, "instance_types", position)
-        entry = INSTANCES[name]
-        if entry.compiler_target != target:
-            allowed = f'an instance type that runs programs for {target}, as model "{model.name}" is compiled for'
-            yield Finding(path, f'"{name}", which runs programs for {entry.compiler_target}', allowed)
-        elif entry.logical_cores < model.tp:
-            allowed = f'at least the {model.tp} that model "{model.name}" is spread over (tp)'
-            yield Finding(path, f'"{name}", which has {entry.logical_cores} logical cores', allowed)
+    if entry.compiler_target != target:
+        allowed = f'an instance type that runs programs for {target}, as model "{model.name}" is compiled for'
+        yield Finding(path, f'"{name}", which runs programs for {entry.compiler_target}', allowed)
+    elif entry.logical_cores < model.tp:
+        allowed = f'at least the {model.tp} that model "{model.name}" is spread over (tp)'
+        yield Finding(path, f'"{name}", which has {entry.logical_cores} logical cores', allowed)
 
 
 def _idle_requirements(tables: Tables) -> Iterator[Finding]:

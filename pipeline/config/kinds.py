@@ -83,6 +83,14 @@ Image = Annotated[
         longest=1024,
     ),
 ]
+EcrImage = Annotated[
+    str,
+    text(
+        r"[0-9]{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(?:\.cn)?/[a-z0-9._/-]+@sha256:[0-9a-f]{64}",
+        'an image in ECR with its digest, such as "123456789012.dkr.ecr.us-east-2.amazonaws.com/serve@sha256:..."',
+        longest=1024,
+    ),
+]
 Email = Annotated[str, text(r"[^@\s]+@[^@\s]+\.[^@\s]+", "an e-mail address")]
 ReservationId = Annotated[str, text("cr-[0-9a-f]{8,17}", 'the id of a reservation, such as "cr-0a1b2c3d4e5f60718"')]
 OidcProvider = Annotated[

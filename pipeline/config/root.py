@@ -5,6 +5,8 @@ from typing import Annotated
 from pydantic import Field
 
 from pipeline.config.cloud import Acknowledge, Amis, Budget, Farm, Observe, Release
+from pipeline.config.cluster import Cluster
+from pipeline.config.endpoints import ModelEndpoint
 from pipeline.config.fleets import Fleet
 from pipeline.config.forms import Absent
 from pipeline.config.models import Model
@@ -21,6 +23,9 @@ class Config(Table):
     store: Store = Field(default_factory=Store, description="Where artifacts are kept.")
     models: tuple[Model, ...] = Field(default=(), strict=False, description="What is compiled.")
     fleets: tuple[Fleet, ...] = Field(default=(), strict=False, description="What runs where.")
+    endpoints: tuple[ModelEndpoint, ...] = Field(
+        default=(), strict=False, description="What SageMaker runs, instead of instances of our own."
+    )
     network: Network = Field(default_factory=ClosedNetwork, description="Where the fleets are.")
     rollout: Rollout = Field(default_factory=Rollout, description="How traffic moves to a new version.")
     build: Build = Field(default_factory=Build, description="How the models are compiled.")
@@ -34,6 +39,9 @@ class Config(Table):
     )
     farm: Annotated[Farm | None, Absent("no machines to compile on are made")] = Field(
         default=None, description="Machines that compile."
+    )
+    cluster: Annotated[Cluster | None, Absent("no cluster is made")] = Field(
+        default=None, description="Kubernetes beside the fleets, or in their place."
     )
     acknowledge: tuple[Acknowledge, ...] = Field(
         default=(), strict=False, description="Findings of the guards that are accepted."

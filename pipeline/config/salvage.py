@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from pipeline.config.crosschecks import Tables
+from pipeline.config.endpoints import ModelEndpoint
 from pipeline.config.fleets import Fleet, ServingFleet, TrainingFleet
 from pipeline.config.models import Model
 from pipeline.config.sections import Signing
@@ -14,15 +15,18 @@ _T = TypeVar("_T")
 
 def salvage(document: dict[str, Any]) -> Tables:
     """The tables that are valid by themselves, at the positions that they have in the document."""
-    models, fleets = _items(document, "models"), _items(document, "fleets")
+    models, fleets, endpoints = (_items(document, section) for section in ("models", "fleets", "endpoints"))
     fleet: TypeAdapter[ServingFleet | TrainingFleet] = TypeAdapter(Fleet)
     return Tables(
         models=_valid(TypeAdapter(Model), models),
         fleets=_valid(fleet, fleets),
+        endpoints=_valid(TypeAdapter(ModelEndpoint), endpoints),
         signing=_valid(TypeAdapter(Signing), [document.get("signing", {})]).get(0),
         model_names=_texts(models, "name"),
         fleet_names=_texts(fleets, "name"),
         fleet_models=_texts(fleets, "model"),
+        endpoint_names=_texts(endpoints, "name"),
+        endpoint_models=_texts(endpoints, "model"),
         channels=frozenset(filter(None, _texts(fleets, "channel"))),
     )
 

@@ -41,7 +41,7 @@ _Bake = Annotated[timedelta, duration("1m", "7d")]
 
 
 class Guards(Table):
-    """Limits that end a rollout at once, whatever the statistical test says."""
+    """What a new version must not do, however it compares with the old one."""
 
     alarms: Annotated[tuple[Alarm, ...], MAYBE_EMPTY, DISTINCT] = Field(
         default=(),
@@ -52,11 +52,16 @@ class Guards(Table):
         default=0.01,
         gt=0,
         lt=1,
-        description="The share of requests that the new version may fail: the service level objective.",
+        description="The share of requests that a version may fail: the service level objective. An alarm tells of "
+        "more, minutes in which the old version is over it do not count for a rollout, and a new version that serves "
+        "alone goes back when there is evidence that it is over it.",
         examples=[0.01],
     )
     max_p99: Annotated[_Latency | None, Absent("no limit")] = Field(
-        default=None, description="The latency that 99 of 100 requests must stay below.", examples=["800ms"]
+        default=None,
+        description="The latency that 99 of 100 requests must stay below: an alarm tells of more. Rollouts compare the "
+        "latencies of both versions.",
+        examples=["800ms"],
     )
 
 
@@ -96,6 +101,21 @@ class Rollout(Table):
         default=timedelta(hours=1),
         description="When a step that is still undecided stops and asks a person.",
         examples=["1h"],
+    )
+    margin: float = Field(
+        default=1.0,
+        ge=1,
+        le=1.5,
+        description="How many times the old version's odds of a bad request count as no worse.",
+        examples=[1.0],
+    )
+    bursts: float = Field(
+        default=0.0,
+        ge=0,
+        le=5,
+        description="By how much the logarithm of one version's error rate strays from minute to minute while nothing "
+        "is wrong, where errors come in bursts: a standard deviation.",
+        examples=[0.0],
     )
     guards: Guards = Field(default_factory=Guards, description="Limits that end a rollout at once.")
 

@@ -20,6 +20,7 @@ TABLES: Final = frozenset(
         "store",
         "models",
         "fleets",
+        "endpoints",
         "network",
         "rollout",
         "build",
@@ -30,6 +31,7 @@ TABLES: Final = frozenset(
         "observe",
         "release",
         "farm",
+        "cluster",
         "acknowledge",
     }
 )

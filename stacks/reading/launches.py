@@ -94,6 +94,14 @@ def instance_types(user: Resource) -> list[str]:
     return [each for each in found if isinstance(each, str)]
 
 
+def size_of(user: Resource) -> object:
+    """How many instances a group or a node group asks for."""
+    if user.type == NODES:
+        scaling = settings(user.properties, "ScalingConfig")
+        return scaling.get("DesiredSize", scaling.get("MinSize", 1))  # EKS's own choice
+    return user.properties.get("DesiredCapacity", user.properties.get("MinSize", 0))
+
+
 def subnets(user: Resource) -> tuple[str, list[object] | None]:
     """The property that says where instances are started, and its subnets if they are listed."""
     key = "VPCZoneIdentifier" if user.type == GROUP else "Subnets"

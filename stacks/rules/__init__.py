@@ -5,7 +5,7 @@ from typing import Final
 
 from stacks.keep import KEEP
 from stacks.reading import Templates
-from stacks.rules import budget, capacity, efa, exposure, host, keeping, kept, permissions, reach
+from stacks.rules import budget, capacity, efa, exposure, host, keeping, kept, permissions, reach, weights
 from stacks.rules.finding import Facts, Finding, KnownImage, Rule, Window
 
 __all__ = ["RULES", "Facts", "Finding", "KnownImage", "Rule", "Window", "lint"]
@@ -30,6 +30,7 @@ RULES: Final = (
     Rule(kept.PRIVATE, "buckets are private, EFS and S3 refuse plain text", kept.private),
     Rule(budget.COST, "what the fleets cost a month is within the budget", budget.within),
     Rule(KEEP, "stateful resources keep their logical ids", keeping.keeps),
+    Rule(weights.WEIGHTS, "the rule that weighs a fleet's groups keeps its text", weights.untouched),
 )
 
 

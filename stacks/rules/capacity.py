@@ -1,10 +1,10 @@
 """Rules about bought capacity: capacity blocks and warm pools."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from stacks.reading.launches import BATCH, GROUP, Launch, compute, instance_types, launches
+from stacks.reading.launches import BATCH, GROUP, NODES, Launch, compute, instance_types, launches
 from stacks.reading.template import Properties, Resource, Templates, settings, text
 from stacks.rules.finding import Facts, Finding, Window
 
@@ -46,6 +46,8 @@ def empty_outside(all_: Templates, facts: Facts) -> Iterator[Finding]:
                 yield from _group(all_, user, window)
             elif user.type == BATCH:
                 yield from _environment(all_, user, window)
+            elif user.type == NODES:
+                yield from _nodes(all_, user, window)
 
 
 def _group(all_: Templates, group: Resource, window: Window | None) -> Iterator[Finding]:
@@ -67,13 +69,11 @@ def _environment(all_: Templates, environment: Resource, window: Window | None) 
     if all(each.properties.get("State", "ENABLED") == "ENABLED" for each in switched):
         what = "the environment takes jobs before its capacity block begins, and EC2 has no instance for them"
         yield Finding(OPEN, environment, "State", what, "set the state of its queue to DISABLED; a schedule enables it")
-    moments: list[tuple[object, bool]] = []
-    for schedule in all_.of("AWS::Scheduler::Schedule"):
-        target = settings(schedule.properties, "Target")
-        state = _state_set(target)
-        if state is not None and any(each.id in text(target.get("Input")) for each in switched):
-            moment = str(schedule.properties.get("ScheduleExpression", ""))
-            moments.append((moment.removeprefix("at(").removesuffix(")"), state == "ENABLED"))
+    moments = [
+        (moment, told["State"] == "ENABLED")
+        for moment, told, said in _scheduled(all_, "batch:update")
+        if "State" in told and any(each.id in said for each in switched)
+    ]
     yield from _judge(environment, moments, window, "schedule that sets State")
 
 
@@ -88,16 +88,38 @@ def _queues(all_: Templates, environment: Resource) -> list[Resource]:
     ]
 
 
-def _state_set(target: Properties) -> str | None:
-    if ":aws-sdk:batch:update" not in text(target.get("Arn")).lower():
-        return None
-    try:
-        return str(json.loads(text(target.get("Input"))).get("State"))
-    except ValueError:
-        return None
+def _nodes(all_: Templates, nodes: Resource, window: Window | None) -> Iterator[Finding]:
+    scaling = settings(nodes.properties, "ScalingConfig")
+    for key in ("MinSize", "DesiredSize"):
+        if str(scaling.get(key, "1")) != "0":
+            what = "the node group asks for instances before its capacity block begins, and EC2 has none"
+            yield Finding(OPEN, nodes, f"ScalingConfig/{key}", what, f"set {key} to 0; a schedule fills the group")
+    name = nodes.properties.get("NodegroupName")
+    moments = [
+        (moment, str(settings(told, "ScalingConfig").get("DesiredSize")) != "0")
+        for moment, told, said in _scheduled(all_, "eks:updateNodegroupConfig")
+        if "ScalingConfig" in told and (told.get("NodegroupName") == name or nodes.id in said)
+    ]
+    yield from _judge(nodes, moments, window, "schedule that sets DesiredSize")
 
 
-def _judge(user: Resource, moments: list[tuple[object, bool]], window: Window | None, by: str) -> Iterator[Finding]:
+def _scheduled(all_: Templates, call: str) -> Iterator[tuple[str, Properties, str]]:
+    """When a call of AWS is made, with which arguments, and these as text."""
+    for schedule in all_.of("AWS::Scheduler::Schedule"):
+        target = settings(schedule.properties, "Target")
+        said = text(target.get("Input"))
+        if f":aws-sdk:{call}".lower() not in text(target.get("Arn")).lower():
+            continue
+        try:
+            told = json.loads(said)
+        except ValueError:
+            continue
+        if isinstance(told, dict):
+            moment = str(schedule.properties.get("ScheduleExpression", ""))
+            yield moment.removeprefix("at(").removesuffix(")"), told, said
+
+
+def _judge(user: Resource, moments: Sequence[tuple[object, bool]], window: Window | None, by: str) -> Iterator[Finding]:
     opened = [_moment(at) for at, filled in moments if filled]
     closed = [_moment(at) for at, filled in moments if not filled]
     if window is not None and any(at is not None and at < window.start for at in opened):

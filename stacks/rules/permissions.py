@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from stacks.reading.statements import Statement, managed_arns, statements
-from stacks.reading.template import Templates
+from stacks.reading.template import Templates, listed, settings, text
 from stacks.rules.finding import Facts, Finding
 
 WILDCARD = "NXP-IAM-1"
@@ -33,6 +33,9 @@ _WITHOUT_RESOURCES: Final = frozenset(
 _BROAD: Final = re.compile(r":policy/(?:\S*(?:FullAccess|AdministratorAccess|PowerUserAccess)\S*)$")
 # The whole of a service, or all resources of one type: arn:aws:ecs:us-east-2:123456789012:cluster/*
 _EVERYTHING: Final = re.compile(r"\*|arn:[^:]*:(?!s3:)[^:]*:[^:]*:[^:]*:(?:[a-z-]+[:/])?\*|arn:[^:]*:s3:::\*(?:/\*)?")
+_ONLY_THEN: Final = re.compile(r"\$\{[^}]*\}")  # what only the deployment knows, whose name may have colons
+# What is meant by a condition, where a thing has no name before it is made.
+_NAMED_BY: Final = ("ec2:subnet", "ec2:vpc")
 
 
 def no_wildcard(all_: Templates, facts: Facts) -> Iterator[Finding]:
@@ -62,7 +65,17 @@ def _writes(statement: Statement) -> list[str]:
 def _everything(statement: Statement) -> str | None:
     if "NotResource" in statement.body:
         return "whatever is not listed"
-    return next((each for each in statement.resources if _EVERYTHING.fullmatch(each)), None)
+    broad = (each for each in statement.resources if _EVERYTHING.fullmatch(_ONLY_THEN.sub("known", each)))
+    return next((each for each in broad if each == "*" or not _named(statement)), None)
+
+
+def _named(statement: Statement) -> bool:
+    conditions = settings(statement.body, "Condition")
+    return any(
+        key.lower() in _NAMED_BY and not any("*" in text(each) for each in listed(meant))
+        for operator in ("ArnEquals", "StringEquals")
+        for key, meant in settings(conditions, operator).items()
+    )
 
 
 def _some(names: list[str]) -> str:

@@ -3,3 +3,4 @@
 id -u nxpipe > /dev/null 2>&1 || useradd --system --no-create-home --shell /usr/sbin/nologin nxpipe
 systemctl daemon-reload
 systemctl enable --now nxpipe-agent.service
+systemctl enable --now --no-block nxpipe-watch.service

@@ -7,7 +7,7 @@ from emulator.hardware import CORES, INSTANCES
 from pipeline.config import Config, ServingFleet
 from stacks.user_data.fleet_file import fleet_file, public_keys
 from stacks.user_data.script import script
-from stacks.user_data.unit import environment, unit
+from stacks.user_data.unit import environment, unit, watcher
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class Serving:
     region: str
     store_url: str
     hook: str
+    log: str  # the group of the fleet's log
     agent: Agent
     cache: Cache | None
     places: Places = Places()
@@ -98,6 +99,7 @@ class Serving:
             f"{settings}/nxpipe.toml": fleet_file(self.config, self.fleet, store, self.places.keys),
             f"{settings}/agent.env": environment(self._environment()),
             self.places.at("/etc/systemd/system/nxpipe-agent.service"): self._unit(),
+            self.places.at("/etc/systemd/system/nxpipe-watch.service"): self._watcher(),
         }
 
     def _grouping(self) -> dict[str, str]:
@@ -114,18 +116,27 @@ class Serving:
         return {
             "NXPIPE_CONFIG": f"{self.places.settings}/nxpipe.toml",
             "NXPIPE_HOOK": self.hook,
+            "NXPIPE_LOG": self.log,
             "AWS_DEFAULT_REGION": self.region,
             "PYTHONUNBUFFERED": "1",
             **cached,
         }
 
     def _unit(self) -> str:
-        program, folder = f"{self.places.programs}/agent/bin/nxpipe", f"{self.places.state}/artifact"
+        folder = f"{self.places.state}/artifact"
         server = ["--", *self.fleet.command] if self.fleet.command else []
         return unit(
             self.fleet.name,
             self.places.settings,
-            [program, "agent", "run", "--fleet", self.fleet.name, "--to", folder, *server],
+            [self._program, "agent", "run", "--fleet", self.fleet.name, "--to", folder, *server],
             serves=bool(self.fleet.command),
             mount=self.places.cache if self.cache else None,
         )
+
+    def _watcher(self) -> str:
+        command = [self._program, "agent", "watch", "--fleet", self.fleet.name]
+        return watcher(self.fleet.name, self.places.settings, command)
+
+    @property
+    def _program(self) -> str:
+        return f"{self.places.programs}/agent/bin/nxpipe"

@@ -1,4 +1,4 @@
-"""The unit that systemd runs on an instance, and the environment that it gives to agent and server."""
+"""The units that systemd runs on an instance, and the environment that it gives to agent and server."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -35,6 +35,31 @@ def unit(fleet: str, settings: str, command: Sequence[str], *, serves: bool, mou
         kind="exec" if serves else "oneshot\nRemainAfterExit=yes",
         mounts=f"RequiresMountsFor={mount}\n" if mount else "",
     )
+
+
+_WATCHER = """\
+[Unit]
+Description=nxpipe: what the devices of fleet {fleet} do
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+User=nxpipe
+EnvironmentFile={settings}/agent.env
+ExecStart={command}
+Restart=always
+RestartSec=30
+NoNewPrivileges=yes
+ProtectSystem=full
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def watcher(fleet: str, settings: str, command: Sequence[str]) -> str:
+    """Serving does not depend on it: it begins when it can, and again when it could not."""
+    return _WATCHER.format(fleet=fleet, settings=settings, command=" ".join(map(word, command)))
 
 
 def word(text: str) -> str:

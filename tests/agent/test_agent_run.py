@@ -209,6 +209,34 @@ def test_a_file_that_this_version_does_not_understand_gives_the_instance_up(nxpi
     assert place.state is None
 
 
+def test_during_a_rollout_an_instance_runs_what_its_colour_runs(nxpipe: InProcess, place: Place) -> None:
+    store, candidate = place.store.store, Served.of(place.store.store.publish(put(place.store.store, request=2)))
+    ChannelLog(place.store.backend, "search--green").append(lambda _: first_generation("search--green", [candidate]))
+    # Blue was never rolled out to: what the fleet's channel serves counts.
+    assert nxpipe(*place.words).code == 0
+    assert Path("served/manifest.json").read_bytes() == place.published.to_bytes()
+    place.metadata.values["tags/instance/aws:autoscaling:groupName"] = "demo-search-green"
+    words = [each for each in place.words if each not in ("--hook", HOOK)]
+    assert nxpipe(*words).code == 0
+    assert Path("served/manifest.json").read_bytes() == store.read_blob(candidate.manifest)
+
+
+def test_a_colours_channel_is_believed_by_the_rules_of_the_fleets_and_never_passed_over(
+    nxpipe: InProcess, place: Place
+) -> None:
+    """It serves the very same as the fleet's own, which would be believed."""
+    served = Served.of(next(iter(place.store.store.list())))
+    ChannelLog(place.store.backend, "search--blue").append(lambda _: first_generation("search--blue", [served]))
+    assert nxpipe("store", "keygen", "release.key").code == 0
+    path = Path("nxpipe.toml")
+    path.write_text(f'{CONFIG}[signing]\nkey = "file:release.key"\nrequire = ["production"]\n')
+    assert nxpipe("store", "sign", served.name).code == 0
+    answer = nxpipe(*place.words)
+    assert answer.code == exit_codes.REFUSED.number
+    assert "generation 1 of channel search--blue is not signed" in answer.err
+    assert place.state is None
+
+
 def test_a_server_that_is_not_installed_is_noticed_before_the_instance_is_in_service(
     nxpipe: InProcess, place: Place
 ) -> None:

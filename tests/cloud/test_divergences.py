@@ -1,6 +1,7 @@
 """Where the local AWS still does otherwise than AWS: each a line of DIVERGENCES.md. One that fails has been mended."""
 
 import json
+import time
 from typing import Any
 
 import boto3
@@ -76,6 +77,31 @@ def test_a_rule_of_the_clock_never_strikes() -> None:
     events.put_rule(Name="r", ScheduleExpression="rate(1 minute)")
     events.put_targets(Rule="r", Targets=[{"Id": "0", "Arn": arn}])
     assert "Messages" not in sqs.receive_message(QueueUrl=url)
+
+
+def test_an_execution_that_is_stopped_leaves_the_one_that_it_waits_for() -> None:
+    machines = boto3.client("stepfunctions")
+
+    def machine(name: str, state: dict[str, Any]) -> str:
+        definition = {"StartAt": "A", "States": {"A": {**state, "End": True}}}
+        made = machines.create_state_machine(name=name, definition=json.dumps(definition), roleArn=_role(name))
+        return str(made["stateMachineArn"])
+
+    def running(arn: str) -> list[str]:
+        told = machines.list_executions(stateMachineArn=arn, statusFilter="RUNNING")["executions"]
+        return [each["executionArn"] for each in told]
+
+    inner = machine("inner", {"Type": "Wait", "Seconds": 600})
+    waits = {"Resource": "arn:aws:states:::states:startExecution.sync:2", "Parameters": {"StateMachineArn": inner}}
+    outer = machine("outer", {"Type": "Task", **waits})
+    execution = machines.start_execution(stateMachineArn=outer)["executionArn"]
+    while not (left := running(inner)):
+        time.sleep(0.02)
+    machines.stop_execution(executionArn=execution)
+    while running(outer):
+        time.sleep(0.02)
+    assert running(inner) == left
+    machines.stop_execution(executionArn=left[0])
 
 
 def test_the_images_of_public_parameters_are_of_our_own_making() -> None:

@@ -14,6 +14,7 @@ from botocore.exceptions import ClientError
 
 from tests.cloud.census import census, counted, inventory
 from tests.cloud.server import local_aws
+from tests.stacks.whole import write_locks
 
 REGION: Final = "us-east-2"
 ACCOUNT: Final = "123456789012"
@@ -27,10 +28,47 @@ name = "cycle"
 account = "{ACCOUNT}"
 region = "{REGION}"
 
+[[models]]
+name = "bert"
+id = "bert-base-uncased"
+task = "fill-mask"
+target = "inf2.xlarge"
+
+[[models]]
+name = "llama"
+id = "acme/llama"
+task = "text-generation"
+target = "trn1.32xlarge"
+
+[[fleets]]
+kind = "serving"
+name = "search"
+model = "bert"
+channel = "production"
+instance_types = ["inf2.xlarge", "inf2.8xlarge"]
+capacity = {{{{ kind = "on-demand" }}}}
+size = {{{{ min = 1, desired = 2, max = 4 }}}}
+command = ["python", "-m", "server"]
+certificate = "{{certificate}}"
+
+[[fleets]]
+kind = "training"
+name = "tune"
+model = "llama"
+channel = "experiments"
+instance_types = ["trn1.32xlarge"]
+zone = "{REGION}a"
+nodes = 2
+capacity = {{{{ kind = "on-demand" }}}}
+
 [farm]
 max_vcpus = {{vcpus}}
 image = "{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/nxpipe@sha256:{"0" * 64}"
 """
+OF_THE_NETWORK: Final = {
+    f"cycle-{part}"
+    for part in ("build-farm", "cache", "network", "observe", "rollout-search", "serve-search", "train-tune")
+}
 RELEASE: Final = """
 [release]
 repository = "example/models"
@@ -43,9 +81,10 @@ class Project:
 
     folder: Path
     environment: dict[str, str]
+    certificate: str
 
     def write(self, *, vcpus: int = 64, more: str = "") -> None:
-        (self.folder / "nxpipe.toml").write_text(CONFIG.format(vcpus=vcpus) + more)
+        (self.folder / "nxpipe.toml").write_text(CONFIG.format(vcpus=vcpus, certificate=self.certificate) + more)
 
     def cdk(self, *arguments: str, within: Path = ROOT) -> subprocess.CompletedProcess[str]:
         settings = ("-c", f"config={self.folder / 'nxpipe.toml'}", "-o", str(self.folder / "cdk.out"))
@@ -54,11 +93,16 @@ class Project:
             command, cwd=within, env=self.environment, capture_output=True, text=True, check=False, timeout=300
         )
 
-    def deploy(self) -> subprocess.CompletedProcess[str]:
-        return self.cdk("deploy", "--all", "--concurrency", "4", "--require-approval", "never", "--progress", "events")
+    def deploy(self, *what: str, within: Path = ROOT) -> subprocess.CompletedProcess[str]:
+        how = ("--concurrency", "8", "--require-approval", "never", "--progress", "events")
+        return self.cdk("deploy", "--all", *how, *what, within=within)
+
+    def deploy_again(self) -> subprocess.CompletedProcess[str]:
+        """What was read last: the same app once more would only take its time."""
+        return self.deploy("--app", str(self.folder / "cdk.out"), within=self.folder)
 
     def destroy(self, *stacks: str) -> subprocess.CompletedProcess[str]:
-        """By what was deployed last: the same app once more would only take its time."""
+        """By what was read last, too."""
         return self.cdk("destroy", *stacks, "--force", "--app", str(self.folder / "cdk.out"), within=self.folder)
 
 
@@ -71,7 +115,9 @@ def project(sealed_environment: None, tmp_path: Path) -> Iterator[Project]:
             "CDK_VALIDATION": "false",  # its own test switches it on: it costs ten seconds
             "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "20",
         }
-        yield Project(tmp_path, {**kept, **own, **there})
+        write_locks(tmp_path)
+        certificate = boto3.client("acm").request_certificate(DomainName="search.example.com")["CertificateArn"]
+        yield Project(tmp_path, {**kept, **own, **there}, certificate)
 
 
 def succeeded(done: subprocess.CompletedProcess[str]) -> str:
@@ -92,7 +138,7 @@ def test_a_project_comes_changes_fails_recovers_and_goes_without_a_trace(project
     succeeded(project.cdk("bootstrap", f"aws://{ACCOUNT}/{REGION}", within=project.folder))
     succeeded(project.deploy())
     stacks = {name for name in states() if name.startswith("cycle-")}
-    assert stacks >= {"cycle-storage", "cycle-network", "cycle-build-farm"}
+    assert stacks == {"cycle-storage", *OF_THE_NETWORK}
     assert (set(states().values()), [str(one) for one in census(REGION)]) == ({"CREATE_COMPLETE"}, [])
     assert counted(REGION) > 100
 
@@ -109,9 +155,9 @@ def test_a_project_comes_changes_fails_recovers_and_goes_without_a_trace(project
 
     # What stood in the way goes, and the same command does the rest.
     boto3.client("iam").delete_open_id_connect_provider(OpenIDConnectProviderArn=stray["OpenIDConnectProviderArn"])
-    succeeded(project.deploy())
-    (farm,) = boto3.client("batch").describe_compute_environments()["computeEnvironments"]
-    assert farm["computeResources"]["maxvCpus"] == 128
+    succeeded(project.deploy_again())
+    environments = boto3.client("batch").describe_compute_environments()["computeEnvironments"]
+    assert {one["computeResources"]["maxvCpus"] for one in environments} == {128, 256}  # of the farm, of two trn1
     assert states()["cycle-release"] == "CREATE_COMPLETE"
     assert states()["cycle-network"] == "CREATE_COMPLETE"  # nobody touched it
     assert [str(one) for one in census(REGION)] == []

@@ -280,3 +280,11 @@ def test_whoever_attaches_a_policy_of_aws_is_alone_with_it() -> None:
         iam.create_role(RoleName="r", AssumeRolePolicyDocument="{}")
         iam.attach_role_policy(RoleName="r", PolicyArn=arn)
         assert iam.get_policy(PolicyArn=arn)["Policy"]["AttachmentCount"] == 1
+
+
+def test_all_environments_of_an_account_share_batchs_own_role() -> None:
+    batch = boto3.client("batch")
+    for name in ("farm", "nodes"):
+        batch.create_compute_environment(computeEnvironmentName=name, type="UNMANAGED")
+    environments = batch.describe_compute_environments()["computeEnvironments"]
+    assert {one["serviceRole"].rpartition("/")[2] for one in environments} == {"AWSServiceRoleForBatch"}

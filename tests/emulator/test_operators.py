@@ -121,6 +121,41 @@ def test_division_towards_zero_is_pytorch_s_at_the_edges_of_every_type(one: str,
     np.testing.assert_array_equal(found, expected)
 
 
+OF_INTEGERS: dict[str, Function] = {
+    "add": torch.add,
+    "and": torch.bitwise_and,
+    "floor_divide": torch.floor_divide,
+    "less": torch.lt,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "multiply": torch.multiply,
+    "not_equal": torch.ne,
+    "power": torch.pow,
+    "remainder": torch.remainder,
+    "subtract": torch.subtract,
+}
+
+
+@pytest.mark.parametrize("name", ["int8", "int16", "int32", "uint8"])
+@pytest.mark.parametrize("scalar", [-19, 300, 2**31 + 3])
+def test_a_scalar_that_an_integer_type_does_not_hold_wraps_as_in_pytorch(name: str, scalar: int) -> None:
+    limits = np.iinfo(name)
+    x, y = np.array([limits.min, 0, 5, 12, 100, limits.max], name), np.asarray(scalar, np.int64)
+    for function, theirs in OF_INTEGERS.items():
+        expected = theirs(torch.from_numpy(x), torch.from_numpy(y)).numpy()
+        found = Binary(function).compute(x, y)
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected, err_msg=function)
+
+
+@pytest.mark.parametrize("name", ["int8", "int32", "int64"])
+def test_whole_numbers_raised_to_less_than_zero_are_pytorch_s(name: str) -> None:
+    bases = np.array([[-3], [-1], [0], [1], [2]], name)
+    exponents = np.array([-(2**7), -3, -2, -1, 0, 1, 2, 5], name)
+    expected = torch.pow(torch.from_numpy(bases), torch.from_numpy(exponents)).numpy()
+    np.testing.assert_array_equal(Binary("power").compute(bases, exponents), expected)
+
+
 @pytest.mark.parametrize(
     ("op", "operands", "complaint"),
     [

@@ -1,7 +1,8 @@
 """Executables as somebody would write them who means harm: damaged, and sealed again so that the damage is read."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 from emulator.errors import ExecutableInvalid
 from emulator.nxe.container import BODY, Section, packed, unpacked
@@ -9,7 +10,8 @@ from emulator.nxe.container import BODY, Section, packed, unpacked
 Damage = Callable[[random.Random, bytes, Sequence[bytes]], bytes]
 
 
-def parts(data: bytes) -> dict[Section, bytes]:
+@lru_cache(64)
+def parts(data: bytes) -> Mapping[Section, bytes]:
     return {section: reader.raw(reader.left) for section, reader in unpacked(data).items()}
 
 

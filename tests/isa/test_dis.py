@@ -8,7 +8,9 @@ import pytest
 from emulator.executable import Executable, to_bytes
 from emulator.isa.instructions import Engine
 from emulator.isa.parse import program
+from emulator.utilisation import utilisation
 from pipeline.commands.dis import ENGINES
+from tests.executable.samples import samples
 from tests.isa.page import EXAMPLE
 from tests.pipeline.in_process import InProcess, nxpipe
 
@@ -39,6 +41,18 @@ def test_totals_are_a_page_for_people_and_a_document_for_machines(nxpipe: InProc
     assert "6 instructions in the text, 25 carried out" in page.out
     document = json.loads(nxpipe("dis", str(file), "--totals", "--json").out)
     assert document["totals"]["by_kind"] == {"activation": 4, "dma_copy": 13, "nc_matmul": 8}
+    used = utilisation(program(EXAMPLE))
+    assert page.out.endswith(f"\n{used.sentence()}\n")
+    assert document["utilisation"] == json.loads(json.dumps(used.document()))
+
+
+def test_a_program_that_breaks_a_rule_can_be_read_but_not_added_up(nxpipe: InProcess, tmp_path: Path) -> None:
+    path = tmp_path / "illegal.nxe"
+    path.write_bytes(samples()[0])
+    assert "nc_matmul" in nxpipe("dis", str(path)).out
+    answer = nxpipe("dis", str(path), "--totals")
+    assert (answer.code, answer.out) == (14, "")
+    assert f"{path}: the program is not legal" in answer.err
 
 
 def test_a_file_that_is_no_executable_is_refused_with_a_sentence(nxpipe: InProcess, tmp_path: Path) -> None:

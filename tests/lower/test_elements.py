@@ -16,8 +16,8 @@ from emulator.numerics import round_to
 from emulator.ops import Binary, Cast, Linear, Reshape, Unary, Where
 from emulator.ops.elementwise import _ARITHMETIC, _BITWISE, _COMPARISONS, _KEEPING, _PREDICATES, _SMOOTH
 from emulator.types import DType, TensorType
-from tests.lower.harness import Case, Given, floats, of, require_equal
-from tests.lower.sweep import BYTES, FLOATS, INTEGERS, UNSIGNED, Draw, Row, sweep
+from tests.lower.harness import Case, Given, case, floats, of, require_equal
+from tests.lower.sweep import BYTES, FLOATS, INTEGERS, Draw, Row, sweep
 
 ANY = (*FLOATS, *BYTES, *INTEGERS, DType.BOOL)
 
@@ -75,9 +75,8 @@ def _binary(function: str) -> Callable[[Draw], Value]:
             numbers = draw.random.integers(0, 4, thin).astype(np.float32)
         left = draw.tensor(shape, one, most=20)
         if draw.integer(0, 3) == 0:
-            number = np.asarray((numbers if numbers is not None else draw.numbers(thin, other, 20)).flat[0])
-            number = np.abs(number) if one in UNSIGNED else number  # the result's type, which has no others
-            return draw.builder.add(Binary(function), left, draw.builder.constant(number, other))
+            number = numbers if numbers is not None else draw.numbers(thin, other, 20)
+            return draw.builder.add(Binary(function), left, draw.builder.constant(np.asarray(number.flat[0]), other))
         return draw.builder.add(Binary(function), left, draw.tensor(thin, other, 20, numbers))
 
     return draw
@@ -121,6 +120,7 @@ def test_an_element_is_what_fast_makes_of_it_in_many_forms(row: Row) -> None:
     sweep(row, 200)
 
 
+ROLES = (Role.INPUT, Role.CONSTANT)
 EXTREMES = np.array(
     [0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 0.5, 1.5, 2.5, -0.3, 2.0**23 - 0.5, 2.0**24 + 2, -(2.0**31), 3e38, 1e-40],
     np.float32,
@@ -145,6 +145,25 @@ def test_integers_of_32_bits_are_exact(function: str) -> None:
     numbers[1, ::2] //= 2**20
     numbers[1][numbers[1] == 0] = 7
     require_equal(of(Binary(function), *(Given(each, DType.INT32) for each in numbers)), cores=("v2",))
+
+
+@pytest.mark.parametrize("dtype", [DType.UINT8, DType.INT8, DType.UINT16, DType.UINT32])
+def test_a_scalar_that_a_type_does_not_hold_wraps(dtype: DType) -> None:
+    """Whether it is known while the program is written or not."""
+    x = Given(np.array([0, 5, 12, 100, np.iinfo(dtype.stored).max], dtype.stored), dtype)
+    scalars = [Given(np.asarray(number), DType.INT64, role) for number in (-19, 300, 70000) for role in ROLES]
+
+    def build(builder: GraphBuilder, x: Value, *scalars: Value) -> dict[str, Value]:
+        functions = ("maximum", "floor_divide", "remainder", "less", "and")
+        numbered = list(enumerate(scalars))
+        return {f"{name}{at}": builder.add(Binary(name), x, scalar) for name in functions for at, scalar in numbered}
+
+    require_equal(case(build, x, *scalars), cores=("v2",))
+
+
+def test_whole_numbers_raised_to_less_than_zero_are_zero_but_for_units() -> None:
+    bases, exponents = np.array([[-3], [-1], [0], [1], [2]]), np.array([-(2**31), -3, -2, -1, 0, 1, 2, 5])
+    require_equal(of(Binary("power"), Given(bases, DType.INT32), Given(exponents, DType.INT32)), cores=("v2",))
 
 
 def test_the_limits_of_64_bit_integers_stay_limits() -> None:

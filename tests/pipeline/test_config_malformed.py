@@ -20,6 +20,16 @@ TRAINING = (
     '[[fleets]]\nkind = "training"\nname = "tune"\nmodel = "bert"\nchannel = "prod"\n'
     'instance_types = ["trn1.32xlarge"]\ncapacity = { kind = "spot" }\nnodes = 2\nzone = "us-east-2a"\n'
 )
+ENDPOINT = f"""\
+[[endpoints]]
+name = "answers"
+model = "bert"
+artifact = "{"0" * 64}"
+image = "123456789012.dkr.ecr.us-east-2.amazonaws.com/serve@sha256:{"0" * 64}"
+instance_type = "ml.inf2.xlarge"
+instances = 4
+shift = {{ kind = "canary", percent = 25, bake = "10m" }}
+"""
 ON_TRN1 = MODEL.replace("inf2.xlarge", "trn1.2xlarge")
 
 
@@ -41,6 +51,12 @@ def fleet(old: str, new: str) -> str:
     """A file whose serving fleet, which begins on line 8, has something else in it."""
     assert old in FLEET
     return PROJECT + MODEL + FLEET.replace(old, new)
+
+
+def endpoint(old: str, new: str, more: str = "") -> str:
+    """A file whose endpoint, which begins on line 8, has something else in it, or one more key on line 16."""
+    assert old in ENDPOINT
+    return PROJECT + MODEL + ENDPOINT.replace(old, new) + more
 
 
 WRONG = {
@@ -168,6 +184,55 @@ WRONG = {
         "fleets[0].instance_types[0]",
         "2 logical cores",
         "at least the 8",
+    ),
+    "an endpoint without its model": Wrong(
+        endpoint('model = "bert"', 'model = "brt"'), 10, "endpoints[0].model", '"brt"', 'mean "bert"?'
+    ),
+    "an endpoint of another's name": Wrong(
+        endpoint("", "", ENDPOINT), 17, "endpoints[1].name", '"answers"', "endpoints[0] has this one"
+    ),
+    "an endpoint on instances for another target": Wrong(
+        endpoint("ml.inf2", "ml.trn1").replace("trn1.xlarge", "trn1.2xlarge"),
+        13,
+        "endpoints[0].instance_type",
+        "for trn1",
+        "for inf2",
+    ),
+    "an endpoint on what SageMaker does not host": Wrong(
+        endpoint("ml.inf2.xlarge", "ml.trn3_gen1"), 13, "endpoints[0].instance_type", "trn3", "ml.inf2.48xlarge"
+    ),
+    "an artifact by its key's first digits": Wrong(
+        endpoint("0" * 64 + '"\nimage', '123456"\nimage'), 11, "endpoints[0].artifact", "123456", "64 hex digits"
+    ),
+    "an image of another registry": Wrong(
+        endpoint("123456789012.dkr.ecr.us-east-2.amazonaws.com", "ghcr.io/acme"),
+        12,
+        "endpoints[0].image",
+        "ghcr.io",
+        "an image in ECR",
+    ),
+    "a canary of a single instance": Wrong(
+        endpoint("instances = 4", "instances = 1"), 15, "endpoints[0].shift", "canary", "takes all calls or none"
+    ),
+    "a canary of less than an instance": Wrong(
+        endpoint("= 25", "= 24"), 15, "endpoints[0].shift", "percent = 24", "at least 25 percent"
+    ),
+    "a canary of most instances": Wrong(
+        endpoint("= 25", "= 51"), 15, "endpoints[0].shift.percent", "51", "from 1 to 50"
+    ),
+    "a shift that never ends": Wrong(
+        endpoint('"canary", percent = 25, bake = "10m"', '"linear", percent = 10, bake = "1h"').replace("= 4", "= 10"),
+        15,
+        "endpoints[0].shift",
+        '"1h"',
+        "longer than the 8h",
+    ),
+    "a volume beside local disks": Wrong(
+        endpoint("ml.inf2.xlarge", "ml.trn1.2xlarge", "disk = 100\n").replace('"inf2.xlarge"', '"trn1.2xlarge"'),
+        16,
+        "endpoints[0].disk",
+        "100",
+        "has local ones",
     ),
     "a rack as an instance": Wrong(
         fleet('["inf2.xlarge"]', '["trn3_gen1"]'), 13, "fleets[0].instance_types[0]", "trn3_gen1", "trn2u.48xlarge"

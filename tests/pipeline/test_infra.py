@@ -137,6 +137,21 @@ def test_a_new_image_restarts_the_instances_of_its_group(project: Path, nxpipe: 
     assert "2 instances of search-serve-web/Nodes are replaced one after another" in said
 
 
+def test_a_new_release_restarts_the_nodes_of_its_group_once(project: Path, nxpipe: InProcess) -> None:
+    nodes = resource(
+        "AWS::EKS::Nodegroup",
+        LaunchTemplate={"Id": {"Ref": "Launch"}},
+        ReleaseVersion="1.34.1-20261012",
+        ScalingConfig={"DesiredSize": 3},
+    )
+    before = {"Launch": FLEET["Launch"], "Nodes": nodes}
+    after = deepcopy(before)
+    after["Nodes"]["Properties"]["ReleaseVersion"] = "1.34.2-20261120"
+    after["Launch"]["Properties"]["LaunchTemplateData"]["Monitoring"] = {"Enabled": True}
+    said = planned(nxpipe, project, {"search-cluster": before}, {"search-cluster": after})
+    assert said.count("3 instances of search-cluster/Nodes are replaced") == 1
+
+
 def test_what_cannot_change_is_replaced_and_the_property_named(project: Path, nxpipe: InProcess) -> None:
     before = {"Table": resource("AWS::DynamoDB::Table", TableName="one"), "Old": resource("AWS::SNS::Topic")}
     after = {"Table": resource("AWS::DynamoDB::Table", TableName="two"), "New": resource("AWS::SNS::Topic")}

@@ -96,3 +96,36 @@ subnets = [
 )
 def test_a_place_that_cannot_be_is_told_in_one_sentence(tmp_path: Path, head: str, fault: str) -> None:
     assert told(tmp_path, head + MODEL + FLEET) == [fault]
+
+
+ENDPOINT = f"""
+[[endpoints]]
+name = "a-name-of-forty-letters-is-a-long-one-ok"
+model = "bert"
+artifact = "{"0" * 64}"
+image = "123456789012.dkr.ecr.us-west-2.amazonaws.com/serve@sha256:{"0" * 64}"
+instance_type = "ml.trn1.32xlarge"
+instances = 1
+shift = {{ kind = "all-at-once", bake = "10m" }}
+"""
+
+
+def test_an_endpoint_has_a_name_and_an_image_that_sagemaker_takes(tmp_path: Path) -> None:
+    long = HERE.replace("demo", "a-project-of-thirty-letters-or")
+    name, image = told(tmp_path, long + MODEL + ENDPOINT)
+    assert "endpoints[0].name" in name
+    assert "expected at most 32 characters" in name
+    assert "expected an image in ECR of us-east-2" in image
+    here = ENDPOINT.replace("us-west-2", "us-east-2")
+    assert told(tmp_path, HERE + MODEL + here) == []
+    assert has_network(configured(tmp_path, HERE + MODEL + here))
+
+
+def test_a_release_signs_with_a_key_that_cannot_become_another(tmp_path: Path) -> None:
+    release = '[release]\nrepository = "example/models"\n'
+    key = '[signing]\nkey = "kms:arn:aws:kms:us-east-2:123456789012:key/1a2b"\n'
+    assert told(tmp_path, PROJECT + release + key) == []
+    (fault,) = told(tmp_path, PROJECT + release + key.replace("key/1a2b", "alias/release"))
+    assert "signing.key" in fault
+    assert "may use that key and no other" in fault
+    assert told(tmp_path, PROJECT + key.replace("key/1a2b", "alias/release")) == []

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,12 +14,13 @@ ACCOUNT: Final = "123456789012"
 REGION: Final = "us-east-2"
 _LONGEST: Final = 300  # seconds
 HERE: Final = Environment(account=ACCOUNT, region=REGION)
+_NOTHING: Final[Mapping[str, str]] = {}
 _CONTEXT: Final = json.loads((Path(__file__).parents[2] / "cdk.json").read_text())["context"]
 
 
-def new_app() -> App:
+def new_app(context: Mapping[str, str] = _NOTHING, **settings: Any) -> App:
     """An app under the feature flags that the real one runs with."""
-    return App(context=_CONTEXT)
+    return App(context={**_CONTEXT, **context}, **settings)
 
 
 def template_of(stack: Stack) -> dict[str, Any]:

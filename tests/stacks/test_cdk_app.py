@@ -1,5 +1,6 @@
 """The app as users run it: the real `cdk synth` on a real nxpipe.toml, with no AWS account and no network."""
 
+import ast
 import json
 import os
 import subprocess
@@ -7,6 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from app import main
+from tests.stacks.local import new_app
+from tests.stacks.whole import STACKS, WHOLE, write_locks, write_whole
 
 ROOT = Path(__file__).parents[2]
 CDK = ROOT / "node_modules" / ".bin" / "cdk"
@@ -16,66 +21,6 @@ NXPIPE_TOML = """\
 [project]
 name = "demo"
 """
-
-WHOLE = (
-    NXPIPE_TOML
-    + f"""\
-region = "us-east-2"
-
-[[models]]
-name = "bert"
-id = "bert-base-uncased"
-task = "fill-mask"
-buckets = [128]
-target = "trn1.32xlarge"
-
-[[fleets]]
-kind = "training"
-name = "tune"
-model = "bert"
-channel = "production"
-instance_types = ["trn1.32xlarge"]
-zone = "us-east-2b"
-nodes = 2
-capacity = {{ kind = "on-demand" }}
-
-[[fleets]]
-kind = "serving"
-name = "search"
-model = "bert"
-channel = "production"
-instance_types = ["trn1.2xlarge"]
-capacity = {{ kind = "on-demand" }}
-size = {{ min = 1, max = 2 }}
-certificate = "arn:aws:acm:us-east-2:123456789012:certificate/0a1b2c3d"
-
-[release]
-repository = "example/models"
-
-[farm]
-image = "123456789012.dkr.ecr.us-east-2.amazonaws.com/nxpipe@sha256:{"0" * 64}"
-"""
-)
-
-IMAGES = """\
-[[image]]
-region = "us-east-2"
-sdk = "2.32.0"
-id = "ami-0a1b2c3d4e5f60718"
-name = "Deep Learning AMI Neuron"
-created = 2026-08-20
-expires = 2099-01-01
-source = "a test"
-
-[[image]]
-region = "us-east-2"
-id = "ami-0b1a2c3d4e5f60718"
-name = "Amazon ECS, Neuron"
-created = 2026-08-20
-expires = 2099-01-01
-source = "a test"
-"""
-LOCKS = {"nxpipe.amis.lock": IMAGES, "nxpipe.agent.lock": json.dumps({"sha256": "0" * 64})}
 
 # Every attempt to leave the machine is written down and refused, in node and in Python alike. Sockets without a port
 # are pipes between processes, which jsii lives on.
@@ -127,37 +72,87 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_whole(tmp_path_factory.mktemp("whole"))
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
+    write_locks(tmp_path)
     path = tmp_path / "nxpipe.toml"
     path.write_text(NXPIPE_TOML)
-    for name, text in LOCKS.items():
-        (tmp_path / name).write_text(text)
     return path
 
 
-def synth(config: Path, output: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def cdk_synth(config: Path, output: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     command = [str(CDK), "synth", "--quiet", "-c", f"config={config}", "-o", str(output)]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+def run_app(config: Path, output: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """As the command does it."""
+    given = {"config": str(config), "aws:cdk:enable-path-metadata": True, "aws:cdk:enable-asset-metadata": True}
+    context = json.loads((ROOT / "cdk.json").read_text())["context"] | given
+    own = {"CDK_CONTEXT_JSON": json.dumps(context), "CDK_OUTDIR": str(output)}
+    command = [sys.executable, "app.py"]
+    return subprocess.run(command, cwd=ROOT, env=env | own, capture_output=True, text=True, check=False)
 
 
-def test_synth_needs_no_credentials_and_no_network_and_gives_equal_bytes_twice(
-    config: Path, tmp_path: Path, offline: dict[str, str]
+def templates(folder: Path) -> dict[str, bytes]:
+    return {path.name.removesuffix(".template.json"): path.read_bytes() for path in folder.glob("*.template.json")}
+
+
+@pytest.fixture(scope="module")
+def first(whole: Path, tmp_path_factory: pytest.TempPathFactory, offline: dict[str, str]) -> Path:
+    """The assembly of the whole project, under CDK's own validation."""
+    output = tmp_path_factory.mktemp("first")
+    done = cdk_synth(whole, output, {name: value for name, value in offline.items() if name != "CDK_VALIDATION"})
+    assert done.returncode == 0, done.stderr
+    return output
+
+
+def test_synth_needs_no_credentials_and_no_network_and_cdks_own_validation_accepts_the_stacks(
+    first: Path, offline: dict[str, str]
 ) -> None:
-    config.write_text(WHOLE)
-    for output in ("first", "second"):
-        done = synth(config, tmp_path / output, offline)
-        assert done.returncode == 0, done.stderr
-    first, second = contents(tmp_path / "first"), contents(tmp_path / "second")
-    stacks = {name.removesuffix(".template.json") for name in first if name.endswith(".template.json")}
-    parts = ("build-farm", "cache", "network", "observe", "release", "serve-search", "storage", "train-tune")
-    assert {f"demo-{part}" for part in parts} == stacks
-    assert first == second
+    assert set(templates(first)) == STACKS
     assert Path(offline["NETWORK_ATTEMPTS"]).read_text() == ""
+
+
+LOCAL = {  # what `make cloud-up` prints, and what else says that an AWS is not the real one
+    "AWS_ACCESS_KEY_ID": "local",
+    "AWS_SECRET_ACCESS_KEY": "local",
+    "AWS_DEFAULT_REGION": "eu-west-1",
+    "AWS_ENDPOINT_URL": "http://localhost:5599",
+    "AWS_ENDPOINT_URL_S3": "http://localhost:5599",
+    "AWS_REGION": "eu-west-1",
+    "CDK_DEFAULT_ACCOUNT": "000000000000",
+    "CDK_DEFAULT_REGION": "eu-west-1",
+    "CI": "true",
+    "LOCALSTACK_HOSTNAME": "localhost",
+    "MOTO_PORT": "5599",
+    "TZ": "Asia/Tokyo",
+}
+
+
+def test_a_second_synthesis_gives_equal_bytes_beside_a_local_aws_too(
+    first: Path, whole: Path, tmp_path: Path, offline: dict[str, str]
+) -> None:
+    done = run_app(whole, tmp_path / "second", offline | LOCAL | {"PYTHONHASHSEED": "1"})
+    assert done.returncode == 0, done.stderr
+    assert templates(tmp_path / "second") == templates(first)
+    manifests = [json.loads((folder / "manifest.json").read_text()) for folder in (first, tmp_path / "second")]
+    assert manifests[0]["artifacts"] == manifests[1]["artifacts"]
+    assert Path(offline["NETWORK_ATTEMPTS"]).read_text() == ""
+
+
+def test_no_stack_gets_tags_that_cloudformation_would_hand_to_every_resource(first: Path) -> None:
+    """The rule that weighs a fleet's groups would lose its weights by one."""
+    artifacts = json.loads((first / "manifest.json").read_text())["artifacts"].values()
+    stacks = [one for one in artifacts if one["type"] == "aws:cloudformation:stack"]
+    assert len(stacks) == len(STACKS)
+    assert [one["properties"].get("tags") for one in stacks] == [None] * len(stacks)
+    assert "tags" not in json.loads((ROOT / "cdk.json").read_text())
 
 
 @pytest.mark.parametrize(
@@ -178,17 +173,10 @@ def test_the_tunnel_has_no_holes(attempt: list[str], tmp_path: Path, offline: di
     assert attempts.read_text()
 
 
-def test_cdks_own_validation_accepts_the_stacks(config: Path, tmp_path: Path, offline: dict[str, str]) -> None:
-    config.write_text(WHOLE)
-    env = {name: value for name, value in offline.items() if name != "CDK_VALIDATION"}
-    done = synth(config, tmp_path / "out", env)
-    assert done.returncode == 0, done.stderr
-
-
 FAULTY = {
     "a key that is not known": (NXPIPE_TOML + "nmae = 3\n", "project.nmae"),
     "fleets without a place": (WHOLE.replace('region = "us-east-2"', ""), "project.region"),
-    "a fleet in a zone without a subnet": (WHOLE.replace("us-east-2b", "us-east-2f"), "fleets[0].zone"),
+    "a fleet in a zone without a subnet": (WHOLE.replace("us-east-2b", "us-east-2f"), "fleets[1].zone"),
     "a version of the SDK without an image": (WHOLE + '[amis]\nsdk = ["2.31.0"]\n', "no image of Neuron SDK 2.31.0"),
     "a place without an image of training hosts": (
         WHOLE.replace("us-east-2", "eu-west-1"),
@@ -196,22 +184,35 @@ FAULTY = {
     ),
     "a fleet that answers in plain text": (WHOLE.replace("certificate =", "#"), "NXP-NET-3"),
     "an image that a closed network does not reach": (
-        WHOLE.replace("123456789012.dkr.ecr.us-east-2.amazonaws.com/", "ghcr.io/example/"),
+        WHOLE.replace("123456789012.dkr.ecr.us-east-2.amazonaws.com/nxpipe", "ghcr.io/example/nxpipe"),
         "copy it into the project's own repository",
     ),
+    "an endpoint whose image SageMaker would not take": (
+        WHOLE.replace("us-east-2.amazonaws.com/serve", "us-west-2.amazonaws.com/serve"),
+        "endpoints[0].image",
+    ),
 }
+BROKEN_RULES = {"a fleet that answers in plain text"}
 
 
 @pytest.mark.parametrize("what", FAULTY)
-def test_a_configuration_that_cannot_be_deployed_is_told_in_its_own_sentences_without_a_traceback(
-    what: str, config: Path, offline: dict[str, str]
+def test_a_configuration_that_cannot_be_deployed_is_told_in_its_own_sentences(
+    what: str, config: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     text, told = FAULTY[what]
     config.write_text(text)
-    flags = json.loads((ROOT / "cdk.json").read_text())["context"]
-    env = offline | {"CDK_CONTEXT_JSON": json.dumps({**flags, "config": str(config)})}
-    done = subprocess.run([sys.executable, "app.py"], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 3, done.stderr
+    context = {"config": str(config)}
+    code = main(new_app(context, outdir=str(config.parent / "out"), builtin_cloud_formation_validation=False))
+    assert code == (33 if what in BROKEN_RULES else 3)
+    assert told in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("what", [*BROKEN_RULES, "a key that is not known"])
+def test_the_app_ends_without_a_traceback(what: str, config: Path, tmp_path: Path, offline: dict[str, str]) -> None:
+    text, told = FAULTY[what]
+    config.write_text(text)
+    done = run_app(config, tmp_path / "out", offline)
+    assert done.returncode == (33 if what in BROKEN_RULES else 3), done.stderr
     assert told in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
@@ -219,21 +220,30 @@ def test_a_configuration_that_cannot_be_deployed_is_told_in_its_own_sentences_wi
 
 def test_a_missing_configuration_is_told_through_the_cdk_command_too(tmp_path: Path, offline: dict[str, str]) -> None:
     missing = tmp_path / "nowhere.toml"
-    done = synth(missing, tmp_path / "out", offline)
+    done = cdk_synth(missing, tmp_path / "out", offline)
     assert done.returncode != 0
     assert str(missing) in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_account_and_region_of_the_project_pin_where_the_stacks_go(
-    config: Path, tmp_path: Path, offline: dict[str, str]
-) -> None:
+def test_account_and_region_of_the_project_pin_where_the_stacks_go(config: Path) -> None:
     config.write_text(NXPIPE_TOML + 'account = "123456789012"\nregion = "eu-west-1"\n')
-    done = synth(config, tmp_path / "out", offline)
-    assert done.returncode == 0, done.stderr
-    stack = json.loads((tmp_path / "out" / "manifest.json").read_text())["artifacts"]["demo-storage"]
+    output = config.parent / "out"
+    assert main(new_app({"config": str(config)}, outdir=str(output), builtin_cloud_formation_validation=False)) == 0
+    stack = json.loads((output / "manifest.json").read_text())["artifacts"]["demo-storage"]
     assert stack["environment"] == "aws://123456789012/eu-west-1"
     assert stack["properties"]["terminationProtection"] is True
+
+
+def test_stacks_ask_nothing_of_the_environment() -> None:
+    """They could tell a local AWS from the real one by nothing else."""
+    asking = {"environ", "environb", "getenv", "getenvb", "gethostname", "expanduser"}
+    for path in sorted((ROOT / "stacks").rglob("*.py")):
+        names = {
+            getattr(each, "attr", None) or getattr(each, "id", None) or getattr(each, "name", None)
+            for each in ast.walk(ast.parse(path.read_text()))
+        }
+        assert not names & asking - ({"expanduser"} if path.name == "fleet_file.py" else set()), path
 
 
 def test_the_feature_flags_are_those_that_this_release_of_cdk_recommends() -> None:

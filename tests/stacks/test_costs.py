@@ -35,6 +35,17 @@ def test_a_group_costs_its_desired_instances() -> None:
     assert "3 × inf2.xlarge" in str(found)
 
 
+@pytest.mark.parametrize(("scaling", "count"), [({"DesiredSize": 2}, 2), ({"MinSize": 3}, 3), ({}, 1)])
+def test_a_node_group_costs_its_desired_nodes_and_its_cluster_an_hourly_fee(
+    scaling: dict[str, int], count: int
+) -> None:
+    nodes = resource("AWS::EKS::Nodegroup", LaunchTemplate={"Id": {"Ref": "Launch"}}, ScalingConfig=scaling)
+    found = estimated({"Launch": SERVING["Launch"], "Nodes": nodes, "Cluster": resource("AWS::EKS::Cluster")})
+    assert found.hourly == pytest.approx(count * INF2 + PRICES.known[REGION]["AWS::EKS::Cluster"])
+    nodes["Properties"]["CapacityType"] = "SPOT"
+    assert ", at most" in str(estimated({"Launch": SERVING["Launch"], "Nodes": nodes}))
+
+
 def test_an_empty_group_costs_nothing_and_is_not_told() -> None:
     found = estimated({**SERVING, "Nodes": group(DesiredCapacity="0")})
     assert found.lines == ()
@@ -48,7 +59,28 @@ def test_a_group_of_several_types_costs_the_dearest_of_them() -> None:
     del nodes["Properties"]["LaunchTemplate"]
     found = estimated({"Launch": launch(InstanceType="inf2.xlarge"), "Nodes": nodes})
     assert found.hourly == pytest.approx(2 * PRICES.known[REGION]["inf2.8xlarge"])
-    assert "at most" in str(found)
+    assert str(found).startswith("At most")
+    assert "2 × inf2.8xlarge (demo/Nodes), at most" in str(found)
+
+
+SPOT_NODES = {
+    "Launch": launch(InstanceType="inf2.xlarge", InstanceMarketOptions={"MarketType": "spot"}),
+    "Nodes": group(DesiredCapacity="3"),
+}
+
+
+def test_spot_instances_cost_at_most_what_they_would_on_demand() -> None:
+    assert estimated(SPOT_NODES).hourly == pytest.approx(3 * INF2)
+    assert str(estimated(SPOT_NODES)).startswith("At most $2.27 an hour")
+    jobs = environment(Type="SPOT", InstanceTypes=["trn1.32xlarge"], MaxvCpus=256)
+    found = str(estimated({"Launch": launch(), "Jobs": jobs}))
+    assert found.startswith("At most")
+    assert "2 × trn1.32xlarge (demo/Jobs), at most, while jobs run" in found
+
+
+def test_an_estimate_that_may_be_more_and_may_be_less_says_neither() -> None:
+    unknown = {"Disk": resource("AWS::FSx::FileSystem")}
+    assert str(estimated({**SPOT_NODES, **unknown})).startswith("About")
 
 
 def test_a_training_environment_costs_what_it_holds_when_it_is_full() -> None:
@@ -73,7 +105,12 @@ def test_a_capacity_block_is_paid_already() -> None:
         ({**SERVING, "Nodes": group(DesiredCapacity={"Ref": "Count"})}, REGION, "in a number that only the deployment"),
         ({**SERVING, "Launch": launch()}, REGION, "of a type that only the deployment knows"),
         ({"Farm": environment(InstanceTypes=["c7i"], MaxvCpus=256)}, REGION, "c7i that Batch chooses"),
-        ({"Cluster": resource("AWS::EKS::Cluster")}, REGION, "AWS::EKS::Cluster (demo/Cluster): no price known"),
+        ({"Scratch": resource("AWS::FSx::FileSystem")}, REGION, "AWS::FSx::FileSystem (demo/Scratch): no price known"),
+        (
+            {"Cluster": resource("AWS::EKS::Cluster")},
+            "eu-west-9",
+            "control plane of EKS (demo/Cluster): no price known",
+        ),
     ],
 )
 def test_what_is_not_known_is_said_and_not_guessed(resources: dict[str, Any], region: str | None, said: str) -> None:
@@ -108,11 +145,19 @@ def test_without_a_budget_nothing_is_over_it() -> None:
 
 
 def test_an_estimate_that_leaves_something_out_says_that_it_is_the_least() -> None:
-    clusters = {name: resource("AWS::EKS::Cluster") for name in ("One", "Two", "Three")}
+    systems = {name: resource("AWS::FSx::FileSystem") for name in ("One", "Two", "Three")}
     assert str(estimated(SERVING)).startswith("About $2.27 an hour, $1,660 a month")
-    said = str(estimated({**SERVING, **clusters}))
+    said = str(estimated({**SERVING, **systems}))
     assert said.startswith("At least $2.27 an hour")
-    assert "AWS::EKS::Cluster (demo/One and 2 more): no price known" in said
+    assert "AWS::FSx::FileSystem (demo/One and 2 more): no price known" in said
+
+
+def test_the_price_of_an_instance_is_known_where_it_is_sold() -> None:
+    for region in ("us-east-2", "us-west-2"):
+        for name in ("inf2.xlarge", "inf2.48xlarge", "trn1.2xlarge", "trn1.32xlarge", "trn1n.32xlarge"):
+            assert PRICES.of(region, name) == PRICES.of("us-east-1", name)
+    assert PRICES.of("eu-west-1", "inf2.xlarge") == 0.94775
+    assert PRICES.of("eu-west-1", "trn1.32xlarge") is None
 
 
 def test_every_price_has_a_source_and_a_date() -> None:

@@ -7,6 +7,7 @@ import pytest
 from stacks.keep import KEPT, kept_in
 from stacks.reading import Templates, read
 from stacks.rules import Facts, lint
+from stacks.rules.weights import RULE, TEXT
 
 RETAINED = {"DeletionPolicy": "Retain", "UpdateReplacePolicy": "Retain"}
 
@@ -63,3 +64,30 @@ def test_a_bucket_that_only_some_fleets_have_is_guarded_where_it_is() -> None:
     assert told({"Checkpoints620E2F20": bucket}, stack="search-train-tuning") == []
     assert told({"Checkpoints00000000": bucket}, stack="search-train-tuning")
     assert told({"Checkpoints620E2F20": bucket | {"DeletionPolicy": "Delete"}}, stack="search-train-tuning")
+
+
+def told_of_weights(rule: dict[str, Any] | None, project: str | None = "search") -> list[str]:
+    resources = (
+        {} if rule is None else {RULE: {"Type": "AWS::ElasticLoadBalancingV2::ListenerRule", "Properties": rule}}
+    )
+    found = lint(Templates((read("search-serve-web", {"Resources": resources}),)), Facts(project=project))
+    return [str(each) for each in found if each.rule == "NXP-KEEP-2"]
+
+
+def test_the_rule_that_weighs_is_not_told_as_long_as_its_text_stays() -> None:
+    assert told_of_weights({**TEXT}) == []
+
+
+@pytest.mark.parametrize(
+    ("what", "value"),
+    [("Tags", [{"Key": "team", "Value": "search"}]), ("Priority", 99), ("Actions", []), ("Conditions", None)],
+)
+def test_any_other_text_of_it_would_put_its_weights_back_and_is_told(what: str, value: Any) -> None:
+    (said,) = told_of_weights({**TEXT, what: value})
+    assert f", {what})" in said
+    assert "would put back the weights of the first day; give it its old text back" in said
+
+
+def test_a_fleet_whose_rule_has_gone_is_told_and_a_stack_of_somebody_else_is_not() -> None:
+    assert len(told_of_weights(None)) == 1
+    assert told_of_weights(None, project="other") == []

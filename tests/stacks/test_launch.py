@@ -17,7 +17,7 @@ WITH_EFA = [name for name, entry in INSTANCES.items() if entry.servers == 1 and 
 
 
 def stack(
-    *, instance_type: str = "inf2.xlarge", efa: bool = False, containers: bool = False, capacity: Capacity | None = None
+    *, instance_type: str = "inf2.xlarge", efa: bool = False, kubernetes: bool = False, capacity: Capacity | None = None
 ) -> Stack:
     made = Stack(new_app(), "demo-launch", env=HERE)
     group = aws_ec2.SecurityGroup.from_security_group_id(made, "Group", "sg-0a1b2c3d4e5f60718")
@@ -29,7 +29,7 @@ def stack(
         profile=profile,
         groups=[group],
         user_data="#!/bin/sh\n",
-        containers=containers,
+        kubernetes=kubernetes,
         tags={"nxpipe:fleet": "train"},
     )
     launch_template(made, "Template", machine, instance_type=instance_type, efa=efa, capacity=capacity)
@@ -60,13 +60,15 @@ def test_an_instance_that_trains_with_nobody_has_an_ordinary_interface() -> None
     assert described["SecurityGroupIds"] == ["sg-0a1b2c3d4e5f60718"]
 
 
-@pytest.mark.parametrize(("containers", "hops"), [(False, 1), (True, 2)])
-def test_the_metadata_service_asks_for_a_token_and_is_as_near_as_it_can_be(containers: bool, hops: int) -> None:
-    assert data(stack(containers=containers))["MetadataOptions"] == {
+@pytest.mark.parametrize(("kubernetes", "hops", "tags"), [(False, 1, "enabled"), (True, 2, "disabled")])
+def test_the_metadata_service_asks_for_a_token_and_is_as_near_as_it_can_be(
+    kubernetes: bool, hops: int, tags: str
+) -> None:
+    assert data(stack(kubernetes=kubernetes))["MetadataOptions"] == {
         "HttpEndpoint": "enabled",
         "HttpTokens": "required",
         "HttpPutResponseHopLimit": hops,
-        "InstanceMetadataTags": "enabled",
+        "InstanceMetadataTags": tags,
     }
 
 

@@ -170,9 +170,10 @@ def test_without_a_limit_for_latency_there_is_no_alarm_of_it() -> None:
     assert not [name for name in found if "latency" in name]
 
 
-def test_only_what_a_release_cannot_mend_tells_people_by_itself(made: Made) -> None:
+def test_whatever_ends_no_release_tells_people_by_itself(made: Made) -> None:
     telling = [one["AlarmName"] for one in of_type(made, "AWS::CloudWatch::Alarm") if one.get("AlarmActions")]
-    assert telling == ["demo-search-execution-errors"]
+    judged = [f"demo-search-{colour}-{key}" for key in ("latency-p99", "error-rate") for colour in COLOURS]
+    assert sorted(telling) == sorted([*judged, "demo-search-execution-errors"])
     (composite,) = of_type(made, "AWS::CloudWatch::CompositeAlarm")
     assert len(composite["AlarmActions"]) == 1
 
@@ -209,7 +210,7 @@ def test_deployed_changed_and_destroyed_it_is_what_was_asked_for(aws: None) -> N
 
     cloudwatch = boto3.client("cloudwatch")
     for state in ("ALARM", "OK"):
-        cloudwatch.set_alarm_state(AlarmName="demo-search-green-error-rate", StateValue=state, StateReason="a test")
+        cloudwatch.set_alarm_state(AlarmName="demo-search-refused", StateValue=state, StateReason="a test")
         assert alarms()["demo-search-release-bad"]["StateValue"] == state
 
     changed = make(replace(Asked(), emails=("night@example.com",), monthly=6000, max_error_rate=0.02))

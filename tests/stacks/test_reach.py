@@ -72,6 +72,18 @@ CALLS: dict[str, tuple[dict[str, dict[str, Any]], set[str]]] = {
         {"Role": trusting("ecs-tasks.amazonaws.com"), "Policy": policy({"Action": "s3:GetObject"})},
         {"s3"},
     ),
+    "a caller of SageMaker's endpoints": (
+        {"Role": ROLE, "Policy": policy({"Action": "sagemaker:InvokeEndpoint"})},
+        {"sagemaker.runtime"},
+    ),
+    "SageMaker, which fetches a model by the network that it is given": (
+        {"Model": {"Type": "AWS::SageMaker::Model", "Properties": {"VpcConfig": {"Subnets": ["subnet-1"]}}}},
+        {"s3"},
+    ),
+    "SageMaker, which is given no network": (
+        {"Model": {"Type": "AWS::SageMaker::Model", "Properties": {}}},
+        set(),
+    ),
     "the role of a service, which calls from elsewhere": (
         {"Role": trusting("vpc-flow-logs.amazonaws.com"), "Policy": policy({"Action": "logs:PutLogEvents"})},
         set(),

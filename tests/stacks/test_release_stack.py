@@ -10,6 +10,7 @@ from aws_cdk import App, RemovalPolicy
 from artifact_store import Store, layout
 from artifact_store.backends.local import LocalFolder
 from artifact_store.channel.change import Author, Requirements, promote
+from artifact_store.trust.kms import ALGORITHM
 from pipeline.config.cloud import Release
 from stacks.publishing import CREATED_ONCE, REPLACED
 from stacks.release import ReleaseStack
@@ -31,11 +32,20 @@ class Made:
     release: ReleaseStack
 
 
-def make(release: Release = ASKED_FOR, prefix: str = "models/", app: App | None = None) -> Made:
+def make(
+    release: Release = ASKED_FOR, prefix: str = "models/", app: App | None = None, signing_key: str | None = None
+) -> Made:
     app = app or new_app()
     store = StoreStack(app, "demo-store", project="demo", env=HERE, removal_policy=RemovalPolicy.DESTROY)
     stack = ReleaseStack(
-        app, "demo-release", project="demo", release=release, store=store.handle, prefix=prefix, env=HERE
+        app,
+        "demo-release",
+        project="demo",
+        release=release,
+        store=store.handle,
+        prefix=prefix,
+        signing_key=signing_key,
+        env=HERE,
     )
     return Made(store, stack)
 
@@ -134,6 +144,26 @@ def test_the_key_serves_a_release_through_s3_alone(deployed: Made) -> None:
         assert allowed(may, action, key, through_s3)
         assert not allowed(may, action, key)
     assert not allowed(may, "kms:ScheduleKeyDeletion", key, through_s3)
+
+
+def test_a_release_signs_with_the_key_of_the_file_alone_as_signatures_are_made(aws: None) -> None:
+    key, other = (f"arn:aws:kms:{REGION}:{ACCOUNT}:key/{name}" for name in ("signs", "other"))
+    made = make(signing_key=key)
+    deploy(made.store, made.release)
+    may, with_ours = statements_of(role_of(made)), {"kms:SigningAlgorithm": ALGORITHM}
+    assert allowed(may, "kms:Sign", key, with_ours)
+    assert allowed(may, "kms:GetPublicKey", key)
+    assert not allowed(may, "kms:Sign", key, {"kms:SigningAlgorithm": "ECDSA_SHA_512"})
+    for action in ("kms:Sign", "kms:GetPublicKey"):
+        assert not allowed(may, action, other, with_ours)
+        assert not allowed(may, action, outputs(made.store)["KeyArn"], with_ours)
+    for action in ("kms:CreateGrant", "kms:PutKeyPolicy", "kms:ScheduleKeyDeletion"):
+        assert not allowed(may, action, key, with_ours)
+
+
+def test_a_release_without_a_key_in_kms_signs_with_none(deployed: Made) -> None:
+    may = statements_of(role_of(deployed))
+    assert not allowed(may, "kms:Sign", outputs(deployed.store)["KeyArn"], {"kms:SigningAlgorithm": ALGORITHM})
 
 
 def test_every_folder_of_the_store_is_a_publishers_or_is_kept_from_it() -> None:

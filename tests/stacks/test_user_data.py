@@ -14,6 +14,8 @@ from stacks.user_data.serving import Agent, Cache, Places, Serving
 from stacks.user_data.unit import word
 from tests.stacks.sandbox import Sandbox
 
+pytestmark = pytest.mark.runs
+
 CONFIG = """
 [project]
 name = "demo"
@@ -88,6 +90,7 @@ def serving(
         region="us-east-2",
         store_url="s3://demo-artifacts/models",
         hook="demo-search-ready",
+        log="/nxpipe/demo/search",
         agent=Agent("s3://demo-artifacts/agent/agent.tar", digest or sandbox.sha256),
         cache=Cache("fs-1", "fsap-2") if cached else None,
         places=Places(str(sandbox.root)),
@@ -107,8 +110,18 @@ def test_an_instance_is_set_up_and_its_unit_started(sandbox: Sandbox) -> None:
     ]
     (system,) = ran.called("dpkg")
     assert Path(system.split()[-1]).name == "amazon-efs-utils-2.4.1_amd64.deb"
-    assert ran.calls[-1] == "systemctl enable --now nxpipe-agent.service"
+    assert ran.calls[-2:] == [
+        "systemctl enable --now nxpipe-agent.service",
+        "systemctl enable --now --no-block nxpipe-watch.service",
+    ]
     assert not list(sandbox.folder.glob("tmp.*"))
+
+
+def test_another_unit_watches_the_devices(sandbox: Sandbox) -> None:
+    sandbox.run(serving(sandbox).script())
+    unit = sandbox.text("etc/systemd/system/nxpipe-watch.service")
+    assert f"ExecStart={sandbox.root}/opt/nxpipe/agent/bin/nxpipe agent watch --fleet search\n" in unit
+    assert "NXPIPE_LOG=/nxpipe/demo/search\n" in sandbox.text("etc/nxpipe/agent.env")
 
 
 def test_the_unit_runs_the_agent_with_the_server_behind_it_word_for_word(sandbox: Sandbox) -> None:

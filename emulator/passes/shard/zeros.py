@@ -43,7 +43,7 @@ from emulator.ops import (
     Where,
 )
 from emulator.passes.shard.walk import Walk
-from emulator.types import DType
+from emulator.types import DType, TensorType
 
 # What stands in all of a tensor's padding: this number; not-a-number once something in it is not finite; or None, if
 # it is something finite, of a kind that stands elsewhere in the tensor too.
@@ -154,9 +154,14 @@ def _elementwise(node: Node, contents: list[_Content]) -> _Content:
     with np.errstate(all="ignore"):
         for numbers in product(*choices):
             operands = zip(numbers, node.operands, strict=True)
-            arrays = [np.array([number]).astype(operand.type.dtype.held) for number, operand in operands]
-            found.add(float(node.op.compute(*arrays)[0]))
+            arrays = [_one(number, operand.type) for number, operand in operands]
+            found.add(float(node.op.compute(*arrays).flat[0]))
     return _alike(*found)
+
+
+def _one(number: float, of: TensorType) -> Array:
+    """An element of a tensor, or the scalar, which has no say in the type of a result."""
+    return np.full((1,) * min(of.rank, 1), number).astype(of.dtype.held)
 
 
 def _choices(place: int, dtype: DType) -> tuple[float, ...]:

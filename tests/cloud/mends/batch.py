@@ -1,17 +1,21 @@
 """Batch makes its own service role, changes its environments, and tells all that it was told."""
 
+from threading import Lock
 from typing import Any, Final
 
 from moto.batch.models import BatchBackend, JobDefinition, JobQueue
 from moto.batch.responses import BatchResponse
 from moto.iam.exceptions import NotFoundException
+from moto.iam.models import SERVICE_NAME_CONVERSION
 
 from tests.cloud.mends._around import around
 
 _ROLE: Final = "AWSServiceRoleForBatch"
+_ONE_AT_A_TIME: Final = Lock()
 
 
 def mend() -> None:
+    SERVICE_NAME_CONVERSION["batch"] = "Batch"
     around(BatchBackend, "create_compute_environment", _create_environment)
     around(BatchBackend, "_validate_compute_resources", _validate)
     around(BatchBackend, "update_compute_environment", _update_environment)
@@ -36,10 +40,11 @@ def _validate(stock: Any, backend: BatchBackend, resources: dict[str, Any]) -> N
 
 
 def _own_role(backend: BatchBackend) -> str:
-    try:
-        role = backend.iam_backend.get_role(_ROLE)
-    except NotFoundException:
-        role = backend.iam_backend.create_service_linked_role("batch.amazonaws.com", "", "")
+    with _ONE_AT_A_TIME:  # stacks are deployed beside each other
+        try:
+            role = backend.iam_backend.get_role(_ROLE)
+        except NotFoundException:
+            role = backend.iam_backend.create_service_linked_role("batch.amazonaws.com", "", "")
     arn: str = role.arn
     return arn
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from moto.cloudwatch.exceptions import ValidationError
-from moto.cloudwatch.models import Alarm, CloudWatchBackend
+from moto.cloudwatch.models import Alarm, CloudWatchBackend, MetricDatum, Statistics
 from moto.cloudwatch.responses import CloudWatchResponse
 from moto.core.responses import ActionResult, EmptyResult
 
@@ -26,8 +26,26 @@ def mend() -> None:
     around(CloudWatchBackend, "put_metric_alarm", _put)
     around(CloudWatchBackend, "set_alarm_state", _set_state)
     around(CloudWatchBackend, "tag_resource", _tag)
+    around(Statistics, "get_statistics_for_type", _statistic)
     CloudWatchResponse.put_composite_alarm = put_composite_alarm
     CloudWatchResponse.describe_alarms = describe_alarms
+
+
+_TRIMMED: Final = re.compile(r"TC\((?P<above>[\d.]*):(?P<up_to>[\d.]*)\)")
+_PERCENTILE: Final = re.compile(r"p(\d+(?:\.\d+)?)")
+
+
+def _statistic(stock: Any, of: Statistics, name: str) -> Any:
+    """Trimmed counts, of the values above one bound and up to the other; and percentiles."""
+    if percent := _PERCENTILE.fullmatch(name):
+        ranked = sorted(each.value for each in of.metric_data if isinstance(each, MetricDatum))
+        return float(ranked[min(len(ranked) - 1, int(len(ranked) * float(percent[1]) / 100))])
+    found = _TRIMMED.fullmatch(name)
+    if found is None:
+        return stock(of, name)
+    above, up_to = float(found["above"] or "-inf"), float(found["up_to"] or "inf")
+    values = [each.value for each in of.metric_data if isinstance(each, MetricDatum)]
+    return float(sum(above < value <= up_to for value in values))
 
 
 def _tag(stock: Any, backend: CloudWatchBackend, arn: str, tags: dict[str, str]) -> None:

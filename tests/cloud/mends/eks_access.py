@@ -21,7 +21,8 @@ def mend() -> None:
         setattr(EKSResponse, call.__name__, call)
 
 
-_OF_AN_ADDON: Final = ("addonVersion", "configurationValues", "podIdentityAssociations", "serviceAccountRoleArn")
+_OF_AN_ADDON: Final = ("addonVersion", "configurationValues", "serviceAccountRoleArn")
+_WHERE_ADDONS_RUN: Final = "kube-system"
 
 
 def create_addon(self: Any) -> ActionResult:
@@ -32,9 +33,25 @@ def create_addon(self: Any) -> ActionResult:
         "clusterName": cluster_name(self),
         "status": "ACTIVE",
     }
-    return ActionResult(
-        {"addon": put(self, "addons", name, {**record, **{key: self._get_param(key) for key in _OF_AN_ADDON}})}
-    )
+    made = put(self, "addons", name, {**record, **{key: self._get_param(key) for key in _OF_AN_ADDON}})
+    _identify(self, made)
+    return ActionResult({"addon": made})
+
+
+def _identify(self: Any, addon: Record) -> None:
+    """Associations that are given with an add-on are its own: the add-on tells their ARNs."""
+    if (given := self._get_param("podIdentityAssociations")) is None:
+        return
+    _forget_identities(self, addon)
+    addon["podIdentityAssociations"] = [
+        _identity_made(self, {**one, "namespace": _WHERE_ADDONS_RUN})["associationArn"] for one in given
+    ]
+
+
+def _forget_identities(self: Any, addon: Record) -> None:
+    records, old = all_of(self.eks_backend, "identities"), addon.pop("podIdentityAssociations", ())
+    for key in [key for key, record in records.items() if record["associationArn"] in old]:
+        del records[key]
 
 
 def describe_addon(self: Any) -> ActionResult:
@@ -42,12 +59,15 @@ def describe_addon(self: Any) -> ActionResult:
 
 
 def update_addon(self: Any) -> ActionResult:
-    change(record_of(self, "addons", self._get_param("addonName")), self._get_param, *_OF_AN_ADDON)
+    record = record_of(self, "addons", self._get_param("addonName"))
+    change(record, self._get_param, *_OF_AN_ADDON)
+    _identify(self, record)
     return update("AddonUpdate")
 
 
 def delete_addon(self: Any) -> ActionResult:
     record = record_of(self, "addons", self._get_param("addonName"))
+    _forget_identities(self, record)
     del all_of(self.eks_backend, "addons")[cluster_name(self), record["addonName"]]
     return ActionResult({"addon": {**record, "status": "DELETING"}})
 
@@ -114,15 +134,19 @@ def list_associated_access_policies(self: Any) -> ActionResult:
 
 
 def create_pod_identity_association(self: Any) -> ActionResult:
+    given = {name: self._get_param(name) for name in ("namespace", "serviceAccount", "roleArn")}
+    return ActionResult({"association": _identity_made(self, given)})
+
+
+def _identity_made(self: Any, given: Record) -> Record:
     id_ = f"a-{uuid.uuid4().hex[:17]}"
-    names = ("namespace", "serviceAccount", "roleArn")
     record = {
         "associationArn": arn_of(self, "podidentityassociation", id_),
         "associationId": id_,
         "clusterName": cluster_name(self),
-        **{name: self._get_param(name) for name in names},
+        **given,
     }
-    return ActionResult({"association": put(self, "identities", id_, record)})
+    return put(self, "identities", id_, record)
 
 
 def _identity(self: Any) -> Record:

@@ -1,16 +1,18 @@
-"""Endpoints on any instance, Neuron's too; models that keep their isolation; endpoints that change their config."""
+"""Endpoints on any instance, Neuron's too; models that keep their isolation; endpoints that change their config; one
+value for each tag."""
 
 from typing import Any
 
 from moto.core.responses import ActionResult
 from moto.sagemaker.exceptions import ValidationError
-from moto.sagemaker.models import FakeEndpoint, FakeEndpointConfig, Model
+from moto.sagemaker.models import FakeEndpoint, FakeEndpointConfig, Model, SageMakerModelBackend
 from moto.sagemaker.responses import SageMakerResponse
 
 from tests.cloud.mends._around import around
 
 
 def mend() -> None:
+    around(SageMakerModelBackend, "add_tags", _add_tags)
     around(FakeEndpointConfig, "validate_instance_type", _any_instance)
     around(SageMakerResponse, "create_model", _create_model)
     around(SageMakerResponse, "describe_model", _describe_model)
@@ -20,6 +22,12 @@ def mend() -> None:
 def _any_instance(_stock: Any, _config: FakeEndpointConfig, instance_type: str) -> None:
     if not instance_type.startswith("ml."):
         raise ValidationError(message=f"Value '{instance_type}' at 'instanceType' failed to satisfy constraint")
+
+
+def _add_tags(stock: Any, self: SageMakerModelBackend, arn: str, tags: list[dict[str, str]]) -> list[dict[str, str]]:
+    self.delete_tags(arn, [each["Key"] for each in tags])
+    added: list[dict[str, str]] = stock(self, arn, tags)
+    return added
 
 
 def _create_model(stock: Any, self: Any) -> Any:

@@ -196,8 +196,16 @@ class Addon(Provider):
 
     def read(self, made: Made, at: Site) -> Properties:
         cluster, name = made.id.split("|")
-        told = at.client("eks").describe_addon(clusterName=cluster, addonName=name)["addon"]
-        return {**told, **made.kept, "Tags": listed(told.get("tags", {}))}
+        eks = at.client("eks")
+        told = eks.describe_addon(clusterName=cluster, addonName=name)["addon"]
+        identities = [_identity(eks, cluster, arn) for arn in told.get("podIdentityAssociations", ())]
+        return {**told, **made.kept, "podIdentityAssociations": identities, "Tags": listed(told.get("tags", {}))}
+
+
+def _identity(eks: Any, cluster: str, arn: str) -> Any:
+    """An add-on tells the ARNs of its associations only."""
+    (id_,) = (part for part in arn.split("/") if part.startswith("a-"))
+    return eks.describe_pod_identity_association(clusterName=cluster, associationId=id_)["association"]
 
 
 @provides

@@ -150,6 +150,27 @@ _BATCH_BLOCK = {
     "Fill": _switch("ENABLED", "2026-12-01T11:30:00"),
     "Drain": _switch("DISABLED", "2026-12-08T10:45:00"),
 }
+
+
+def _sized(count: int, at: str) -> dict[str, Any]:
+    told = {"Fn::Join": ["", ['{"ClusterName":"', {"Ref": "Cluster"}, _CHANGE % count]]}
+    target = {"Arn": "arn:aws:scheduler:::aws-sdk:eks:updateNodegroupConfig", "Input": told}
+    return resource("AWS::Scheduler::Schedule", ScheduleExpression=f"at({at})", Target=target)
+
+
+_CHANGE = '","NodegroupName":"train","ScalingConfig":{"MinSize":0,"MaxSize":4,"DesiredSize":%d}}'
+_CLUSTER_BLOCK = {
+    "Launch": _BLOCK["Launch"],
+    "Nodes": resource(
+        "AWS::EKS::Nodegroup",
+        NodegroupName="train",
+        LaunchTemplate={"Id": {"Ref": "Launch"}},
+        Subnets=["subnet-1"],
+        ScalingConfig={"MinSize": 0, "DesiredSize": 0, "MaxSize": 4},
+    ),
+    "Fill": _sized(4, "2026-12-01T11:30:00"),
+    "Drain": _sized(0, "2026-12-08T10:45:00"),
+}
 _POOL = {
     "Launch": launch(InstanceType="inf2.xlarge"),
     "Nodes": group(),
@@ -237,6 +258,12 @@ _GRANTED = {
                         {"Effect": "Allow", "Action": ["ec2:Describe*", "cloudwatch:PutMetricData"], "Resource": "*"},
                         {"Effect": "Allow", "Action": "s3:PutObject", "Resource": "arn:aws:s3:::artifacts/*"},
                         {"Effect": "Deny", "Action": "s3:DeleteObject", "Resource": "*"},
+                        {
+                            "Effect": "Allow",
+                            "Action": "ec2:CreateNetworkInterface",
+                            "Resource": "arn:aws:ec2:us-east-2:1:network-interface/*",
+                            "Condition": {"ArnEquals": {"ec2:Subnet": ["arn:aws:ec2:us-east-2:1:subnet/subnet-1"]}},
+                        },
                     ]
                 }
             }
@@ -320,6 +347,17 @@ FIXTURES: Final = (
         (
             Break("Queue/Properties/State", "ENABLED", "takes jobs before its capacity block begins"),
             Break("Drain", GONE, "nothing drains the instances"),
+            Break("Drain/Properties/ScheduleExpression", "at(2026-12-08T11:00:00)", "drained later than"),
+        ),
+    ),
+    Fixture(
+        "NXP-CAP-2",
+        _CLUSTER_BLOCK,
+        (
+            Break("Nodes/Properties/ScalingConfig/MinSize", 1, "before its capacity block begins"),
+            Break("Nodes/Properties/ScalingConfig/DesiredSize", GONE, "before its capacity block begins"),
+            Break("Fill/Properties/ScheduleExpression", "at(2026-12-01T11:29:00)", "before the capacity block begins"),
+            Break("Drain/Properties/Target/Input", "{}", "nothing drains the instances"),
             Break("Drain/Properties/ScheduleExpression", "at(2026-12-08T11:00:00)", "drained later than"),
         ),
     ),
@@ -418,6 +456,18 @@ FIXTURES: Final = (
                 {"Effect": "Allow", "Action": "batch:SubmitJob", "Resource": "arn:aws:batch:us-east-2:1:job-queue/*"},
                 "batch:SubmitJob may be done to",
             ),
+            Break(
+                f"{_GRANT}/1/Resource",
+                {"Fn::Join": ["", ["arn:aws:sqs:us-east-2:", {"Ref": "AWS::AccountId"}, ":*"]]},
+                "s3:PutObject may be done to arn:aws:sqs:us-east-2:",
+            ),
+            Break(f"{_GRANT}/3/Condition", GONE, "ec2:CreateNetworkInterface may be done to arn:aws:ec2"),
+            Break(
+                f"{_GRANT}/3/Condition/ArnEquals/ec2:Subnet",
+                "arn:aws:ec2:us-east-2:1:subnet/*",
+                "ec2:CreateNetworkInterface may be done to arn:aws:ec2",
+            ),
+            Break(f"{_GRANT}/3/Resource", "*", "ec2:CreateNetworkInterface may be done to *"),
             Break(
                 "Role/Properties/ManagedPolicyArns",
                 [{"Fn::Join": ["", ["arn:", {"Ref": "AWS::Partition"}, ":iam::aws:policy/AmazonS3FullAccess"]]}],

@@ -9,7 +9,7 @@ from stacks.rules import RULES, Facts, Finding, lint
 from tests.conftest import ROOT
 from tests.stacks.rules.fixtures import FACTS, FIXTURES, REGION, Break, Fixture, launch, resource
 
-ELSEWHERE = {"NXP-COST-1", "NXP-KEEP-1"}  # rules about more than templates have tests of their own
+ELSEWHERE = {"NXP-COST-1", "NXP-KEEP-1", "NXP-KEEP-2"}  # rules about more than templates have tests of their own
 
 
 def found(resources: Any, rule: str, facts: Facts = FACTS) -> list[Finding]:

@@ -1,0 +1,20 @@
+"""Results of long sweeps, kept as they come in: a sweep that was interrupted goes on where it was."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Cells:
+    folder: Path
+
+    def of(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        path = self.folder / f"{name}.json"
+        if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(make()))
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found

@@ -1,0 +1,90 @@
+"""What the judge remembers from one question to the next. It travels through a state machine as one text, which no
+service reads or writes anew: a number that three services have spelled is not always the same number.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from pipeline.canary.canonical import spelled
+from pipeline.canary.evidence import Evidence
+from pipeline.canary.judge import Moment
+from pipeline.canary.metrics import beginning_of, minute_of, queries
+from pipeline.canary.pace import Pace
+from pipeline.canary.plan import Plan
+
+_DISCARDED: Final = 1  # minutes of a step that are not counted, for caches are cold
+
+
+@dataclass(frozen=True)
+class Course:
+    """Where a rollout stands."""
+
+    name: str  # of the execution
+    plan: Plan
+    pace: Pace
+    balancer: str
+    canary: str  # target groups, as metrics call them
+    stable: str
+    alarms: tuple[str, ...]
+    evidence: Evidence = field(default_factory=Evidence)
+    step: int = 0
+    begun: int = 0  # the first minute of the step that counts
+    due: int | None = None  # the first minute that was not taken in yet
+    looks: int = 0
+    looks_here: int = 0  # in this execution
+    asked: int | None = None  # the minute from which on a person is awaited
+    previous: str | None = None  # the digest of the last record
+
+    @property
+    def over(self) -> bool:
+        """All steps are: the new version has all traffic, and the old one is kept until that has gone well."""
+        return self.step >= len(self.plan.steps)
+
+    def minute(self, at: str) -> int:
+        return minute_of(at, self.pace.period)
+
+    def begin(self, step: int, at: str) -> "Course":
+        """Its first minute is the one after this, but for what is discarded. What has not settled yet of the step
+        before belongs to that one, and will be counted there.
+        """
+        begun = self.minute(at) + 1 + _DISCARDED
+        due = begun if self.due is None else self.due
+        return replace(self, step=step, begun=begun, due=due, looks_here=0, asked=None)
+
+    def settled(self, at: str) -> range:
+        """The minutes since the last look whose counts will not change any more."""
+        first = self.begun if self.due is None else self.due
+        return range(first, max(first, minute_of(at, self.pace.period, earlier=self.pace.settle)))
+
+    def moment(self, at: str) -> Moment:
+        return Moment(self.step, self.begun, max(self.begun, self.minute(at)))
+
+    def question(self, at: str) -> dict[str, Any]:
+        """What to ask CloudWatch at the next look; which has no answer to a question about the future."""
+        first = min(self.settled(at).stop, self.minute(at) - 1)
+        arms = {"canary": self.canary, "stable": self.stable}
+        return {
+            "from": beginning_of(first, self.pace.period),
+            "queries": queries(self.balancer, arms, self.plan.latencies, self.pace.period),
+        }
+
+    def text(self) -> str:
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        documents = {"plan": self.plan.as_json(), "pace": vars(self.pace), "evidence": self.evidence.as_json()}
+        return spelled(fields | documents)
+
+    @staticmethod
+    def from_text(text: str) -> "Course":
+        fields = json.loads(text)
+        plan, pace = Plan.from_json(fields.pop("plan")), Pace.from_json(fields.pop("pace"))
+        evidence, alarms = Evidence.from_json(fields.pop("evidence")), tuple(fields.pop("alarms"))
+        return Course(plan=plan, pace=pace, evidence=evidence, alarms=alarms, **fields)
+
+
+def kept(name: str, number: int, document: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a document is kept, and as what: as a text, so that its digest is that of what is read again. Number 0 is
+    the plan, and those after it are the looks.
+    """
+    return {"key": f"{name}/{number:06}.json", "record": {"text": spelled(document)}}

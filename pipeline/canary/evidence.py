@@ -1,0 +1,97 @@
+"""What is known so far: sums, so that neither the order of minutes nor that of regions can matter.
+
+A curve is kept in whole grains of 2**-30 nats. Sums of whole numbers are exact: the same minutes give the same
+evidence, to the bit, in whatever order they come, and JSON carries it unchanged.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from pipeline.canary.canonical import digest_of
+from pipeline.canary.counts import METRICS
+from pipeline.canary.errors import EvidenceInvalid
+from pipeline.canary.minutes import Minutes
+from pipeline.canary.plan import Plan
+
+GRAIN: Final = 2.0**-30
+
+Curve = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StepEvidence:
+    """The minutes of one step: a curve for each metric over the plan's ratios, and the canary's own errors."""
+
+    begun: int  # its first minute
+    curves: tuple[Curve, ...]
+    requests: int = 0
+    errors: int = 0
+
+    def __add__(self, other: "StepEvidence") -> "StepEvidence":
+        return StepEvidence(
+            min(self.begun, other.begun),
+            tuple(added(mine, theirs) for mine, theirs in zip(self.curves, other.curves, strict=True)),
+            self.requests + other.requests,
+            self.errors + other.errors,
+        )
+
+
+def added(one: Curve, other: Curve) -> Curve:
+    return tuple(map(int.__add__, one, other))
+
+
+@dataclass(frozen=True)
+class Evidence:
+    steps: tuple[StepEvidence, ...] = ()
+    taken: Minutes = field(default_factory=Minutes)
+    frozen: Minutes = field(default_factory=Minutes)  # of them, with stable itself beyond its objective
+    set_aside: int = 0  # batches of which no evidence could be made
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.as_json())
+
+    def as_json(self) -> dict[str, Any]:
+        document = asdict(self)
+        return document | {"taken": self.taken.ranges, "frozen": self.frozen.ranges}
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> "Evidence":
+        try:
+            return Evidence(
+                tuple(_step(each) for each in document["steps"]),
+                Minutes.from_json(document["taken"]),
+                Minutes.from_json(document["frozen"]),
+                document["set_aside"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise EvidenceInvalid(f"This is no evidence of a rollout: {error!r}; begin with Evidence().") from error
+
+
+def _step(document: Mapping[str, Any]) -> StepEvidence:
+    curves = tuple(tuple(map(int, curve)) for curve in document["curves"])
+    return StepEvidence(document["begun"], curves, document["requests"], document["errors"])
+
+
+def begin(plan: Plan, minute: int) -> StepEvidence:
+    """A step of which nothing is known yet."""
+    return StepEvidence(minute, ((0,) * len(plan.ratios),) * len(METRICS))
+
+
+def pooled(regions: Sequence[Evidence]) -> Evidence:
+    """The evidence of independent regions that follow one plan and stand at one step: their curves add up.
+
+    A minute counts when any region has brought it, and is frozen when any region was in trouble.
+    """
+    if len({len(region.steps) for region in regions}) != 1:
+        raise EvidenceInvalid("The regions stand at different steps; pool them when all have begun the same one.")
+    first, *others = regions
+    for other in others:
+        first = Evidence(
+            tuple(map(StepEvidence.__add__, first.steps, other.steps)),
+            first.taken.joined(other.taken),
+            first.frozen.joined(other.frozen),
+            first.set_aside + other.set_aside,
+        )
+    return first

@@ -1,0 +1,93 @@
+"""`nxpipe rollout start`."""
+
+from pathlib import Path
+
+import click
+
+from pipeline.cli import Command
+from pipeline.options import ACTOR, REASON, Label, config_option, store_option
+from pipeline.output import Console
+from pipeline.signing import key_option
+
+
+@click.command(cls=Command)
+@click.argument("fleet")
+@click.argument("artifact", required=False)
+@click.option("--channel", type=Label("channel"), help="Instead of ARTIFACT: what another channel serves.")
+@click.option("--to", type=click.Choice(("blue", "green")), help="Refuse unless this colour is the one to fill.")
+@click.option("--again", is_flag=True, help="Also what the fleet runs already, or what was rolled back before.")
+@click.option("--wait", is_flag=True, help="Stay until it has ended, or needs a person.")
+@click.option(
+    "--minute",
+    type=click.Choice(("1", "5", "10", "30", "60")),
+    default="60",
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a minute is. Fewer than 60 are for rehearsals: a load balancer counts by the minute.",
+)
+@click.option("--reason", type=REASON, default="", help="Why, for whoever reads of it.")
+@click.option("--actor", type=ACTOR, help="Who, for whoever reads of it.  [default: as for nxpipe promote]")
+@key_option
+@store_option
+@config_option
+@click.pass_context
+def start(
+    ctx: click.Context,
+    fleet: str,
+    artifact: str | None,
+    channel: str | None,
+    to: str | None,
+    again: bool,
+    wait: bool,
+    minute: str,
+    reason: str,
+    actor: str | None,
+    key: str | None,
+    store: str | None,
+    config_path: Path,
+) -> None:
+    """Move a fleet's traffic to another artifact, step by step.
+
+    The plan is [rollout] of nxpipe.toml. The latencies that it judges are frozen first, from how the old version has
+    done by CloudWatch; where there is too little of that, errors alone are judged, and it says so.
+
+    The fleet's channel moves when the rollout has promoted: by this command with --wait, else by `nxpipe rollout
+    status --wait` or the next start. Repeating a start is harmless: the same rollout is told of, whatever became of
+    it. With --wait the exit code tells how it ended; Ctrl-C leaves the rollout alone.
+
+    \b
+    Example:
+      nxpipe rollout start search bert-base-uncased@4e9ce0 --wait
+      nxpipe rollout start search --channel staging --to green
+    """
+    from pipeline.actor import current_actor
+    from pipeline.rollout.beginning import already, served_already, tell
+    from pipeline.rollout.ending import end, settle
+    from pipeline.rollout.follow import follow
+    from pipeline.rollout.machine import Execution
+    from pipeline.rollout.opened import opened
+    from pipeline.rollout.start import ServedAlready, Wanted, begin, decide
+
+    console: Console = ctx.obj
+    if (artifact is None) == (channel is None):
+        raise click.UsageError("name one ARTIFACT, or a --channel that serves it", ctx)
+    one = opened(console, fleet, store, config_path, actor=actor or current_actor(), key=key)
+    found = one.artifacts.chosen(artifact) if artifact else one.artifacts.served_for_certain(str(channel))
+    settle(one, one.watcher.status())
+    decided = decide(one.machine, one.artifacts, Wanted(found, to, again, int(minute), reason), one.config.rollout)
+    if isinstance(decided, ServedAlready):
+        served_already(console, one, decided)
+        return
+    if isinstance(decided, Execution):
+        arn = decided.arn
+        already(console, one, decided)
+    else:
+        tell(console, one, decided)
+        arn = begin(one.machine, one.artifacts, decided)
+    watcher = one.watcher
+    if wait or (isinstance(decided, Execution) and not decided.running):
+        ctx.exit(end(console, one, follow(console, fleet, lambda: watcher.status(arn))))
+    if console.json:
+        console.data(watcher.status(arn).as_json())
+    else:
+        console.result(f"Watch it with: nxpipe rollout status {fleet} --wait")

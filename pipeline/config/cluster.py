@@ -1,0 +1,176 @@
+"""A cluster of Kubernetes, for whom fleets do not fit: its version, who rules it, and its groups of nodes."""
+
+from typing import Annotated, Final, TypeAlias
+
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+
+from emulator.hardware import INSTANCES
+from pipeline.config.capacity import CapacityBlock, TrainingCapacity, check_sold
+from pipeline.config.fleets import ServingType, Size
+from pipeline.config.forms import Absent, refuse, text
+from pipeline.config.kinds import DISTINCT, LIST, Cidr, Folder, Slug, Zone
+from pipeline.config.table import Table
+
+SYSTEM: Final = "system"  # the group of nodes without accelerators that a cluster itself needs
+
+_Admin: TypeAlias = Annotated[
+    str, text(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[A-Za-z0-9+=,.@_/-]+", "the ARN of a role", longest=1024)
+]
+_Version: TypeAlias = Annotated[
+    str, text(r"1\.[1-9][0-9]", 'a version of Kubernetes such as "1.34", in quotes', longest=4)
+]
+_HostType: TypeAlias = Annotated[
+    str,
+    text(
+        r"(?:m|c|r|t)[0-9][a-z-]*\.[0-9a-z]+",
+        'an instance type without accelerators such as "m7i.large", of the architecture x86',
+        longest=32,
+    ),
+]
+Mirrored: TypeAlias = Annotated[
+    str,
+    text(
+        r"[0-9]{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(?:\.cn)?/[a-z0-9]+(?:[._/-]+[a-z0-9]+)*"
+        r":[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}",
+        "an image with a tag in a registry of ECR, such as"
+        ' "123456789012.dkr.ecr.us-east-2.amazonaws.com/neuron-device-plugin:2.32.0.0"',
+        longest=1024,
+    ),
+]
+_REGISTRY: Final = "123456789012.dkr.ecr.us-east-2.amazonaws.com"
+
+
+def _listed(cidr: str) -> str:
+    if cidr.endswith("/0"):
+        raise refuse("the addresses of those who may call, and not the whole internet", found=f'"{cidr}"')
+    return cidr
+
+
+class NodeGroup(Table):
+    """Nodes of one type in one zone; each is headed `[[cluster.groups]]`."""
+
+    name: Slug = Field(description="What the group is called.", examples=["train"])
+    instance_type: ServingType = Field(
+        description="The instance type. One with Elastic Fabric Adapters gets all of their interfaces.",
+        examples=["trn1.32xlarge"],
+    )
+    zone: Zone = Field(description="The availability zone of all of its nodes.", examples=["us-east-2b"])
+    capacity: TrainingCapacity = Field(description="How the instances are bought.")
+    size: Size = Field(description="How many nodes the group has. One of a capacity block has all while the block is.")
+
+    @property
+    def efa(self) -> bool:
+        return bool(INSTANCES[self.instance_type].efa_interfaces)
+
+    @property
+    def near(self) -> bool:
+        """Whether its nodes are in a placement group of their own."""
+        return self.efa and not isinstance(self.capacity, CapacityBlock) and self.capacity.placement == "cluster"
+
+    @field_validator("name")
+    @classmethod
+    def _not_the_system(cls, name: str) -> str:
+        if name == SYSTEM:
+            raise refuse(f"another name: the nodes that the cluster itself needs are called {SYSTEM}")
+        return name
+
+    @field_validator("capacity")
+    @classmethod
+    def _sold(cls, capacity: TrainingCapacity, info: ValidationInfo) -> TrainingCapacity:
+        type_ = info.data.get("instance_type")
+        if type_ is None:
+            return capacity
+        check_sold(capacity, (type_,))
+        alone = isinstance(capacity, CapacityBlock) or capacity.placement == "none"
+        if not alone and "placement" in capacity.model_fields_set and not INSTANCES[type_].efa_interfaces:
+            raise refuse(
+                f"no placement: a {type_} has no Elastic Fabric Adapter, and gains nothing from neighbours",
+                found='placement = "cluster"',
+            )
+        return capacity
+
+    @field_validator("size")
+    @classmethod
+    def _empty_before_its_block(cls, size: Size, info: ValidationInfo) -> Size:
+        capacity = info.data.get("capacity")
+        if isinstance(capacity, CapacityBlock) and (size.min or size.desired or not size.max):
+            raise refuse(
+                "min = 0, no desired, and max = the instances of the block: nodes come and go with it",
+                found=f"min = {size.min}, desired = {size.desired}, max = {size.max}",
+            )
+        return size
+
+
+class Mirror(Table):
+    """The images that nodes run, copied into a registry of ECR: a closed network reaches no other."""
+
+    device_plugin: Mirrored = Field(
+        description="The Neuron device plugin.", examples=[f"{_REGISTRY}/neuron-device-plugin:2.32.0.0"]
+    )
+    scheduler_extension: Mirrored = Field(
+        description="The Neuron scheduler extension.", examples=[f"{_REGISTRY}/neuron-scheduler:2.32.0.0"]
+    )
+    scheduler: Mirrored = Field(
+        description="The scheduler of Kubernetes that the extension extends, of the cluster's own version.",
+        examples=[f"{_REGISTRY}/kube-scheduler:v1.34.1"],
+    )
+    efa_plugin: Annotated[Mirrored | None, Absent("no group of the cluster has an Elastic Fabric Adapter")] = Field(
+        default=None,
+        description="The device plugin of the Elastic Fabric Adapter.",
+        examples=[f"{_REGISTRY}/aws-efa-k8s-device-plugin:v0.5.20"],
+    )
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        asked = (self.device_plugin, self.scheduler_extension, self.scheduler, self.efa_plugin)
+        return tuple(each for each in asked if each is not None)
+
+
+class Cluster(Table):
+    """Kubernetes on EKS."""
+
+    kubernetes: _Version = Field(description="The version of Kubernetes.", examples=["1.34"])
+    admins: Annotated[tuple[_Admin, ...], LIST, DISTINCT] = Field(
+        description="The roles that may do everything in the cluster; whoever has made it is not among them.",
+        examples=[["arn:aws:iam::123456789012:role/platform"]],
+    )
+    public: Annotated[
+        tuple[Annotated[Cidr, AfterValidator(_listed)], ...] | None,
+        LIST,
+        DISTINCT,
+        Absent("the API is reached from inside of the network only"),
+    ] = Field(
+        default=None, description="Who may call the API from outside of the network.", examples=[["203.0.113.0/24"]]
+    )
+    system_type: _HostType = Field(
+        default="m7i.large",
+        description="The instance type of the two nodes that run what the cluster itself needs, DNS for one.",
+        examples=["m7i.large"],
+    )
+    groups: Annotated[tuple[NodeGroup, ...], LIST] = Field(description="The nodes with accelerators.")
+    images: Annotated[Mirror | None, Absent("`nxpipe infra manifests` has nothing to write")] = Field(
+        default=None, description="The images of the manifests."
+    )
+    lock: Folder = Field(
+        default="nxpipe.cluster.lock",
+        description="The file that `nxpipe infra lock` writes: releases, add-ons and digests. A relative path starts "
+        "at this file.",
+        examples=["nxpipe.cluster.lock"],
+    )
+
+    @field_validator("groups")
+    @classmethod
+    def _own_names(cls, groups: tuple[NodeGroup, ...]) -> tuple[NodeGroup, ...]:
+        names = [each.name for each in groups]
+        for name in names:
+            if names.count(name) > 1:
+                raise refuse("groups with names of their own", found=f'{names.count(name)} groups called "{name}"')
+        return groups
+
+    @field_validator("images")
+    @classmethod
+    def _complete(cls, images: Mirror | None, info: ValidationInfo) -> Mirror | None:
+        fast = [each.name for each in info.data.get("groups", ()) if each.efa]
+        if images is not None and images.efa_plugin is None and fast:
+            raise refuse(f"efa_plugin, too: pods of the group {fast[0]} ask it for their adapters", found="none")
+        return images

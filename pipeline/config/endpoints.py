@@ -1,0 +1,148 @@
+"""Models on SageMaker instead of instances of our own: one table for each endpoint."""
+
+from datetime import timedelta
+from math import ceil
+from typing import Annotated, Final, Literal, TypeAlias
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from emulator.hardware import INSTANCES, Instance
+from pipeline.config.forms import Absent, Unit, one_of, refuse, text
+from pipeline.config.kinds import EcrImage, Slug, duration, write_duration
+from pipeline.config.table import Table
+
+_PREFIX: Final = "ml."
+# How SageMaker sells the sizes, by its ProductionVariant: not a property of the hardware.
+_HOSTED_FAMILIES: Final = ("inf2", "trn1", "trn1n")
+_WITH_LOCAL_DISKS: Final = ("trn1", "trn1n")  # which are there anyway, and as large as they are
+HOSTED: Final = {_PREFIX + name: entry for name, entry in INSTANCES.items() if entry.family in _HOSTED_FAMILIES}
+
+LONGEST_UPDATE: Final = timedelta(hours=8)  # SageMaker gives an update up then
+OLD_FLEET_KEPT: Final = timedelta(minutes=5)  # after the last step, for calls that it still answers
+
+_KIND: Final = "How the calls move from the old instances to the new ones."
+_BAKE: Final = "How long each step is watched before the next one; an alarm takes all calls back."
+# An alarm looks at three minutes.
+_Bake = Annotated[timedelta, duration("3m", "1h"), Field(description=_BAKE, examples=["10m"])]
+
+
+class Canary(Table):
+    """In two steps: a few of the new instances take calls, and when they have done well, all of them do."""
+
+    kind: Literal["canary"] = Field(description=_KIND, examples=["canary"])
+    percent: Annotated[int, Field(ge=1, le=50), Unit("percent of the instances")] = Field(
+        description="How many of the new instances are tried first.", examples=[25]
+    )
+    bake: _Bake
+
+    @property
+    def steps(self) -> int:
+        return 2
+
+
+class Linear(Table):
+    """In equal steps."""
+
+    kind: Literal["linear"] = Field(description=_KIND, examples=["linear"])
+    percent: Annotated[int, Field(ge=10, le=50), Unit("percent of the instances")] = Field(
+        description="How many more of the new instances take calls with each step.", examples=[25]
+    )
+    bake: _Bake
+
+    @property
+    def steps(self) -> int:
+        return ceil(100 / self.percent)
+
+
+class AllAtOnce(Table):
+    """In one step, which alarms still take back: all that one instance can do."""
+
+    kind: Literal["all-at-once"] = Field(description=_KIND, examples=["all-at-once"])
+    bake: _Bake
+
+    @property
+    def steps(self) -> int:
+        return 1
+
+
+Shift: TypeAlias = Annotated[Canary | Linear | AllAtOnce, Field(discriminator="kind")]
+
+
+def longest_update(ready_within: timedelta, shift: Shift) -> timedelta:
+    """Instances have their time to fetch and as much to start, each step is watched, the old ones stay on."""
+    return 2 * ready_within + shift.steps * shift.bake + OLD_FLEET_KEPT
+
+
+class ModelEndpoint(Table):
+    """A model on SageMaker, which looks after the instances and shifts calls to a new artifact by itself."""
+
+    name: Annotated[Slug, Field(description="What stacks and callers call the endpoint.", examples=["search"])]
+    model: Annotated[Slug, Field(description="The `name` of one of the models.", examples=["bert"])]
+    artifact: Annotated[str, text("[0-9a-f]{64}", "the digest of an artifact's manifest: 64 hex digits")] = Field(
+        description="The artifact: the SHA-256 of its manifest.json. Its folder is in the store's bucket, below "
+        "`endpoints/NAME/`; calls shift to another one when it is named here.",
+        examples=["c0a687a1d1aa11dd2a9ae09e589d46c088c2a3f0f0042b828e18f2e45b73fefb"],
+    )
+    image: EcrImage = Field(
+        description="The container that serves as SageMaker asks for it, by its digest. The artifact's folder is in "
+        "NXPIPE_ARTIFACT, and nothing is reached from inside.",
+        examples=[f"123456789012.dkr.ecr.us-east-2.amazonaws.com/serve@sha256:{'0' * 64}"],
+    )
+    instance_type: Annotated[str, one_of(HOSTED)] = Field(
+        description="The instance type, by SageMaker's name.", examples=["ml.inf2.xlarge"]
+    )
+    instances: Annotated[int, Field(ge=1, le=100), Unit("instances")] = Field(
+        description="How many instances serve; as many again while calls are shifted.", examples=[4]
+    )
+    ready_within: Annotated[timedelta, duration("1m", "1h")] = Field(
+        default=timedelta(minutes=30),
+        description="When an instance that has not fetched the artifact, or does not answer, is given up.",
+        examples=["30m"],
+    )
+    disk: Annotated[int | None, Field(ge=1, le=512), Unit("GiB"), Absent("as SageMaker has it")] = Field(
+        default=None,
+        description="How large the volume is that image and artifact come to, on each instance.",
+        examples=[100],
+    )
+    shift: Shift = Field(description="How the calls move to a new artifact.")
+
+    @property
+    def hardware(self) -> Instance:
+        return HOSTED[self.instance_type]
+
+    @property
+    def longest_update(self) -> timedelta:
+        return longest_update(self.ready_within, self.shift)
+
+    @field_validator("shift")
+    @classmethod
+    def _whole_instances(cls, shift: Shift, info: ValidationInfo) -> Shift:
+        count = info.data.get("instances")
+        if isinstance(shift, AllAtOnce) or count is None:
+            return shift
+        if count == 1:
+            raise refuse('kind = "all-at-once": one instance takes all calls or none', found=f'kind = "{shift.kind}"')
+        if count * shift.percent < 100:
+            least = f"at least {ceil(100 / count)} percent, which is one of {count} instances"
+            raise refuse(least, found=f"percent = {shift.percent}")
+        return shift
+
+    @field_validator("shift")
+    @classmethod
+    def _ends_in_time(cls, shift: Shift, info: ValidationInfo) -> Shift:
+        ready = info.data.get("ready_within")
+        if ready is not None and longest_update(ready, shift) > LONGEST_UPDATE:
+            raise refuse(
+                f"a shift that ends in time: {shift.steps} steps and twice ready_within are longer than the "
+                f"{write_duration(LONGEST_UPDATE)} that SageMaker gives an update",
+                found=f'bake = "{write_duration(shift.bake)}"',
+            )
+        return shift
+
+    @field_validator("disk")
+    @classmethod
+    def _has_a_volume(cls, disk: int | None, info: ValidationInfo) -> int | None:
+        hosted = HOSTED.get(info.data.get("instance_type", ""))
+        if disk is not None and hosted is not None and hosted.family in _WITH_LOCAL_DISKS:
+            raise refuse(f"no disk: ml.{hosted.name} has local ones, and SageMaker gives it no other")
+        return disk

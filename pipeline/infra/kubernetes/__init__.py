@@ -1,0 +1,1 @@
+"""Kubernetes objects of a project's cluster, as files."""

@@ -1,0 +1,126 @@
+"""Which artifacts a fleet's channels serve, and how a rollout moves them.
+
+A colour's channel is moved before the colour has an instance; the fleet's own only when the rollout has promoted.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from artifact_store import Published, Store
+from artifact_store.channel import change
+from artifact_store.channel.generation import Generation, Served
+from artifact_store.channel.log import ChannelLog
+from artifact_store.errors import NotFound, Refused
+from pipeline.agent.artifact import Wish
+from pipeline.colours import channel_of
+from pipeline.config import Config, ServingFleet
+from pipeline.promotion import requirements
+from pipeline.rollout.asked import Candidate
+from pipeline.rollout.errors import RolloutRefused
+from pipeline.signing import author_signature, signing_policy
+
+Say = Callable[[str], None]
+
+_PROMOTED: Final = "promoted by rollout {}"
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """Of one fleet. `actor` and `key` are who moves a channel, and what signs where that is asked for."""
+
+    store: Store
+    config: Config
+    folder: Path  # of nxpipe.toml
+    fleet: ServingFleet
+    actor: str
+    key: str | None = None
+
+    def chosen(self, name: str) -> Published:
+        """The artifact that a person named, if the fleet can run it."""
+        found = self.store.resolve(name)
+        wish = self._wish
+        if (found.model_id, found.record.target) != (wish.model_id, wish.target):
+            raise Refused(
+                f"{name} is of {found.model_id} for {found.record.target}, and fleet {self.fleet.name} runs "
+                f"{wish.model_id} on {wish.target}; name another artifact"
+            )
+        return found
+
+    def served(self, channel: str) -> Served | None:
+        """Of the fleet's model and target."""
+        return self._of(self._tip(channel))
+
+    def served_for_certain(self, channel: str) -> Published:
+        return self._published(self._insist(channel))
+
+    def run_by(self, colour: str) -> Served:
+        """What a new instance of the colour would fetch now."""
+        return self.served(channel_of(self.fleet.name, colour)) or self._insist(self.fleet.channel)
+
+    def candidate(self, artifact: Published) -> Candidate:
+        tip = self._tip(self.fleet.channel)
+        generation = tip.generation if tip else 0
+        record = artifact.record
+        return Candidate(record.model_id, record.target, record.request_key, self.fleet.channel, generation)
+
+    def keep(self, colour: str, why: str) -> None:
+        """From now on the colour runs what it runs now, whatever becomes of the fleet's channel."""
+        channel = channel_of(self.fleet.name, colour)
+        if self.served(channel) is None:
+            self._promote(channel, self._published(self.run_by(colour)), why)
+
+    def point(self, colour: str, artifact: Published, why: str) -> None:
+        """Before the colour has instances: they fetch this one."""
+        self._promote(channel_of(self.fleet.name, colour), artifact, why)
+
+    def settled(self, candidate: Candidate) -> bool:
+        """Whether the fleet's channel serves what was promoted, or has been moved by somebody else since."""
+        tip = self._tip(candidate.channel)
+        served = self._of(tip)
+        there = served is not None and served.request_key == candidate.artifact
+        return there or (tip.generation if tip else 0) != candidate.generation
+
+    def settle(self, candidate: Candidate, rollout: str) -> None:
+        """The rollout has promoted: the fleet's channel follows. Once more changes nothing."""
+        found = self.store.find(candidate.artifact)
+        if found is None:
+            raise NotFound(f"{candidate.name} is gone from {self.store.url}; publish it again")
+        needs = requirements(self.store, self.config, self.folder, candidate.channel)
+        author = self._author(candidate.channel, _PROMOTED.format(rollout))
+        change.promote(self.store, candidate.channel, [found], author, needs, expected=candidate.generation)
+
+    def _promote(self, channel: str, artifact: Published, why: str) -> None:
+        policy = signing_policy(self.config, self.folder)
+        needs = change.Requirements(doubt=policy.judge(self.store, channel) if policy else None)
+        change.promote(self.store, channel, [artifact], self._author(channel, why), needs)
+
+    def _author(self, channel: str, why: str) -> change.Author:
+        return change.Author(self.actor, why, author_signature(self.key, self.config, self.folder, channel, self.store))
+
+    def _insist(self, channel: str) -> Served:
+        found = self.served(channel)
+        if found is None:
+            raise RolloutRefused(
+                f"channel {channel} of {self.store.url} serves no {self._wish.model_id} for {self._wish.target}; "
+                "promote one to it first"
+            )
+        return found
+
+    def _published(self, served: Served) -> Published:
+        found = self.store.find(served.request_key)
+        if found is None:
+            raise NotFound(f"{served.name} is served, and gone from {self.store.url}; publish it again")
+        return found
+
+    def _tip(self, channel: str) -> Generation | None:
+        return ChannelLog(self.store.backend, channel).tip()
+
+    def _of(self, tip: Generation | None) -> Served | None:
+        slot = (self._wish.model_id, self._wish.target)
+        return next((each for each in tip.artifacts if each.slot == slot), None) if tip else None
+
+    @property
+    def _wish(self) -> Wish:
+        return Wish.of(self.config, self.fleet, None)

@@ -1,0 +1,7 @@
+"""What can stand in the way of a rollout."""
+
+from pipeline.errors import PipelineError
+
+
+class RolloutRefused(PipelineError):
+    """A rollout that must not begin, or a word for one that is not under way; no traffic was moved."""

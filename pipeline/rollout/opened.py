@@ -1,0 +1,42 @@
+"""From a command's words to one fleet's machine and channels."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from artifact_store import Store
+from pipeline.config import Config, ServingFleet, load_config
+from pipeline.fleets import serving_fleet, serving_fleets
+from pipeline.output import Console
+from pipeline.rollout.artifacts import Artifacts
+from pipeline.rollout.machine import Machine
+from pipeline.rollout.status import Watcher
+from pipeline.store_url import open_the_store
+
+
+@dataclass(frozen=True)
+class Opened:
+    """One fleet; `artifacts` is asked to move channels, and otherwise only read."""
+
+    config: Config
+    fleet: ServingFleet
+    machine: Machine
+    artifacts: Artifacts
+
+    @property
+    def watcher(self) -> Watcher:
+        return Watcher(self.machine, self.artifacts.store)
+
+
+def opened(
+    console: Console, fleet: str, store: str | None, config_path: Path, *, actor: str = "", key: str | None = None
+) -> Opened:
+    config = load_config(config_path, os.environ)
+    served = serving_fleet(config, fleet, "FLEET")
+    itself = Store(open_the_store(store, config_path, console).backend)
+    artifacts = Artifacts(itself, config, config_path.parent, served, actor, key)
+    return Opened(config, served, Machine(config, served), artifacts)
+
+
+def fleets_of(config_path: Path) -> list[str]:
+    return list(serving_fleets(load_config(config_path, os.environ)))

@@ -1,0 +1,28 @@
+"""The plan that a configuration asks for."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from pipeline.canary.counts import LATENCIES
+from pipeline.canary.plan import Plan
+from pipeline.config import Rollout
+
+
+def plan_of(rollout: Rollout, latencies: Sequence[float] = ()) -> Plan:
+    """With the latencies of the stable version, in seconds, where they are known already."""
+    return Plan.of(
+        rollout.steps,
+        bake_min=_minutes(rollout.bake_min),
+        bake_max=_minutes(rollout.bake_max),
+        alpha=rollout.alpha,
+        beta=rollout.beta,
+        objective=rollout.guards.max_error_rate,
+        margin=rollout.margin,
+        bursts=(rollout.bursts, *[0.0] * len(LATENCIES)),
+        latencies=latencies,
+    )
+
+
+def _minutes(duration: timedelta) -> int:
+    """Whole ones, and rather one more: counts come by the minute."""
+    return -(-duration // timedelta(minutes=1))

@@ -1,0 +1,175 @@
+"""Where a rollout stands: what AWS and the evidence say at one moment."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from artifact_store import Store
+from pipeline.canary.counts import METRICS
+from pipeline.canary.evidence import Evidence
+from pipeline.canary.interval import interval
+from pipeline.canary.plan import Plan
+from pipeline.canary.verdict import Decision, Verdict
+from pipeline.rollout.looks import Look, Looks
+from pipeline.rollout.machine import Execution, Machine
+from pipeline.rollout.outcome import End, Outcome, outcome_of
+
+ANSWERS: Final = ("approve", "abort")  # with either, nobody is awaited any more
+
+
+class Phase(StrEnum):
+    NONE = "none"  # there was no rollout yet
+    STARTING = "starting"  # the lock is taken, the machine not started
+    FILLING = "filling"  # the new colour gets its instances
+    STEP = "step"
+    FINAL = "final"  # the new colour has all traffic; the old one is kept for a while
+    ENDED = "ended"
+
+
+@dataclass(frozen=True)
+class Status:
+    fleet: str
+    phase: Phase
+    weights: Mapping[str, int]
+    execution: Execution | None
+    outcome: Outcome | None
+    signal: str | None  # what a person asks for
+    look: Look | None
+    evidence: Evidence
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Of the step that is under way."""
+        return self.look.verdict if self.look and self.phase is Phase.STEP and self.look.step == self.step else None
+
+    @property
+    def step(self) -> int:
+        """From 0. One that has begun may not have been looked at yet."""
+        return _step_after(self.look) or 0
+
+    @property
+    def over(self) -> bool:
+        """Nothing more is going to happen. What died is brought home first."""
+        return self.phase is Phase.NONE or (self.outcome is not None and self.outcome.end is not End.UNFINISHED)
+
+    @property
+    def undecided(self) -> bool:
+        """A person is awaited."""
+        said = self.verdict
+        return said is not None and said.decision is Decision.UNDECIDED and self.signal not in ANSWERS
+
+    @property
+    def plan(self) -> Plan | None:
+        return self.execution.asked.plan if self.execution and self.execution.asked else None
+
+    @property
+    def minutes_left(self) -> int | None:
+        """Of the step, if evidence goes on coming as it did; None while that cannot be said."""
+        plan, said = self.plan, self.verdict
+        if plan is None or said is None or said.better <= 0:
+            return None
+        needed = said.minutes * math.log(1 / plan.beta) / said.better
+        left = max(needed, plan.bake_min) - said.minutes
+        return max(0, math.ceil(left)) if said.minutes + left <= plan.bake_max else None
+
+    def ratio(self, metric: int) -> tuple[float, float] | None:
+        """Between which odds ratios the new version lies to the old one, at whatever moment one looks."""
+        return interval(self.plan, self.evidence.steps, metric) if self.plan and self.evidence.steps else None
+
+    def as_json(self) -> dict[str, Any]:
+        execution, said, plan = self.execution, self.verdict, self.plan
+        asked = execution.asked if execution else None
+        return {
+            "fleet": self.fleet,
+            "phase": self.phase,
+            "weights": dict(self.weights),
+            "execution": execution and execution.name,
+            "started": execution and execution.started.isoformat(),
+            "ended": execution and execution.ended and execution.ended.isoformat(),
+            "from": asked and asked.old,
+            "to": asked and asked.new,
+            "artifact": asked and vars(asked.candidate),
+            "by": asked and asked.by,
+            "step": self.step if self.phase is Phase.STEP else None,
+            "steps": plan and [step.weight for step in plan.steps],
+            "minutes": said and said.minutes,
+            "minutes_left": self.minutes_left,
+            "verdict": said and said.decision,
+            "evidence": said and plan and _evidence(plan, said),
+            "ratios": said and {name: _finite(self.ratio(metric)) for metric, name in enumerate(METRICS)},
+            "awaits_a_person": self.undecided,
+            "signal": self.signal,
+            "reason": self.look.reason if self.look else None,
+            "outcome": self.outcome and {"end": self.outcome.end, "reason": self.outcome.reason},
+        }
+
+
+def _evidence(plan: Plan, said: Verdict) -> dict[str, Any]:
+    """In nats."""
+    return {
+        "worse": said.worse,
+        "worse_by_metric": dict(zip(METRICS, said.worse_by_metric, strict=True)),
+        "rolls_back_at": math.log(1 / plan.alpha),
+        "better": said.better,
+        "advances_at": math.log(1 / plan.beta),
+    }
+
+
+def _finite(interval: tuple[float, float] | None) -> list[float | None] | None:
+    """JSON has no infinity."""
+    return interval and [each if math.isfinite(each) else None for each in interval]
+
+
+class Watcher:
+    """Looks at a fleet's rollout again and again; what cannot change is asked for once."""
+
+    def __init__(self, machine: Machine, store: Store) -> None:
+        self._machine = machine
+        self._store = store
+        self._looks: Looks | None = None
+        self._evidence = (0, Evidence())  # of so many looks
+
+    def status(self, execution: str | None = None) -> Status:
+        """Of the rollout that is under way, else of the last one; or of one by its ARN."""
+        weights, item = self._machine.weights(), self._machine.record.read()
+        wanted = execution or item.owner
+        found = self._machine.execution(wanted) if wanted else self._machine.last()
+        if found is None:
+            phase = Phase.STARTING if wanted else Phase.NONE
+            return Status(self._machine.fleet, phase, weights, None, None, None, None, Evidence())
+        looks = self._read(found)
+        outcome = outcome_of(self._machine, found)
+        look = looks[-1] if looks else None
+        signal = item.signal if item.owner == found.arn else None
+        phase = _phase(found, weights, look)
+        return Status(self._machine.fleet, phase, weights, found, outcome, signal, look, self._evidence[1])
+
+    def _read(self, execution: Execution) -> list[Look]:
+        if self._looks is None or not self._looks.folder.endswith(f"/{execution.name}/"):
+            self._looks, self._evidence = Looks.at(self._store, self._machine.fleet, execution.name), (0, Evidence())
+        looks, asked = self._looks.refresh(), execution.asked
+        count, evidence = self._evidence
+        if asked is not None:
+            for look in looks[count:]:
+                evidence = look.added_to(evidence, asked.plan)
+            self._evidence = len(looks), evidence
+        return looks
+
+
+def _phase(execution: Execution, weights: Mapping[str, int], look: Look | None) -> Phase:
+    if not execution.running:
+        return Phase.ENDED
+    if look is None:
+        moved = execution.asked is not None and weights[execution.asked.new] > 0
+        return Phase.STEP if moved else Phase.FILLING
+    step, steps = _step_after(look), len(execution.asked.plan.steps) if execution.asked else math.inf
+    return Phase.FINAL if step is None or step >= steps else Phase.STEP
+
+
+def _step_after(look: Look | None) -> int | None:
+    """The step that the machine is at, or about to begin; None once all are over."""
+    if look is None:
+        return 0
+    return look.step if look.step is None or look.word != "advance" else look.step + 1

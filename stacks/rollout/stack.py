@@ -1,0 +1,168 @@
+"""One fleet's rollouts: who moves its traffic, who judges, who brings it home, and what they remember."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from aws_cdk import CfnOutput, RemovalPolicy, Stack, aws_dynamodb, aws_events, aws_iam, aws_stepfunctions
+from constructs import Construct
+
+from pipeline.config import ServingFleet
+from stacks.handles import ObserveHandle, RolloutHandle, ServeHandle, StoreHandle
+from stacks.project_tag import tag_project
+from stacks.rollout.fleet import COLOURS, Colour, Fleet
+from stacks.rollout.judge import Judge
+from stacks.rollout.record import KEY, Record
+from stacks.rollout.release import Means, release
+from stacks.rollout.roles import Roles, Things
+from stacks.rollout.watch import watch
+from stacks.rollout.watchdog import watchdog
+
+_ENDED: Final = ["FAILED", "TIMED_OUT", "ABORTED"]
+
+
+class RolloutStack(Stack):
+    """Costs nothing while nothing is rolled out."""
+
+    handle: RolloutHandle
+
+    def __init__(
+        self,
+        scope: Construct,
+        id_: str,
+        *,
+        project: str,
+        fleet: ServingFleet,
+        serve: ServeHandle,
+        observe: ObserveHandle,
+        store: StoreHandle,
+        prefix: str,
+        alarms: Sequence[str],
+        **kwargs: Any,
+    ) -> None:
+        """`prefix` is where the store lies in its bucket; `alarms` end a rollout beside the fleet's own."""
+        super().__init__(scope, id_, description=f"Rollouts of fleet {fleet.name} of {project}", **kwargs)
+        self._name = f"{project}-{fleet.name}"
+        self._fleet = _described(fleet, serve, (observe.release_bad[fleet.name].alarm_name, *alarms))
+        self._table = self._make_table()
+        clock = self._arn("events", "rule", f"{self._name}-watchdog")
+        folder = f"{prefix}rollouts/{fleet.name}/"
+        things = Things(
+            rule=serve.rule.ref,
+            groups=[self._group_arn(self._fleet.colours[colour].group) for colour in COLOURS],
+            table=self._table.table_arn,
+            judge=Judge(self, "Judge", name=f"{self._name}-judge").arn,
+            evidence=store.bucket.arn_for_objects(f"{folder}*"),
+            evidence_key=store.key.key_arn,
+            topic=observe.topic.topic_arn,
+            topic_key=observe.topic_key.key_arn,
+            clock=clock,
+            release=self._machine_arn("rollout"),
+            watch=self._machine_arn("watch"),
+            watchdog=self._machine_arn("watchdog"),
+        )
+        means = Means(
+            judge=things.judge,
+            watch=things.watch,
+            clock=f"{self._name}-watchdog",
+            topic=things.topic,
+            bucket=store.bucket.bucket_name,
+            folder=folder,
+        )
+        record = Record(self._table.table_name, fleet.name)
+        roles = Roles(self, "Roles", things)
+        self._machine("Watch", "watch", watch(self._fleet, record, means), roles.watch)
+        self._machine("Watchdog", "watchdog", watchdog(self._fleet, record, means), roles.watchdog)
+        self._machine("Release", "rollout", release(self._fleet, record, means), roles.release)
+        self._wake_the_watchdog(things)
+        self.handle = RolloutHandle(fleet=fleet.name, machine=things.release, table=self._table)
+        tag_project(self, project)
+        CfnOutput(self, "MachineArn", value=things.release, description=f"Moves the traffic of {fleet.name}")
+
+    def _make_table(self) -> aws_dynamodb.Table:
+        """One item. What it says matters while a rollout is under way; between two, the rule itself tells."""
+        return aws_dynamodb.Table(
+            self,
+            "Record",
+            table_name=f"{self._name}-rollout",
+            partition_key=aws_dynamodb.Attribute(name=KEY, type=aws_dynamodb.AttributeType.STRING),
+            billing_mode=aws_dynamodb.BillingMode.PAY_PER_REQUEST,
+            point_in_time_recovery_specification=aws_dynamodb.PointInTimeRecoverySpecification(
+                point_in_time_recovery_enabled=True
+            ),
+            removal_policy=RemovalPolicy.DESTROY,
+        )
+
+    def _machine(self, id_: str, what: str, definition: dict[str, Any], role: aws_iam.Role) -> None:
+        """After its permissions, without which AWS refuses a machine that waits for another one."""
+        made = aws_stepfunctions.CfnStateMachine(
+            self,
+            id_,
+            state_machine_name=f"{self._name}-{what}",
+            state_machine_type="STANDARD",
+            definition_string=json.dumps(definition),  # CDK's own would leave out what is null
+            role_arn=role.role_arn,
+        )
+        made.node.add_dependency(role.node.find_child("DefaultPolicy"))
+
+    def _wake_the_watchdog(self, things: Things) -> None:
+        """When an execution ends otherwise than it should; and once a minute while one is under way, for a word of its
+        end can be lost. The clock stands still otherwise: it is started and stopped by rollouts.
+        """
+        role = aws_iam.Role(
+            self,
+            "Waker",
+            description=f"Wakes the watchdog of {self._name}",
+            path="/nxpipe/",
+            assumed_by=aws_iam.ServicePrincipal("events.amazonaws.com"),
+        )
+        role.add_to_principal_policy(
+            aws_iam.PolicyStatement(actions=["states:StartExecution"], resources=[things.watchdog])
+        )
+        target = aws_events.CfnRule.TargetProperty(id="watchdog", arn=things.watchdog, role_arn=role.role_arn)
+        aws_events.CfnRule(
+            self,
+            "Ended",
+            name=f"{self._name}-ended",
+            description="A rollout that did not come to its own end",
+            event_pattern={
+                "source": ["aws.states"],
+                "detail-type": ["Step Functions Execution Status Change"],
+                "detail": {"status": _ENDED, "stateMachineArn": [things.release]},
+            },
+            targets=[target],
+        )
+        aws_events.CfnRule(
+            self,
+            "Clock",
+            name=f"{self._name}-watchdog",
+            description="While a rollout is under way",
+            schedule_expression="rate(1 minute)",
+            state="DISABLED",
+            targets=[target],
+        )
+
+    def _arn(self, service: str, resource: str, name: str, separator: str = "/") -> str:
+        return f"arn:{self.partition}:{service}:{self.region}:{self.account}:{resource}{separator}{name}"
+
+    def _machine_arn(self, what: str) -> str:
+        return self._arn("states", "stateMachine", f"{self._name}-{what}", ":")
+
+    def _group_arn(self, name: str) -> str:
+        """What stands before a name in the ARN is only known when the group is made."""
+        return self._arn("autoscaling", "autoScalingGroup:*:autoScalingGroupName", name)
+
+
+def _described(fleet: ServingFleet, serve: ServeHandle, alarms: tuple[str, ...]) -> Fleet:
+    colours = {
+        colour: Colour(serve.groups[colour].ref, targets.target_group_arn, targets.target_group_full_name)
+        for colour, targets in serve.target_groups.items()
+    }
+    return Fleet(
+        name=fleet.name,
+        rule=serve.rule.ref,
+        balancer=serve.load_balancer.load_balancer_full_name,
+        colours=colours,
+        least=fleet.size.min,
+        alarms=alarms,
+    )

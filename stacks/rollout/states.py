@@ -1,0 +1,107 @@
+"""States of a machine as the Amazon States Language has them, in JSONPath: a state is the JSON that is deployed.
+
+Each call of a service is tried again before it counts as failed. What a machine writes is absolute (weights, sizes,
+values of a record), so that a call that did arrive, and whose answer was lost, does no harm when it is repeated.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+State: TypeAlias = dict[str, Any]
+States: TypeAlias = dict[str, State]
+
+ANYTHING: Final = ["States.ALL"]
+NOT_MET: Final = "DynamoDb.ConditionalCheckFailedException"  # somebody else holds the lock: no use in asking again
+_PATIENCE: Final = {"IntervalSeconds": 1, "BackoffRate": 2, "MaxDelaySeconds": 20}
+_USUAL: Final = 4  # attempts after the first; half a minute in all
+_STUBBORN: Final = 10  # of what brings traffic back: three minutes
+_LONGEST_CALL: Final = 30  # seconds
+# A function that was reached and failed would fail again: it knows nothing but what it is asked.
+_UNREACHED: Final = [
+    "Lambda.AWSLambdaException",
+    "Lambda.ClientExecutionTimeoutException",
+    "Lambda.SdkClientException",
+    "Lambda.ServiceException",
+    "Lambda.TooManyRequestsException",
+    "States.Timeout",
+]
+
+
+def call(
+    service: str,
+    action: str,
+    parameters: Mapping[str, Any],
+    *,
+    then: str,
+    into: str | None = None,
+    keeping: Mapping[str, str] | None = None,
+    caught: Mapping[str, str] | None = None,
+    stubborn: bool = False,
+) -> State:
+    """One call of AWS. Its answer, or of that what is worth `keeping`, goes `into` a place of the state; without one
+    it is dropped. `caught` says where to go on from errors, by their names; `why` then holds what happened.
+    """
+    retries = [
+        {"ErrorEquals": [NOT_MET], "MaxAttempts": 0},
+        {"ErrorEquals": ANYTHING, "MaxAttempts": _STUBBORN if stubborn else _USUAL, **_PATIENCE},
+    ]
+    state: State = {
+        "Type": "Task",
+        "Resource": f"arn:aws:states:::aws-sdk:{service}:{action}",
+        "Parameters": dict(parameters),
+        "TimeoutSeconds": _LONGEST_CALL,
+        "Retry": retries if service == "dynamodb" else retries[1:],
+        "ResultPath": into,
+        "Next": then,
+    }
+    if keeping:
+        state["ResultSelector"] = dict(keeping)
+    return caught_by(state, caught or {})
+
+
+def ask(function: str, payload: Mapping[str, Any], *, then: str, into: str) -> State:
+    """What a function answers."""
+    return {
+        "Type": "Task",
+        "Resource": "arn:aws:states:::lambda:invoke",
+        "Parameters": {"FunctionName": function, "Payload": dict(payload)},
+        "TimeoutSeconds": _LONGEST_CALL,
+        "Retry": [{"ErrorEquals": _UNREACHED, "MaxAttempts": _USUAL, **_PATIENCE}],
+        "ResultSelector": {"is.$": "$.Payload"},
+        "ResultPath": into,
+        "Next": then,
+    }
+
+
+def caught_by(state: State, targets: Mapping[str, str], into: str = "$.why") -> State:
+    """Adds to those that the state has already; the first that fits counts."""
+    catches = [{"ErrorEquals": [error], "ResultPath": into, "Next": target} for error, target in targets.items()]
+    return {**state, "Catch": [*state.get("Catch", []), *catches]} if catches else state
+
+
+def guarded(states: States, target: str) -> States:
+    """Whatever fails in one of these calls leads to the target."""
+    return {
+        name: caught_by(state, {ANYTHING[0]: target}) if state["Type"] == "Task" else state
+        for name, state in states.items()
+    }
+
+
+def choose(*choices: tuple[Mapping[str, Any], str], otherwise: str) -> State:
+    return {
+        "Type": "Choice",
+        "Choices": [{**test, "Next": target} for test, target in choices],
+        "Default": otherwise,
+    }
+
+
+def put(values: Mapping[str, Any], *, into: str, then: str) -> State:
+    return {"Type": "Pass", "Parameters": dict(values), "ResultPath": into, "Next": then}
+
+
+def wait(seconds: str, *, then: str) -> State:
+    return {"Type": "Wait", "SecondsPath": seconds, "Next": then}
+
+
+def fail(error: str, cause: str) -> State:
+    return {"Type": "Fail", "Error": error, "Cause": cause}

@@ -1,0 +1,241 @@
+"""`nxpipe agent watch`: what the devices do is where the alarms and the dashboard of the stacks look for it."""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.agent.embedded import NAMESPACE, event, metrics
+from pipeline.agent.report import Figures, figures
+from pipeline.agent.watch import Compilers
+from stacks import metrics as watched
+from tests.agent.metadata import Metadata, metadata_service
+from tests.artifact_store.samples import s3_server
+from tests.cloud.install import install
+from tests.pipeline.command import NXPIPE, Answer, nxpipe
+
+GROUP = "/nxpipe/demo/search"
+CONFIG = """
+[project]
+name = "demo"
+[[models]]
+name = "bert"
+id = "acme/tiny-bert"
+task = "fill-mask"
+target = "inf2.xlarge"
+[[fleets]]
+kind = "serving"
+name = "search"
+model = "bert"
+channel = "production"
+instance_types = ["inf2.xlarge"]
+capacity = { kind = "on-demand" }
+size = { min = 1, max = 1 }
+"""
+BUSY: dict[str, Any] = {
+    "neuron_runtime_data": [
+        {
+            "pid": 4711,
+            "report": {
+                "neuroncore_counters": {
+                    "period": 30.0,
+                    "neuroncores_in_use": {
+                        "0": {"neuroncore_utilization": 80.0},
+                        "1": {"neuroncore_utilization": 40.0},
+                    },
+                    "error": "",
+                },
+                "execution_stats": {"period": 30.0, "error_summary": {"generic": 7, "hardware": 2}, "error": ""},
+                "memory_used": {
+                    "period": 30.0,
+                    "neuron_runtime_used_bytes": {
+                        "usage_breakdown": {
+                            "neuroncore_memory_usage": {
+                                "0": {"constants": 100, "tensors": 23},
+                                "1": {"constants": 1000, "model_code": 0},
+                            }
+                        }
+                    },
+                    "error": "",
+                },
+            },
+        }
+    ],
+    "neuron_hardware_info": {"neuron_device_count": 2, "neuroncore_per_device_count": 2, "error": ""},
+}
+
+
+def test_all_cores_count_those_too_that_nobody_uses() -> None:
+    assert figures(BUSY) == Figures(utilisation=0.3, fullest_core=1000, hardware_failures=2)
+
+
+def test_processes_that_share_a_core_fill_it_together() -> None:
+    both = {**BUSY, "neuron_runtime_data": BUSY["neuron_runtime_data"] * 2}
+    assert figures(both).fullest_core == 2000
+
+
+def test_what_could_not_be_measured_is_absent_and_no_zero() -> None:
+    failed = {"error": "no permission", "neuroncores_in_use": {"0": {"neuroncore_utilization": 80.0}}}
+    report = {**BUSY, "neuron_runtime_data": [{"pid": 1, "report": {"neuroncore_counters": failed}}]}
+    assert figures(report) == Figures(utilisation=None, fullest_core=None, hardware_failures=0)
+    assert {each.name for each in metrics(figures(report), 0)} == {"execution_status_total", "compile_events_total"}
+
+
+_GROUPS = ("neuroncore_counters", "memory_used", "execution_stats")
+_JSON = st.recursive(
+    st.none() | st.integers(0, 9) | st.just(""), lambda each: st.dictionaries(st.text(max_size=3), each)
+)
+_MAPS = st.none() | st.dictionaries(st.text(max_size=3), _JSON)
+
+
+@settings(max_examples=40)
+@given(
+    st.none()
+    | st.lists(st.fixed_dictionaries({"report": st.none() | st.dictionaries(st.sampled_from(_GROUPS), _MAPS)}))
+)
+def test_a_report_that_lacks_anything_is_read_all_the_same(runtimes: Any) -> None:
+    assert figures({"neuron_runtime_data": runtimes}).hardware_failures == 0
+
+
+def test_the_stacks_watch_exactly_what_is_sent() -> None:
+    sent = metrics(figures(BUSY), 1)
+    series = [one for each in watched.MEASURES for one in each.series.values() if one.namespace == watched.NAMESPACE]
+    assert {(each.name, tuple(each.only.items())) for each in series} == {(each.name, each.only) for each in sent}
+    assert watched.NAMESPACE == NAMESPACE
+
+
+def test_an_event_declares_each_metric_with_the_dimensions_of_its_series() -> None:
+    sent = metrics(figures(BUSY), 1)
+    told = json.loads(event(1_700_000_000_000, {"Project": "demo", "Fleet": "search"}, "i-1", sent))
+    declared = {
+        metric["Name"]: tuple(tuple(names) for names in each["Dimensions"])
+        for each in told["_aws"]["CloudWatchMetrics"]
+        for metric in each["Metrics"]
+    }
+    assert declared["neuroncore_utilization_ratio"] == (("Project", "Fleet"),)
+    assert declared["execution_status_total"] == (("Project", "Fleet", "status_type"),)
+    assert all(name in told for name in {*declared, "Project", "Fleet", "status_type"})
+
+
+def test_a_compiler_is_counted_when_it_begins_and_not_again(tmp_path: Path) -> None:
+    compilers = Compilers(tmp_path)
+
+    def start(pid: int, *words: str) -> None:
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "cmdline").write_bytes(b"".join(each.encode() + b"\0" for each in words))
+
+    start(10, "/usr/bin/python3", "/opt/venv/bin/neuronx-cc", "compile", "--target", "trn1")
+    start(11, "/usr/bin/vim", "notes about neuronx-cc")
+    assert [compilers.begun(), compilers.begun()] == [1, 0]
+    start(12, "neuronx-cc", "compile")
+    assert compilers.begun() == 1
+
+
+@dataclass
+class Place:
+    root: Path
+    metadata: Metadata
+    logs: Any
+
+    def monitor(self, *lines: str, then: str = "exit 3") -> Path:
+        """A stand-in for neuron-monitor that insists on a configuration."""
+        program = self.root / "neuron-monitor"
+        told = "\n".join(f"echo '{line}'" for line in lines)
+        program.write_text(f'#!/bin/sh\n[ "$1" = -c ] && [ -s "$2" ] || exit 9\n{told}\n{then}\n')
+        program.chmod(0o755)
+        return program
+
+    def watch(self, monitor: Path, *more: str) -> Answer:
+        words = ("agent", "watch", "--fleet", "search", "--log", GROUP, "--monitor", str(monitor))
+        return nxpipe(*words, *more, cwd=self.root)
+
+    def events(self) -> list[dict[str, Any]]:
+        told = self.logs.get_log_events(logGroupName=GROUP, logStreamName="i-0a1b", startFromHead=True)["events"]
+        return [json.loads(each["message"]) for each in told]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[dict[str, str]]:
+    install()
+    with s3_server() as environment:
+        yield environment
+
+
+@pytest.fixture
+def place(server: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Place]:
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "nxpipe.toml").write_text(CONFIG)
+    logs = boto3.client("logs", region_name="us-east-2")
+    logs.create_log_group(logGroupName=GROUP)
+    with metadata_service() as metadata:
+        metadata.values |= {
+            "instance-id": "i-0a1b",
+            "instance-type": "inf2.xlarge",
+            "placement/region": "us-east-2",
+        }
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", metadata.url)
+        yield Place(tmp_path, metadata, logs)
+    logs.delete_log_group(logGroupName=GROUP)
+
+
+def test_each_report_is_an_event_of_the_fleet_s_log(place: Place) -> None:
+    done = place.watch(place.monitor(json.dumps(BUSY), json.dumps(BUSY)))
+    assert done.code == 31  # the monitor ended; the unit starts both anew
+    assert "ended with 3" in done.err
+    assert [each["neuroncore_memory_usage_bytes"] for each in place.events()] == [1000, 1000]
+    assert place.events()[0]["Fleet"] == "search"
+
+
+def test_it_goes_on_in_the_same_stream_after_a_restart(place: Place) -> None:
+    for _ in range(2):
+        place.watch(place.monitor(json.dumps(BUSY)))
+    assert len(place.events()) == 2
+
+
+@pytest.mark.parametrize("line", ["[1, 2]", "no JSON"])
+def test_what_is_no_report_is_said(place: Place, line: str) -> None:
+    done = place.watch(place.monitor(line))
+    assert (done.code, done.err.count("\n")) == (31, 1)
+    assert "wrote what is no report" in done.err
+
+
+def test_a_monitor_that_is_not_there_is_one_sentence(place: Place) -> None:
+    done = place.watch(place.root / "absent")
+    assert (done.code, done.err.count("\n")) == (31, 1)
+    assert "aws-neuronx-tools" in done.err
+
+
+def test_a_log_that_is_not_there_is_one_sentence(place: Place) -> None:
+    done = place.watch(place.monitor(json.dumps(BUSY)), "--log", "/nxpipe/demo/other")
+    assert (done.code, done.err.count("\n")) == (32, 1)
+    assert "/nxpipe/demo/other" in done.err
+
+
+def test_the_monitor_ends_with_the_watcher(place: Place) -> None:
+    monitor = place.monitor(json.dumps(BUSY), then="exec sleep 61")
+    words = [str(NXPIPE), "agent", "watch", "--fleet", "search", "--log", GROUP]
+    watcher = subprocess.Popen([*words, "--monitor", str(monitor)], cwd=place.root, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 30
+    while not _sleeping(watcher.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    children = _sleeping(watcher.pid)
+    watcher.send_signal(signal.SIGTERM)
+    assert watcher.wait(20) == 143
+    assert not any(Path("/proc", each).exists() for each in children)
+
+
+def _sleeping(parent: int) -> list[str]:
+    children = Path(f"/proc/{parent}/task/{parent}/children")
+    found = children.read_text().split() if children.exists() else []
+    return [each for each in found if b"sleep" in Path("/proc", each, "cmdline").read_bytes()]

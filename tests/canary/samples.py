@@ -1,0 +1,42 @@
+"""Minutes as a service might have them, and the exact probabilities behind them."""
+
+from collections.abc import Iterator
+from math import comb
+
+from pipeline.canary.counts import LATENCIES, Arm, Batch
+from pipeline.canary.evidence import Evidence
+from pipeline.canary.judge import Judged, Moment, judge
+from pipeline.canary.plan import Plan
+
+PLAN = Plan.of()
+_SLOWER = (0.5, 0.25, 0.1, 0.05, 0.01, 0.003, 0.0005)
+
+
+def arm(requests: int, errors: int) -> Arm:
+    """With the latencies that one expects of so many requests."""
+    return Arm(requests, errors, requests, tuple(round(requests * share) for share in _SLOWER))
+
+
+def minute(number: int, canary: tuple[int, int], stable: tuple[int, int]) -> Batch:
+    return Batch(number, arm(*canary), arm(*stable))
+
+
+def errors_alone(number: int, canary: tuple[int, int], stable: tuple[int, int]) -> Batch:
+    return Batch(number, Arm(*canary), Arm(*stable))
+
+
+def judged_alone(batches: list[Batch], plan: Plan = PLAN, at: int | None = None) -> Judged:
+    """All at once, in the first step."""
+    over = at if at is not None else max((batch.minute for batch in batches), default=0) + 1
+    return judge(plan, Evidence(), batches, Moment(0, 0, over))
+
+
+def fisher(n: int, m: int, k: int, ratio: float) -> Iterator[tuple[int, float]]:
+    """Every share of the bad requests that the canary may have, and its probability, by the definition."""
+    shares = range(max(0, k - m), min(n, k) + 1)
+    weights = [comb(n, x) * comb(m, k - x) * ratio**x for x in shares]
+    whole = sum(weights)
+    yield from ((x, weight / whole) for x, weight in zip(shares, weights, strict=True))
+
+
+assert len(_SLOWER) == len(LATENCIES)

@@ -1,0 +1,157 @@
+"""Whole rollouts: the simulator, the planner beside it, and the commands."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from pipeline.canary.plan import Plan
+from pipeline.canary.verdict import Decision
+from pipeline.config import Rollout
+from pipeline.rollout.drift import best_chance, minutes_until
+from pipeline.rollout.latency import FROZEN, Slowness
+from pipeline.rollout.limits import upper_limit
+from pipeline.rollout.planner import Fault, Service, against, in_favour
+from pipeline.rollout.plans import plan_of
+from pipeline.rollout.simulate import Summary, median_minutes, simulate
+from pipeline.rollout.world import Scenario, Traffic, World
+from tests.canary.samples import PLAN
+from tests.pipeline.in_process import InProcess
+from tests.pipeline.in_process import nxpipe as here
+
+__all__ = ["here"]
+BASE = 0.005
+
+
+def world(
+    scenario: Scenario = "steady", rps: float = 5, error: float = BASE, slowness: Slowness | None = None
+) -> World:
+    return World(scenario, rps, BASE, error, slowness or Slowness())
+
+
+def rates(summary: Summary) -> dict[Decision, float]:
+    return {each: len(summary.ended(each)) / len(summary.outcomes) for each in Decision}
+
+
+def test_a_seed_is_a_rollout_whatever_the_number_of_processes() -> None:
+    one, two = (simulate(PLAN, world(error=0.05), 60, 7, processes=count) for count in (1, 2))
+    assert one == two
+    assert simulate(PLAN, world(error=0.05), 60, 8) != one
+
+
+@pytest.mark.parametrize("scenario", ["steady", "incident", "bursty"])
+def test_healthy_versions_are_promoted(scenario: Scenario) -> None:
+    ended = rates(simulate(PLAN, world(scenario), 15, 3))
+    assert ended[Decision.ROLL_BACK] == 0
+    assert ended[Decision.ADVANCE] >= 0.8
+
+
+def test_a_broken_version_goes_back_with_the_first_minute() -> None:
+    summary = simulate(PLAN, world(error=0.5), 40, 3)
+    assert {each.decision for each in summary.outcomes} == {Decision.ROLL_BACK}
+    assert median_minutes(summary.outcomes) == 1
+
+
+def test_a_version_with_twice_the_errors_is_not_promoted() -> None:
+    assert rates(simulate(PLAN, world(error=0.01), 15, 3))[Decision.ADVANCE] == 0
+
+
+def test_a_late_canary_goes_back_after_it_has_begun_to_fail() -> None:
+    summary = simulate(PLAN, world("late", rps=50, error=0.02), 10, 3)
+    assert {(each.decision, each.step) for each in summary.outcomes} == {(Decision.ROLL_BACK, 2)}
+    assert max(each.minutes for each in summary.outcomes) <= 20
+
+
+def test_counts_are_drawn_at_the_rates_that_were_asked_for() -> None:
+    slow = Slowness(scale=1.2)
+    traffic = Traffic(world(rps=100, error=0.05, slowness=slow), np.random.default_rng(1))
+    batches = [batch for batch, _ in zip(traffic.minutes(0, 25), range(200), strict=False)]
+    canary = sum(each.canary.requests for each in batches)
+    everything = canary + sum(each.stable.requests for each in batches)
+    assert everything / 200 == pytest.approx(6000, rel=0.01)
+    assert canary / everything == pytest.approx(0.25, rel=0.01)
+    assert sum(each.canary.errors for each in batches) / canary == pytest.approx(0.05, rel=0.03)
+    slower = [sum(each.canary.slower[at] for each in batches) / canary for at in range(len(FROZEN))]
+    assert slower == pytest.approx(slow.slower(), rel=0.15)
+
+
+@pytest.mark.parametrize(("scale", "tail"), [(1.2, 1.0), (1.0, 1.5), (1.1, 1.3)])
+def test_p99_rises_by_what_was_asked_for(scale: float, tail: float) -> None:
+    p99 = FROZEN[4]
+    assert Slowness(scale, tail).before(p99 + math.log(scale * tail)) == pytest.approx(p99)
+
+
+@pytest.mark.parametrize(
+    ("fault", "rps"),
+    [
+        (Fault("x 4", 0.02), 5),
+        (Fault("x 2", 0.01), 50),
+        (Fault("p99", BASE, Slowness(scale=1.2)), 5),
+        (Fault("tail", BASE, Slowness(tail=1.5)), 5),
+    ],
+    ids=str,
+)
+def test_the_planner_foresees_what_the_simulator_finds(fault: Fault, rps: float) -> None:
+    """A step that never ends for the better shows how often, and when, a fault is found within the hour."""
+    held = Plan.of(bake_min=60)
+    summary = simulate(held, world(rps=rps, error=fault.error, slowness=fault.slowness), 40, 5)
+    found = sorted(each.minutes if each.step == 0 else 1000 for each in summary.outcomes)
+    bets = against(held, Service(rps, BASE), fault, 0, 5)
+    assert sum(each <= 60 for each in found) / 40 == pytest.approx(best_chance(bets, 60), abs=0.22)
+    assert minutes_until(bets) == pytest.approx(found[20], rel=0.35, abs=2)
+
+
+def test_the_planner_foresees_when_a_healthy_version_advances() -> None:
+    expected = sum(minutes_until(in_favour(PLAN, Service(5, BASE), step)) or math.inf for step in range(4))
+    summary = simulate(PLAN, world(), 40, 5)
+    median = sorted(each.minutes for each in summary.outcomes)[20]
+    assert expected == pytest.approx(median, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("events", "trials", "limit"), [(0, 100, 0.0295), (0, 10_000, 0.0003), (5, 100, 0.1023), (3, 3, 1)]
+)
+def test_upper_limits_are_those_of_the_tables(events: int, trials: int, limit: float) -> None:
+    assert upper_limit(events, trials) == pytest.approx(limit, rel=0.01)
+
+
+def test_a_configuration_becomes_a_plan() -> None:
+    rules = Rollout.model_validate({"steps": [10, 100], "bake_min": "90s", "margin": 1.1, "bursts": 0.4})
+    plan = plan_of(rules)
+    assert [step.share for step in plan.steps] == [10, 100]
+    assert (plan.bake_min, plan.bake_max, plan.objective, plan.margin) == (2, 60, 0.01, 1.1)
+    assert plan.bursts[:2] == (0.4, 0.0)
+
+
+def test_the_plan_says_what_cannot_be_detected_and_what_to_do_instead(here: InProcess) -> None:
+    answer = here("rollout", "plan", "--rps", "5", "--base-error", "0.005")
+    assert answer.code == 0, answer.err
+    said = next(line for line in answer.out.splitlines() if "undetectable" in line)
+    assert "errors x 2 (0.50% to 1.00%) is undetectable at 5 % within 60 min" in said
+    assert "shadow 100 % of requests" in said
+    assert "bake the first step for" in said
+    document = json.loads(here("rollout", "plan", "--rps", "50", "--base-error", "0.005", "--json").out)
+    assert [step["share"] for step in document["steps"]] == [5, 25, 50, 95]
+    assert document["steps"][0]["faults"][0]["chance"] > 0.8
+
+
+def test_a_service_without_any_errors_can_be_planned(here: InProcess) -> None:
+    assert here("rollout", "plan", "--rps", "0.1", "--base-error", "0").code == 0
+
+
+def test_the_command_simulates(here: InProcess) -> None:
+    given = ("rollout", "simulate", "--rps", "50", "--base-error", "0.005", "--rollouts", "20", "--seed", "4")
+    document = json.loads(here(*given, "--json").out)
+    assert document["rollouts"] == document["rolled_back"] + document["promoted"] + document["undecided"] == 20
+    assert 0 <= document["false_rollback_rate"] <= document["false_rollback_rate_upper_95"] <= 1
+    assert 20 <= document["median_minutes"] <= 25
+    shown = here(*given).out
+    assert "promoted" in shown
+    assert "min  █" in shown
+
+
+def test_a_fault_makes_no_rollback_a_false_one(here: InProcess) -> None:
+    given = ("rollout", "simulate", "--rps", "5", "--base-error", "0.005", "--canary-error", "0.5", "--rollouts", "5")
+    document = json.loads(here(*given, "--json").out)
+    assert (document["rolled_back"], document["false_rollback_rate"], document["median_minutes"]) == (5, None, 1)

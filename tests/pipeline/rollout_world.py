@@ -1,0 +1,266 @@
+"""A fleet whose machine does nothing but wait, or end as it is told: what the commands make of it is what is tested.
+
+Rule, record and groups are those that the stacks make. The machine's text has what the commands read of the real one;
+tests/stacks holds the two equal.
+"""
+
+import itertools
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import boto3
+
+from artifact_store import Published, open_store
+from pipeline.canary.handler import handle
+from pipeline.rollout.asked import Asked
+from tests.artifact_store.samples import put
+from tests.pipeline.command import Answer
+from tests.pipeline.in_process import InProcess
+
+REGION: Final = "us-east-2"
+MODEL: Final = "acme/bert"
+CONFIG: Final = """
+[project]
+name = "PROJECT"
+region = "us-east-2"
+[store]
+url = "file://store"
+[[models]]
+name = "bert"
+id = "acme/bert"
+task = "fill-mask"
+target = "inf2.xlarge"
+[[fleets]]
+kind = "serving"
+name = "search"
+model = "bert"
+channel = "production"
+instance_types = ["inf2.xlarge"]
+capacity = { kind = "on-demand" }
+size = { min = 1, max = 2 }
+"""
+
+
+@dataclass
+class Fleet:
+    """With three artifacts in its store; its channel serves the first."""
+
+    project: str
+    nxpipe: InProcess
+    artifacts: list[Published]
+    front: dict[str, Any]
+    looks: dict[str, dict[str, Any]] = field(default_factory=dict)  # the judge's last answers
+
+    @property
+    def machine(self) -> str:
+        return f"arn:aws:states:{REGION}:123456789012:stateMachine:{self.table}"
+
+    @property
+    def table(self) -> str:
+        return f"{self.project}-search-rollout"
+
+    # What a user does
+
+    def rollout(self, *words: str) -> Answer:
+        return self.nxpipe("rollout", *words)
+
+    def start(self, version: int, *words: str) -> Answer:
+        return self.rollout("start", "search", self.name(version), *words)
+
+    def status(self) -> dict[str, Any]:
+        told: dict[str, Any] = json.loads(self.rollout("status", "search", "--json").out)
+        return told
+
+    def name(self, version: int) -> str:
+        return f"{MODEL}@{self.artifacts[version].request_key[:12]}"
+
+    def served(self, channel: str) -> str:
+        told = json.loads(self.nxpipe("channel", "show", channel, "--json").out)
+        (artifact,) = (told[0] if isinstance(told, list) else told)["artifacts"]
+        return f"{MODEL}@{artifact['request_key'][:12]}"
+
+    # What the machines do
+
+    def ends(self, states: dict[str, Any] | None = None) -> None:
+        """From now on an execution goes through these states; through one that waits, if there are none."""
+        boto3.client("stepfunctions").update_state_machine(stateMachineArn=self.machine, definition=self.text(states))
+
+    def says(self, outcome: str, reason: str) -> None:
+        done = {"Type": "Pass", "Result": {"outcome": outcome, "reason": reason}, "End": True}
+        unlock = {
+            "TableName": self.table,
+            "Key": {"fleet": {"S": "search"}},
+            "UpdateExpression": "REMOVE #owner",
+            "ExpressionAttributeNames": {"#owner": "owner"},
+        }
+        service = "arn:aws:states:::aws-sdk:dynamodb:updateItem"
+        task = {"Type": "Task", "Resource": service, "Parameters": unlock, "ResultPath": None, "Next": "Done"}
+        self.ends({"Unlock": task, "Done": done})
+
+    def write_record(self, **values: str) -> None:
+        item = {name: {"S": value} for name, value in {"fleet": "search", **values}.items()}
+        boto3.client("dynamodb").put_item(TableName=self.table, Item=item)
+
+    def record(self) -> dict[str, str]:
+        found = boto3.client("dynamodb").get_item(TableName=self.table, Key={"fleet": {"S": "search"}}).get("Item", {})
+        return {name: value["S"] for name, value in found.items()}
+
+    def execution(self) -> dict[str, Any]:
+        """The newest one, when moto has noticed what became of it."""
+        states = boto3.client("stepfunctions")
+        newest = states.list_executions(stateMachineArn=self.machine)["executions"][0]["executionArn"]
+        told: dict[str, Any] = states.describe_execution(executionArn=newest)
+        return told
+
+    def running(self) -> list[str]:
+        states = boto3.client("stepfunctions")
+        found = states.list_executions(stateMachineArn=self.machine, statusFilter="RUNNING")["executions"]
+        return [each["executionArn"] for each in found]
+
+    def stop_all(self) -> None:
+        for each in self.running():
+            boto3.client("stepfunctions").stop_execution(executionArn=each)
+        while self.running():
+            time.sleep(0.02)
+
+    def until_ended(self) -> dict[str, Any]:
+        while (told := self.execution())["status"] == "RUNNING":
+            time.sleep(0.02)
+        return told
+
+    def weigh(self, green: int) -> None:
+        groups = [
+            {"TargetGroupArn": self.front["colours"][colour]["targets"], "Weight": weight}
+            for colour, weight in (("blue", 100 - green), ("green", green))
+        ]
+        action = {"Type": "forward", "ForwardConfig": {"TargetGroups": groups}}
+        boto3.client("elbv2").modify_rule(RuleArn=self.front["rule"], Actions=[action])
+
+    def look(self, minutes: int, requests: tuple[int, int] = (0, 0), failed: tuple[int, int] = (0, 0)) -> None:
+        """The real judge looks, so many minutes after the step began; each minute had these counts of green and blue.
+        What it says is kept as the machine keeps it.
+        """
+        told = self.execution()
+        name, asked = told["name"], Asked.from_text(told["input"])
+        assert asked is not None
+        answer = self.looks.get(name) or self._open(name, asked)
+        first = 1_000_000 * 60
+        values = {"requests": requests, "failed": failed}
+        metrics = [
+            {
+                "Id": f"{arm}_{what}",
+                "Timestamps": [_time(first + 60 * minute) for minute in range(minutes)],
+                "Values": [float(counts[side])] * minutes,
+            }
+            for what, counts in values.items()
+            for side, arm in enumerate(("canary", "stable"))
+        ]
+        seen = {
+            "carried": answer["carried"],
+            "metrics": metrics,
+            "alarms": _QUIET,
+            "record": {},
+            "at": _time(first + 60 * minutes + 30),
+        }
+        self.looks[name] = self._keep(json.loads(json.dumps(handle({"looks": seen}, None))))
+
+    def _open(self, name: str, asked: Asked) -> dict[str, Any]:
+        sizes = {colour: {"desired": 2 if colour == asked.old else 0, "most": 4} for colour in ("blue", "green")}
+        weights = {colour: [100 if colour == asked.old else 0] for colour in ("blue", "green")}
+        state = json.loads(asked.text()) | {"weights": weights, "alarms": _QUIET, **sizes}
+        opened = handle({"opens": {"fleet": self.front, "state": state, "name": name, "at": _time(0)}}, None)
+        if "record" in opened:
+            self._keep(opened)
+        return handle({"begins": {"step": 0, "carried": opened["carried"], "at": _time(1_000_000 * 60 - 90)}}, None)
+
+    @staticmethod
+    def _keep(answer: dict[str, Any]) -> dict[str, Any]:
+        path = Path("store/rollouts/search", answer["key"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(answer["record"]))
+        return answer
+
+    def text(self, states: dict[str, Any] | None) -> str:
+        waits = {"Waits": {"Type": "Wait", "Seconds": 3600, "End": True}}
+        after = states or waits
+        known = {"Payload": {"opens": {"fleet": self.front}}}
+        opens = {"Type": "Pass", "Parameters": known, "ResultPath": None, "Next": next(iter(after))}
+        return json.dumps({"StartAt": "Open", "States": {"Open": opens, **after}})
+
+
+_QUIET: Final[dict[str, list[str]]] = {
+    "metric_names": [],
+    "metric_states": [],
+    "composite_names": [],
+    "composite_states": [],
+}
+
+
+def _time(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+_numbers: Final = itertools.count()
+
+
+def make_fleet(nxpipe: InProcess, front: dict[str, Any]) -> Fleet:
+    """Here, in a project of its own, behind a front that others have used before."""
+    store, project = open_store("store"), f"demo{next(_numbers)}"
+    Path("nxpipe.toml").write_text(CONFIG.replace("PROJECT", project))
+    verified: dict[str, object] = {"forward-b1-s128": [{"output": "logits", "cosine": "0.9999"}]}
+    samples = [put(store, request=number, model=MODEL) for number in range(3)]
+    published = [store.publish(each.model_copy(update={"report": verified})) for each in samples]
+    made = Fleet(project, nxpipe, published, front)
+    boto3.client("dynamodb").create_table(
+        TableName=made.table,
+        KeySchema=[{"AttributeName": "fleet", "KeyType": "HASH"}],
+        AttributeDefinitions=[{"AttributeName": "fleet", "AttributeType": "S"}],
+        BillingMode="PAY_PER_REQUEST",
+    )
+    role = "arn:aws:iam::123456789012:role/nobody"
+    boto3.client("stepfunctions").create_state_machine(name=made.table, definition=made.text(None), roleArn=role)
+    made.weigh(green=0)
+    assert nxpipe("promote", made.name(0), "--channel", "production").code == 0
+    return made
+
+
+def make_front() -> dict[str, Any]:
+    """A load balancer whose one rule weighs two target groups."""
+    ec2, balancing = boto3.client("ec2"), boto3.client("elbv2")
+    vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+    subnets = [
+        ec2.create_subnet(VpcId=vpc, CidrBlock=f"10.0.{n}.0/24", AvailabilityZone=f"{REGION}{zone}")["Subnet"][
+            "SubnetId"
+        ]
+        for n, zone in enumerate("ab")
+    ]
+    (balancer,) = balancing.create_load_balancer(Name="search", Subnets=subnets)["LoadBalancers"]
+    targets = {}
+    for colour in ("blue", "green"):
+        (made,) = balancing.create_target_group(Name=colour, Protocol="HTTP", Port=80, VpcId=vpc)["TargetGroups"]
+        targets[colour] = made["TargetGroupArn"]
+    nobody = {"Type": "fixed-response", "FixedResponseConfig": {"StatusCode": "503"}}
+    arn = balancer["LoadBalancerArn"]
+    (listener,) = balancing.create_listener(LoadBalancerArn=arn, Protocol="HTTP", Port=80, DefaultActions=[nobody])[
+        "Listeners"
+    ]
+    groups = [{"TargetGroupArn": targets["blue"], "Weight": 100}, {"TargetGroupArn": targets["green"], "Weight": 0}]
+    (rule,) = balancing.create_rule(
+        ListenerArn=listener["ListenerArn"],
+        Priority=100,
+        Conditions=[{"Field": "path-pattern", "PathPatternConfig": {"Values": ["/*"]}}],
+        Actions=[{"Type": "forward", "ForwardConfig": {"TargetGroups": groups}}],
+    )["Rules"]
+    colours = {
+        colour: {
+            "group": f"demo-search-{colour}",
+            "targets": targets[colour],
+            "series": targets[colour].rpartition(":")[2],
+        }
+        for colour in targets
+    }
+    series = arn.partition("loadbalancer/")[2]
+    return {"rule": rule["RuleArn"], "balancer": series, "least": 1, "alarms": [], "colours": colours}

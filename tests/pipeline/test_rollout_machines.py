@@ -1,0 +1,153 @@
+"""`nxpipe rollout` against the real machines on a local AWS, with a second for a minute.
+
+What becomes of a version that is promoted is told by tests/cloud/test_rollout_demo.py.
+"""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from artifact_store import open_store
+from pipeline import exit_codes
+from tests.artifact_store.samples import put
+from tests.cloud.formation.provider import client_of
+from tests.cloud.server import local_aws
+from tests.cloud.visitors import Fleet, visitors
+from tests.pipeline.command import NXPIPE, Answer
+from tests.pipeline.in_process import InProcess, nxpipe
+from tests.stacks.local import REGION
+from tests.stacks.rollout_world import MACHINE, bootstrapped, deployed, until
+
+__all__ = ["nxpipe"]
+
+pytestmark = pytest.mark.slow
+
+MODEL = "acme/bert"
+SLOW = '[rollout]\nsteps = [25, 100]\nbake_min = "1h"\nbake_max = "2h"\n'  # so that it is there while it is talked to
+
+
+@dataclass(frozen=True)
+class Account:
+    """Its fleet runs the first of the artifacts, and the others are there to be rolled out."""
+
+    folder: Path
+    bucket: str
+    fleet: Fleet
+    versions: tuple[str, ...]
+    errors: dict[str, float]
+
+    def looked_at(self) -> bool:
+        """Whether the judge has looked at the newest rollout."""
+        states, s3 = client_of("stepfunctions", REGION), client_of("s3", REGION)
+        newest = states.list_executions(stateMachineArn=MACHINE)["executions"][0]["name"]
+        found = s3.list_objects_v2(Bucket=self.bucket, Prefix=f"models/rollouts/search/{newest}/000002")
+        return bool(found["KeyCount"])
+
+
+@dataclass(frozen=True)
+class User:
+    """Of the account's project."""
+
+    account: Account
+    nxpipe: InProcess
+
+    def rollout(self, *words: str) -> Answer:
+        return self.nxpipe("rollout", *words)
+
+    def start(self, version: int, *words: str) -> Answer:
+        return self.rollout("start", "search", self.account.versions[version], "--minute", "1", *words)
+
+    def status(self) -> dict[str, object]:
+        told: dict[str, object] = json.loads(self.rollout("status", "search", "--json").out)
+        return told
+
+    def served(self, channel: str) -> str:
+        told = json.loads(self.nxpipe("channel", "show", channel, "--json").out)
+        (artifact,) = (told[0] if isinstance(told, list) else told)["artifacts"]
+        return f"{MODEL}@{artifact['request_key'][:12]}"
+
+
+@pytest.fixture(autouse=True)
+def sealed_environment() -> None:
+    """Sealed for all tests together, in `account`: its server and its visitors live in the same environment."""
+
+
+@pytest.fixture(scope="module")
+def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
+    folder = tmp_path_factory.mktemp("project")
+    with pytest.MonkeyPatch.context() as sealed, local_aws():
+        for name in [each for each in os.environ if each.startswith("NXPIPE_")]:
+            sealed.delenv(name)
+        sealed.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        bootstrapped()
+        deployed(folder)
+        buckets = client_of("s3", REGION).list_buckets()["Buckets"]
+        bucket = next(each["Name"] for each in buckets if "artifacts" in each["Name"])
+        with (folder / "nxpipe.toml").open("a") as file:
+            file.write(f'[store]\nurl = "s3://{bucket}/models"\n{SLOW}')
+        store = open_store(f"s3://{bucket}/models")
+        verified = {"forward-b1-s128": [{"output": "logits", "cosine": "0.9999"}]}
+        made = [put(store, request=n, model=MODEL).model_copy(update={"report": verified}) for n in range(4)]
+        versions = tuple(f"{MODEL}@{store.publish(each).request_key[:12]}" for each in made)
+        errors = {"blue": 0.002, "green": 0.002}
+        fleet = Fleet.found(REGION, "demo-search")
+        with visitors(fleet, errors, requests=400):
+            yield Account(folder, bucket, fleet, versions, errors)
+
+
+@pytest.fixture
+def user(account: Account, nxpipe: InProcess, monkeypatch: pytest.MonkeyPatch) -> User:
+    monkeypatch.chdir(account.folder)
+    assert nxpipe("promote", account.versions[0], "--channel", "production").code == 0
+    return User(account, nxpipe)
+
+
+def test_a_person_ends_a_rollout_that_is_under_way(user: User, account: Account) -> None:
+    assert user.start(1).code == 0
+    # Each colour has its own artifact from now on, and the fleet's channel has not moved.
+    served = [user.served(channel) for channel in ("search--blue", "search--green", "production")]
+    assert served == [account.versions[0], account.versions[1], account.versions[0]]
+    until(account.looked_at, within=120)
+    assert account.fleet.weights() == {"blue": 75, "green": 25}
+    assert user.rollout("pause", "search").code == 0
+    assert user.status()["signal"] == "pause"
+    assert user.rollout("abort", "search").code == 0
+    waited = user.rollout("status", "search", "--wait")
+    assert waited.code == exit_codes.ROLLED_BACK.number
+    assert "a person ended it" in waited.out
+    assert account.fleet.weights() == {"blue": 100, "green": 0}
+
+
+def test_a_version_that_fails_goes_back_and_its_record_can_be_judged_again(user: User, account: Account) -> None:
+    account.errors["green"] = 0.05
+    answer = user.start(2, "--wait")
+    assert answer.code == exit_codes.ROLLED_BACK.number, answer.err
+    assert "worse than the stable version" in answer.out
+    assert user.served("production") == account.versions[0]
+
+    log = user.rollout("log", "search")
+    assert "roll_back" in log.out.splitlines()[-1]
+    (account.folder / "record.jsonl").write_text(user.rollout("log", "search", "--json").out)
+    replayed = user.rollout("replay", "record.jsonl", "--json")
+    assert replayed.code == 0, replayed.err
+    assert json.loads(replayed.out)[-1]["verdict"]["decision"] == "roll_back"
+
+
+def test_ctrl_c_leaves_the_rollout_alone_and_says_how_to_come_back(user: User, account: Account) -> None:
+    account.errors["green"] = 0.002
+    words = [str(NXPIPE), "rollout", "start", "search", account.versions[3], "--minute", "1", "--wait"]
+    process = subprocess.Popen(words, cwd=account.folder, stderr=subprocess.PIPE, text=True, env={**os.environ})
+    until(account.looked_at, within=120)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == exit_codes.INTERRUPTED.number
+    assert "come back to it with: nxpipe rollout status search --wait" in told
+    assert user.status()["phase"] == "step"
+    user.rollout("abort", "search")
+    assert user.rollout("status", "search", "--wait").code == exit_codes.ROLLED_BACK.number

@@ -1,0 +1,58 @@
+"""cfn-lint in this process: its rules are read once, and what several templates share is judged once."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, TypeAlias, TypeVar
+
+from cfnlint.config import ConfigMixIn
+from cfnlint.decode.decode import decode_str
+from cfnlint.runner import Runner
+
+Template: TypeAlias = Mapping[str, Any]
+Name = TypeVar("Name")
+
+
+def complaints(template: Template, *regions: str) -> list[str]:
+    """With the rule and the place of each."""
+    return _complaints(template, Runner(ConfigMixIn(regions=list(regions))))
+
+
+def _complaints(template: Template, runner: Runner) -> list[str]:
+    decoded, faults = decode_str(json.dumps(template))
+    found = faults or list(runner.validate_template(decoded))
+    return [f"{each.rule.id} {'/'.join(map(str, each.path or ()))}: {each.message}" for each in found]
+
+
+def complaints_of_alike(templates: Mapping[Name, Template], region: str) -> dict[Name, list[str]]:
+    """Of stacks of one kind, by their names. They are judged as one template that has each resource of theirs once:
+    what several say in the same words, and beside it the variants, whose references lead to the first of a kind.
+    """
+    variants = _variants(templates.values())
+    together = {f"{id_}{number or ''}": one for id_, every in variants.items() for number, one in enumerate(every)}
+    first = next(iter(templates.values()))
+    found: dict[Name, list[str]] = defaultdict(list)
+    for said in _complaints({**first, "Resources": together}, _of_variants(region)):
+        place = said.partition(":")[0].partition("/")[2].partition("/")[0]
+        for name, template in templates.items():
+            if place not in together or together[place] in template["Resources"].values():
+                found[name].append(said)
+    return found
+
+
+def _variants(templates: Iterable[Template]) -> dict[str, list[Any]]:
+    """By logical id; all that are called alike are of one type."""
+    found: dict[str, list[Any]] = defaultdict(list)
+    for template in templates:
+        for id_, one in template["Resources"].items():
+            assert all(each["Type"] == one["Type"] for each in found[id_]), id_
+            if one not in found[id_]:
+                found[id_].append(one)
+    return found
+
+
+@cache
+def _of_variants(region: str) -> Runner:
+    """E3019 would say that variants have the same name."""
+    return Runner(ConfigMixIn(regions=[region], ignore_checks=["E3019"]))

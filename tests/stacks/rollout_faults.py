@@ -1,0 +1,114 @@
+"""What may happen to one state of a machine: its call fails, once or always, or its answer is lost; or the execution is
+stopped when it comes there.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Final, Literal
+
+import pytest
+from botocore.exceptions import ClientError
+from moto.stepfunctions.parser.asl.component.common.retry import retrier_decl
+from moto.stepfunctions.parser.asl.component.state.exec.state_task.service.state_task_service_aws_sdk import (
+    StateTaskServiceAwsSdk,
+)
+from moto.stepfunctions.parser.asl.component.state.exec.state_task.service.state_task_service_lambda import (
+    StateTaskServiceLambda,
+)
+from moto.stepfunctions.parser.asl.component.state.exec.state_task.service.state_task_service_sfn import (
+    StateTaskServiceSfn,
+)
+from moto.stepfunctions.parser.asl.component.state.state import CommonStateField
+
+from stacks.rollout.fleet import Colour, Fleet
+from stacks.rollout.record import Record
+from stacks.rollout.release import Means, release
+from stacks.rollout.states import States
+from stacks.rollout.watch import watch
+from stacks.rollout.watchdog import watchdog
+from tests.cloud.formation.provider import client_of
+from tests.stacks.local import REGION
+
+Kind = Literal["fails once", "stays broken", "answer is lost", "is stopped"]
+Machine = Literal["rollout", "watch", "watchdog"]
+
+_FLEET: Final = Fleet("f", "rule", "balancer", {name: Colour(name, name, name) for name in ("blue", "green")}, 1, ())
+_RECORD: Final = Record("table", "f")
+_MEANS: Final = Means("judge", "watch", "clock", "topic", "bucket", "folder/")
+MACHINES: Final[dict[Machine, States]] = {
+    "rollout": release(_FLEET, _RECORD, _MEANS)["States"],
+    "watch": watch(_FLEET, _RECORD, _MEANS)["States"],
+    "watchdog": watchdog(_FLEET, _RECORD, _MEANS)["States"],
+}
+_FAILURE: Final = {
+    "Error": {"Code": "TooManyRequestsException", "Message": "a test says so"},
+    "ResponseMetadata": {"HTTPStatusCode": 429, "RequestId": "r"},
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    machine: Machine
+    state: str
+    kind: Kind
+
+    def __str__(self) -> str:
+        return f"{self.machine}.{self.state} {self.kind}"
+
+
+def faults() -> Iterator[Fault]:
+    """All that there can be: of calls all kinds, of other states that the execution is stopped there."""
+    for machine, states in MACHINES.items():
+        for name, state in states.items():
+            if state["Type"] == "Task":
+                yield from (Fault(machine, name, kind) for kind in ("fails once", "stays broken", "answer is lost"))
+            if state["Type"] not in ("Fail", "Succeed"):
+                yield Fault(machine, name, "is stopped")
+
+
+@contextmanager
+def injected(fault: Fault) -> Iterator[threading.Event]:
+    """In the first execution that comes there. The event says that one has; between attempts there is no wait."""
+    met, execution = threading.Event(), ""
+
+    def concerned(state: Any, env: Any) -> bool:
+        nonlocal execution
+        found = env.states.context_object.context_object_data["Execution"]["Id"]
+        here = state.name == fault.state and f":demo-search-{fault.machine}:" in found
+        if here and not met.is_set():
+            met.set()
+            execution = found
+            return True
+        return here and fault.kind == "stays broken" and execution == found
+
+    def stopping(stock: Callable[..., None], state: Any, env: Any) -> None:
+        if fault.kind == "is stopped" and concerned(state, env):
+            arn = env.states.context_object.context_object_data["Execution"]["Id"]
+            client_of("stepfunctions", REGION).stop_execution(executionArn=arn)
+        stock(state, env=env)
+
+    def failing(stock: Callable[..., None], state: Any, **given: Any) -> None:
+        broken = fault.kind != "is stopped" and concerned(state, given["env"])
+        if not broken or fault.kind == "answer is lost":
+            stock(state, **given)
+        if broken:
+            raise ClientError(_FAILURE, "call")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retrier_decl, "time", SimpleNamespace(sleep=lambda seconds: None))
+        _around(patch, CommonStateField, "_eval_body", stopping)
+        for kind in (StateTaskServiceAwsSdk, StateTaskServiceLambda, StateTaskServiceSfn):
+            _around(patch, kind, "_eval_service_task", failing)
+        yield met
+
+
+def _around(patch: pytest.MonkeyPatch, kind: type, name: str, new: Callable[..., None]) -> None:
+    stock = getattr(kind, name)
+
+    def call(self: Any, *args: Any, **given: Any) -> None:
+        new(stock, self, *args, **given)
+
+    patch.setattr(kind, name, call)

@@ -1,0 +1,126 @@
+"""Whatever fails, wherever it fails: traffic ends up whole, with a version that is there."""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import pytest
+from moto import mock_aws
+
+from pipeline.canary.plan import Plan
+from tests.cloud.install import install
+from tests.cloud.mends.events import strike
+from tests.stacks.rollout_faults import Fault, faults, injected
+from tests.stacks.rollout_world import (
+    CLOCK,
+    NEVER_SURE,
+    PACE,
+    WHO,
+    Front,
+    Traffic,
+    bootstrapped,
+    deployed,
+    ended,
+    other,
+    passed,
+    record,
+    signal,
+    sizes,
+    stable,
+    start,
+    stop,
+    traffic,
+    until,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.runs]
+
+QUICK: Final = Plan.of((100,), bake_min=1, bake_max=20).as_json()
+_BACK: Final = ("Because", "Back", "SeeBack", "IsBack", "PointBack", "EmptyAgain")
+# Where one comes only by another way than to promotion.
+_WAYS: Final = {
+    "bad": _BACK,
+    "blocked": ("TooFew", "LeaveEmpty"),
+    "stopped early": ("Stop",),
+    "refused": ("Refuse",),
+    "undecided": ("AskPeople",),
+}
+_OTHERWISE: Final = {"watchdog": "killed"}
+_AT_NO_TIME: Final = ("WakeAgain", "Ended", "NotShifted")  # it takes another fault, or a word at the right moment
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    install()
+    with pytest.MonkeyPatch.context() as patch, mock_aws():
+        for name, value in WHO.items():
+            patch.setenv(name, value)
+        bootstrapped()
+        deployed(tmp_path_factory.mktemp("fleet"))
+        yield Front.found()
+
+
+def way_to(fault: Fault) -> str:
+    ways = [way for way, states in _WAYS.items() if fault.machine == "rollout" and fault.state in states]
+    return ways[0] if ways else _OTHERWISE.get(fault.machine, "healthy")
+
+
+def go(way: str, front: Front, people: Traffic) -> str:
+    """A rollout that takes this way, as far as somebody has to help it."""
+    if way == "refused":
+        return start(plan={})
+    if way == "stopped early":
+        people.answers = False
+        execution = start(pace=PACE | {"warm_tries": 50})
+        until(lambda: "WarmUp" in passed(execution))
+        signal("abort")
+    elif way in ("killed", "undecided"):
+        execution = start(plan=NEVER_SURE)
+        if way == "killed":
+            until(lambda: "Watch" in passed(execution))
+            stop(execution)
+    else:
+        execution = start(plan=QUICK)
+    return execution
+
+
+def helped(way: str, execution: str) -> None:
+    if way == "undecided":
+        until(lambda: not running(execution) or "AskPeople" in passed(execution))
+        if running(execution):
+            signal("abort")
+
+
+def running(execution: str) -> bool:
+    return "owner" in record()
+
+
+@pytest.mark.parametrize("fault", [each for each in faults() if each.state not in _AT_NO_TIME], ids=str)
+def test_traffic_ends_up_whole(fleet: Front, monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
+    for name, value in WHO.items():
+        monkeypatch.setenv(name, value)
+    way, old = way_to(fault), stable()
+    new = other(old)
+    with injected(fault) as met:
+        errors = {old: 0.0, new: 0.5 if way == "bad" else 0.0}
+        with traffic(fleet, errors=errors, answers=way != "blocked") as people:
+            execution = go(way, fleet, people)
+            helped(way, execution)
+            ended(execution)
+            until(whole(fleet))
+            until(met.is_set, 30)
+    assert not people.lost, "somebody was sent to a colour without instances"
+
+
+def whole(front: Front) -> Callable[[], bool]:
+    """The lock is gone, if need be by what the clock wakes; all traffic is with a colour that the record names, and no
+    other colour has instances.
+    """
+
+    def met() -> bool:
+        if "owner" in record():
+            strike(CLOCK)
+            return False
+        home = stable()
+        return front.weights() == {home: 100, other(home): 0} and sizes() == {home: 2, other(home): 0}
+
+    return met

@@ -1,0 +1,277 @@
+"""What the judge's function makes of what the machines tell it: when a rollout may open, what is asked of CloudWatch,
+how many requests an answer stands for, and what a look comes to.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.canary.canonical import digest_of
+from pipeline.canary.counts import Arm
+from pipeline.canary.course import Course
+from pipeline.canary.errors import CanaryError
+from pipeline.canary.handler import handle
+from pipeline.canary.looking import LOOKS_HERE, Word, look
+from pipeline.canary.metrics import batches, beginning_of, complete, minute_of, queries
+from pipeline.canary.pace import Pace
+from pipeline.canary.plan import Plan
+
+LATENCIES: Final = (0.1, 0.15, 0.2, 0.3, 0.5, 0.625, 0.8)
+PLAN: Final = Plan.of((5, 100), bake_min=5, bake_max=60, latencies=LATENCIES)
+FLEET: Final = {
+    "balancer": "app/front/1",
+    "least": 1,
+    "alarms": ["bad"],
+    "colours": {
+        name: {"group": f"demo-{name}", "targets": f"arn:{name}", "series": f"targetgroup/{name}/1"}
+        for name in ("blue", "green", "standby")
+    },
+}
+QUIET: Final = {"metric_names": [], "metric_states": [], "composite_names": ["bad"], "composite_states": ["OK"]}
+LOUD: Final = QUIET | {"composite_states": ["ALARM"]}
+STATE: Final = {
+    "from": "blue",
+    "to": "green",
+    "plan": PLAN.as_json(),
+    "weights": {"blue": [100], "green": [0], "standby": [0]},
+    "blue": {"desired": 3, "most": 4},
+    "green": {"desired": 0, "most": 4},
+    "alarms": QUIET,
+}
+
+
+def opened(**changes: Any) -> dict[str, Any]:
+    found = {"fleet": FLEET, "state": STATE | changes, "name": "r1", "at": at(0)}
+    return handle({"opens": found}, None)
+
+
+def at(minute: float) -> str:
+    """A moment of a rollout that began at the beginning of a minute."""
+    return datetime.fromtimestamp(1_800_000_000 + minute * 60, UTC).isoformat()
+
+
+def begun(step: int = 0, **changes: Any) -> Course:
+    course = Course.from_text(opened(**changes)["carried"])
+    return course.begin(step, at(0))
+
+
+def answer(course: Course, counts: Mapping[str, float], minutes: range) -> list[dict[str, Any]]:
+    """What CloudWatch says when each of these minutes had these counts, and the other queries none."""
+    times = [beginning_of(minute, 60) for minute in minutes]
+    return [
+        {"Id": each["Id"], "Timestamps": times, "Values": [counts[each["Id"]]] * len(times), "StatusCode": "Complete"}
+        if each["Id"] in counts
+        else {"Id": each["Id"], "Timestamps": [], "Values": [], "StatusCode": "Complete"}
+        for each in course.question(at(0))["queries"]
+    ]
+
+
+def seen(course: Course, minute: float, counts: Mapping[str, float] | None = None, **changes: Any) -> dict[str, Any]:
+    metrics = answer(course, counts or {}, course.settled(at(minute)))
+    return {"at": at(minute), "metrics": metrics, "alarms": QUIET, "record": {}} | changes
+
+
+def said(word: str) -> dict[str, Any]:
+    return {"Item": {"fleet": {"S": "search"}, "signal": {"S": word}}}
+
+
+GOOD: Final = {"canary_requests": 150.0, "stable_requests": 2850.0, "canary_timed": 150.0, "stable_timed": 2850.0}
+BAD: Final = GOOD | {"canary_failed": 75.0}
+
+
+# Opening
+
+
+def test_a_rollout_opens_with_all_weights_of_each_step_and_the_way_back() -> None:
+    told = opened()
+    assert told["steps"] == [
+        {"blue": 95, "green": 5, "standby": 0},
+        {"blue": 5, "green": 95, "standby": 0},
+        {"blue": 0, "green": 100, "standby": 0},
+    ]
+    assert told["home"] == {"blue": 100, "green": 0, "standby": 0}
+    assert (told["from"]["group"], told["to"]["targets"], told["size"]) == ("demo-blue", "arn:green", 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"to": "blue"}, "from one of blue and green to the other"),
+        ({"from": None}, "from one of blue and green to the other"),
+        ({"weights": {"blue": [95], "green": [5], "standby": [0]}}, "Traffic is not wholly with blue"),
+        ({"weights": {"blue": [0], "green": [100], "standby": [0]}}, "Traffic is not wholly with blue"),
+        ({"weights": {"blue": [], "green": [0], "standby": [0]}}, "Traffic is not wholly with blue"),
+        ({"weights": {"blue": [100], "green": [0], "standby": [1]}}, "Traffic is not wholly with blue"),
+        ({"green": {"desired": 2, "most": 4}}, "demo-green has 2 instances of an earlier version"),
+        ({"green": {"desired": 0, "most": 2}}, "demo-green may have 2 instances and needs 3"),
+        ({"alarms": LOUD}, "The alarm bad sounds"),
+        ({"alarms": QUIET | {"composite_names": [], "composite_states": []}}, "which is gone"),
+        ({"plan": None}, "without a plan"),
+        ({"plan": {"steps": []}}, "no plan of a rollout"),
+        ({"pace": {"poll": 0}}, "poll = 0"),
+        ({"pace": {"haste": 1}}, "haste"),
+        ({"pace": {"warm_tries": 10_000}}, "at most"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_a_sentence(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(CanaryError, match=why):
+        opened(**changes)
+
+
+# CloudWatch
+
+
+def test_latencies_are_asked_for_as_counts_of_what_took_longer() -> None:
+    asked = queries("app/front/1", {"canary": "targetgroup/green/1"}, LATENCIES, 60)
+    trimmed = [each["MetricStat"]["Stat"] for each in asked if "slower" in each["Id"]]
+    assert trimmed == ["TC(0.1:)", "TC(0.15:)", "TC(0.2:)", "TC(0.3:)", "TC(0.5:)", "TC(0.625:)", "TC(0.8:)"]
+    assert len({each["Id"] for each in asked}) == len(asked)
+
+
+def test_a_series_without_a_value_has_counted_nothing() -> None:
+    course = begun()
+    metrics = answer(course, GOOD | {"canary_failed": 2.0, "canary_unreached": 1.0, "canary_slower0": 9.0}, range(7, 8))
+    missing, there = batches(metrics, (6, 7), len(LATENCIES), 60)
+    assert missing.canary == Arm(0, 0, 0, (0,) * 7)
+    assert there.canary == Arm(150.0, 3.0, 150.0, (9.0, 0, 0, 0, 0, 0, 0))
+
+
+@given(st.integers(0, 4 * 10**9), st.sampled_from([1, 10, 60, 300]))
+def test_a_minute_is_found_in_its_own_beginning(second: int, period: int) -> None:
+    minute = second // period
+    assert minute_of(beginning_of(minute, period), period) == minute
+
+
+def test_an_answer_in_part_is_taken_for_none_and_asked_for_again() -> None:
+    course = begun()
+    found = seen(course, 10, GOOD)
+    found["metrics"][0]["StatusCode"] = "PartialData"
+    assert not complete(found["metrics"])
+    after = look(course, found)
+    assert (after.taken, after.course.due) == ([], course.due)
+    assert len(look(after.course, seen(after.course, 10, GOOD)).taken) == 6
+
+
+def test_a_minute_is_counted_when_it_has_settled_and_once() -> None:
+    """The step's first two are its own shift and a cold one; the last two may still change."""
+    course = begun()
+    first = look(course, seen(course, 6.5, GOOD))
+    second = look(first.course, seen(first.course, 9.5, GOOD))
+    minutes = [batch.minute - minute_of(at(0), 60) for batch in (*first.taken, *second.taken)]
+    assert minutes == list(range(2, 7))
+
+
+def test_what_settles_after_a_step_has_ended_is_still_counted() -> None:
+    course = begun()
+    first = look(course, seen(course, 6.5, GOOD)).course
+    next_ = first.begin(1, at(7))
+    assert next_.due == first.due
+    assert next_.begun > first.begun
+
+
+def test_no_question_is_about_the_future() -> None:
+    """CloudWatch refuses one whose beginning is not before its end, which is the moment of the next look."""
+    course = begun()
+    for minute in (0, 0.5, 1, 3, 30):
+        assert datetime.fromisoformat(course.question(at(minute))["from"]) < datetime.fromisoformat(at(minute))
+
+
+# A look
+
+
+def words(course: Course, minutes: range, counts: Mapping[str, float], **changes: Any) -> list[Word]:
+    found = []
+    for minute in minutes:
+        looked = look(course, seen(course, minute, counts, **changes))
+        course = looked.course
+        found.append(looked.word)
+    return found
+
+
+def test_a_bad_version_goes_back_as_soon_as_its_first_minutes_are_known() -> None:
+    assert words(begun(), range(1, 7), BAD)[-1] is Word.ROLL_BACK
+
+
+def test_an_alarm_and_a_person_end_it_whatever_the_counts_say() -> None:
+    course = begun()
+    assert look(course, seen(course, 3, GOOD, alarms=LOUD)).word is Word.ROLL_BACK
+    assert look(course, seen(course, 3, GOOD, record=said("abort"))).word is Word.ROLL_BACK
+
+
+def test_an_alarm_that_was_deleted_sounds() -> None:
+    course = begun()
+    gone = QUIET | {"composite_names": [], "composite_states": []}
+    assert "which is gone" in look(course, seen(course, 3, GOOD, alarms=gone)).reason
+
+
+def test_a_paused_step_does_not_end_well_but_may_end_badly() -> None:
+    assert Word.ADVANCE in words(begun(), range(1, 30), GOOD)
+    assert set(words(begun(), range(1, 30), GOOD, record=said("pause"))) == {Word.CONTINUE}
+    assert words(begun(), range(1, 7), BAD, record=said("pause"))[-1] is Word.ROLL_BACK
+
+
+def test_who_has_no_evidence_asks_once_and_goes_back_when_nobody_answers() -> None:
+    course = begun(pace={"patience": 10})
+    found = words(course, range(1, 80), {})
+    assert found.count(Word.ASK) == 1
+    asked, back = found.index(Word.ASK), found.index(Word.ROLL_BACK)
+    assert back - asked == 10
+
+
+def test_an_approval_counts_only_where_it_was_asked_for() -> None:
+    found = words(begun(), range(1, 70), {}, record=said("approve"))
+    assert found.index(Word.ADVANCE) == 61  # the step's hour, and the two minutes before it
+    assert set(found[:61]) == {Word.CONTINUE}
+
+
+def test_what_is_no_signal_changes_nothing() -> None:
+    course = begun()
+    assert look(course, seen(course, 3, GOOD, record=said("hurry"))).word is Word.CONTINUE
+
+
+def test_all_traffic_has_to_go_well_for_a_while_and_an_alarm_still_ends_it() -> None:
+    course = begun(step=2, pace={"final": 10})
+    found = words(course, range(1, 14), {})
+    assert found.index(Word.ADVANCE) == 11
+    assert look(course, seen(course, 3, alarms=LOUD)).word is Word.ROLL_BACK
+
+
+def test_an_execution_hands_over_after_so_many_looks() -> None:
+    course = replace(begun(pace={"patience": 100_000}), looks_here=LOOKS_HERE - 1)
+    found = look(course, seen(course, 3, GOOD))
+    assert (found.word, found.course.looks_here) == (Word.WATCH, 0)
+
+
+# The function
+
+
+def test_what_is_remembered_passes_as_a_text_that_says_all() -> None:
+    course = look(begun(), seen(begun(), 9, GOOD)).course
+    assert Course.from_text(course.text()) == course
+    assert Course.from_text(json.loads(json.dumps(course.text()))).text() == course.text()
+
+
+def test_each_record_has_the_digest_of_the_one_before() -> None:
+    told, records = handle({"begins": {"carried": opened()["carried"], "step": 0, "at": at(0)}}, None), []
+    for minute in range(1, 12):
+        course = Course.from_text(told["carried"])
+        told = handle({"looks": seen(course, minute, GOOD) | {"carried": told["carried"]}}, None)
+        records.append(json.loads(told["record"]["text"]))
+        assert told["key"] == f"r1/{minute:06}.json"
+    assert [each["previous"] for each in records] == [None, *map(digest_of, records[:-1])]
+
+
+def test_the_function_answers_the_same_to_the_same_question() -> None:
+    course = begun()
+    asked = {"looks": seen(course, 9, GOOD) | {"carried": course.text()}}
+    assert handle(asked, None) == handle(json.loads(json.dumps(asked)), None)
+
+
+def test_a_pace_is_what_it_says_or_the_usual() -> None:
+    assert Pace.from_json({"poll": 1}) == Pace(poll=1)

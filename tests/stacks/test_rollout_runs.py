@@ -1,0 +1,174 @@
+"""Rollouts from beginning to end, on the local AWS: the machines as they are deployed, with a second for a minute."""
+
+import json
+from collections.abc import Iterator
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from pipeline.canary.plan import Plan
+from pipeline.canary.record import replay
+from tests.cloud.census import census
+from tests.cloud.install import install
+from tests.cloud.mends.events import strike
+from tests.stacks.local import REGION
+from tests.stacks.rollout_world import (
+    BAD,
+    CLOCK,
+    ENDED,
+    NEVER_SURE,
+    PACE,
+    WHO,
+    Front,
+    bootstrapped,
+    deployed,
+    ended,
+    evidence,
+    other,
+    outcome,
+    passed,
+    record,
+    signal,
+    sizes,
+    stable,
+    start,
+    stop,
+    traffic,
+    until,
+)
+
+pytestmark = pytest.mark.runs
+
+HEALTHY = {"blue": 0.0, "green": 0.0}
+ALARM = "demo-search-refused"
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    """One for all: each rollout begins where the one before has ended."""
+    install()
+    with pytest.MonkeyPatch.context() as patch, mock_aws():
+        for name, value in WHO.items():
+            patch.setenv(name, value)
+        bootstrapped()
+        deployed(tmp_path_factory.mktemp("fleet"))
+        yield Front.found()
+
+
+@pytest.fixture
+def front(fleet: Front, monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
+    """Whatever a test does, it leaves a whole fleet behind."""
+    for name, value in WHO.items():
+        monkeypatch.setenv(name, value)
+    yield fleet
+    until(lambda: "owner" not in record())
+    assert fleet.weights() == {stable(): 100, other(stable()): 0}
+    assert sizes() == {stable(): 2, other(stable()): 0}
+
+
+def test_every_property_is_told_by_its_service_as_it_was_wanted(front: Front) -> None:
+    assert [str(each) for each in census(REGION) if each.stack == "demo-rollout-search"] == []
+
+
+def rolled_back(execution: str) -> str:
+    """The reason."""
+    told = ended(execution)
+    found = json.loads(told["output"])
+    assert found["outcome"] != "promoted"
+    return str(found["reason"])
+
+
+def test_a_healthy_version_gets_all_traffic_step_by_step(front: Front) -> None:
+    old, new = stable(), other(stable())
+    with traffic(front, errors=HEALTHY) as people:
+        assert outcome(start()) == "promoted"
+    assert [each[new] for each in people.seen] == [0, 50, 95, 100]
+    assert record() == {"fleet": "search", "stable": new}
+    assert sizes() == {old: 0, new: 2}
+
+
+def test_a_bad_version_goes_back_by_two_calls_and_each_look_is_kept(front: Front) -> None:
+    new = other(stable())
+    with traffic(front, errors={stable(): 0.0, new: 0.3}) as people:
+        execution = start()
+        assert outcome(execution) == "roll_back"
+    assert [each[new] for each in people.seen] == [0, 50, 0]
+    states = passed(execution)
+    assert states[states.index("Verdict") :][:5] == ["Verdict", "Because", "Back", "SeeBack", "IsBack"]
+    plan, *looks = evidence(execution)
+    assert [each["number"] for each in looks] == list(range(1, len(looks) + 1))
+    assert looks[-1]["word"] == "roll_back"
+    again = list(replay(Plan.from_json(plan), looks))
+    assert [each.wrong for each in again] == [None] * len(looks)
+    assert again[-1].judged.verdict.decision == "roll_back"
+
+
+def test_a_version_whose_instances_do_not_come_gets_no_traffic(front: Front) -> None:
+    with traffic(front, errors=HEALTHY, answers=False) as people:
+        assert outcome(start()) == "capacity_blocked"
+    assert len(people.seen) == 1
+
+
+def test_an_alarm_ends_a_rollout_whatever_the_evidence_is(front: Front) -> None:
+    cloudwatch = boto3.client("cloudwatch")
+    with traffic(front, errors=HEALTHY):
+        execution = start(plan=NEVER_SURE)
+        until(lambda: "Watch" in passed(execution))
+        cloudwatch.set_alarm_state(AlarmName=ALARM, StateValue="ALARM", StateReason="a test")
+        try:
+            assert rolled_back(execution) == f"the alarm {BAD} sounds"
+        finally:
+            cloudwatch.set_alarm_state(AlarmName=ALARM, StateValue="OK", StateReason="a test")
+
+
+def test_where_there_is_no_evidence_a_person_decides(front: Front) -> None:
+    new = other(stable())
+    with traffic(front, errors=HEALTHY) as people:
+        execution = start(plan=NEVER_SURE)
+        until(lambda: passed(execution).count("AskPeople") == 1)
+        signal("approve")
+        until(lambda: passed(execution).count("AskPeople") == 2)
+        signal("abort")
+        assert rolled_back(execution) == "a person ended it"
+    assert [each[new] for each in people.seen] == [0, 50, 95, 0]
+
+
+def test_of_two_rollouts_at_once_one_is_refused_and_disturbs_nothing(front: Front) -> None:
+    with traffic(front, errors=HEALTHY):
+        first = start(plan=NEVER_SURE)
+        until(lambda: "owner" in record())
+        told = ended(start())
+        assert (told["status"], told["error"]) == ("FAILED", "Rollout.Busy")
+        assert record()["owner"] == first
+        signal("abort")
+        ended(first)
+
+
+@pytest.mark.parametrize("word", ["arrives", "is lost"])
+def test_a_rollout_that_is_killed_is_brought_home(front: Front, word: str) -> None:
+    home, events = front.weights(), boto3.client("events")
+    with traffic(front, errors=HEALTHY):
+        execution = start(plan=NEVER_SURE)
+        until(lambda: "Watch" in passed(execution))
+        assert front.weights() != home
+        if word == "is lost":
+            events.disable_rule(Name=ENDED)
+        stop(execution)
+        ended(execution)
+        if word == "is lost":
+            strike(CLOCK)
+            events.enable_rule(Name=ENDED)
+        until(lambda: "owner" not in record())
+    assert front.weights() == home
+    assert events.describe_rule(Name=CLOCK)["State"] == "DISABLED"
+
+
+def test_a_rollout_that_runs_is_none_of_the_watchdogs_business(front: Front) -> None:
+    with traffic(front, errors=HEALTHY):
+        execution = start(plan=NEVER_SURE, pace=PACE | {"poll": 2})
+        until(lambda: "Watch" in passed(execution))
+        strike(CLOCK)
+        signal("abort")
+        ended(execution)
+    assert passed(execution)[-1] == "Done"

@@ -1,0 +1,217 @@
+"""What the template of a rollout says: who may do what, and how long it can go on."""
+
+import json
+import subprocess
+import sysconfig
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.canary.looking import LOOKS_HERE
+from stacks.rollout.judge import archive
+from stacks.rules import Facts, lint
+from tests.stacks.local import template_of
+from tests.stacks.rollout_world import rolled
+
+WRITES = {
+    "autoscaling:SetDesiredCapacity",
+    "dynamodb:UpdateItem",
+    "elasticloadbalancing:ModifyRule",
+    "events:DisableRule",
+    "events:EnableRule",
+    "events:PutRule",
+    "events:PutTargets",
+    "lambda:InvokeFunction",
+    "logs:CreateLogStream",
+    "logs:PutLogEvents",
+    "s3:PutObject",
+    "sns:Publish",
+    "states:StartExecution",
+    "states:StopExecution",
+}
+USES_OF_KEYS = {"kms:Decrypt", "kms:GenerateDataKey"}
+HISTORY = 25_000  # events that AWS keeps of an execution; one more, and it fails
+STANDBY = 'standby = { instance_type = "g5.xlarge", image = "ami-0123456789abcdef0", size = { min = 1, max = 2 } }'
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return template_of(rolled(tmp_path_factory.mktemp("fleet"), more=f'command = ["server"]\n{STANDBY}').rollout)
+
+
+def of(template: dict[str, Any], type_: str) -> dict[str, dict[str, Any]]:
+    found = template["Resources"].items()
+    return {id_: each["Properties"] for id_, each in found if each["Type"] == type_}
+
+
+def grants(template: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Role, action, resource; a reference as the JSON that it is."""
+    for policy in of(template, "AWS::IAM::Policy").values():
+        for statement in policy["PolicyDocument"]["Statement"]:
+            assert statement["Effect"] == "Allow"
+            for action in listed(statement["Action"]):
+                for resource in listed(statement["Resource"]):
+                    yield policy["Roles"][0]["Ref"], action, json.dumps(resource)
+
+
+def listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def machines(template: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    found = of(template, "AWS::StepFunctions::StateMachine").values()
+    return {each["StateMachineName"].rpartition("-")[2]: definition(each["DefinitionString"]) for each in found}
+
+
+def definition(text: Any) -> dict[str, Any]:
+    parts = text["Fn::Join"][1]
+    told: dict[str, Any] = json.loads("".join(each if isinstance(each, str) else "REFERENCE" for each in parts))
+    return told
+
+
+def test_what_a_machine_changes_it_names(template: dict[str, Any]) -> None:
+    """Where a name has a star, only AWS knows the rest of it: executions of one machine, the objects of one folder, a
+    group by its name.
+    """
+    for role, action, resource in grants(template):
+        reads = action.partition(":")[2].startswith(("Get", "Describe"))
+        assert reads or action in WRITES | USES_OF_KEYS, (role, action)
+        if "*" in resource and action in WRITES:
+            forms = (":execution:demo-search-watch:*", "rollouts/search/*", "autoScalingGroup:*:autoScalingGroupName/")
+            assert any(form in resource for form in forms), (role, action, resource)
+
+
+def test_weights_are_moved_by_two_machines_at_one_rule_and_listeners_by_none(template: dict[str, Any]) -> None:
+    moving = [(role, resource) for role, action, resource in grants(template) if action.endswith(":ModifyRule")]
+    assert {role[:12] for role, _ in moving} == {"RolesRelease", "RolesWatchdo"}
+    (rule,) = {resource for _, resource in moving}
+    assert "FrontWeights" in rule
+    assert not [action for _, action, _ in grants(template) if "Listener" in action or "PassRole" in action]
+
+
+def test_the_judge_may_write_its_log_and_nothing_else(template: dict[str, Any]) -> None:
+    (function,) = of(template, "AWS::Lambda::Function").values()
+    own = function["Role"]["Fn::GetAtt"][0]
+    actions = {action for role, action, _ in grants(template) if role == own}
+    assert actions == {"logs:CreateLogStream", "logs:PutLogEvents"}
+
+
+def test_the_machine_that_looks_can_move_nothing(template: dict[str, Any]) -> None:
+    actions = {action for role, action, _ in grants(template) if role.startswith("RolesWatch") and "dog" not in role}
+    assert actions & WRITES == {"lambda:InvokeFunction", "s3:PutObject"}
+
+
+def test_every_call_is_bounded_tried_again_and_leads_somewhere_when_it_fails(template: dict[str, Any]) -> None:
+    release = machines(template)["rollout"]["States"]
+    for name, state in release.items():
+        if state["Type"] != "Task":
+            continue
+        assert state["Retry"], name
+        assert "TimeoutSeconds" in state or name == "Watch", name
+        assert "Catch" in state or name in ("Refuse", "Unlock"), name  # the watchdog unlocks what they could not
+
+
+def test_whatever_fails_after_traffic_has_begun_to_move_leads_back(template: dict[str, Any]) -> None:
+    release = machines(template)["rollout"]["States"]
+    for name in ("Claim", "Shift", "SeeShift", "BeginStep", "Watch", "AskPeople"):
+        assert release[name]["Catch"][-1] == {"ErrorEquals": ["States.ALL"], "ResultPath": "$.why", "Next": "Back"}
+
+
+def test_from_the_decision_to_verified_weights_there_are_two_calls(template: dict[str, Any]) -> None:
+    release = machines(template)["rollout"]["States"]
+    assert release["Because"]["Next"] == "Back"
+    assert release["Back"]["Resource"].endswith(":modifyRule")
+    assert release["SeeBack"]["Resource"].endswith(":describeRules")
+    assert (release["Back"]["Next"], release["SeeBack"]["Next"]) == ("SeeBack", "IsBack")
+
+
+def test_a_colour_is_emptied_only_after_the_record_names_the_other_one(template: dict[str, Any]) -> None:
+    release = machines(template)["rollout"]["States"]
+    before = {"Drain": "Promote", "EmptyAgain": "PointBack"}
+    for name, pointing in before.items():
+        assert release[name]["Resource"].endswith(":setDesiredCapacity")
+        assert [each for each, state in release.items() if leads(state, name)] == [pointing]
+        assert release[pointing]["Parameters"]["UpdateExpression"] == "SET #stable = :colour"
+
+
+def leads(state: dict[str, Any], to: str) -> bool:
+    branches = (state, *state.get("Choices", ()), *state.get("Catch", ()))
+    return to in [each.get("Next") for each in branches] or state.get("Default") == to
+
+
+def test_all_weights_are_said_each_time(template: dict[str, Any]) -> None:
+    for machine in ("rollout", "watchdog"):
+        for state in machines(template)[machine]["States"].values():
+            if state.get("Resource", "").endswith(":modifyRule"):
+                groups = state["Parameters"]["Actions"][0]["ForwardConfig"]["TargetGroups"]
+                assert len(groups) == 3  # blue, green, standby
+                assert all("Weight" in each or "Weight.$" in each for each in groups)
+
+
+def test_the_watchdog_shares_no_state_and_no_judge_with_what_it_watches(template: dict[str, Any]) -> None:
+    watchdog, release = (machines(template)[name]["States"] for name in ("watchdog", "rollout"))
+    assert not [each for each in watchdog.values() if ":lambda:" in each.get("Resource", "")]
+    moving = {name for name, each in watchdog.items() if each.get("Resource", "").endswith(":modifyRule")}
+    assert moving == {"To-blue", "To-green"}
+    assert not moving & release.keys()
+
+
+def test_nothing_strikes_while_nothing_is_rolled_out(template: dict[str, Any]) -> None:
+    rules = {each["Name"]: each for each in of(template, "AWS::Events::Rule").values()}
+    assert rules["demo-search-watchdog"]["State"] == "DISABLED"
+    assert rules["demo-search-watchdog"]["ScheduleExpression"] == "rate(1 minute)"
+    ended = rules["demo-search-ended"]["EventPattern"]["detail"]["status"]
+    assert sorted(ended) == ["ABORTED", "FAILED", "TIMED_OUT"]
+    (table,) = of(template, "AWS::DynamoDB::Table").values()
+    assert table["BillingMode"] == "PAY_PER_REQUEST"
+
+
+def events(state: dict[str, Any]) -> int:
+    """That one pass leaves in a history, with one attempt that failed."""
+    if state["Type"] != "Task":
+        return 2  # entered and left
+    return 6 + 3 if state["Resource"].endswith(".sync:2") else 5 + 3
+
+
+def test_no_history_grows_beyond_what_aws_keeps(template: dict[str, Any]) -> None:
+    """A look at a step is a round in the watch; a step as long as it may be is a round in the release for as many."""
+    of_machine = machines(template)
+    round_ = sum(map(events, of_machine["watch"]["States"].values()))
+    assert LOOKS_HERE * round_ < HISTORY
+    release = of_machine["rollout"]["States"]
+    steps, minutes_of_a_week = 4, 7 * 24 * 60
+    watches = steps * minutes_of_a_week // LOOKS_HERE
+    warming = sum(events(release[name]) for name in ("WarmUp", "SeeHealth", "SeeSignal", "CountHealthy", "Warm"))
+    others = (steps + 1) * sum(map(events, release.values()))
+    assert watches * (events(release["Watch"]) + 2) + 240 * warming + others < HISTORY
+
+
+def test_no_template_knows_how_long_anything_lasts_but_its_input_does(template: dict[str, Any]) -> None:
+    for machine in machines(template).values():
+        for name, state in machine["States"].items():
+            assert "Seconds" not in state, name
+
+
+def test_the_archive_of_the_judge_is_its_source_and_has_the_same_bytes_each_time() -> None:
+    first, second = archive(), archive()
+    assert first.read_bytes() == second.read_bytes()
+    names = zipfile.ZipFile(first).namelist()
+    assert "pipeline/canary/handler.py" in names
+    assert all(name.endswith(".py") for name in names)
+
+
+@pytest.mark.runs
+def test_our_rules_and_cfn_lint_find_nothing_to_say(template: dict[str, Any], tmp_path: Path) -> None:
+    from stacks.reading import Templates, read
+
+    found = lint(Templates((read("demo-rollout-search", template, "us-east-2"),)), Facts(project="demo"))
+    assert [str(each) for each in found] == []
+    written = tmp_path / "template.json"
+    written.write_text(json.dumps(template))
+    program = Path(sysconfig.get_path("scripts"), "cfn-lint")
+    command = [str(program), "--regions", "us-east-2", "--", str(written)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
