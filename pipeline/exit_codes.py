@@ -170,6 +170,13 @@ TEMPLATE: Final = ExitCode(
     "Mend the file that the message names, or write the templates with `npx cdk synth`.",
     ("pipeline.errors:TemplateInvalid",),
 )
+RECORD: Final = ExitCode(
+    35,
+    "rollout-record",
+    "A plan, evidence or record of a rollout is none, or a recorded verdict is not what the judge says.",
+    "The message names the judgement; fetch the record again, or find out who changed it.",
+    ("pipeline.canary.errors:CanaryError",),
+)
 ROLLED_BACK: Final = ExitCode(
     40,
     "rolled-back",
@@ -194,13 +201,6 @@ ROLLOUT_REFUSED: Final = ExitCode(
     "The rollout cannot begin as things are, or there is none that could be told anything; no traffic was moved.",
     "The message names what stands in the way: another rollout, an alarm, a stack that is not deployed.",
     ("pipeline.rollout.errors:RolloutRefused",),
-)
-RECORD: Final = ExitCode(
-    35,
-    "rollout-record",
-    "A plan, evidence or record of a rollout is none, or a recorded verdict is not what the judge says.",
-    "The message names the judgement; fetch the record again, or find out who changed it.",
-    ("pipeline.canary.errors:CanaryError",),
 )
 INTERRUPTED: Final = ExitCode(
     130, "interrupted", "Ctrl-C. Nothing half-written is left behind.", "Run the same command again: it resumes."
@@ -236,6 +236,7 @@ TABLE: Final = (
     AWS,
     FINDINGS,
     TEMPLATE,
+    RECORD,
     ROLLED_BACK,
     UNDECIDED,
     CAPACITY_BLOCKED,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from pipeline.canary.alone import Alone
 from pipeline.canary.canonical import spelled
 from pipeline.canary.evidence import Evidence
 from pipeline.canary.judge import Moment
@@ -29,6 +30,7 @@ class Course:
     stable: str
     alarms: tuple[str, ...]
     evidence: Evidence = field(default_factory=Evidence)
+    alone: Alone = field(default_factory=Alone)
     step: int = 0
     begun: int = 0  # the first minute of the step that counts
     due: int | None = None  # the first minute that was not taken in yet
@@ -72,15 +74,16 @@ class Course:
 
     def text(self) -> str:
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        documents = {"plan": self.plan.as_json(), "pace": vars(self.pace), "evidence": self.evidence.as_json()}
-        return spelled(fields | documents)
+        kept_as = {"plan": self.plan.as_json(), "pace": vars(self.pace), "evidence": self.evidence.as_json()}
+        return spelled(fields | kept_as | {"alone": vars(self.alone)})
 
     @staticmethod
     def from_text(text: str) -> "Course":
         fields = json.loads(text)
         plan, pace = Plan.from_json(fields.pop("plan")), Pace.from_json(fields.pop("pace"))
         evidence, alarms = Evidence.from_json(fields.pop("evidence")), tuple(fields.pop("alarms"))
-        return Course(plan=plan, pace=pace, evidence=evidence, alarms=alarms, **fields)
+        alone = Alone(**fields.pop("alone"))
+        return Course(plan=plan, pace=pace, evidence=evidence, alone=alone, alarms=alarms, **fields)
 
 
 def kept(name: str, number: int, document: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,8 @@ def looks(given: Mapping[str, Any]) -> dict[str, Any]:
     before, at = Course.from_text(given["carried"]), given["at"]
     found = look(before, given)
     course = found.course
-    judged: dict[str, Any] = {"previous": before.previous, "verdict": None}
+    batches = [batch.as_json() for batch in found.taken]
+    judged: dict[str, Any] = {"previous": before.previous, "verdict": None, "batches": batches}
     if found.judged:
         judged = record_of(before.plan, before.moment(at), found.taken, found.judged, before.previous)
     record = judged | {

@@ -48,9 +48,10 @@ class Look:
 def look(course: Course, seen: Mapping[str, Any]) -> Look:
     at = seen["at"]
     minutes = course.settled(at) if complete(seen["metrics"]) else range(0)
-    taken, judged = [], None
-    if not course.over:
-        taken = batches(seen["metrics"], minutes, len(course.plan.latencies), course.pace.period)
+    taken, judged = batches(seen["metrics"], minutes, len(course.plan.latencies), course.pace.period), None
+    if course.over:
+        course = replace(course, alone=course.alone + (each for each in taken if each.minute >= course.begun))
+    else:
         judged = judge(course.plan, course.evidence, taken, course.moment(at))
         course = replace(course, evidence=judged.evidence)
     course = replace(
@@ -92,7 +93,10 @@ def _word(
 
 
 def _of_the_end(course: Course, minute: int) -> tuple[Word, str]:
-    gone = minute - course.begun
+    alone, gone = course.alone, minute - course.begun
+    if alone.fails(course.plan):
+        failed = f"{alone.errors} of {alone.requests} requests failed since it serves alone"
+        return Word.ROLL_BACK, f"the new version fails more than {course.plan.objective:.3g} of its requests: {failed}"
     if gone >= course.pace.final:
         return Word.ADVANCE, f"all traffic has gone well for {gone} minutes"
     return Word.CONTINUE, f"all traffic goes to the new version, for {max(0, gone)} of {course.pace.final} minutes"

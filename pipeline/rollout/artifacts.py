@@ -89,7 +89,11 @@ class Artifacts:
             raise NotFound(f"{candidate.name} is gone from {self.store.url}; publish it again")
         needs = requirements(self.store, self.config, self.folder, candidate.channel)
         author = self._author(candidate.channel, _PROMOTED.format(rollout))
-        change.promote(self.store, candidate.channel, [found], author, needs, expected=candidate.generation)
+        try:
+            change.promote(self.store, candidate.channel, [found], author, needs, expected=candidate.generation)
+        except Refused:
+            if not self.settled(candidate):  # by somebody else, at this moment
+                raise
 
     def _promote(self, channel: str, artifact: Published, why: str) -> None:
         policy = signing_policy(self.config, self.folder)
@@ -115,7 +119,11 @@ class Artifacts:
         return found
 
     def _tip(self, channel: str) -> Generation | None:
-        return ChannelLog(self.store.backend, channel).tip()
+        """Believed: what a rollout copies from one channel to another gets a signature on the way."""
+        tip, policy = ChannelLog(self.store.backend, channel).tip(), signing_policy(self.config, self.folder)
+        if tip and policy and (fault := policy.fault(tip)):
+            raise Refused(f"generation {tip.generation} of channel {channel} {fault}; find out who wrote it")
+        return tip
 
     def _of(self, tip: Generation | None) -> Served | None:
         slot = (self._wish.model_id, self._wish.target)

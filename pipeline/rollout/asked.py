@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.canary.errors import CanaryError
 from pipeline.canary.pace import Pace
 from pipeline.canary.plan import Plan
 
@@ -60,5 +61,5 @@ class Asked:
                 given["by"],
                 given["reason"],
             )
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, CanaryError):
             return None

@@ -68,12 +68,15 @@ def _prospects(plan: Plan, known: History) -> Iterator[str]:
     # A version without an error has some rate all the same; a hundredth of what it may have is a guess that is said.
     guess = max(known.error_rate, plan.objective / 100)
     yield f"at {known.rps:.3g} requests a second, of which {guess:.2g} fail:"
-    for each in prospects(plan, Service(known.rps, guess)):
+    found = prospects(plan, Service(known.rps, guess))
+    for each in found:
         ends = f"over in about {each.advances:.0f} minutes" if each.advances else "hardly ever over"
         missed = [fault.fault.name for fault in each.faults if fault.chance < POWER and _judged(plan, fault.fault.name)]
         yield f"  {each.share} %: {ends} if nothing is wrong" + (
             f"; does not see {', '.join(missed)}" if missed else ""
         )
+    if any(fault.chance < POWER for fault in found[0].faults if _judged(plan, fault.fault.name)):
+        yield f"what would: nxpipe rollout plan --rps {known.rps:.3g} --base-error {guess:.2g}"
 
 
 def _judged(plan: Plan, fault: str) -> bool:

@@ -52,7 +52,7 @@ class Record:
 
     def claim(self, *, then: str, caught: Mapping[str, str]) -> State:
         """Before each step: the lock is still held, and what was asked of the last step is not asked of this one; but
-        for its end, which nobody may forget.
+        for its end, which nobody may forget. Which of the two is not met, the record itself tells.
         """
         condition = "#owner = :me AND (attribute_not_exists(#signal) OR #signal <> :end)"
         values = {":me": ME, ":end": "States.Format('abort')"}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stacks.rollout.fleet import COLOURS, Fleet
-from stacks.rollout.record import Record
+from stacks.rollout.record import ME, Record
 from stacks.rollout.states import ANYTHING, NOT_MET, State, States, ask, call, caught_by, choose, fail, guarded, put
 from stacks.rollout.states import wait as wait_for
 
@@ -17,6 +17,7 @@ LONGEST: Final = 35 * 86_400  # seconds: four steps of a week, and people who ar
 _FROM: Final = "$.opened.is.from"
 _TO: Final = "$.opened.is.to"
 _CARRIED: Final = "$.told.is.carried"
+_OWNER: Final = "$.record.Item.owner.S"
 _NOW: Final = "$$.State.EnteredTime"
 # What says that the watch of a step did not begin: if it began and failed, there is nothing to try again.
 _NOT_BEGUN: Final = ["StepFunctions.SdkClientException", "StepFunctions.ThrottlingException"]
@@ -158,6 +159,7 @@ def _fill(record: Record, means: Means) -> States:
 def _steps(fleet: Fleet, record: Record, means: Means) -> States:
     began = {"step.$": "$.turn.number", "carried.$": _CARRIED, "at.$": _NOW}
     verdict = "$.told.is.verdict"
+    mine = {"Variable": _OWNER, "StringEqualsPath": "$.me.name"}
     last = {"Variable": "$.turn.number", "NumericGreaterThanEqualsPath": "$.opened.is.count"}
     return {
         "First": put({"is": {"carried.$": "$.opened.is.carried"}}, into="$.told", then="Zero"),
@@ -167,8 +169,11 @@ def _steps(fleet: Fleet, record: Record, means: Means) -> States:
             into="$.turn",
             then="Claim",
         ),
-        "Claim": record.claim(then="Shift", caught={NOT_MET: "Ended"}),
-        "Ended": put({"Error": "aborted", "Cause": "a person ended it, or took the lock"}, into="$.why", then="Back"),
+        "Claim": record.claim(then="Shift", caught={NOT_MET: "SeeOwner"}),
+        "SeeOwner": record.read(into="$.record", then="Me"),
+        "Me": put({"name.$": ME}, into="$.me", then="Mine"),
+        "Mine": choose(({"And": [{"Variable": _OWNER, "IsPresent": True}, mine]}, "Ended"), otherwise="Unfinished"),
+        "Ended": put({"Error": "aborted", "Cause": "a person ended it"}, into="$.why", then="Back"),
         "Shift": fleet.shift("$.turn.weights", then="SeeShift"),
         "SeeShift": fleet.look(into="$.weights", then="Shifted"),
         "Shifted": fleet.same("$.weights", "$.turn.weights", then="BeginStep", otherwise="NotShifted"),

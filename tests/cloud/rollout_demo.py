@@ -5,6 +5,7 @@ machines executed, the judge's function run, the weights those of the listener's
 """
 
 import json
+import logging
 import os
 import re
 import subprocess
@@ -125,6 +126,7 @@ def _name_of(channel: list[dict[str, Any]] | dict[str, Any]) -> str:
 @contextmanager
 def _project() -> Iterator[Project]:
     with TemporaryDirectory() as folder, local_aws() as there, hosts_answer("CONTINUE"):
+        logging.getLogger("moto").setLevel(logging.CRITICAL)  # a choice that finds no signal is no error
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "CDK_", "NXPIPE_"))}
         own = {
             "CDK_HOME": f"{folder}/cdk-home",
@@ -162,10 +164,18 @@ def _publish(project: Project) -> list[str]:
 
 
 def _roll_out(project: Project, version: str, tell: Tell) -> int:
-    done = project.nxpipe("rollout", "start", "search", version, "--minute", "1", "--wait")
-    tell(f"$ nxpipe rollout start search {version} --minute 1 --wait")
-    tell("".join(f"  {line}\n" for line in (done.stderr + done.stdout).splitlines()) + f"  exit code {done.returncode}")
-    return done.returncode
+    """Told line by line, as it happens."""
+    words = ("rollout", "start", "search", version, "--minute", "1", "--wait")
+    tell(f"$ nxpipe {' '.join(words)}")
+    command, both = [str(_NXPIPE), *words], subprocess.STDOUT
+    with subprocess.Popen(
+        command, cwd=project.folder, env=project.environment, stdout=subprocess.PIPE, stderr=both, text=True
+    ) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            tell(f"  {line.rstrip()}")
+    tell(f"  exit code {running.returncode}")
+    return running.returncode
 
 
 def _replay(project: Project, tell: Tell) -> int:

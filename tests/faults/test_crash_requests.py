@@ -78,7 +78,7 @@ MISHAPS: Final = (
     *(conflict(patient=patient) for patient in (True, False)),
     *(Mishap.crash(after=after) for after in (True, False)),
 )
-A_FEW: Final = 25  # of several hundred points
+A_FEW: Final = 12  # of several hundred points
 WORLD_LASTS: Final = 40  # attempts
 
 

@@ -185,8 +185,14 @@ def test_bash_completes_a_command_and_a_subcommand(tmp_path: Path) -> None:
     assert complete("nxpipe store sh", "2") == ["show"]
 
 
-@pytest.mark.parametrize("after", ["read the configuration", "compile", "emulate"])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code", "after"),
+    [
+        (signal.SIGINT, 130, "read the configuration"),
+        (signal.SIGTERM, 143, "compile"),
+        (signal.SIGINT, 130, "emulate"),
+    ],
+)
 def test_an_interrupted_build_ends_cleanly_and_leaves_nothing_half_written(
     number: signal.Signals,
     code: int,

@@ -129,12 +129,17 @@ def test_a_channel_that_takes_signed_artifacts_only_holds_its_colours_to_that(fl
     assert fleet.nxpipe("store", "keygen", "release.key").code == 0
     path = Path("nxpipe.toml")
     path.write_text(path.read_text() + '[signing]\nkey = "file:release.key"\nrequire = ["production"]\n')
+    unproved = fleet.start(1)
+    assert (unproved.code, "channel production is not signed" in unproved.err) == (exit_codes.REFUSED.number, True)
+    for version in (0, 2):
+        assert fleet.nxpipe("store", "sign", fleet.name(version)).code == 0
+    for version in (2, 0):  # as it serves the first one already, this takes two steps
+        assert fleet.nxpipe("promote", fleet.name(version), "--channel", "production").code == 0
     unsigned = fleet.start(1)
     assert unsigned.code == exit_codes.REFUSED.number
     assert "takes signed artifacts only" in unsigned.err
     assert "owner" not in fleet.record()
-    for version in (0, 1):
-        assert fleet.nxpipe("store", "sign", fleet.name(version)).code == 0
+    assert fleet.nxpipe("store", "sign", fleet.name(1)).code == 0
     assert fleet.start(1).code == 0
     (told,) = json.loads(fleet.nxpipe("channel", "log", "search--green", "--json").out)
     assert (told["signed_by"], told["fault"]) == (["signing.key"], None)

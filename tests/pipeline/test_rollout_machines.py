@@ -42,12 +42,15 @@ class Account:
     versions: tuple[str, ...]
     errors: dict[str, float]
 
-    def looked_at(self) -> bool:
-        """Whether the judge has looked at the newest rollout."""
+    def looked_at(self, version: int) -> bool:
+        """Whether the judge has looked at its rollout, which is the newest one."""
         states, s3 = client_of("stepfunctions", REGION), client_of("s3", REGION)
-        newest = states.list_executions(stateMachineArn=MACHINE)["executions"][0]["name"]
-        found = s3.list_objects_v2(Bucket=self.bucket, Prefix=f"models/rollouts/search/{newest}/000002")
-        return bool(found["KeyCount"])
+        key = self.versions[version].rpartition("@")[2]
+        names = [each["name"] for each in states.list_executions(stateMachineArn=MACHINE)["executions"]]
+        if not names or not names[0].startswith(key):
+            return False
+        folder = f"models/rollouts/search/{names[0]}"
+        return bool(s3.list_objects_v2(Bucket=self.bucket, Prefix=f"{folder}/000002")["KeyCount"])
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def test_a_person_ends_a_rollout_that_is_under_way(user: User, account: Account)
     # Each colour has its own artifact from now on, and the fleet's channel has not moved.
     served = [user.served(channel) for channel in ("search--blue", "search--green", "production")]
     assert served == [account.versions[0], account.versions[1], account.versions[0]]
-    until(account.looked_at, within=120)
+    until(lambda: account.looked_at(1), within=120)
     assert account.fleet.weights() == {"blue": 75, "green": 25}
     assert user.rollout("pause", "search").code == 0
     assert user.status()["signal"] == "pause"
@@ -143,7 +146,7 @@ def test_ctrl_c_leaves_the_rollout_alone_and_says_how_to_come_back(user: User, a
     account.errors["green"] = 0.002
     words = [str(NXPIPE), "rollout", "start", "search", account.versions[3], "--minute", "1", "--wait"]
     process = subprocess.Popen(words, cwd=account.folder, stderr=subprocess.PIPE, text=True, env={**os.environ})
-    until(account.looked_at, within=120)
+    until(lambda: account.looked_at(3), within=120)
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=60)
     assert process.returncode == exit_codes.INTERRUPTED.number

@@ -202,6 +202,17 @@ def signal(word: str) -> None:
     )
 
 
+def given_away() -> None:
+    """The lock, to an execution that is none."""
+    _client("dynamodb").update_item(
+        TableName=TABLE,
+        Key={"fleet": {"S": FLEET}},
+        UpdateExpression="SET #owner = :other",
+        ExpressionAttributeNames={"#owner": "owner"},
+        ExpressionAttributeValues={":other": {"S": f"{MACHINE.replace('stateMachine', 'execution')}:of-somebody-else"}},
+    )
+
+
 def ended(execution: str, within: float = 240) -> dict[str, Any]:
     def over() -> dict[str, Any] | None:
         told: dict[str, Any] = _client("stepfunctions").describe_execution(executionArn=execution)

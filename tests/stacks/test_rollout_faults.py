@@ -21,6 +21,7 @@ from tests.stacks.rollout_world import (
     deployed,
     ended,
     other,
+    outcome,
     passed,
     record,
     signal,
@@ -45,7 +46,14 @@ _WAYS: Final = {
     "undecided": ("AskPeople",),
 }
 _OTHERWISE: Final = {"watchdog": "killed"}
-_AT_NO_TIME: Final = ("WakeAgain", "Ended", "NotShifted")  # it takes another fault, or a word at the right moment
+_AT_NO_TIME: Final = (
+    "WakeAgain",
+    "SeeOwner",
+    "Me",
+    "Mine",
+    "Ended",
+    "NotShifted",
+)  # it takes another fault, or a word at the right moment
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +70,12 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
 def way_to(fault: Fault) -> str:
     ways = [way for way, states in _WAYS.items() if fault.machine == "rollout" and fault.state in states]
     return ways[0] if ways else _OTHERWISE.get(fault.machine, "healthy")
+
+
+def home_of(fault: Fault) -> str | None:
+    """The watchdog has states for each colour that is stable, and empties the other one."""
+    what, _, colour = fault.state.partition("-")
+    return (other(colour) if what == "Empty" else colour) or None
 
 
 def go(way: str, front: Front, people: Traffic) -> str:
@@ -98,6 +112,9 @@ def running(execution: str) -> bool:
 def test_traffic_ends_up_whole(fleet: Front, monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
     for name, value in WHO.items():
         monkeypatch.setenv(name, value)
+    if home_of(fault) == other(stable()):
+        with traffic(fleet, errors={"blue": 0.0, "green": 0.0}):
+            assert outcome(start(plan=QUICK)) == "promoted"
     way, old = way_to(fault), stable()
     new = other(old)
     with injected(fault) as met:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.canary.alone import Alone
 from pipeline.canary.canonical import digest_of
 from pipeline.canary.counts import Arm
 from pipeline.canary.course import Course
@@ -242,6 +243,14 @@ def test_all_traffic_has_to_go_well_for_a_while_and_an_alarm_still_ends_it() -> 
     assert look(course, seen(course, 3, alarms=LOUD)).word is Word.ROLL_BACK
 
 
+def test_a_version_that_serves_alone_goes_back_when_it_fails_more_than_its_objective() -> None:
+    course = begun(step=2, pace={"final": 10})
+    failing = {"canary_requests": 300, "canary_failed": 30}
+    assert words(course, range(1, 14), failing).index(Word.ROLL_BACK) < 5
+    within = {"canary_requests": 300, "canary_failed": 3}
+    assert Word.ROLL_BACK not in words(course, range(1, 14), within)
+
+
 def test_an_execution_hands_over_after_so_many_looks() -> None:
     course = replace(begun(pace={"patience": 100_000}), looks_here=LOOKS_HERE - 1)
     found = look(course, seen(course, 3, GOOD))
@@ -254,6 +263,8 @@ def test_an_execution_hands_over_after_so_many_looks() -> None:
 def test_what_is_remembered_passes_as_a_text_that_says_all() -> None:
     course = look(begun(), seen(begun(), 9, GOOD)).course
     assert Course.from_text(course.text()) == course
+    alone = replace(course, alone=Alone(12, 3))
+    assert Course.from_text(alone.text()) == alone
     assert Course.from_text(json.loads(json.dumps(course.text()))).text() == course.text()
 
 

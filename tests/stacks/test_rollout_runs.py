@@ -25,6 +25,7 @@ from tests.stacks.rollout_world import (
     deployed,
     ended,
     evidence,
+    given_away,
     other,
     outcome,
     passed,
@@ -110,6 +111,7 @@ def test_a_version_whose_instances_do_not_come_gets_no_traffic(front: Front) -> 
     assert len(people.seen) == 1
 
 
+@pytest.mark.slow
 def test_an_alarm_ends_a_rollout_whatever_the_evidence_is(front: Front) -> None:
     cloudwatch = boto3.client("cloudwatch")
     with traffic(front, errors=HEALTHY):
@@ -122,6 +124,7 @@ def test_an_alarm_ends_a_rollout_whatever_the_evidence_is(front: Front) -> None:
             cloudwatch.set_alarm_state(AlarmName=ALARM, StateValue="OK", StateReason="a test")
 
 
+@pytest.mark.slow
 def test_where_there_is_no_evidence_a_person_decides(front: Front) -> None:
     new = other(stable())
     with traffic(front, errors=HEALTHY) as people:
@@ -145,7 +148,7 @@ def test_of_two_rollouts_at_once_one_is_refused_and_disturbs_nothing(front: Fron
         ended(first)
 
 
-@pytest.mark.parametrize("word", ["arrives", "is lost"])
+@pytest.mark.parametrize("word", ["arrives", pytest.param("is lost", marks=pytest.mark.slow)])
 def test_a_rollout_that_is_killed_is_brought_home(front: Front, word: str) -> None:
     home, events = front.weights(), boto3.client("events")
     with traffic(front, errors=HEALTHY):
@@ -164,6 +167,7 @@ def test_a_rollout_that_is_killed_is_brought_home(front: Front, word: str) -> No
     assert events.describe_rule(Name=CLOCK)["State"] == "DISABLED"
 
 
+@pytest.mark.slow
 def test_a_rollout_that_runs_is_none_of_the_watchdogs_business(front: Front) -> None:
     with traffic(front, errors=HEALTHY):
         execution = start(plan=NEVER_SURE, pace=PACE | {"poll": 2})
@@ -172,3 +176,18 @@ def test_a_rollout_that_runs_is_none_of_the_watchdogs_business(front: Front) -> 
         signal("abort")
         ended(execution)
     assert passed(execution)[-1] == "Done"
+
+
+@pytest.mark.slow
+def test_who_has_lost_the_lock_leaves_the_traffic_to_whoever_has_it(front: Front) -> None:
+    home = front.weights()
+    with traffic(front, errors=HEALTHY):
+        execution = start(plan=NEVER_SURE)
+        until(lambda: "AskPeople" in passed(execution))
+        signal("approve")
+        given_away()
+        assert ended(execution)["status"] == "FAILED"
+        until(lambda: "owner" not in record())  # the watchdog finds that the new owner is none
+    assert passed(execution)[-1] == "Unfinished"
+    assert "Back" not in passed(execution)
+    assert front.weights() == home

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline.canary.looking import LOOKS_HERE
+from pipeline.rollout.machine import Front
 from stacks.rollout.judge import archive
 from stacks.rules import Facts, lint
 from tests.stacks.local import template_of
@@ -118,6 +119,19 @@ def test_whatever_fails_after_traffic_has_begun_to_move_leads_back(template: dic
     release = machines(template)["rollout"]["States"]
     for name in ("Claim", "Shift", "SeeShift", "BeginStep", "Watch", "AskPeople"):
         assert release[name]["Catch"][-1] == {"ErrorEquals": ["States.ALL"], "ResultPath": "$.why", "Next": "Back"}
+
+
+def test_a_word_to_end_it_is_not_forgotten_between_two_steps(template: dict[str, Any]) -> None:
+    release = machines(template)["rollout"]["States"]
+    assert "#signal <> :end" in release["Claim"]["Parameters"]["ConditionExpression"]
+    assert (release["Claim"]["Catch"][0]["Next"], release["Ended"]["Next"]) == ("SeeOwner", "Back")
+    assert release["Mine"]["Default"] == "Unfinished"  # whoever has the lock now moves the traffic
+
+
+def test_the_commands_find_in_the_machines_text_what_it_moves(template: dict[str, Any]) -> None:
+    front = Front.of(json.dumps(machines(template)["rollout"]))
+    assert set(front.colours) == {"blue", "green", "standby"}
+    assert (front.rule, set(front.colours["green"])) == ("REFERENCE", {"group", "targets", "series"})
 
 
 def test_from_the_decision_to_verified_weights_there_are_two_calls(template: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ ROLLOUT_COMMANDS = {
     "resume": ("pipeline.commands.rollout.signals:resume", "Let a paused rollout go on."),
     "simulate": (
         "pipeline.commands.rollout.simulate:simulate",
-        "Roll out a thousand times on drawn traffic, with the judge of real rollouts.",
+        "Roll out a thousand times on drawn traffic, by the real judge.",
     ),
     "start": ("pipeline.commands.rollout.start:start", "Move a fleet's traffic to another artifact, step by step."),
     "status": ("pipeline.commands.rollout.status:status", "Show where rollouts stand, and wait for the end of one."),

@@ -61,7 +61,7 @@ def simulate(
     seed: int,
     config_path: Path,
 ) -> None:
-    """Roll out a thousand times on drawn traffic, with the judge of real rollouts.
+    """Roll out a thousand times on drawn traffic, by the real judge.
 
     Steady traffic is a Poisson stream; in an incident, both versions fail ten times as often and slow down for ten
     minutes; bursty errors come in bursts of one version, whose tau is fitted to a day of history first; a late canary

@@ -1,0 +1,39 @@
+"""A version that serves alone is held to its objective."""
+
+import math
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.canary.alone import Alone
+from pipeline.canary.counts import NOBODY, Arm, Batch
+from pipeline.canary.plan import Plan
+
+
+@given(st.floats(0.001, 0.3), st.floats(0, 1), st.integers(1, 12))
+@settings(max_examples=40)
+def test_a_version_that_keeps_to_its_objective_has_no_expectation_of_evidence_against_it(
+    objective: float, share: float, requests: int
+) -> None:
+    rate = share * objective
+    chances = [math.comb(requests, bad) * rate**bad * (1 - rate) ** (requests - bad) for bad in range(requests + 1)]
+    values = [math.exp(Alone(requests, bad).against(objective)) for bad in range(requests + 1)]
+    assert sum(chance * value for chance, value in zip(chances, values, strict=True)) <= 1 + 1e-12
+
+
+@given(st.integers(0, 1000), st.integers(0, 1000))
+def test_each_failure_speaks_against_it_and_each_success_for_it(good: int, bad: int) -> None:
+    against = Alone(good + bad, bad).against(0.01)
+    assert Alone(good + bad + 1, bad + 1).against(0.01) > against > Alone(good + bad + 1, bad).against(0.01)
+
+
+def test_nothing_is_made_of_a_minute_that_cannot_be() -> None:
+    batches = [Batch(1, Arm(100, 3), NOBODY), Batch(2, Arm(100, 101), NOBODY), Batch(3, Arm(math.nan, 0), NOBODY)]
+    assert Alone() + batches == Alone(100, 3)
+
+
+def test_a_broken_version_is_seen_at_once_and_a_good_one_is_let_be() -> None:
+    plan = Plan.of(objective=0.01)
+    assert Alone(60, 30).fails(plan)
+    assert not Alone(100_000, 1000).fails(plan)
+    assert not Alone().fails(plan)
