@@ -51,6 +51,23 @@ class Block:
         return Tile(self.memory, self.dtype, start, count, offset, axes)
 
 
+@dataclass(frozen=True)
+class Tiled(Block):
+    """Of rows that are turned [128, chunks, rows]: all chunks of 128 rows, then those of the next 128."""
+
+    def cut(self, rows: int | Span, *spans: Span) -> Tile:
+        """Some chunks of some rows of one tile."""
+        (chunk, some), (row, count) = spans
+        whole = Block(self.memory, self.dtype, self.partitions, (self.shape[0], PARTITIONS), self.offset)
+        at = replace(whole, offset=self.offset + affine(row) * (self.shape[0] * self.dtype.itemsize))
+        return at.cut(rows, (chunk, some), (0, count))
+
+    def run(self, row: Affine | int, count: int) -> Tile:
+        """All chunks of as many rows as fill tiles, as they lie."""
+        start = self.offset + affine(row) * (self.shape[0] * self.dtype.itemsize)
+        return Tile(self.memory, self.dtype, 0, self.partitions, start, contiguous(self.shape[0] * count))
+
+
 class Kernel:
     """Instructions as they are written. `note` is put on each: the place in the model that it comes from."""
 

@@ -101,7 +101,7 @@ class Lowering:
     def turned_home(self, value: Value) -> View:
         """As `home`, of a result that may be written in any order: if all that becomes of it is a transposition, it is
         written where that would be."""
-        turn = None if value in self.places.homes else self._reading.only(value)
+        turn = self.only(value)
         if turn is None or not isinstance(turn.op, Transpose):
             return self.home(value)
         self._done.add(turn.result)
@@ -143,6 +143,14 @@ class Lowering:
         chain = self._chained(found, read_here)
         return Ending(self.k, result, replace(chain, kept=kept_rows(self.k, chain.sources)))
 
+    def only(self, value: Value) -> Node | None:
+        """The one node that reads a value, if nobody else wants to find it."""
+        return None if value in self.places.homes else self._reading.only(value)
+
+    def is_needed(self, value: Value, readers: Sequence[Node]) -> bool:
+        """Whether others than these nodes want to find a value in HBM."""
+        return value in self.places.homes or self._reading.is_needed(value, {node.result for node in readers})
+
     def at_hand(self, value: Value, result: Value) -> list[Node]:
         """The readers of a value that can be carried out with the node of that result: all else that they need is
         there."""
@@ -179,7 +187,7 @@ class Lowering:
         """As `home`, of a result that is made in pieces of this shape: what only becomes a part of a concatenation is
         written where that will be."""
         homes = self.places.homes
-        whole = None if value in homes else self._reading.only(value)
+        whole = self.only(value)
         if whole is not None and isinstance(whole.op, Concat):
             if whole.result not in homes:
                 homes[whole.result] = self.scratch(value.type.dtype, whole.result.type.shape)

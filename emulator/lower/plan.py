@@ -6,17 +6,17 @@ them, once for each block of columns. Where the summed axis is long, a block may
 all rows that stay wait in PSUM.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
-from math import ceil, inf
+from math import ceil, inf, lcm
 from typing import Final, Protocol
 
 from emulator.hardware import CoreSpec
 from emulator.isa.affine import Affine
 from emulator.isa.cycles import ISSUE, cost
-from emulator.isa.instructions import DmaCopy, Engine
+from emulator.isa.instructions import DmaCopy, Engine, ReduceScatter
 from emulator.isa.operands import Memory, Tile, contiguous
 from emulator.lower.kernel import PARTITIONS
 from emulator.lower.sheets import WIDEST
@@ -47,18 +47,23 @@ class Work:
     tensor: float = 0.0
     vector: float = 0.0
     bytes: int = 0
+    links: float = 0.0  # of ranks that meet
 
     def __add__(self, other: "Work") -> "Work":
         return Work(
-            self.dma + other.dma, self.tensor + other.tensor, self.vector + other.vector, self.bytes + other.bytes
+            self.dma + other.dma,
+            self.tensor + other.tensor,
+            self.vector + other.vector,
+            self.bytes + other.bytes,
+            self.links + other.links,
         )
 
     def __mul__(self, times: int) -> "Work":
-        return Work(self.dma * times, self.tensor * times, self.vector * times, self.bytes * times)
+        return Work(self.dma * times, self.tensor * times, self.vector * times, self.bytes * times, self.links * times)
 
     def ns(self, core: CoreSpec) -> float:
         traffic = self.bytes / (core.dma_engines * core.dma_engine_peak_gb_s)
-        return max(self.dma, self.tensor, self.vector) + _TRAFFIC * traffic
+        return max(self.dma, self.tensor, self.vector, self.links) + _TRAFFIC * traffic
 
 
 class Rows(Protocol):
@@ -71,12 +76,19 @@ class Rows(Protocol):
     def dtype(self) -> DType: ...
 
     @property
+    def run(self) -> int:
+        """They come in runs of so many."""
+
+    @property
     def kept(self) -> int:
         """Bytes of each partition that making them takes all the time."""
 
     @property
     def room(self) -> int:
         """Bytes that it takes beside, while they are made."""
+
+    def begun(self, core: CoreSpec) -> Work:
+        """What is made once, before any of them."""
 
     def work(self, core: CoreSpec, height: int) -> Work:
         """Of making so many, turned."""
@@ -91,6 +103,7 @@ class Sizes:
     by_column: int  # of each column of a block: what all rows have in common
     by_strip: int  # of each column of a strip: the results, and what follows them
     out: DType
+    ranks: int = 1  # that add up their results, each its share of every run of rows
 
     @property
     def columns(self) -> int:
@@ -106,12 +119,21 @@ class Sizes:
         equal = {ceil(self.columns / (blocks * _ROUND)) * _ROUND for blocks in _BLOCKS}
         return {min(width, self.columns) for width in {*_WIDTHS, *equal}}
 
+    @property
+    def run(self) -> int:
+        """Rows that are at hand at once, at least."""
+        return PARTITIONS * self.ranks if self.ranks > 1 else 1
+
+    @property
+    def strip(self) -> int:
+        return strip_of(self.ranks)
+
     def weight(self, slab: int, width: int) -> int:
         return len(self.weights) * slab * width * self.dtype.itemsize
 
     def beside(self, width: int) -> int:
         turning = room_to_turn(self.dtype) if any(map(must_turn, self.weights)) else 0
-        return self.by_column * width + self.by_strip * min(width, STRIP) + turning
+        return self.by_column * width + self.by_strip * min(width, self.strip) + turning
 
 
 @dataclass(frozen=True, order=True)
@@ -128,6 +150,12 @@ class Cut:
     pieces: tuple[Piece, ...]
     ns: float
     weights_stay: bool = False
+    turns: int = 2  # of rows that pass by
+
+
+def strip_of(ranks: int) -> int:
+    """Columns that are finished at once: where the parts of all ranks have to be at hand, fewer."""
+    return min(STRIP, 2 * STRIP // ranks)
 
 
 def turns_of(banks: int) -> int:
@@ -139,7 +167,9 @@ def best(core: CoreSpec, room: int, rows: Rows, sizes: Sequence[Sizes]) -> Cut:
     """The cheapest that fits; the least of all where none does, for the error to say what is missing."""
     cuts = _Cuts(core, room - rows.kept - 1024, rows, sizes)
     least = Cut(1, (Piece(1, 1),) * len(sizes), inf)
-    return min(cuts.all(), key=lambda cut: (cut.ns, -cut.height, cut.weights_stay, cut.pieces), default=least)
+    return min(
+        cuts.all(), key=lambda cut: (cut.ns, -cut.height, cut.weights_stay, -cut.turns, cut.pieces), default=least
+    )
 
 
 class _Cuts:
@@ -148,6 +178,8 @@ class _Cuts:
     def __init__(self, core: CoreSpec, room: int, rows: Rows, sizes: Sequence[Sizes]) -> None:
         self._core, self._room, self._rows, self._sizes = core, room, rows, sizes
         self._chunks = chunks_of(rows.shape[1])
+        self._run = lcm(rows.run, *(each.run for each in sizes))
+        self._begun = rows.begun(core)
         self._loads = cache(lambda number, slab, width: _load(core, sizes[number], slab, width))
         self._multiplied = cache(self._multiplying)
 
@@ -156,7 +188,7 @@ class _Cuts:
 
     def _rows_stay(self) -> Iterator[Cut]:
         rows = self._rows.shape[0]
-        for height in {min(each, _up(rows)) for each in _HEIGHTS}:
+        for height in self._in_runs(min(each, _up(rows)) for each in (*_HEIGHTS, self._run)):
             left = self._room - self._turned(height)
             if self._rows.room > left:
                 continue
@@ -167,14 +199,18 @@ class _Cuts:
             if all(options):
                 chosen = [min(each, key=lambda one: (one[0].ns(self._core), one[1])) for each in options]
                 making = self._rows.work(self._core, height)
-                work = sum((work for work, _ in chosen), making * ceil(rows / height))
+                work = sum((work for work, _ in chosen), making * ceil(rows / height) + self._begun)
                 begin = making.dma + self._loads(0, chosen[0][1].slab, chosen[0][1].width).dma
                 yield Cut(height, tuple(piece for _, piece in chosen), work.ns(self._core) + begin)
+
+    def _in_runs(self, heights: Iterable[int]) -> set[int]:
+        return {height for height in heights if not height % self._run}
 
     def _pieces(self, sizes: Sizes, height: int, left: int) -> Iterator[Piece]:
         for width in sizes.widths:
             banks = ceil(height / PARTITIONS) * ceil(width / BANK) * len(sizes.weights)
-            for slab in (sizes.chunks, *(slab for slab in _SLABS if slab < sizes.chunks and banks <= _BANKS_OF_SUMS)):
+            in_slabs = banks <= _BANKS_OF_SUMS and sizes.ranks == 1
+            for slab in (sizes.chunks, *(slab for slab in _SLABS if slab < sizes.chunks and in_slabs)):
                 if 2 * sizes.weight(slab, width) + sizes.beside(width) <= left:
                     yield Piece(width, slab)
 
@@ -189,20 +225,22 @@ class _Cuts:
             weights = sum(sizes.weight(sizes.chunks, piece.width) for sizes, piece in pairs)
             beside = sum(sizes.beside(piece.width) for sizes, piece in pairs)
             left = self._room - weights - beside - self._rows.room
-            fitting = [
-                height for height in _PASSING if height < self._rows.shape[0] and 2 * self._turned(height) <= left
-            ]
-            for height in fitting:
-                yield Cut(height, pieces, self._passing(height, blocks, pieces), weights_stay=True)
+            for height in self._in_runs(_PASSING) or {self._run}:
+                for turns in (2, 1) if self._run > 1 else (2,):
+                    if height < self._rows.shape[0] and turns * self._turned(height) <= left:
+                        yield Cut(height, pieces, self._passing(height, turns, blocks, pieces), True, turns)
 
-    def _passing(self, height: int, blocks: int, pieces: tuple[Piece, ...]) -> float:
-        """The next block of weights can only come when the last rows are done with this one."""
-        groups = ceil(self._rows.shape[0] / height)
+    def _passing(self, height: int, turns: int, blocks: int, pieces: tuple[Piece, ...]) -> float:
+        """The next block of weights can only come when the last rows are done with this one; and the next rows too,
+        where they do not take turns."""
+        passes = ceil(self._rows.shape[0] / height) * blocks
         loads = [self._loads(number, piece.slab, piece.width) for number, piece in enumerate(pieces)]
-        work = self._rows.work(self._core, height) * (groups * blocks)
+        making = self._rows.work(self._core, height)
+        work = making * passes + self._begun
         for number, (load, piece) in enumerate(zip(loads, pieces, strict=True)):
             work += load * blocks + self._turning(number) + self._multiplied(number, piece.width)
-        return work.ns(self._core) + blocks * sum(load.dma for load in loads)
+        waiting = passes * making.ns(self._core) if turns == 1 else 0.0
+        return work.ns(self._core) + blocks * sum(load.dma for load in loads) + waiting
 
     def _part(self, number: int, height: int, piece: Piece) -> Work:
         sizes = self._sizes[number]
@@ -224,8 +262,11 @@ class _Cuts:
         whole, rest = divmod(width, BANK)
         each = whole * BANK + (max(rest, ISSUE) if rest else 0)
         made = len(sizes.weights) * ceil(rows / PARTITIONS) * ceil(sizes.columns / width) * each
-        store = _store_ns(core, sizes, rows, min(width, STRIP))
-        return Work(store, self._slow * sizes.chunks * made / core.tensor_ghz, made / core.vector_ghz)
+        strip = min(width, sizes.strip)
+        store = _store_ns(core, sizes, ceil(rows / sizes.ranks), strip)
+        links = _meeting_ns(core, sizes, strip) * ceil(rows / sizes.run) * ceil(sizes.columns / strip)
+        tensor, vector = self._slow * sizes.chunks * made / core.tensor_ghz, made / core.vector_ghz
+        return Work(store, tensor, vector, links=links if sizes.ranks > 1 else 0.0)
 
     @property
     def _slow(self) -> float:
@@ -266,6 +307,11 @@ def _store_ns(core: CoreSpec, sizes: Sizes, rows: int, width: int) -> float:
     home = View(0, sizes.out, Affine(), (lanes, width), (sizes.columns, 1))
     one = DmaCopy(engine=Engine.DMA0, dst=home.far(), src=_tile(sizes.out, lanes, width))
     return cost(one, core).ns * ceil(rows / lanes) * ceil(sizes.columns / width)
+
+
+def _meeting_ns(core: CoreSpec, sizes: Sizes, width: int) -> float:
+    own, all_ = (_tile(sizes.out, PARTITIONS, ranks * width) for ranks in (1, sizes.ranks))
+    return cost(ReduceScatter(engine=Engine.COLLECTIVE, dst=own, src=all_), core).ns
 
 
 def _tile(dtype: DType, lanes: int, *shape: int) -> Tile:
