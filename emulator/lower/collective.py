@@ -21,7 +21,7 @@ from emulator.lower.filling import fill
 from emulator.lower.gathered import products_gathered, write_gathered
 from emulator.lower.kernel import PARTITIONS
 from emulator.lower.lowering import Lowering, NotLowered, lowers
-from emulator.lower.products import parts_of, rows_of
+from emulator.lower.products import parts_of, rows_of, sharing_of
 from emulator.lower.view import View, line
 from emulator.numerics import Array
 from emulator.ops import AllGather, AllReduce, RankSlice, ReduceScatter
@@ -41,10 +41,10 @@ def _all_reduce(low: Lowering, node: Node, op: AllReduce) -> None:
 def _all_gather(low: Lowering, node: Node, op: AllGather) -> None:
     """Where a rank's share is not one stretch of the whole, what was gathered is put in order afterwards."""
     _require_degree(low, node, op.degree)
-    readers = products_gathered(low, node, node.result)
-    if readers:
+    readers, sharing = products_gathered(low, node, node.result), sharing_of(low, node)
+    if readers and sharing:
         x = node.operands[0]
-        write_gathered(low, rows_of(low, x), on_device(x.type.dtype), parts_of(low, readers))
+        write_gathered(low, rows_of(low, x), on_device(x.type.dtype), parts_of(low, readers), sharing)
         return
     source, home = low.packed(low.view(node.operands[0])), low.home(node.result)
     if not home.elements:

@@ -85,13 +85,25 @@ class Factor:
 
 
 @dataclass(frozen=True)
+class Sharing:
+    """Of each run of rows, every rank has so many."""
+
+    ranks: int
+    rows: int
+
+
+@dataclass(frozen=True)
 class Part:
     """Factors whose results meet, and all that follows them."""
 
     factors: tuple[Factor, ...]
     ending: Ending
     note: int
-    ranks: int = 1  # that add up the results, each its share of the rows
+    sharing: Sharing | None = None  # of ranks that add up the results
+
+    @property
+    def ranks(self) -> int:
+        return self.sharing.ranks if self.sharing else 1
 
     @property
     def columns(self) -> int:
@@ -100,7 +112,7 @@ class Part:
     @property
     def sizes(self) -> Sizes:
         biases = sum(factor.bias.dtype.itemsize for factor in self.factors if factor.bias)
-        shares = self.ranks + 1 if self.ranks > 1 else 1
+        shares = self.ranks + 1 if self.sharing else 1
         results = sum(2 * factor.out.itemsize * shares for factor in self.factors)
         return Sizes(
             tuple(factor.weight for factor in self.factors),

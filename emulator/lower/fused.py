@@ -14,7 +14,7 @@ from emulator.hardware import CoreSpec
 from emulator.isa.operands import Tile
 from emulator.isa.transfer import moved
 from emulator.lower.buffers import on_device
-from emulator.lower.factors import Fill, Loaded, Part, room_for
+from emulator.lower.factors import Fill, Loaded, Part, Sharing, room_for
 from emulator.lower.factors import Rows as Sources
 from emulator.lower.folding import Folding, Rows
 from emulator.lower.following import Following
@@ -22,7 +22,7 @@ from emulator.lower.gathered import Gathered, products_gathered, write_gathered
 from emulator.lower.kernel import PARTITIONS, Block, Span
 from emulator.lower.lowering import Lowering
 from emulator.lower.plan import Work, load_work, turning_work
-from emulator.lower.products import as_rows, parts_of, products_of
+from emulator.lower.products import as_rows, parts_of, products_of, sharing_of
 from emulator.lower.together import Products
 from emulator.lower.turned import chunks_of, turn_tile
 from emulator.lower.view import View, whole
@@ -40,7 +40,8 @@ def write_rows(low: Lowering, node: Node, axes: int, fold: Callable[[Folding], N
     found = low.following(node.result, width)
     found.follow(node.result)
     behind = _products_behind(low, found, node.result, width)
-    ending = low.ended(found, node.result, [*behind.gathered, *behind.products])
+    gathers = [behind.gather] if behind.gather else []
+    ending = low.ended(found, node.result, [*gathers, *behind.products])
     rows = Rows.of(low.k, flat, shared, ending, on_device(node.result.type.dtype), fold, between)
     if behind.products:
         _multiply(low, rows, found.known[behind.value], behind)
@@ -54,7 +55,8 @@ class _Behind:
 
     value: Value
     products: Sequence[Node] = ()
-    gathered: Sequence[Node] = ()
+    gather: Node | None = None
+    sharing: Sharing | None = None
 
 
 def _products_behind(low: Lowering, found: Following, result: Value, width: int) -> _Behind:
@@ -72,7 +74,7 @@ def _readings(low: Lowering, value: Value, result: Value) -> Iterator[_Behind]:
     gather = low.only(value)
     products = products_gathered(low, gather, result) if gather else []
     if gather and products:
-        yield _Behind(value, products, [gather])
+        yield _Behind(value, products, gather, sharing_of(low, gather))
 
 
 def _multiply(low: Lowering, rows: Rows, tile: Value, behind: _Behind) -> None:
@@ -90,17 +92,17 @@ def _multiply(low: Lowering, rows: Rows, tile: Value, behind: _Behind) -> None:
         return
     flat = as_rows(low, lying or low.scratch(tile.type.dtype, rows.x.shape), *rows.x.shape)
     rows.write(None if lying else _storing(low, tile, flat))
-    if behind.gathered:
-        write_gathered(low, flat, dtype, parts)
+    if behind.sharing:
+        write_gathered(low, flat, dtype, parts, behind.sharing)
     else:
         Products(k, Loaded(k, flat, dtype), parts).write()
 
 
 def _met(low: Lowering, own: Sources, behind: _Behind) -> list[Sources]:
     """The rows as products read them: a rank's own, or those of all ranks, if there is room to exchange them."""
-    if not behind.gathered:
+    if not behind.sharing:
         return [own]
-    gathered = Gathered(low.k, own, low.ranks)
+    gathered = Gathered(low.k, own, behind.sharing)
     return [gathered] if gathered.fits else []
 
 

@@ -10,11 +10,11 @@ from emulator.isa.cycles import cost
 from emulator.isa.instructions import AllGather, Engine
 from emulator.isa.operands import Memory, Tile, contiguous
 from emulator.isa.transfer import START_NS, moved
-from emulator.lower.factors import Fill, Loaded, Part, Rows, room_for
+from emulator.lower.factors import Fill, Loaded, Part, Rows, Sharing, room_for
 from emulator.lower.kernel import PARTITIONS, Block, Kernel, Span, Tiled
 from emulator.lower.lowering import Lowering
 from emulator.lower.plan import Work
-from emulator.lower.products import is_by_runs, products_of
+from emulator.lower.products import products_of, sharing_of
 from emulator.lower.together import Products
 from emulator.lower.turned import chunks_of
 from emulator.lower.view import View, line, whole
@@ -24,16 +24,16 @@ from emulator.types import DType
 
 @dataclass(frozen=True)
 class Gathered:
-    """All ranks' rows, in runs of which each rank has as many as there are partitions."""
+    """All ranks' rows, in runs of which each rank has a few."""
 
     k: Kernel
     own: Rows
-    ranks: int
+    sharing: Sharing
 
     @property
     def shape(self) -> tuple[int, int]:
         rows, summed = self.own.shape
-        return rows * self.ranks, summed
+        return rows * self.sharing.ranks, summed
 
     @property
     def dtype(self) -> DType:
@@ -41,13 +41,13 @@ class Gathered:
 
     @property
     def run(self) -> int:
-        return PARTITIONS * self.ranks
+        return self.sharing.rows * self.sharing.ranks
 
     @property
     def fits(self) -> bool:
         """Whether a rank's own rows can be turned and kept: whole chunks of them, since a part of one has nothing on
         the other partitions."""
-        whole = self.shape[0] % self.run == self.shape[1] % PARTITIONS == 0 < self.shape[1]
+        whole = self.shape[1] % PARTITIONS == 0 < self.shape[1]
         room = self.kept + self.own.kept + self.own.room
         return whole and self.dtype.itemsize > 1 and room <= self.k.left(Memory.SBUF)
 
@@ -63,35 +63,38 @@ class Gathered:
         return self.own.begun(core) + self.own.work(core, self.own.shape[0])
 
     def work(self, core: CoreSpec, height: int) -> Work:
-        size = chunks_of(self.shape[1]) * PARTITIONS
+        size = chunks_of(self.shape[1]) * self.sharing.rows
         own = Tile(Memory.SBUF, self.dtype, 0, PARTITIONS, Affine(), contiguous(size))
-        run = replace(own, axes=contiguous(size * self.ranks))
+        run = replace(own, axes=contiguous(size * self.sharing.ranks))
         gather = cost(AllGather(engine=Engine.COLLECTIVE, dst=run, src=own), core).ns
         return Work(links=(START_NS + gather) * (height // self.run))
 
     def block(self, height: int, turns: int) -> Block:
-        return _tiled(room_for(self.k, self, height, turns))
+        return self._tiled(room_for(self.k, self, height, turns))
 
     def begin(self) -> Fill:
-        own = _tiled(room_for(self.k, self.own, self.own.shape[0], 1))
+        own = self._tiled(room_for(self.k, self.own, self.own.shape[0], 1))
         with self.k.room():
             self.own.begin()(own, (0, self.own.shape[0]))
 
         def fill(turned: Block, rows: Span) -> None:
             assert isinstance(turned, Tiled)  # as `block` made it
             for at, count in self.k.spans(rows[1], self.run):
-                mine = own.run(divided(at + rows[0], self.ranks), PARTITIONS)
+                mine = own.run(divided(at + rows[0], self.sharing.ranks), self.sharing.rows)
                 gather = AllGather(engine=Engine.COLLECTIVE, dst=turned.run(at, count), src=mine)
                 self.k.emit(gather)
 
         return fill
 
+    def _tiled(self, block: Block) -> Tiled:
+        return Tiled(block.memory, block.dtype, block.partitions, block.shape, block.offset, self.sharing.rows)
 
-def write_gathered(low: Lowering, own: View, dtype: DType, parts: tuple[Part, ...]) -> None:
+
+def write_gathered(low: Lowering, own: View, dtype: DType, parts: tuple[Part, ...], sharing: Sharing) -> None:
     """Products of all ranks' rows, which are turned and exchanged as they are wanted, or meet in HBM first."""
     k = low.k
     own = low.packed(own)
-    near = Gathered(k, Loaded(k, own, dtype), low.ranks)
+    near = Gathered(k, Loaded(k, own, dtype), sharing)
     all_ = whole(0, own.dtype, near.shape)
     storing = Work(bytes=moved(all_.far()))
     later = Products(k, Loaded(k, all_, dtype), parts).ns + storing.ns(k.core)
@@ -100,7 +103,7 @@ def write_gathered(low: Lowering, own: View, dtype: DType, parts: tuple[Part, ..
         return
     all_ = low.scratch(own.dtype, near.shape)
     for row, count in k.spans(near.shape[0], near.run):
-        mine = own.cut((divided(row, low.ranks), PARTITIONS))
+        mine = own.cut((divided(row, sharing.ranks), sharing.rows))
         lines = (line(all_.cut((row, count))), line(mine))
         k.emit(AllGather(engine=Engine.COLLECTIVE, dst=lines[0], src=lines[1]))
     Products(k, Loaded(k, all_, dtype), parts).write()
@@ -108,11 +111,7 @@ def write_gathered(low: Lowering, own: View, dtype: DType, parts: tuple[Part, ..
 
 def products_gathered(low: Lowering, gather: Node, result: Value) -> list[Node]:
     """The products of what is gathered that can be made together with the result of a node, if all its readers are."""
-    if not isinstance(gather.op, AllRanks) or not is_by_runs(low, gather.op, gather.result):
+    if not isinstance(gather.op, AllRanks) or sharing_of(low, gather) is None:
         return []
     readers = products_of(low, gather.result, result)
     return [] if low.is_needed(gather.result, readers) else readers
-
-
-def _tiled(block: Block) -> Tiled:
-    return Tiled(block.memory, block.dtype, block.partitions, block.shape, block.offset)

@@ -7,9 +7,9 @@ all rows that stay wait in PSUM.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain
+from itertools import chain, product
 from math import ceil, inf, lcm
 from typing import Final, Protocol
 
@@ -151,6 +151,7 @@ class Cut:
     ns: float
     weights_stay: bool = False
     turns: int = 2  # of rows that pass by
+    ahead: bool = False  # whether the next block of weights that stay comes while this one is worked on
 
 
 def strip_of(ranks: int) -> int:
@@ -168,7 +169,9 @@ def best(core: CoreSpec, room: int, rows: Rows, sizes: Sequence[Sizes]) -> Cut:
     cuts = _Cuts(core, room - rows.kept - 1024, rows, sizes)
     least = Cut(1, (Piece(1, 1),) * len(sizes), inf)
     return min(
-        cuts.all(), key=lambda cut: (cut.ns, -cut.height, cut.weights_stay, -cut.turns, cut.pieces), default=least
+        cuts.all(),
+        key=lambda cut: (cut.ns, -cut.height, cut.weights_stay, -cut.turns, cut.ahead, cut.pieces),
+        default=least,
     )
 
 
@@ -178,7 +181,8 @@ class _Cuts:
     def __init__(self, core: CoreSpec, room: int, rows: Rows, sizes: Sequence[Sizes]) -> None:
         self._core, self._room, self._rows, self._sizes = core, room, rows, sizes
         self._chunks = chunks_of(rows.shape[1])
-        self._run = lcm(rows.run, *(each.run for each in sizes))
+        runs = {rows.run, *(each.run for each in sizes)} - {1}
+        self._run = lcm(PARTITIONS, *runs) if runs else 1
         self._begun = rows.begun(core)
         self._loads = cache(lambda number, slab, width: _load(core, sizes[number], slab, width))
         self._multiplied = cache(self._multiplying)
@@ -199,8 +203,9 @@ class _Cuts:
             if all(options):
                 chosen = [min(each, key=lambda one: (one[0].ns(self._core), one[1])) for each in options]
                 making = self._rows.work(self._core, height)
-                work = sum((work for work, _ in chosen), making * ceil(rows / height) + self._begun)
-                begin = making.dma + self._loads(0, chosen[0][1].slab, chosen[0][1].width).dma
+                work = sum((work for work, _ in chosen), making * ceil(rows / height))
+                first = self._loads(0, chosen[0][1].slab, chosen[0][1].width).dma
+                begin = max(making.dma, making.links, self._begun.ns(self._core)) + first
                 yield Cut(height, tuple(piece for _, piece in chosen), work.ns(self._core) + begin)
 
     def _in_runs(self, heights: Iterable[int]) -> set[int]:
@@ -224,23 +229,25 @@ class _Cuts:
             pairs = list(zip(self._sizes, pieces, strict=True))
             weights = sum(sizes.weight(sizes.chunks, piece.width) for sizes, piece in pairs)
             beside = sum(sizes.beside(piece.width) for sizes, piece in pairs)
-            left = self._room - weights - beside - self._rows.room
-            for height in self._in_runs(_PASSING) or {self._run}:
-                for turns in (2, 1) if self._run > 1 else (2,):
+            for ahead in (False, True) if blocks > 1 and self._rows.run > 1 else (False,):
+                left = self._room - weights * (1 + ahead) - beside - self._rows.room
+                for height, turns in product(self._in_runs(_PASSING) or {self._run}, (2, 1) if self._run > 1 else (2,)):
                     if height < self._rows.shape[0] and turns * self._turned(height) <= left:
-                        yield Cut(height, pieces, self._passing(height, turns, blocks, pieces), True, turns)
+                        cut = Cut(height, pieces, inf, True, turns, ahead)
+                        yield replace(cut, ns=self._passing(cut, blocks))
 
-    def _passing(self, height: int, turns: int, blocks: int, pieces: tuple[Piece, ...]) -> float:
-        """The next block of weights can only come when the last rows are done with this one; and the next rows too,
-        where they do not take turns."""
-        passes = ceil(self._rows.shape[0] / height) * blocks
-        loads = [self._loads(number, piece.slab, piece.width) for number, piece in enumerate(pieces)]
-        making = self._rows.work(self._core, height)
-        work = making * passes + self._begun
-        for number, (load, piece) in enumerate(zip(loads, pieces, strict=True)):
+    def _passing(self, cut: Cut, blocks: int) -> float:
+        """The next block of weights can only come when the last rows are done with this one, and the next rows too,
+        unless there is room for both."""
+        passes = ceil(self._rows.shape[0] / cut.height) * blocks
+        loads = [self._loads(number, piece.slab, piece.width) for number, piece in enumerate(cut.pieces)]
+        making = self._rows.work(self._core, cut.height)
+        work = making * passes
+        for number, (load, piece) in enumerate(zip(loads, cut.pieces, strict=True)):
             work += load * blocks + self._turning(number) + self._multiplied(number, piece.width)
-        waiting = passes * making.ns(self._core) if turns == 1 else 0.0
-        return work.ns(self._core) + blocks * sum(load.dma for load in loads) + waiting
+        first, waiting = sum(load.dma for load in loads), passes * making.ns(self._core) * (cut.turns == 1)
+        later = 0.0 if cut.ahead else (blocks - 1) * first
+        return work.ns(self._core) + max(first, self._begun.ns(self._core)) + later + waiting
 
     def _part(self, number: int, height: int, piece: Piece) -> Work:
         sizes = self._sizes[number]

@@ -11,7 +11,7 @@ from emulator.graph import Node, Value
 from emulator.isa.affine import Affine
 from emulator.isa.operands import Memory
 from emulator.lower.buffers import on_device
-from emulator.lower.factors import Factor, Loaded, Part
+from emulator.lower.factors import Factor, Loaded, Part, Sharing
 from emulator.lower.following import Following
 from emulator.lower.kernel import PARTITIONS, Kernel
 from emulator.lower.lowering import Lowering, lowers
@@ -73,24 +73,28 @@ def _part_of_ranks(low: Lowering, node: Node, sum_: Node) -> Part:
     found = low.following(result, result.type.shape[-1])
     found.follow(result)
     ending = low.ended(found, result, [node])
-    return Part((replace(_factor(low, node), result=result),), ending, low.note(node), low.ranks)
+    return Part((replace(_factor(low, node), result=result),), ending, low.note(node), sharing_of(low, sum_))
 
 
 def shared_by(low: Lowering, node: Node) -> Node | None:
-    """The node in which ranks add up this product, each its share of the rows, if that can be done as it is made: a run
-    of rows has to be at hand, and leave as much room again for the weights and what follows."""
+    """The node in which ranks add up this product, each its share of the rows, if that can be done as it is made: all
+    ranks' rows for all lanes have to be at hand, and leave as much room again for the weights and what follows."""
     sum_ = low.only(node.result)
-    if sum_ is None or not isinstance(sum_.op, ReduceScatter) or not is_by_runs(low, sum_.op, sum_.operands[0]):
+    if sum_ is None or not isinstance(sum_.op, ReduceScatter) or sharing_of(low, sum_) is None:
         return None
     x = node.operands[0].type
-    run = chunks_of(x.shape[-1]) * sum_.op.sizes[0] * on_device(x.dtype).itemsize
-    return sum_ if 0 < 2 * run <= low.k.left(Memory.SBUF) else None
+    room = chunks_of(x.shape[-1]) * PARTITIONS * low.ranks * on_device(x.dtype).itemsize
+    return sum_ if 0 < 2 * room <= low.k.left(Memory.SBUF) else None
 
 
-def is_by_runs(low: Lowering, op: AllGather | ReduceScatter, whole: Value) -> bool:
-    """Whether each rank has as many rows as there are partitions, of each run of as many as all ranks have."""
-    even = op.parts == (op.degree,) and not op.slots and op.sizes == (PARTITIONS * low.ranks,)
-    return op.degree == low.ranks and op.axis == whole.type.rank - 2 and even
+def sharing_of(low: Lowering, node: Node) -> Sharing | None:
+    """How ranks share rows, if they do so in runs that fill their lanes together."""
+    op = node.op
+    if not isinstance(op, AllGather | ReduceScatter) or op.degree != low.ranks or op.axis != node.result.type.rank - 2:
+        return None
+    even = op.parts == (op.degree,) and not op.slots
+    fills = op.local > 0 == PARTITIONS % op.local == op.outer * op.local % PARTITIONS
+    return Sharing(op.degree, op.local) if even and fills else None
 
 
 def _parts_of_one(low: Lowering, nodes: Sequence[Node]) -> tuple[Part, ...]:

@@ -11,8 +11,8 @@ from itertools import product
 
 from emulator.isa.affine import Affine, divided
 from emulator.isa.instructions import Alu, Engine, Matmul, Memset, ReduceScatter, TensorCopy, TensorTensor
-from emulator.isa.operands import Memory, Tile
-from emulator.lower.factors import Fill, Part, Rows
+from emulator.isa.operands import Axis, Memory, Tile
+from emulator.lower.factors import Fill, Part, Rows, Sharing
 from emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from emulator.lower.plan import BANK, STRIP, Cut, Piece, best, strip_of, turns_of
 from emulator.lower.turned import chunks_of, each_chunk, each_slab, load
@@ -92,7 +92,7 @@ class Products:
         for columns in k.spans(first.columns, cut.pieces[0].width):
             with k.room():
                 places = [_At(self, first, columns), *(_At(self, part, (0, part.columns)) for part in others)]
-                ready = [place.begin(1) for place in places]
+                ready = [place.begin(1 + cut.ahead) for place in places]
                 for rows in k.spans(self.rows.shape[0], cut.height):
                     with k.room():
                         turned = self.rows.block(rows[1], cut.turns)
@@ -237,7 +237,7 @@ class _Ready:
     weights: Sequence[Block]
 
     def write(self, turned: Block, rows: Span) -> None:
-        k, ranks = self.at.k, self.at.part.ranks
+        k, ranks, sharing = self.at.k, self.at.part.ranks, self.at.part.sharing
         k.note = self.at.part.note
         for row, count in k.spans(rows[1], PARTITIONS * ranks):
             for strip in k.spans(self.at.columns[1], strip_of(ranks)):
@@ -245,7 +245,7 @@ class _Ready:
                     made = self.common.made(count // ranks, strip[1])
                     for number, block in enumerate(made):
                         with k.loop(ranks) as rank:
-                            place = (row + rank * PARTITIONS, count // ranks)
+                            place = (row + rank * (sharing.rows if sharing else 0), count // ranks)
                             self._multiply(number, block, rank, turned, place, strip)
                     self.common.finish(made, (row + rows[0], count), strip)
 
@@ -254,23 +254,30 @@ class _Ready:
         for bank, some in k.spans(strip[1], BANK):
             with k.room():
                 column = (strip[0] + bank, some)
-                sums = k.psum(row[1], some).whole
-                multiply(k, sums, turned, self.weights[number], Affine(), row, column, depth)
-                dst = made.cut(row[1], *([(rank, 1)] if self.at.part.ranks > 1 else []), (bank, some))
+                sums, sharing = k.psum(row[1], some).whole, self.at.part.sharing
+                multiply(k, sums, turned, self.weights[number], Affine(), row, column, depth, sharing)
+                dst = made.cut(row[1], *([(rank, 1)] if sharing else []), (bank, some))
                 self.common.bring(number, dst, sums, column)
 
 
 def multiply(
-    k: Kernel, sums: Tile, turned: Block, weight: Block, first: Affine, row: Span, column: Span, depth: int
+    k: Kernel,
+    sums: Tile,
+    turned: Block,
+    weight: Block,
+    first: Affine,
+    row: Span,
+    column: Span,
+    depth: int,
+    sharing: Sharing | None = None,
 ) -> None:
-    """Some rows by some columns: a slab of the summed axis, which begins at this chunk."""
+    """Some rows by some columns: a slab of the summed axis, which begins at this chunk. Of rows that ranks share, those
+    of one rank in several runs."""
+    rows = (row[0], sharing.rows) if sharing else row
     for chunk, deep in each_chunk(k, depth):
-        k.emit(
-            Matmul(
-                engine=Engine.TENSOR,
-                dst=sums,
-                stationary=turned.cut(deep, (first + chunk, 1), row),
-                moving=weight.cut(deep, (chunk, 1), column),
-                accumulate=first + chunk,
-            )
-        )
+        stationary = turned.cut(deep, (first + chunk, 1), rows)
+        if sharing:
+            runs = Axis(row[1] // sharing.rows, turned.apart(sharing.ranks * sharing.rows))
+            stationary = replace(stationary, axes=(runs, stationary.axes[-1]))
+        moving = weight.cut(deep, (chunk, 1), column)
+        k.emit(Matmul(engine=Engine.TENSOR, dst=sums, stationary=stationary, moving=moving, accumulate=first + chunk))

@@ -2,29 +2,66 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
 
 from emulator.errors import OutOfMemory, Taken
 from emulator.graph import Graph, Node, Repeat, Value
+from emulator.hardware import CORES
 from emulator.isa.affine import Affine
 from emulator.isa.program import Program
+from emulator.isa.totals import HBM, totals
+from emulator.lower.buffers import placed
 from emulator.lower.lowering import LOWERINGS, Lowering, NotLowered
 from emulator.lower.places import Series, half
+from emulator.lower.plan import Work
+from emulator.lower.residence import settled
 from emulator.lower.view import View
 from emulator.sync import synchronised
 
+_SHARES: Final = (0.5, 0.25)  # of SBUF that nodes may leave to what lies there, at most
+
 
 def lower(graph: Graph, core: str, ranks: int = 1) -> Program:
-    """The program of a graph for one core of this generation."""
-    return _Walk(graph, core, ranks).program()
+    """The program of a graph for one core of this generation. What nodes leave each other may lie in SBUF: they get
+    less of it then, which is tried where there was not enough for all that could."""
+    best = _Walk(graph, core, ranks, {}).written()
+    usable, wanted = CORES[core].sbuf_usable, best.wanted
+    for share in _SHARES if wanted else ():
+        kept = {node: min(size, int(usable * share)) for node, size in wanted.items()}
+        try:
+            best = min(best, _Walk(graph, core, ranks, kept).written(), key=lambda written: written.ns)
+        except OutOfMemory:
+            continue
+    return synchronised(best.program)
+
+
+@dataclass(frozen=True)
+class _Written:
+    """Nobody waits for anybody yet. `wanted` is what Settled says."""
+
+    program: Program
+    wanted: Mapping[object, int]
+
+    @cached_property
+    def ns(self) -> float:
+        """What it is expected to take."""
+        found, core = totals(self.program), CORES[self.program.core]
+        busy = max([*found.ns.values(), found.dma_ns], default=0.0)
+        return busy + Work(bytes=found.read[HBM] + found.written[HBM]).ns(core)
 
 
 class _Walk:
-    def __init__(self, graph: Graph, core: str, ranks: int) -> None:
+    """`kept`: of nodes, how many bytes of each partition of SBUF they leave to what lies there."""
+
+    def __init__(self, graph: Graph, core: str, ranks: int, kept: Mapping[object, int]) -> None:
         self._graph = graph
         self._low = Lowering(graph, core, ranks)
         self._places = self._low.places
+        self._kept = kept
 
-    def program(self) -> Program:
+    def written(self) -> _Written:
         low, places = self._low, self._places
         places.place_inputs()
         places.place_outputs()
@@ -35,9 +72,10 @@ class _Walk:
             position = repeat.stop
         self._nodes(self._graph.nodes[position:])
         self._finish_outputs()
-        body = low.k.body
-        buffers = places.buffers.placed(body)
-        return synchronised(Program(low.core, low.ranks, buffers, body, tuple(low.notes), dict(places.constants)))
+        found = settled(low.k.body, places.buffers.table, low.k.makers, low.k.core)
+        buffers = placed(found.table, found.body)
+        notes, constants = tuple(low.notes), dict(places.constants)
+        return _Written(Program(low.core, low.ranks, buffers, found.body, notes, constants), found.wanted)
 
     def _nodes(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
@@ -47,7 +85,8 @@ class _Walk:
             function = LOWERINGS.get(type(node.op))
             if function is None:
                 raise NotLowered.at(node)
-            with self._low.k.room(), _blamed(node):
+            kept = self._kept.get(node.result, 0)
+            with self._low.k.room(), self._low.k.made_for(node.result, kept), _blamed(node):
                 function(self._low, node, node.op)
 
     def _repeat(self, repeat: Repeat) -> None:

@@ -2,7 +2,8 @@
 
 A sum is a meeting twice over: each rank adds up its share, and all take what the others made. Norms and residuals
 between two products are done on shares, and only what products read is taken from all, so that ranks neither keep the
-whole of the residual stream nor work on it. A share is whole lanes of each run of rows: few rows stay as they are.
+whole of the residual stream nor work on it. All lanes of a core are to have a row of its share: few rows stay as they
+are. A share is a few rows of every short run, so that what products read can be exchanged run by run.
 """
 
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ from emulator.graph import Graph, Node, Origin, Value
 from emulator.ops import AllGather, AllReduce, Binary, Cast, LayerNorm, RankSlice, ReduceScatter, RmsNorm, Unary, Where
 from emulator.passes.rewrite import declare, keep
 
-LANES: Final = 128  # rows that a core works on side by side
+_LANES: Final = 128  # rows that a core works on side by side
+_ROWS: Final = 32  # of each rank in a run
 
 
 def divide_rows(graph: Graph, degree: int) -> Graph:
@@ -39,7 +41,7 @@ def _divided(graph: Graph, degree: int) -> set[Value]:
 
 def _goes_up(value: Value, degree: int) -> bool:
     shape = value.type.shape
-    return len(shape) > 1 and shape[-2] > 0 and shape[-2] % (LANES * degree) == 0
+    return len(shape) > 1 and shape[-2] > 0 and shape[-2] % (_LANES * degree) == 0
 
 
 def _is_by_row(node: Node) -> bool:
@@ -117,6 +119,5 @@ class _Dividing:
         return self._moved[value]
 
     def _attributes(self, value: Value) -> tuple[int, int, tuple[int, ...], tuple[int, ...], int]:
-        """Of each run of as many rows as all ranks' lanes take, each has as many as its own lanes do."""
-        axis, run = value.type.rank - 2, LANES * self._degree
+        axis, run = value.type.rank - 2, _ROWS * self._degree
         return axis, value.type.shape[axis] // run, (run,), (self._degree,), self._degree

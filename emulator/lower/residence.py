@@ -1,0 +1,298 @@
+"""What one node leaves for another need not go to HBM and back where SBUF has room between them.
+
+A program is written as if it had to. Afterwards, scratch that is a matrix of rows, and that nothing but copies of up to
+128 rows at a time touch, is given places in SBUF that no node needs that is carried out while it lives: row r lies on
+partition r modulo 128. Copies between HBM and SBUF then become copies inside of SBUF; nothing else changes.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Final
+
+from emulator.hardware import CoreSpec
+from emulator.isa.affine import Affine, Turn
+from emulator.isa.instructions import DmaCopy, Instruction
+from emulator.isa.operands import Axis, Far, Memory, Tile, extent
+from emulator.isa.places import MOST_AXES
+from emulator.isa.program import Buffer, Loop, Role, Step
+from emulator.isa.transfer import moved
+from emulator.lower.kernel import PARTITIONS
+
+_ALIGNMENT: Final = 64
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Scratch as rows so wide, in SBUF from this byte of each partition on."""
+
+    width: int
+    address: int = 0
+
+    @property
+    def block(self) -> int:
+        """Elements of 128 rows."""
+        return PARTITIONS * self.width
+
+    def tile(self, far: Far, counts: Sequence[int]) -> Tile | None:
+        """Where a part of it lies; None if lanes of SBUF cannot say that."""
+        if far.rows is not None or far.offset.base < 0:
+            return None
+        lane, start = divmod(far.offset.base % self.block, self.width)
+        axes = [axis for axis in far.axes if axis.size != 1]
+        rows = axes[0].size if axes and axes[0].stride == self.width else 1
+        inner = [self._axis(axis) for axis in (axes[1:] if rows > 1 else axes)]
+        terms = [(depth, self._inside(step)) for depth, step in far.offset.terms]
+        turns = [(turn, self._inside(turn.step)) for turn in far.offset.turns]
+        found = [*(axis.stride for axis in inner if axis), *(step for _, step in terms), *(step for _, step in turns)]
+        if lane + rows > PARTITIONS or None in inner or None in found or len(inner) > MOST_AXES:
+            return None
+        widest = start + extent(tuple(axis for axis in axes[rows > 1 :] if axis.stride < self.width))[1]
+        widest += sum((counts[depth] - 1) * step for depth, step in far.offset.terms if step < self.width)
+        widest += sum((turn.count - 1) * turn.step for turn in far.offset.turns if turn.step < self.width)
+        if widest >= self.width:
+            return None
+        size = far.dtype.itemsize
+        base = far.offset.base // self.block * self.width + start
+        offset = Affine(
+            self.address + base * size,
+            tuple((depth, (step or 0) * size) for depth, step in terms),
+            tuple(Turn((step or 0) * size, turn.count, turn.of) for turn, step in turns),
+        )
+        kept = tuple(axis for axis in inner if axis) or (Axis(1, 1),)
+        return Tile(Memory.SBUF, far.dtype, lane, rows, offset, kept)
+
+    def _inside(self, step: int) -> int | None:
+        """Elements of a partition that a step within a row, or over whole blocks of rows, goes."""
+        blocks, rest = divmod(step, self.block)
+        return None if step < 0 or rest >= self.width else blocks * self.width + rest
+
+    def _axis(self, axis: Axis) -> Axis | None:
+        stride = self._inside(axis.stride)
+        return None if stride is None else Axis(axis.size, stride)
+
+
+def by_lanes(copy: DmaCopy, buffer: int, width: int) -> DmaCopy:
+    """A copy in HBM with the rows of one side as lanes of SBUF take them: in blocks of 128."""
+    sides = (copy.dst, copy.src)
+    if not all(isinstance(side, Far) and side.rows is None for side in sides):
+        return copy
+    own = copy.dst if isinstance(copy.dst, Far) and copy.dst.buffer == buffer else copy.src
+    assert isinstance(own, Far)
+    if [axis.size for axis in copy.dst.axes] != [axis.size for axis in copy.src.axes]:
+        return copy
+    split = _split(own.axes, width)
+    if split is None:
+        return copy
+    dst, src = (_reordered(side.axes, *split) for side in sides)
+    return (
+        copy
+        if len(dst) > MOST_AXES
+        else replace(copy, dst=replace(copy.dst, axes=dst), src=replace(copy.src, axes=src))
+    )
+
+
+def _split(axes: Sequence[Axis], width: int) -> tuple[int, int, int] | None:
+    """Which axis goes over many rows; into how many blocks of 128, and elements of a row, it is taken apart."""
+    for at, axis in enumerate(axes):
+        within = width if axis.stride == 1 else 1
+        rows, rest = divmod(axis.size, within)
+        if axis.stride * within == width and not rest and rows > PARTITIONS and not rows % PARTITIONS:
+            return at, rows // PARTITIONS, within
+    return None
+
+
+def _reordered(axes: Sequence[Axis], at: int, blocks: int, within: int) -> tuple[Axis, ...]:
+    stride = axes[at].stride
+    parts = (Axis(blocks, stride * within * PARTITIONS), *([Axis(within, stride)] if within > 1 else []))
+    return (Axis(PARTITIONS, stride * within), *axes[:at], *parts, *axes[at + 1 :])
+
+
+@dataclass
+class _Use:
+    """How a buffer is used: by which instructions, and in which stages of the program."""
+
+    copies: list[tuple[Instruction, tuple[int, ...]]] = field(default_factory=list)
+    stages: list[tuple[int, tuple[int, int] | None]] = field(default_factory=list)  # each with the loop around it
+
+    @property
+    def life(self) -> tuple[int, int]:
+        """One that is used in a repeat and outside of it lives as long as the repeat."""
+        loops = {loop for _, loop in self.stages}
+        if len(loops) == 1:
+            numbers = [stage for stage, _ in self.stages]
+        else:
+            numbers = [end for stage, loop in self.stages for end in (loop or (stage, stage))]
+        return min(numbers), max(numbers)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    buffer: int
+    matrix: Matrix
+    size: int  # bytes of each partition
+    life: tuple[int, int]
+    traffic: int
+
+
+@dataclass(frozen=True)
+class Settled:
+    """`wanted`: of each node, the bytes of a partition that all that could stay takes while the node is carried out, if
+    some of it found no room."""
+
+    body: tuple[Step, ...]
+    table: tuple[Buffer, ...]
+    wanted: Mapping[object, int]
+
+
+def settled(body: Sequence[Step], table: Sequence[Buffer], makers: Mapping[int, object], core: CoreSpec) -> Settled:
+    """`makers`: of each step that a node wrote, by its identity, which node that is."""
+    survey = _Survey(body, makers)
+    candidates = sorted(_candidates(survey, table), key=lambda each: (-each.traffic / each.size, each.buffer))
+    taken: list[tuple[_Candidate, int]] = []
+    refused = []
+    for each in candidates:
+        address = _place(each, survey.peaks, taken, core.sbuf_usable)
+        if address is None:
+            refused.append(each)
+        else:
+            taken.append((each, address))
+    wanted = Counter[object]()
+    for each in (*refused, *(each for each, _ in taken)):
+        for stage in range(each.life[0], each.life[1] + 1):
+            wanted[survey.nodes[stage]] += each.size
+    homes = {each.buffer: replace(each.matrix, address=address) for each, address in taken}
+    left = [number for number in range(len(table)) if number not in homes]
+    moving = _Moving(homes, {number: at for at, number in enumerate(left)})
+    return Settled(tuple(moving.steps(body, ())), tuple(table[number] for number in left), wanted if refused else {})
+
+
+class _Survey:
+    """What a program does with its memories, stage by stage: a stage is what one node wrote."""
+
+    def __init__(self, body: Sequence[Step], makers: Mapping[int, object]) -> None:
+        self.uses: dict[int, _Use] = {}
+        self.peaks: list[int] = []  # of each stage, the bytes of a partition that its tiles reach
+        self.nodes: list[object] = []
+        self._makers = makers
+        self._visit(body, (), None)
+
+    def _visit(self, body: Sequence[Step], counts: tuple[int, ...], loop: tuple[int, int] | None) -> None:
+        for step in body:
+            if isinstance(step, Loop) and any(id(inner) in self._makers for inner in step.body):
+                first = len(self.peaks)
+                self._visit(step.body, (*counts, step.count), (first, first + self._stages(step.body) - 1))
+                continue
+            maker = self._makers.get(id(step), step)
+            if not self.nodes or self.nodes[-1] != maker:
+                self.nodes.append(maker)
+                self.peaks.append(0)
+            self._note(step, counts, loop)
+
+    def _stages(self, body: Sequence[Step]) -> int:
+        makers = [self._makers.get(id(step), step) for step in body]
+        return sum(number == 0 or maker != makers[number - 1] for number, maker in enumerate(makers))
+
+    def _note(self, step: Step, counts: tuple[int, ...], loop: tuple[int, int] | None) -> None:
+        if isinstance(step, Loop):
+            for inner in step.body:
+                self._note(inner, (*counts, step.count), loop)
+            return
+        stage = len(self.peaks) - 1
+        for place in step.places.values():
+            if isinstance(place, Far):
+                use = self.uses.setdefault(place.buffer, _Use())
+                use.copies.append((step, counts))
+                use.stages.append((stage, loop))
+            elif place.memory is Memory.SBUF:
+                end = place.offset.bounds(counts)[1] + place.reach[1]
+                self.peaks[stage] = max(self.peaks[stage], end)
+
+
+def _candidates(survey: _Survey, table: Sequence[Buffer]) -> Iterator[_Candidate]:
+    for number, use in survey.uses.items():
+        buffer = table[number]
+        if buffer.role is not Role.SCRATCH:
+            continue
+        matrix = next((each for each in _matrices(buffer) if _fits(use, number, each)), None)
+        if matrix is not None:
+            size = buffer.elements * len(buffer.names) // PARTITIONS * buffer.dtype.itemsize
+            traffic = sum(
+                prod(counts) * moved(place)
+                for copy, counts in use.copies
+                for place in copy.places.values()
+                if isinstance(place, Far) and place.buffer == number
+            )
+            yield _Candidate(number, matrix, -(-size // _ALIGNMENT) * _ALIGNMENT, use.life, traffic)
+
+
+def _matrices(buffer: Buffer) -> Iterator[Matrix]:
+    """Ways to see it as rows that fill all lanes."""
+    for axis in range(len(buffer.shape), 0, -1):
+        rows, width = prod(buffer.shape[:axis]), prod(buffer.shape[axis:])
+        if width > 1 and rows and not rows % PARTITIONS:
+            yield Matrix(width)
+
+
+def _fits(use: _Use, number: int, matrix: Matrix) -> bool:
+    return all(_lying(copy, {number: matrix}, counts) is not None for copy, counts in use.copies)
+
+
+def _lying(step: Instruction, homes: Mapping[int, Matrix], counts: tuple[int, ...]) -> Instruction | None:
+    """The copy between places in SBUF; None if it cannot be one."""
+    if not isinstance(step, DmaCopy):
+        return None
+    for name in ("dst", "src"):
+        far = getattr(step, name)
+        if isinstance(far, Far) and far.buffer in homes:
+            home = homes[far.buffer]
+            step = by_lanes(step, far.buffer, home.width)
+            tile = home.tile(getattr(step, name), counts)
+            if tile is None:
+                return None
+            step = replace(step, **{name: tile})  # type: ignore[arg-type]
+    return step
+
+
+def _place(each: _Candidate, peaks: Sequence[int], taken: Sequence[tuple[_Candidate, int]], usable: int) -> int | None:
+    """The highest place that is free all its life."""
+    first, last = each.life
+    floor = max(peaks[first : last + 1])
+    busy = sorted(
+        (
+            (address, address + other.size)
+            for other, address in taken
+            if other.life[0] <= last and first <= other.life[1]
+        ),
+        reverse=True,
+    )
+    top = usable // _ALIGNMENT * _ALIGNMENT
+    for low, high in busy:
+        if top - each.size >= high:
+            break
+        top = min(top, low)
+    return top - each.size if top - each.size >= floor else None
+
+
+@dataclass(frozen=True)
+class _Moving:
+    homes: Mapping[int, Matrix]
+    numbers: Mapping[int, int]  # what remains in HBM has another one then
+
+    def steps(self, body: Sequence[Step], counts: tuple[int, ...]) -> Iterator[Step]:
+        for step in body:
+            if isinstance(step, Loop):
+                yield Loop(step.count, tuple(self.steps(step.body, (*counts, step.count))))
+            else:
+                yield self._step(step, counts)
+
+    def _step(self, step: Instruction, counts: tuple[int, ...]) -> Instruction:
+        named = {place.buffer for place in step.places.values() if isinstance(place, Far)}
+        if not named.isdisjoint(self.homes):
+            lying = _lying(step, self.homes, counts)
+            assert lying is not None  # or it would not have been given a place
+            step = lying
+        far = {name: place for name, place in step.places.items() if isinstance(place, Far)}
+        changed = {name: replace(place, buffer=self.numbers[place.buffer]) for name, place in far.items()}
+        return replace(step, **changed) if changed else step  # type: ignore[arg-type]
