@@ -62,6 +62,7 @@ class Lowering:
         self._reading = Reading(graph)
         self.places = Places(graph, self._lifetimes)
         self._waiting = Waiting(graph, self.places, self._reading)
+        self._by_row: set[int] = set()  # buffers that are written a row to a lane
         self._done: set[Value] = set()  # results of nodes that an earlier one has taken in
         self.notes: dict[str, int] = {"": 0}
 
@@ -168,6 +169,14 @@ class Lowering:
         found.follow(node.result)
         return self._chained(found)
 
+    def goes_by_row(self, chain: Chain) -> bool:
+        """Whether it reads rows as they were made elsewhere, a row to a lane; then it goes on so, since such rows may
+        stay where they are."""
+        made = any(view.buffer in self._by_row and view.rank > 1 for view in chain.sources)
+        if made:
+            self._by_row.update(view.buffer for _, view in chain.homes)
+        return made
+
     def _following(self, shape: tuple[int, ...]) -> Following:
         return Following(shape, self.places, self._reading, self._meets_in_pieces, self._waiting.nodes)
 
@@ -186,6 +195,12 @@ class Lowering:
     def _home_in(self, value: Value, shape: tuple[int, ...]) -> View:
         """As `home`, of a result that is made in pieces of this shape: what only becomes a part of a concatenation is
         written where that will be."""
+        home = self._home_of_pieces(value, shape)
+        if len(shape) == 2 and shape[-1] == value.type.shape[-1]:
+            self._by_row.add(home.buffer)
+        return home
+
+    def _home_of_pieces(self, value: Value, shape: tuple[int, ...]) -> View:
         homes = self.places.homes
         whole = self.only(value)
         if whole is not None and isinstance(whole.op, Concat):

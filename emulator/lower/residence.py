@@ -13,7 +13,7 @@ from typing import Final
 
 from emulator.hardware import CoreSpec
 from emulator.isa.affine import Affine, Turn
-from emulator.isa.instructions import DmaCopy, Instruction
+from emulator.isa.instructions import DMA_QUEUES, DmaCopy, Instruction
 from emulator.isa.operands import Axis, Far, Memory, Tile, extent
 from emulator.isa.places import MOST_AXES
 from emulator.isa.program import Buffer, Loop, Role, Step
@@ -138,12 +138,13 @@ class _Candidate:
 
 @dataclass(frozen=True)
 class Settled:
-    """`wanted`: of each node, the bytes of a partition that all that could stay takes while the node is carried out, if
-    some of it found no room."""
+    """`kept`: of nodes, the bytes of a partition that what stays takes while the node is carried out; `refused`: the
+    same of each that found no room, those first that would save most."""
 
     body: tuple[Step, ...]
     table: tuple[Buffer, ...]
-    wanted: Mapping[object, int]
+    kept: Counter[object]
+    refused: tuple[Counter[object], ...]
 
 
 def settled(body: Sequence[Step], table: Sequence[Buffer], makers: Mapping[int, object], core: CoreSpec) -> Settled:
@@ -158,14 +159,15 @@ def settled(body: Sequence[Step], table: Sequence[Buffer], makers: Mapping[int, 
             refused.append(each)
         else:
             taken.append((each, address))
-    wanted = Counter[object]()
-    for each in (*refused, *(each for each, _ in taken)):
-        for stage in range(each.life[0], each.life[1] + 1):
-            wanted[survey.nodes[stage]] += each.size
     homes = {each.buffer: replace(each.matrix, address=address) for each, address in taken}
-    left = [number for number in range(len(table)) if number not in homes]
-    moving = _Moving(homes, {number: at for at, number in enumerate(left)})
-    return Settled(tuple(moving.steps(body, ())), tuple(table[number] for number in left), wanted if refused else {})
+    moving = _Moving(homes, table)
+    loads = [moving.loaded(number) for number in homes if table[number].role is Role.CONSTANT]
+    return Settled(
+        (*loads, *moving.steps(body, ())),
+        tuple(table[number] for number in moving.numbers),
+        sum((survey.rooms(each) for each, _ in taken), Counter[object]()),
+        tuple(survey.rooms(each) for each in refused),
+    )
 
 
 class _Survey:
@@ -190,6 +192,10 @@ class _Survey:
                 self.peaks.append(0)
             self._note(step, counts, loop)
 
+    def rooms(self, each: _Candidate) -> Counter[object]:
+        """What it takes while each node is carried out."""
+        return Counter(dict.fromkeys(self.nodes[each.life[0] : each.life[1] + 1], each.size))
+
     def _stages(self, body: Sequence[Step]) -> int:
         makers = [self._makers.get(id(step), step) for step in body]
         return sum(number == 0 or maker != makers[number - 1] for number, maker in enumerate(makers))
@@ -213,7 +219,7 @@ class _Survey:
 def _candidates(survey: _Survey, table: Sequence[Buffer]) -> Iterator[_Candidate]:
     for number, use in survey.uses.items():
         buffer = table[number]
-        if buffer.role is not Role.SCRATCH:
+        if buffer.role not in (Role.SCRATCH, Role.CONSTANT):
             continue
         matrix = next((each for each in _matrices(buffer) if _fits(use, number, each)), None)
         if matrix is not None:
@@ -224,7 +230,11 @@ def _candidates(survey: _Survey, table: Sequence[Buffer]) -> Iterator[_Candidate
                 for place in copy.places.values()
                 if isinstance(place, Far) and place.buffer == number
             )
-            yield _Candidate(number, matrix, -(-size // _ALIGNMENT) * _ALIGNMENT, use.life, traffic)
+            size = -(-size // _ALIGNMENT) * _ALIGNMENT
+            if buffer.role is Role.SCRATCH:
+                yield _Candidate(number, matrix, size, use.life, traffic)
+            elif traffic > buffer.nbytes:  # it is loaded once, at the beginning
+                yield _Candidate(number, matrix, size, (0, use.life[1]), traffic - buffer.nbytes)
 
 
 def _matrices(buffer: Buffer) -> Iterator[Matrix]:
@@ -275,10 +285,23 @@ def _place(each: _Candidate, peaks: Sequence[int], taken: Sequence[tuple[_Candid
     return top - each.size if top - each.size >= floor else None
 
 
-@dataclass(frozen=True)
 class _Moving:
-    homes: Mapping[int, Matrix]
-    numbers: Mapping[int, int]  # what remains in HBM has another one then
+    """`numbers`: of what remains in HBM, and those that it has then."""
+
+    def __init__(self, homes: Mapping[int, Matrix], table: Sequence[Buffer]) -> None:
+        self._homes, self._table = homes, table
+        left = [number for number, each in enumerate(table) if number not in homes or each.role is Role.CONSTANT]
+        self.numbers = {number: at for at, number in enumerate(left)}
+
+    def loaded(self, number: int) -> Instruction:
+        """A constant, before everything else."""
+        home, buffer = self._homes[number], self._table[number]
+        rows = buffer.elements // home.width
+        axes = (Axis(PARTITIONS, home.width), Axis(rows // PARTITIONS, home.block), Axis(home.width, 1))
+        far = Far(number, buffer.dtype, Affine(), axes)
+        tile = home.tile(far, ())
+        assert tile is not None  # whole blocks of rows
+        return DmaCopy(engine=DMA_QUEUES[0], dst=tile, src=replace(far, buffer=self.numbers[number]))
 
     def steps(self, body: Sequence[Step], counts: tuple[int, ...]) -> Iterator[Step]:
         for step in body:
@@ -289,8 +312,8 @@ class _Moving:
 
     def _step(self, step: Instruction, counts: tuple[int, ...]) -> Instruction:
         named = {place.buffer for place in step.places.values() if isinstance(place, Far)}
-        if not named.isdisjoint(self.homes):
-            lying = _lying(step, self.homes, counts)
+        if not named.isdisjoint(self._homes):
+            lying = _lying(step, self._homes, counts)
             assert lying is not None  # or it would not have been given a place
             step = lying
         far = {name: place for name, place in step.places.items() if isinstance(place, Far)}

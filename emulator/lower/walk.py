@@ -1,55 +1,66 @@
 """From a graph to a program: nodes are lowered in their order, layers that repeat inside one loop."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Final
 
 from emulator.errors import OutOfMemory, Taken
 from emulator.graph import Graph, Node, Repeat, Value
 from emulator.hardware import CORES
 from emulator.isa.affine import Affine
+from emulator.isa.cycles import cost
+from emulator.isa.instructions import DMA_QUEUES, Engine
+from emulator.isa.operands import Far
 from emulator.isa.program import Program
-from emulator.isa.totals import HBM, totals
+from emulator.isa.totals import within
+from emulator.isa.transfer import moved, share_of_dma
 from emulator.lower.buffers import placed
 from emulator.lower.lowering import LOWERINGS, Lowering, NotLowered
 from emulator.lower.places import Series, half
 from emulator.lower.plan import Work
-from emulator.lower.residence import settled
+from emulator.lower.residence import Settled, settled
 from emulator.lower.view import View
 from emulator.sync import synchronised
 
-_SHARES: Final = (0.5, 0.25)  # of SBUF that nodes may leave to what lies there, at most
+_TRIALS: Final = 3  # that may fail, of nodes that leave room to something
 
 
 def lower(graph: Graph, core: str, ranks: int = 1) -> Program:
-    """The program of a graph for one core of this generation. What nodes leave each other may lie in SBUF: they get
-    less of it then, which is tried where there was not enough for all that could."""
-    best = _Walk(graph, core, ranks, {}).written()
-    usable, wanted = CORES[core].sbuf_usable, best.wanted
-    for share in _SHARES if wanted else ():
-        kept = {node: min(size, int(usable * share)) for node, size in wanted.items()}
+    """The program of a graph for one core of this generation. What nodes leave each other lies in SBUF where they have
+    not taken all of it. For whatever finds no room there it is tried what they do if they have to leave some."""
+    best, tried = _Walk(graph, core, ranks, {}).written(), 0
+    while tried < min(_TRIALS, len(best.settled.refused)):
         try:
-            best = min(best, _Walk(graph, core, ranks, kept).written(), key=lambda written: written.ns)
+            other = _Walk(graph, core, ranks, best.settled.kept + best.settled.refused[tried]).written()
         except OutOfMemory:
-            continue
+            other = best
+        best, tried = min(best, other, key=lambda written: written.ns), tried + (other.ns >= best.ns)
     return synchronised(best.program)
 
 
 @dataclass(frozen=True)
 class _Written:
-    """Nobody waits for anybody yet. `wanted` is what Settled says."""
+    """Nobody waits for anybody yet."""
 
     program: Program
-    wanted: Mapping[object, int]
+    settled: Settled
 
     @cached_property
     def ns(self) -> float:
-        """What it is expected to take."""
-        found, core = totals(self.program), CORES[self.program.core]
-        busy = max([*found.ns.values(), found.dma_ns], default=0.0)
-        return busy + Work(bytes=found.read[HBM] + found.written[HBM]).ns(core)
+        """What it is expected to take: the modules follow each other, in each of which all engines work at once."""
+        core, traffic = CORES[self.program.core], 0
+        busy: dict[int, dict[Engine, float]] = defaultdict(lambda: defaultdict(float))
+        for instruction, counts in within(self.program.body):
+            times, engine = prod(counts), instruction.engine
+            traffic += times * sum(moved(place) for place in instruction.places.values() if isinstance(place, Far))
+            share = share_of_dma(instruction, core) if engine in DMA_QUEUES else 1.0
+            engine = DMA_QUEUES[0] if engine in DMA_QUEUES else engine
+            busy[instruction.note][engine] += times * cost(instruction, core).ns * share
+        return sum(max(engines.values()) for engines in busy.values()) + Work(bytes=traffic).ns(core)
 
 
 class _Walk:
@@ -75,7 +86,7 @@ class _Walk:
         found = settled(low.k.body, places.buffers.table, low.k.makers, low.k.core)
         buffers = placed(found.table, found.body)
         notes, constants = tuple(low.notes), dict(places.constants)
-        return _Written(Program(low.core, low.ranks, buffers, found.body, notes, constants), found.wanted)
+        return _Written(Program(low.core, low.ranks, buffers, found.body, notes, constants), found)
 
     def _nodes(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
