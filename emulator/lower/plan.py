@@ -167,7 +167,7 @@ def turns_of(banks: int) -> int:
 def best(core: CoreSpec, room: int, rows: Rows, sizes: Sequence[Sizes]) -> Cut:
     """The cheapest that fits; the least of all where none does, for the error to say what is missing."""
     cuts = _Cuts(core, room - rows.kept - 1024, rows, sizes)
-    least = Cut(1, (Piece(1, 1),) * len(sizes), inf)
+    least = Cut(cuts.run, (Piece(1, 1),) * len(sizes), inf)
     return min(
         cuts.all(),
         key=lambda cut: (cut.ns, -cut.height, cut.weights_stay, -cut.turns, cut.ahead, cut.pieces),
@@ -182,7 +182,7 @@ class _Cuts:
         self._core, self._room, self._rows, self._sizes = core, room, rows, sizes
         self._chunks = chunks_of(rows.shape[1])
         runs = {rows.run, *(each.run for each in sizes)} - {1}
-        self._run = lcm(PARTITIONS, *runs) if runs else 1
+        self.run = lcm(PARTITIONS, *runs) if runs else 1
         self._begun = rows.begun(core)
         self._loads = cache(lambda number, slab, width: _load(core, sizes[number], slab, width))
         self._multiplied = cache(self._multiplying)
@@ -192,7 +192,7 @@ class _Cuts:
 
     def _rows_stay(self) -> Iterator[Cut]:
         rows = self._rows.shape[0]
-        for height in self._in_runs(min(each, _up(rows)) for each in (*_HEIGHTS, self._run)):
+        for height in self._in_runs(min(each, _up(rows)) for each in (*_HEIGHTS, self.run)):
             left = self._room - self._turned(height)
             if self._rows.room > left:
                 continue
@@ -209,7 +209,7 @@ class _Cuts:
                 yield Cut(height, tuple(piece for _, piece in chosen), work.ns(self._core) + begin)
 
     def _in_runs(self, heights: Iterable[int]) -> set[int]:
-        return {height for height in heights if not height % self._run}
+        return {height for height in heights if not height % self.run}
 
     def _pieces(self, sizes: Sizes, height: int, left: int) -> Iterator[Piece]:
         for width in sizes.widths:
@@ -231,7 +231,7 @@ class _Cuts:
             beside = sum(sizes.beside(piece.width) for sizes, piece in pairs)
             for ahead in (False, True) if blocks > 1 and self._rows.run > 1 else (False,):
                 left = self._room - weights * (1 + ahead) - beside - self._rows.room
-                for height, turns in product(self._in_runs(_PASSING) or {self._run}, (2, 1) if self._run > 1 else (2,)):
+                for height, turns in product(self._in_runs(_PASSING) or {self.run}, (2, 1) if self.run > 1 else (2,)):
                     if height < self._rows.shape[0] and turns * self._turned(height) <= left:
                         cut = Cut(height, pieces, inf, True, turns, ahead)
                         yield replace(cut, ns=self._passing(cut, blocks))

@@ -186,7 +186,7 @@ class _Survey:
                 first = len(self.peaks)
                 self._visit(step.body, (*counts, step.count), (first, first + self._stages(step.body) - 1))
                 continue
-            maker = self._makers.get(id(step), step)
+            maker = self._makers.get(id(step), id(step))
             if not self.nodes or self.nodes[-1] != maker:
                 self.nodes.append(maker)
                 self.peaks.append(0)
@@ -197,7 +197,7 @@ class _Survey:
         return Counter(dict.fromkeys(self.nodes[each.life[0] : each.life[1] + 1], each.size))
 
     def _stages(self, body: Sequence[Step]) -> int:
-        makers = [self._makers.get(id(step), step) for step in body]
+        makers = [self._makers.get(id(step), id(step)) for step in body]
         return sum(number == 0 or maker != makers[number - 1] for number, maker in enumerate(makers))
 
     def _note(self, step: Step, counts: tuple[int, ...], loop: tuple[int, int] | None) -> None:
@@ -233,8 +233,9 @@ def _candidates(survey: _Survey, table: Sequence[Buffer]) -> Iterator[_Candidate
             size = -(-size // _ALIGNMENT) * _ALIGNMENT
             if buffer.role is Role.SCRATCH:
                 yield _Candidate(number, matrix, size, use.life, traffic)
-            elif traffic > buffer.nbytes:  # it is loaded once, at the beginning
-                yield _Candidate(number, matrix, size, (0, use.life[1]), traffic - buffer.nbytes)
+            elif traffic > buffer.nbytes:  # it is loaded once, at the beginning, for all turns of a repeat
+                last = max(loop[1] if loop else stage for stage, loop in use.stages)
+                yield _Candidate(number, matrix, size, (0, last), traffic - buffer.nbytes)
 
 
 def _matrices(buffer: Buffer) -> Iterator[Matrix]:
