@@ -9,9 +9,10 @@ from emulator.hardware import CoreSpec
 from emulator.lower import plan
 from emulator.lower.ending import Ending, room_of
 from emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
-from emulator.lower.plan import Sizes, Work, load_work, turning_work
+from emulator.lower.plan import Sizes
 from emulator.lower.turned import chunks_of, load, must_turn, room_to_turn
 from emulator.lower.view import View
+from emulator.lower.work import Work, load_work, turning_work
 from emulator.types import DType
 
 Fill = Callable[[Block, Span], None]  # writes some rows, turned, into [128, chunks, rows]

@@ -21,11 +21,11 @@ from emulator.lower.following import Following
 from emulator.lower.gathered import Gathered, products_gathered, write_gathered
 from emulator.lower.kernel import PARTITIONS, Block, Span
 from emulator.lower.lowering import Lowering
-from emulator.lower.plan import Work, load_work, turning_work
 from emulator.lower.products import as_rows, parts_of, products_of, sharing_of
 from emulator.lower.together import Products
 from emulator.lower.turned import chunks_of, turn_tile
 from emulator.lower.view import View, whole
+from emulator.lower.work import Work, load_work, turning_work
 from emulator.types import DType
 
 _PASSES: Final = 2  # of the vector engine over a row, beside what follows it

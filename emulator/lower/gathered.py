@@ -13,11 +13,11 @@ from emulator.isa.transfer import START_NS, moved
 from emulator.lower.factors import Fill, Loaded, Part, Rows, Sharing, room_for
 from emulator.lower.kernel import PARTITIONS, Block, Kernel, Span, Tiled
 from emulator.lower.lowering import Lowering
-from emulator.lower.plan import Work
 from emulator.lower.products import products_of, sharing_of
 from emulator.lower.together import Products
 from emulator.lower.turned import chunks_of
 from emulator.lower.view import View, line, whole
+from emulator.lower.work import Work
 from emulator.ops import AllGather as AllRanks
 from emulator.types import DType
 

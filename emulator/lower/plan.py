@@ -17,11 +17,11 @@ from emulator.hardware import CoreSpec
 from emulator.isa.affine import Affine
 from emulator.isa.cycles import ISSUE, cost
 from emulator.isa.instructions import DmaCopy, Engine, ReduceScatter
-from emulator.isa.operands import Memory, Tile, contiguous
 from emulator.lower.kernel import PARTITIONS
 from emulator.lower.sheets import WIDEST
 from emulator.lower.turned import chunks_of, must_turn, room_to_turn
 from emulator.lower.view import View
+from emulator.lower.work import Work, load_work, tile_of, turning_work
 from emulator.types import DType
 
 BANK: Final = 512  # float32 sums
@@ -34,36 +34,6 @@ _HEIGHTS: Final = (8192, 4096, 2048, 1024, 512, 384, 256, 128, 64, 32, 16, 8, 4,
 _PASSING: Final = (512, 256, 128)  # rows at once where the weights stay
 _SLABS: Final = (64, 32, 16, 8, 4, 2, 1)
 _WRITTEN_NS: Final = 60  # what one more instruction of an engine costs that the formulas do not show: its start
-# Of the time that bytes take at HBM's full rate: counted even where engines take longer, since the energy is spent, and
-# what other queues have under way has to wait.
-_TRAFFIC: Final = 0.5
-
-
-@dataclass(frozen=True)
-class Work:
-    """Nanoseconds that engines work beside each other, and bytes between HBM and the core."""
-
-    dma: float = 0.0
-    tensor: float = 0.0
-    vector: float = 0.0
-    bytes: int = 0
-    links: float = 0.0  # of ranks that meet
-
-    def __add__(self, other: "Work") -> "Work":
-        return Work(
-            self.dma + other.dma,
-            self.tensor + other.tensor,
-            self.vector + other.vector,
-            self.bytes + other.bytes,
-            self.links + other.links,
-        )
-
-    def __mul__(self, times: int) -> "Work":
-        return Work(self.dma * times, self.tensor * times, self.vector * times, self.bytes * times, self.links * times)
-
-    def ns(self, core: CoreSpec) -> float:
-        traffic = self.bytes / (core.dma_engines * core.dma_engine_peak_gb_s)
-        return max(self.dma, self.tensor, self.vector, self.links) + _TRAFFIC * traffic
 
 
 class Rows(Protocol):
@@ -283,24 +253,6 @@ class _Cuts:
         return self._chunks * height * self._rows.dtype.itemsize
 
 
-def load_work(core: CoreSpec, view: View, chunks: int, width: int) -> Work:
-    """Of a slab [chunks, width] of a matrix [summed, others], up to where it lies in SBUF."""
-    summed, others = min(view.shape[0], chunks * PARTITIONS), min(view.shape[1], width)
-    piece = view.cut((0, summed), (0, others))
-    ordered = piece.transposed((1, 0)) if must_turn(view) else piece
-    lanes = min(ordered.shape[0], PARTITIONS)
-    tile = _tile(view.dtype, lanes, ceil(ordered.shape[0] / lanes), ordered.shape[1])
-    copy = DmaCopy(engine=Engine.DMA0, dst=tile, src=ordered.far())
-    return Work(cost(copy, core).ns, bytes=summed * others * view.dtype.itemsize)
-
-
-def turning_work(core: CoreSpec, dtype: DType, chunks: int, width: int) -> Work:
-    """Of turning it on the tensor engine."""
-    turned = ceil(width / PARTITIONS) * chunks * PARTITIONS
-    slow = core.fp32_cycle_factor if dtype is DType.FLOAT32 else 1
-    return Work(0.0, slow * turned / core.tensor_ghz, turned / core.vector_ghz)
-
-
 def _up(rows: int) -> int:
     return ceil(rows / PARTITIONS) * PARTITIONS if rows > PARTITIONS else rows
 
@@ -312,14 +264,10 @@ def _load(core: CoreSpec, sizes: Sizes, slab: int, width: int) -> Work:
 def _store_ns(core: CoreSpec, sizes: Sizes, rows: int, width: int) -> float:
     lanes = min(rows, PARTITIONS)
     home = View(0, sizes.out, Affine(), (lanes, width), (sizes.columns, 1))
-    one = DmaCopy(engine=Engine.DMA0, dst=home.far(), src=_tile(sizes.out, lanes, width))
+    one = DmaCopy(engine=Engine.DMA0, dst=home.far(), src=tile_of(sizes.out, lanes, width))
     return cost(one, core).ns * ceil(rows / lanes) * ceil(sizes.columns / width)
 
 
 def _meeting_ns(core: CoreSpec, sizes: Sizes, width: int) -> float:
-    own, all_ = (_tile(sizes.out, PARTITIONS, ranks * width) for ranks in (1, sizes.ranks))
+    own, all_ = (tile_of(sizes.out, PARTITIONS, ranks * width) for ranks in (1, sizes.ranks))
     return cost(ReduceScatter(engine=Engine.COLLECTIVE, dst=own, src=all_), core).ns
-
-
-def _tile(dtype: DType, lanes: int, *shape: int) -> Tile:
-    return Tile(Memory.SBUF, dtype, 0, lanes, Affine(), contiguous(*shape))

@@ -1,8 +1,9 @@
 """What one node leaves for another need not go to HBM and back where SBUF has room between them.
 
 A program is written as if it had to. Afterwards, scratch that is a matrix of rows, and that nothing but copies of up to
-128 rows at a time touch, is given places in SBUF that no node needs that is carried out while it lives: row r lies on
-partition r modulo 128. Copies between HBM and SBUF then become copies inside of SBUF; nothing else changes.
+128 rows at a time touch, is given places in SBUF that no node needs that is carried out while it lives; and so are
+constants that are read again and again. Copies between HBM and SBUF then become copies inside of SBUF; nothing else
+changes.
 """
 
 from collections import Counter
@@ -12,101 +13,16 @@ from math import prod
 from typing import Final
 
 from emulator.hardware import CoreSpec
-from emulator.isa.affine import Affine, Turn
+from emulator.isa.affine import Affine
 from emulator.isa.instructions import DMA_QUEUES, DmaCopy, Instruction
-from emulator.isa.operands import Axis, Far, Memory, Tile, extent
-from emulator.isa.places import MOST_AXES
+from emulator.isa.operands import Axis, Far, Memory
 from emulator.isa.program import Buffer, Loop, Role, Step
 from emulator.isa.transfer import moved
 from emulator.lower.kernel import PARTITIONS
+from emulator.lower.matrix import Matrix, lying_in
+from emulator.types import DType
 
 _ALIGNMENT: Final = 64
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """Scratch as rows so wide, in SBUF from this byte of each partition on."""
-
-    width: int
-    address: int = 0
-
-    @property
-    def block(self) -> int:
-        """Elements of 128 rows."""
-        return PARTITIONS * self.width
-
-    def tile(self, far: Far, counts: Sequence[int]) -> Tile | None:
-        """Where a part of it lies; None if lanes of SBUF cannot say that."""
-        if far.rows is not None or far.offset.base < 0:
-            return None
-        lane, start = divmod(far.offset.base % self.block, self.width)
-        axes = [axis for axis in far.axes if axis.size != 1]
-        rows = axes[0].size if axes and axes[0].stride == self.width else 1
-        inner = [self._axis(axis) for axis in (axes[1:] if rows > 1 else axes)]
-        terms = [(depth, self._inside(step)) for depth, step in far.offset.terms]
-        turns = [(turn, self._inside(turn.step)) for turn in far.offset.turns]
-        found = [*(axis.stride for axis in inner if axis), *(step for _, step in terms), *(step for _, step in turns)]
-        if lane + rows > PARTITIONS or None in inner or None in found or len(inner) > MOST_AXES:
-            return None
-        widest = start + extent(tuple(axis for axis in axes[rows > 1 :] if axis.stride < self.width))[1]
-        widest += sum((counts[depth] - 1) * step for depth, step in far.offset.terms if step < self.width)
-        widest += sum((turn.count - 1) * turn.step for turn in far.offset.turns if turn.step < self.width)
-        if widest >= self.width:
-            return None
-        size = far.dtype.itemsize
-        base = far.offset.base // self.block * self.width + start
-        offset = Affine(
-            self.address + base * size,
-            tuple((depth, (step or 0) * size) for depth, step in terms),
-            tuple(Turn((step or 0) * size, turn.count, turn.of) for turn, step in turns),
-        )
-        kept = tuple(axis for axis in inner if axis) or (Axis(1, 1),)
-        return Tile(Memory.SBUF, far.dtype, lane, rows, offset, kept)
-
-    def _inside(self, step: int) -> int | None:
-        """Elements of a partition that a step within a row, or over whole blocks of rows, goes."""
-        blocks, rest = divmod(step, self.block)
-        return None if step < 0 or rest >= self.width else blocks * self.width + rest
-
-    def _axis(self, axis: Axis) -> Axis | None:
-        stride = self._inside(axis.stride)
-        return None if stride is None else Axis(axis.size, stride)
-
-
-def by_lanes(copy: DmaCopy, buffer: int, width: int) -> DmaCopy:
-    """A copy in HBM with the rows of one side as lanes of SBUF take them: in blocks of 128."""
-    sides = (copy.dst, copy.src)
-    if not all(isinstance(side, Far) and side.rows is None for side in sides):
-        return copy
-    own = copy.dst if isinstance(copy.dst, Far) and copy.dst.buffer == buffer else copy.src
-    assert isinstance(own, Far)
-    if [axis.size for axis in copy.dst.axes] != [axis.size for axis in copy.src.axes]:
-        return copy
-    split = _split(own.axes, width)
-    if split is None:
-        return copy
-    dst, src = (_reordered(side.axes, *split) for side in sides)
-    return (
-        copy
-        if len(dst) > MOST_AXES
-        else replace(copy, dst=replace(copy.dst, axes=dst), src=replace(copy.src, axes=src))
-    )
-
-
-def _split(axes: Sequence[Axis], width: int) -> tuple[int, int, int] | None:
-    """Which axis goes over many rows; into how many blocks of 128, and elements of a row, it is taken apart."""
-    for at, axis in enumerate(axes):
-        within = width if axis.stride == 1 else 1
-        rows, rest = divmod(axis.size, within)
-        if axis.stride * within == width and not rest and rows > PARTITIONS and not rows % PARTITIONS:
-            return at, rows // PARTITIONS, within
-    return None
-
-
-def _reordered(axes: Sequence[Axis], at: int, blocks: int, within: int) -> tuple[Axis, ...]:
-    stride = axes[at].stride
-    parts = (Axis(blocks, stride * within * PARTITIONS), *([Axis(within, stride)] if within > 1 else []))
-    return (Axis(PARTITIONS, stride * within), *axes[:at], *parts, *axes[at + 1 :])
 
 
 @dataclass
@@ -221,7 +137,7 @@ def _candidates(survey: _Survey, table: Sequence[Buffer]) -> Iterator[_Candidate
         buffer = table[number]
         if buffer.role not in (Role.SCRATCH, Role.CONSTANT):
             continue
-        matrix = next((each for each in _matrices(buffer) if _fits(use, number, each)), None)
+        matrix = next((each for each in _matrices(buffer) if _fits(use, number, each, buffer.dtype)), None)
         if matrix is not None:
             size = buffer.elements * len(buffer.names) // PARTITIONS * buffer.dtype.itemsize
             traffic = sum(
@@ -246,24 +162,12 @@ def _matrices(buffer: Buffer) -> Iterator[Matrix]:
             yield Matrix(width)
 
 
-def _fits(use: _Use, number: int, matrix: Matrix) -> bool:
-    return all(_lying(copy, {number: matrix}, counts) is not None for copy, counts in use.copies)
-
-
-def _lying(step: Instruction, homes: Mapping[int, Matrix], counts: tuple[int, ...]) -> Instruction | None:
-    """The copy between places in SBUF; None if it cannot be one."""
-    if not isinstance(step, DmaCopy):
-        return None
-    for name in ("dst", "src"):
-        far = getattr(step, name)
-        if isinstance(far, Far) and far.buffer in homes:
-            home = homes[far.buffer]
-            step = by_lanes(step, far.buffer, home.width)
-            tile = home.tile(getattr(step, name), counts)
-            if tile is None:
-                return None
-            step = replace(step, **{name: tile})  # type: ignore[arg-type]
-    return step
+def _fits(use: _Use, number: int, matrix: Matrix, dtype: DType) -> bool:
+    """Whether all copies can go there; rows of other elements would be as many elements wide as they are not."""
+    places = [place for copy, _ in use.copies for place in copy.places.values()]
+    own = [place for place in places if isinstance(place, Far) and place.buffer == number]
+    alike = all(place.dtype.itemsize == dtype.itemsize for place in own)
+    return alike and all(lying_in(copy, {number: matrix}, counts) is not None for copy, counts in use.copies)
 
 
 def _place(each: _Candidate, peaks: Sequence[int], taken: Sequence[tuple[_Candidate, int]], usable: int) -> int | None:
@@ -314,7 +218,7 @@ class _Moving:
     def _step(self, step: Instruction, counts: tuple[int, ...]) -> Instruction:
         named = {place.buffer for place in step.places.values() if isinstance(place, Far)}
         if not named.isdisjoint(self._homes):
-            lying = _lying(step, self._homes, counts)
+            lying = lying_in(step, self._homes, counts)
             assert lying is not None  # or it would not have been given a place
             step = lying
         far = {name: place for name, place in step.places.items() if isinstance(place, Far)}

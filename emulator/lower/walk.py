@@ -21,9 +21,9 @@ from emulator.isa.transfer import moved, share_of_dma
 from emulator.lower.buffers import placed
 from emulator.lower.lowering import LOWERINGS, Lowering, NotLowered
 from emulator.lower.places import Series, half
-from emulator.lower.plan import Work
 from emulator.lower.residence import Settled, settled
 from emulator.lower.view import View
+from emulator.lower.work import Work
 from emulator.sync import synchronised
 
 _TRIALS: Final = 3  # that may fail, of nodes that leave room to something

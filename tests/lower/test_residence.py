@@ -13,7 +13,7 @@ from emulator.isa.operands import Axis, Far, Memory
 from emulator.isa.program import Program, Role
 from emulator.isa.totals import HBM, totals
 from emulator.lower import lower
-from emulator.lower.residence import Matrix
+from emulator.lower.matrix import Matrix
 from emulator.ops import Attention, Binary, Linear, Reshape, RmsNorm, Transpose, Unary
 from emulator.passes import PassOptions, run_passes
 from emulator.passes.roll import roll
