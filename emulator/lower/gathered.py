@@ -13,7 +13,7 @@ from emulator.isa.transfer import START_NS, moved
 from emulator.lower.factors import Fill, Loaded, Part, Rows, Sharing, room_for
 from emulator.lower.kernel import PARTITIONS, Block, Kernel, Span, Tiled
 from emulator.lower.lowering import Lowering
-from emulator.lower.products import products_of, sharing_of
+from emulator.lower.products import products_of, shared_by, sharing_of
 from emulator.lower.together import Products
 from emulator.lower.turned import chunks_of
 from emulator.lower.view import View, line, whole
@@ -110,8 +110,12 @@ def write_gathered(low: Lowering, own: View, dtype: DType, parts: tuple[Part, ..
 
 
 def products_gathered(low: Lowering, gather: Node, result: Value) -> list[Node]:
-    """The products of what is gathered that can be made together with the result of a node, if all its readers are."""
-    if not isinstance(gather.op, AllRanks) or sharing_of(low, gather) is None:
+    """The products of what is gathered that can be made together with the result of a node, if all its readers are.
+    Where ranks share their results again, it has to be in the same runs."""
+    sharing = sharing_of(low, gather) if isinstance(gather.op, AllRanks) else None
+    if sharing is None:
         return []
     readers = products_of(low, gather.result, result)
-    return [] if low.is_needed(gather.result, readers) else readers
+    sums = [sum_ for reader in readers if (sum_ := shared_by(low, reader)) is not None]
+    alike = all(sharing_of(low, sum_) == sharing for sum_ in sums)
+    return readers if alike and not low.is_needed(gather.result, readers) else []

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from emulator.isa.affine import Affine, Turn
 from emulator.isa.instructions import DmaCopy, Instruction
-from emulator.isa.operands import Axis, Far, Memory, Tile, extent
+from emulator.isa.operands import Axis, Far, Memory, Tile
 from emulator.isa.places import MOST_AXES
 from emulator.lower.kernel import PARTITIONS
 
@@ -38,10 +38,10 @@ class Matrix:
         found = [*(axis.stride for axis in inner if axis), *(step for _, step in terms), *(step for _, step in turns)]
         if lane + rows > PARTITIONS or None in inner or None in found or len(inner) > MOST_AXES:
             return None
-        widest = start + extent(tuple(axis for axis in axes[rows > 1 :] if axis.stride < self.width))[1]
-        widest += sum((counts[depth] - 1) * step for depth, step in far.offset.terms if step < self.width)
-        widest += sum((turn.count - 1) * turn.step for turn in far.offset.turns if turn.step < self.width)
-        if widest >= self.width:
+        ways = [(axis.size, axis.stride) for axis in axes[rows > 1 :]]
+        ways += [(counts[depth], step) for depth, step in far.offset.terms]
+        ways += [(turn.count, turn.step) for turn in far.offset.turns]
+        if start + sum((times - 1) * (step % self.block) for times, step in ways) >= self.width:
             return None
         size = far.dtype.itemsize
         base = far.offset.base // self.block * self.width + start

@@ -143,6 +143,7 @@ def test_a_part_of_a_matrix_lies_in_lanes(
         (8, (Axis(128, 10), Axis(4, 1))),  # over the end of a row
         (index(0) * 10, (Axis(1, 10), Axis(10, 1))),  # a lane that changes with a loop
         (index(0) * 3, (Axis(128, 10), Axis(2, 1))),  # over the end of a row in a later turn
+        (index(0) * 1283, (Axis(128, 10), Axis(2, 1))),  # both at once
         (20, (Axis(3, -10), Axis(10, 1))),  # backwards
     ],
 )
