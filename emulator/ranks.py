@@ -16,7 +16,7 @@ from emulator.errors import ExecutionError
 from emulator.fast import LoadedGraph
 from emulator.graph import Graph
 from emulator.numerics import Array
-from emulator.ops import AllGather, AllReduce, RankSlice
+from emulator.ops import AllGather, AllReduce, RankSlice, ReduceScatter
 from emulator.ops.collective import MEMBERSHIP
 
 _Result = TypeVar("_Result")
@@ -63,7 +63,8 @@ class _Member:
 
 def degree_of(graph: Graph) -> int:
     """How many ranks a graph is for: its collectives say so."""
-    degrees = {node.op.degree for node in graph.nodes if isinstance(node.op, AllReduce | AllGather | RankSlice)}
+    collectives = AllReduce | AllGather | RankSlice | ReduceScatter
+    degrees = {node.op.degree for node in graph.nodes if isinstance(node.op, collectives)}
     if len(degrees) > 1:
         raise ExecutionError(f"the graph's collectives are for different numbers of ranks: {sorted(degrees)}")
     return degrees.pop() if degrees else 1

@@ -1,4 +1,4 @@
-"""What ranks do together: each brings what it holds, and each takes the same away."""
+"""What ranks do together: each brings what it holds, and each takes away what is made of all of it."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -8,20 +8,23 @@ import numpy as np
 from emulator.core.alu import combine
 from emulator.core.bound import Bound
 from emulator.core.cells import floats
-from emulator.isa.instructions import AllGather, AllReduce, Instruction
+from emulator.isa.instructions import AllGather, AllReduce, Instruction, ReduceScatter
+from emulator.isa.operands import Tile
 from emulator.numerics import Array
 
-COLLECTIVES = (AllReduce, AllGather)
+COLLECTIVES = (AllReduce, ReduceScatter, AllGather)
 
 
 def bring(at: Bound) -> Array:
-    """A copy: before all ranks have met, others may write."""
-    return at.numbers("src").copy()
+    """A copy: before all ranks have met, others may write. A row for each partition; what lies in HBM is one row."""
+    src = at.instruction.places["src"]
+    return at.numbers("src").reshape(src.partitions if isinstance(src, Tile) else 1, -1).copy()
 
 
-def take(instruction: Instruction, at: Bound, brought: Sequence[Array]) -> None:
-    if isinstance(instruction, AllReduce):
+def take(instruction: Instruction, at: Bound, brought: Sequence[Array], rank: int) -> None:
+    if isinstance(instruction, AllReduce | ReduceScatter):
         # From the first rank to the last, in float32, so that all of them have the same bits.
-        at.put(reduce(lambda sums, more: combine(instruction.op, sums, more), map(floats, brought)))
+        total = reduce(lambda sums, more: combine(instruction.op, sums, more), map(floats, brought))
+        at.put(total if isinstance(instruction, AllReduce) else np.split(total, len(brought), axis=-1)[rank])
     else:
-        at.put(np.concatenate([each.reshape(-1) for each in brought]))
+        at.put(np.concatenate(brought, axis=-1))

@@ -130,7 +130,7 @@ class _Core:
         if draws is not None:
             draws.go_to((bound.engine, streams.done[bound.engine] + 1))
         if brought is not None:
-            take(bound.instruction, bound, brought)
+            take(bound.instruction, bound, brought, self.rank)
         else:
             MEANINGS[type(bound.instruction)](bound.instruction, bound)
         if races is not None:

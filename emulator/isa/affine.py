@@ -81,6 +81,12 @@ def affine(value: Affine | int) -> Affine:
     return value if isinstance(value, Affine) else Affine(value)
 
 
+def divided(value: Affine | int, by: int) -> Affine:
+    """Where all that it is the sum of can be."""
+    start = affine(value)
+    return Affine(start.base // by, tuple((depth, step // by) for depth, step in start.terms))
+
+
 def turning(of: Affine, count: int, step: int) -> Affine:
     """Where the buffer lies whose turn it is, of so many that lie `step` apart."""
     if not of.terms:

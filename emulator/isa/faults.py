@@ -53,7 +53,7 @@ class Fault:
 
     def __str__(self) -> str:
         where = "" if self.number is None else f"instruction {self.number} ({self.instruction}): "
-        place = f", at {self.note}" if self.note else ""
+        place = f", at {self.note if self.note.isprintable() else repr(self.note)}" if self.note else ""
         return f"{where}{self.broken.what}{place}; {self.broken.way_out}"
 
 

@@ -406,8 +406,17 @@ class AllReduce(Instruction, name="all_reduce"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReduceScatter(Instruction, name="reduce_scatter"):
+    """Of the sum of what all ranks hold in `src`, in as many parts as there are ranks, each rank's own part."""
+
+    dst: Place
+    src: Place
+    op: Alu = Alu.ADD
+
+
+@dataclass(frozen=True, kw_only=True)
 class AllGather(Instruction, name="all_gather"):
     """What all ranks hold in `src`, one behind the other, for each of them."""
 
-    dst: Far
-    src: Far
+    dst: Place
+    src: Place

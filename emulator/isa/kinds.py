@@ -60,6 +60,7 @@ ENGINES: Final[Mapping[type[Instruction], Mapping[Engine, int]]] = {
     isa.GatherFree: _GPSIMD,
     isa.PartitionReduce: _GPSIMD,
     isa.AllReduce: _COLLECTIVE,
+    isa.ReduceScatter: _COLLECTIVE,
     isa.AllGather: _COLLECTIVE,
 }
 

@@ -13,6 +13,7 @@ from emulator.isa.instructions import (
     Engine,
     Instruction,
     Matmul,
+    ReduceScatter,
     Transpose,
 )
 from emulator.isa.kinds import (
@@ -128,24 +129,30 @@ def _transpose(it: Transpose, room: Room) -> Breaches:
 
 
 def _all_reduce(it: AllReduce, room: Room) -> Breaches:
-    yield from _exchanged(it.dst, it.src, 1)
-    shapes = {(type(place), place.partitions if isinstance(place, Tile) else 1) for place in (it.dst, it.src)}
-    if len(shapes) > 1:
-        yield unequal("dst and src are not alike")
+    yield from _exchanged(("dst", it.dst), ("src", it.src), 1)
+    yield from operator("op", it.op, ACROSS_RANKS)
+
+
+def _reduce_scatter(it: ReduceScatter, room: Room) -> Breaches:
+    yield from _exchanged(("src", it.src), ("dst", it.dst), room.ranks)
     yield from operator("op", it.op, ACROSS_RANKS)
 
 
 def _all_gather(it: AllGather, room: Room) -> Breaches:
-    yield from _exchanged(it.dst, it.src, room.ranks)
+    yield from _exchanged(("dst", it.dst), ("src", it.src), room.ranks)
 
 
-def _exchanged(dst: Place, src: Place, times: int) -> Breaches:
-    yield from same_type("dst", dst, "src", src)
-    if _length(dst) != _length(src) * times:
-        yield Broken(
-            Rule.SHAPE, f"dst has {_length(dst)} elements, src {_length(src)}", f"make dst {times} times as long"
-        )
-    for name, place in (("dst", dst), ("src", src)):
+def _exchanged(long: tuple[str, Place], short: tuple[str, Place], times: int) -> Breaches:
+    """Ranks' parts lie one behind the other: in HBM, or in each partition."""
+    yield from same_type("dst", long[1], "src", short[1])
+    sizes = [_length(place) for _, place in (long, short)]
+    if sizes[0] != sizes[1] * times:
+        wanted = f"make {long[0]} {times} times as long"
+        yield Broken(Rule.SHAPE, f"{long[0]} has {sizes[0]} elements, {short[0]} {sizes[1]}", wanted)
+    shapes = {(type(place), place.partitions if isinstance(place, Tile) else 1) for _, place in (long, short)}
+    if len(shapes) > 1:
+        yield unequal("dst and src are not alike")
+    for name, place in (long, short):
         if (isinstance(place, Far) and place.rows) or not is_dense(place.axes):
             yield Broken(Rule.SHAPE, f"{name} is not contiguous", "exchange what lies one behind the other")
 
@@ -157,5 +164,6 @@ _RULES: Final[Mapping[type[Instruction], Callable[[Any, Room], Breaches]]] = {
     Matmul: _matmul,
     Transpose: _transpose,
     AllReduce: _all_reduce,
+    ReduceScatter: _reduce_scatter,
     AllGather: _all_gather,
 }

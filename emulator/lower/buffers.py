@@ -41,24 +41,29 @@ class Buffers:
     def named(self, role: Role) -> list[Buffer]:
         return [buffer for buffer in self._table if buffer.role is role]
 
-    def placed(self, body: Sequence[Step]) -> tuple[Buffer, ...]:
-        """With addresses: what must stay has room of its own; scratch shares it with scratch that is needed at other
-        times."""
-        lived = lives(body)
-        placed: dict[int, Buffer] = {}
-        end = 0
-        for number, buffer in enumerate(self._table):
-            if buffer.role is not Role.SCRATCH:
-                placed[number] = replace(buffer, address=end)
-                end += _aligned(buffer.nbytes)
-        scratch = [number for number, buffer in enumerate(self._table) if buffer.role is Role.SCRATCH]
-        taken: list[tuple[Life, int, int]] = []
-        for number in sorted(scratch, key=lambda number: (-self._table[number].nbytes, number)):
-            size, life = _aligned(self._table[number].nbytes), lived.get(number, Life(0, 0))
-            address = _first_fit(end, size, [(at, to) for other, at, to in taken if other.meets(life)])
-            taken.append((life, address, address + size))
-            placed[number] = replace(self._table[number], address=address)
-        return tuple(placed[number] for number in range(len(self._table)))
+    @property
+    def table(self) -> tuple[Buffer, ...]:
+        return tuple(self._table)
+
+
+def placed(table: Sequence[Buffer], body: Sequence[Step]) -> tuple[Buffer, ...]:
+    """With addresses: what must stay has room of its own; scratch shares it with scratch that is needed at other
+    times."""
+    lived = lives(body)
+    found: dict[int, Buffer] = {}
+    end = 0
+    for number, buffer in enumerate(table):
+        if buffer.role is not Role.SCRATCH:
+            found[number] = replace(buffer, address=end)
+            end += _aligned(buffer.nbytes)
+    scratch = [number for number, buffer in enumerate(table) if buffer.role is Role.SCRATCH]
+    taken: list[tuple[Life, int, int]] = []
+    for number in sorted(scratch, key=lambda number: (-table[number].nbytes, number)):
+        size, life = _aligned(table[number].nbytes), lived.get(number, Life(0, 0))
+        address = _first_fit(end, size, [(at, to) for other, at, to in taken if other.meets(life)])
+        taken.append((life, address, address + size))
+        found[number] = replace(table[number], address=address)
+    return tuple(found[number] for number in range(len(table)))
 
 
 def _first_fit(start: int, size: int, taken: Iterable[tuple[int, int]]) -> int:

@@ -12,14 +12,19 @@ import numpy as np
 from emulator.graph import Node
 from emulator.isa import instructions as isa
 from emulator.isa.affine import Affine
+from emulator.isa.cycles import cost
 from emulator.isa.instructions import Engine
 from emulator.isa.operands import Axis, Far
+from emulator.isa.transfer import START_NS
+from emulator.lower.buffers import on_device
 from emulator.lower.filling import fill
+from emulator.lower.gathered import products_gathered, write_gathered
 from emulator.lower.kernel import PARTITIONS
 from emulator.lower.lowering import Lowering, NotLowered, lowers
-from emulator.lower.view import View
+from emulator.lower.products import parts_of, rows_of, sharing_of
+from emulator.lower.view import View, line
 from emulator.numerics import Array
-from emulator.ops import AllGather, AllReduce, RankSlice
+from emulator.ops import AllGather, AllReduce, RankSlice, ReduceScatter
 from emulator.ops.shares import Stretch
 from emulator.types import DType
 
@@ -29,22 +34,29 @@ def _all_reduce(low: Lowering, node: Node, op: AllReduce) -> None:
     _require_degree(low, node, op.degree)
     source, home = low.packed(low.view(node.operands[0])), low.home(node.result)
     if home.elements:
-        low.k.emit(isa.AllReduce(engine=Engine.COLLECTIVE, dst=_line(home), src=_line(source)))
+        low.k.emit(isa.AllReduce(engine=Engine.COLLECTIVE, dst=line(home), src=line(source)))
 
 
 @lowers(AllGather)
 def _all_gather(low: Lowering, node: Node, op: AllGather) -> None:
     """Where a rank's share is not one stretch of the whole, what was gathered is put in order afterwards."""
     _require_degree(low, node, op.degree)
+    readers, sharing = products_gathered(low, node, node.result), sharing_of(low, node)
+    if readers and sharing:
+        x = node.operands[0]
+        write_gathered(low, rows_of(low, x), on_device(x.type.dtype), parts_of(low, readers), sharing)
+        return
     source, home = low.packed(low.view(node.operands[0])), low.home(node.result)
     if not home.elements:
         return
     outer, inner = prod(source.shape[: op.axis]) * op.outer, prod(source.shape[op.axis + 1 :])
-    in_order = outer == 1 and op.parts == (op.degree,) and not op.slots
-    gathered = home if in_order else low.scratch(source.dtype, (op.degree, *source.shape))
-    low.k.emit(isa.AllGather(engine=Engine.COLLECTIVE, dst=_line(gathered), src=_line(source)))
-    if in_order:
+    if _in_order(low, op, outer, home):
+        with low.k.loop(outer) as turn:
+            dst, src = (_row(view, outer, turn) for view in (home, source))
+            low.k.emit(isa.AllGather(engine=Engine.COLLECTIVE, dst=line(dst), src=line(src)))
         return
+    gathered = low.scratch(source.dtype, (op.degree, *source.shape))
+    low.k.emit(isa.AllGather(engine=Engine.COLLECTIVE, dst=line(gathered), src=line(source)))
     shares = gathered.packed_as((op.degree, outer, op.local, inner))
     whole = home.packed_as((outer, sum(op.sizes), inner))
     for run in _runs(op):
@@ -55,6 +67,44 @@ def _all_gather(low: Lowering, node: Node, op: AllGather) -> None:
         place = whole.cut((0, outer), (first.whole, count * first.size)).reshaped((outer, count, first.size, inner))
         assert place is not None  # an axis in two always has strides
         low.copy(place, owners.transposed((1, 0, 2, 3)))
+
+
+@lowers(ReduceScatter)
+def _reduce_scatter(low: Lowering, node: Node, op: ReduceScatter) -> None:
+    """Where a rank's share is not one stretch of the whole, the parts of all ranks are put together first."""
+    _require_degree(low, node, op.degree)
+    source, home = low.packed(low.view(node.operands[0])), low.home(node.result)
+    if not home.elements:
+        return
+    outer, inner = prod(source.shape[: op.axis]) * op.outer, prod(source.shape[op.axis + 1 :])
+    if _in_order(low, op, outer, source):
+        with low.k.loop(outer) as turn:
+            dst, src = (_row(view, outer, turn) for view in (home, source))
+            low.k.emit(isa.ReduceScatter(engine=Engine.COLLECTIVE, dst=line(dst), src=line(src)))
+        return
+    whole = source.packed_as((outer, sum(op.sizes), inner))
+    parts = low.scratch(source.dtype, (op.degree, outer, op.local, inner))
+    if any(share.local * op.degree > share.size for share in op.shares):
+        fill(low.k, parts, 0)
+    for rank in range(op.degree):
+        for one in op.stretches(rank):
+            place = parts.pick(0, rank).cut((0, outer), (one.own, one.size))
+            low.copy(place, whole.cut((0, outer), (one.whole, one.size)))
+    low.k.emit(isa.ReduceScatter(engine=Engine.COLLECTIVE, dst=line(home), src=line(parts)))
+
+
+def _in_order(low: Lowering, op: AllGather | ReduceScatter, outer: int, whole: View) -> bool:
+    """Whether ranks had better meet for each row of blocks by itself, where the parts of all lie one behind the other,
+    than once for all rows, which copies them. Each meeting begins anew."""
+    if op.parts != (op.degree,) or op.slots:
+        return False
+    copied = Far(whole.buffer, whole.dtype, Affine(), (Axis(whole.elements, 1),))
+    copying = cost(isa.DmaCopy(engine=Engine.DMA0, dst=copied, src=copied), low.k.core).ns
+    return outer == 1 or outer * START_NS <= START_NS + copying
+
+
+def _row(view: View, outer: int, turn: Affine) -> View:
+    return view.packed_as((outer, view.elements // outer)).pick(0, turn)
 
 
 @dataclass(frozen=True)
@@ -128,11 +178,6 @@ def _places(op: RankSlice, outer: int) -> tuple[Array, int]:
             own, whole, size = one.own // unit, one.whole // unit, one.size // unit
             table[rank, :, own : own + size] = np.add.outer(np.arange(outer) * row, np.arange(size) + whole)
     return table.reshape(op.degree, -1), unit
-
-
-def _line(view: View) -> Far:
-    """All of what lies row by row, as one stretch."""
-    return Far(view.buffer, view.dtype, view.offset + Affine(), (Axis(view.elements, 1),))
 
 
 def _require_degree(low: Lowering, node: Node, degree: int) -> None:

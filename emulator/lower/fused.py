@@ -4,9 +4,9 @@ What only products of the same rows read need not be stored. They are made anew 
 weights stay, so that it depends on what it costs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, prod
+from math import ceil, inf, prod
 from typing import Final
 
 from emulator.graph import Node, Value
@@ -14,16 +14,18 @@ from emulator.hardware import CoreSpec
 from emulator.isa.operands import Tile
 from emulator.isa.transfer import moved
 from emulator.lower.buffers import on_device
-from emulator.lower.factors import Fill, Loaded, Part
+from emulator.lower.factors import Fill, Loaded, Part, Sharing, room_for
+from emulator.lower.factors import Rows as Sources
 from emulator.lower.folding import Folding, Rows
 from emulator.lower.following import Following
+from emulator.lower.gathered import Gathered, products_gathered, write_gathered
 from emulator.lower.kernel import PARTITIONS, Block, Span
 from emulator.lower.lowering import Lowering
-from emulator.lower.plan import Work, load_work, turning_work
-from emulator.lower.products import as_rows, parts_of, products_of
+from emulator.lower.products import as_rows, parts_of, products_of, sharing_of
 from emulator.lower.together import Products
 from emulator.lower.turned import chunks_of, turn_tile
 from emulator.lower.view import View, whole
+from emulator.lower.work import Work, load_work, turning_work
 from emulator.types import DType
 
 _PASSES: Final = 2  # of the vector engine over a row, beside what follows it
@@ -37,36 +39,71 @@ def write_rows(low: Lowering, node: Node, axes: int, fold: Callable[[Folding], N
     shared = [low.packed(low.view(operand)).packed_as((width,)) for operand in node.operands[1:]]
     found = low.following(node.result, width)
     found.follow(node.result)
-    value, readers = _products_behind(low, found, node.result, width)
-    ending = low.ended(found, node.result, readers)
+    behind = _products_behind(low, found, node.result, width)
+    gathers = [behind.gather] if behind.gather else []
+    ending = low.ended(found, node.result, [*gathers, *behind.products])
     rows = Rows.of(low.k, flat, shared, ending, on_device(node.result.type.dtype), fold, between)
-    if readers:
-        _multiply(low, rows, found.known[value], on_device(value.type.dtype), readers)
+    if behind.products:
+        _multiply(low, rows, found.known[behind.value], behind)
     else:
         rows.write()
 
 
-def _products_behind(low: Lowering, found: Following, result: Value, width: int) -> tuple[Value, list[Node]]:
-    """Which of the values that are made of a result most products read, and those."""
-    reading = {value: products_of(low, value, result) for value in found.known if value.type.shape[-1:] == (width,)}
-    value = max(reading, key=lambda value: len(reading[value]), default=result)
-    return value, reading.get(value, [])
+@dataclass(frozen=True)
+class _Behind:
+    """The products that read a value, or what of it ranks gather."""
+
+    value: Value
+    products: Sequence[Node] = ()
+    gather: Node | None = None
+    sharing: Sharing | None = None
 
 
-def _multiply(low: Lowering, rows: Rows, tile: Value, dtype: DType, readers: Sequence[Node]) -> None:
+def _products_behind(low: Lowering, found: Following, result: Value, width: int) -> _Behind:
+    """Of the values that are made of a result, that which most products read."""
+    values = [value for value in found.known if value.type.shape[-1:] == (width,)]
+    return max(
+        (each for value in values for each in _readings(low, value, result)),
+        key=lambda each: len(each.products),
+        default=_Behind(result),
+    )
+
+
+def _readings(low: Lowering, value: Value, result: Value) -> Iterator[_Behind]:
+    yield _Behind(value, products_of(low, value, result))
+    gather = low.only(value)
+    products = products_gathered(low, gather, result) if gather else []
+    if gather and products:
+        yield _Behind(value, products, gather, sharing_of(low, gather))
+
+
+def _multiply(low: Lowering, rows: Rows, tile: Value, behind: _Behind) -> None:
     """Where it is cheaper, or there is no room for both, the products' rows are stored first."""
-    lying, parts = low.places.views.get(tile), _parts_beside(low, rows, readers)
+    k, dtype = low.k, on_device(behind.value.type.dtype)
+    lying, parts = low.places.views.get(tile), _parts_beside(low, rows, behind.products)
     flat = whole(0, on_device(tile.type.dtype), rows.x.shape)
-    storing = Made(rows, tile, dtype).made(low.k.core, rows.x.shape[0]) + Work(bytes=0 if lying else moved(flat.far()))
-    later = Products(low.k, Loaded(low.k, flat, dtype), parts).ns + storing.ns(low.k.core)
-    options = [Products(low.k, Made(each, tile, dtype), parts) for each in rows.narrower()]
-    at_once = min(options, key=lambda each: each.ns, default=None)
+    storing = Made(rows, tile, dtype).made(k.core, rows.x.shape[0]) + Work(bytes=0 if lying else moved(flat.far()))
+    stored = [Products(k, each, parts).ns for each in _met(low, Loaded(k, flat, dtype), behind)]
+    later = min(stored, default=inf) + storing.ns(k.core)
+    made = [each for narrow in rows.narrower() for each in _met(low, Made(narrow, tile, dtype), behind)]
+    at_once = min((Products(k, each, parts) for each in made), key=lambda each: each.ns, default=None)
     if at_once is not None and at_once.ns <= later and tile.type.dtype.itemsize > 1:  # bytes cannot be turned
         at_once.write()
         return
     flat = as_rows(low, lying or low.scratch(tile.type.dtype, rows.x.shape), *rows.x.shape)
     rows.write(None if lying else _storing(low, tile, flat))
-    Products(low.k, Loaded(low.k, flat, dtype), parts).write()
+    if behind.sharing:
+        write_gathered(low, flat, dtype, parts, behind.sharing)
+    else:
+        Products(k, Loaded(k, flat, dtype), parts).write()
+
+
+def _met(low: Lowering, own: Sources, behind: _Behind) -> list[Sources]:
+    """The rows as products read them: a rank's own, or those of all ranks, if there is room to exchange them."""
+    if not behind.sharing:
+        return [own]
+    gathered = Gathered(low.k, own, behind.sharing)
+    return [gathered] if gathered.fits else []
 
 
 def _parts_beside(low: Lowering, rows: Rows, readers: Sequence[Node]) -> tuple[Part, ...]:
@@ -96,12 +133,22 @@ class Made:
         return rows, summed
 
     @property
+    def run(self) -> int:
+        return 1
+
+    @property
     def kept(self) -> int:
         return self.source.kept
 
     @property
     def room(self) -> int:
         return self.source.room
+
+    def begun(self, core: CoreSpec) -> Work:
+        return Work()
+
+    def block(self, height: int, turns: int) -> Block:
+        return room_for(self.source.k, self, height, turns)
 
     def work(self, core: CoreSpec, height: int) -> Work:
         return self.made(core, height) + turning_work(core, self.tile.type.dtype, chunks_of(self.shape[1]), height)

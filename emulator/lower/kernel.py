@@ -50,6 +50,34 @@ class Block:
             raise TypeError("a start partition cannot depend on a loop")
         return Tile(self.memory, self.dtype, start, count, offset, axes)
 
+    def apart(self, rows: int) -> int:
+        """Elements between places that many apart on the last axis."""
+        return rows
+
+
+@dataclass(frozen=True)
+class Tiled(Block):
+    """Of rows that are turned [128, chunks, rows]: all chunks of the first few rows, then those of the next."""
+
+    rows: int
+
+    def cut(self, rows: int | Span, *spans: Span) -> Tile:
+        """Some chunks of some whole groups of rows."""
+        (chunk, some), (row, count) = spans
+        start = affine(row) * self.shape[0] + affine(chunk) * self.rows
+        axes = (Axis(some, self.rows), Axis(count // self.rows, self.apart(self.rows)), Axis(self.rows, 1))
+        tile = super().cut(rows)
+        return replace(tile, offset=tile.offset + start * self.dtype.itemsize, axes=axes)
+
+    def run(self, row: Affine | int, count: int) -> Tile:
+        """All chunks of some whole groups of rows, as they lie."""
+        tile = self.whole
+        start = affine(row) * (self.shape[0] * self.dtype.itemsize)
+        return replace(tile, offset=tile.offset + start, axes=contiguous(self.shape[0] * count))
+
+    def apart(self, rows: int) -> int:
+        return rows * self.shape[0]
+
 
 class Kernel:
     """Instructions as they are written. `note` is put on each: the place in the model that it comes from."""
@@ -62,6 +90,8 @@ class Kernel:
         self._taken = {Memory.SBUF: 0, Memory.PSUM: 0}
         self.most = {Memory.SBUF: 0, Memory.PSUM: 0}
         self._next_queue = 0
+        self.withheld = 0  # bytes of each partition of SBUF that are kept for others
+        self.makers: dict[int, object] = {}  # of the steps of this and enclosing bodies, by identity, who wrote each
 
     @property
     def body(self) -> tuple[Step, ...]:
@@ -106,6 +136,15 @@ class Kernel:
         taken = dict(self._taken)
         yield
         self._taken = taken
+
+    @contextmanager
+    def made_for(self, maker: object, withheld: int = 0) -> Iterator[None]:
+        """Steps that are written inside are the maker's, who leaves so much of SBUF to others."""
+        first = len(self._bodies[-1])
+        self.withheld = withheld
+        yield
+        self.withheld = 0
+        self.makers |= {id(step): maker for step in self._bodies[-1][first:]}
 
     def left(self, memory: Memory) -> int:
         """Bytes of each partition that nobody has."""
@@ -153,7 +192,7 @@ class Kernel:
         return linear
 
     def _limit(self, memory: Memory) -> int:
-        return self.core.sbuf_usable if memory is Memory.SBUF else self.core.psum
+        return self.core.sbuf_usable - self.withheld if memory is Memory.SBUF else self.core.psum
 
     def _unit(self, memory: Memory) -> int:
         return _ALIGNMENT if memory is Memory.SBUF else self.core.psum_bank

@@ -62,6 +62,7 @@ class Lowering:
         self._reading = Reading(graph)
         self.places = Places(graph, self._lifetimes)
         self._waiting = Waiting(graph, self.places, self._reading)
+        self._by_row: set[int] = set()  # buffers that are written a row to a lane
         self._done: set[Value] = set()  # results of nodes that an earlier one has taken in
         self.notes: dict[str, int] = {"": 0}
 
@@ -101,7 +102,7 @@ class Lowering:
     def turned_home(self, value: Value) -> View:
         """As `home`, of a result that may be written in any order: if all that becomes of it is a transposition, it is
         written where that would be."""
-        turn = None if value in self.places.homes else self._reading.only(value)
+        turn = self.only(value)
         if turn is None or not isinstance(turn.op, Transpose):
             return self.home(value)
         self._done.add(turn.result)
@@ -143,6 +144,14 @@ class Lowering:
         chain = self._chained(found, read_here)
         return Ending(self.k, result, replace(chain, kept=kept_rows(self.k, chain.sources)))
 
+    def only(self, value: Value) -> Node | None:
+        """The one node that reads a value, if nobody else wants to find it."""
+        return None if value in self.places.homes else self._reading.only(value)
+
+    def is_needed(self, value: Value, readers: Sequence[Node]) -> bool:
+        """Whether others than these nodes want to find a value in HBM."""
+        return value in self.places.homes or self._reading.is_needed(value, {node.result for node in readers})
+
     def at_hand(self, value: Value, result: Value) -> list[Node]:
         """The readers of a value that can be carried out with the node of that result: all else that they need is
         there."""
@@ -159,6 +168,14 @@ class Lowering:
             raise NotLowered.at(node)
         found.follow(node.result)
         return self._chained(found)
+
+    def goes_by_row(self, chain: Chain) -> bool:
+        """Whether it reads rows as they were made elsewhere, a row to a lane; then it goes on so, since such rows may
+        stay where they are."""
+        made = any(view.buffer in self._by_row and view.rank > 1 for view in chain.sources)
+        if made:
+            self._by_row.update(view.buffer for _, view in chain.homes)
+        return made
 
     def _following(self, shape: tuple[int, ...]) -> Following:
         return Following(shape, self.places, self._reading, self._meets_in_pieces, self._waiting.nodes)
@@ -178,8 +195,14 @@ class Lowering:
     def _home_in(self, value: Value, shape: tuple[int, ...]) -> View:
         """As `home`, of a result that is made in pieces of this shape: what only becomes a part of a concatenation is
         written where that will be."""
+        home = self._home_of_pieces(value, shape)
+        if len(shape) == 2 and shape[-1] == value.type.shape[-1]:
+            self._by_row.add(home.buffer)
+        return home
+
+    def _home_of_pieces(self, value: Value, shape: tuple[int, ...]) -> View:
         homes = self.places.homes
-        whole = None if value in homes else self._reading.only(value)
+        whole = self.only(value)
         if whole is not None and isinstance(whole.op, Concat):
             if whole.result not in homes:
                 homes[whole.result] = self.scratch(value.type.dtype, whole.result.type.shape)

@@ -6,22 +6,22 @@ them, once for each block of columns. Where the summed axis is long, a block may
 all rows that stay wait in PSUM.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain
-from math import ceil, inf
+from itertools import chain, product
+from math import ceil, inf, lcm
 from typing import Final, Protocol
 
 from emulator.hardware import CoreSpec
 from emulator.isa.affine import Affine
 from emulator.isa.cycles import ISSUE, cost
-from emulator.isa.instructions import DmaCopy, Engine
-from emulator.isa.operands import Memory, Tile, contiguous
+from emulator.isa.instructions import DmaCopy, Engine, ReduceScatter
 from emulator.lower.kernel import PARTITIONS
 from emulator.lower.sheets import WIDEST
 from emulator.lower.turned import chunks_of, must_turn, room_to_turn
 from emulator.lower.view import View
+from emulator.lower.work import Work, load_work, tile_of, turning_work
 from emulator.types import DType
 
 BANK: Final = 512  # float32 sums
@@ -34,31 +34,6 @@ _HEIGHTS: Final = (8192, 4096, 2048, 1024, 512, 384, 256, 128, 64, 32, 16, 8, 4,
 _PASSING: Final = (512, 256, 128)  # rows at once where the weights stay
 _SLABS: Final = (64, 32, 16, 8, 4, 2, 1)
 _WRITTEN_NS: Final = 60  # what one more instruction of an engine costs that the formulas do not show: its start
-# Of the time that bytes take at HBM's full rate: counted even where engines take longer, since the energy is spent, and
-# what other queues have under way has to wait.
-_TRAFFIC: Final = 0.5
-
-
-@dataclass(frozen=True)
-class Work:
-    """Nanoseconds that engines work beside each other, and bytes between HBM and the core."""
-
-    dma: float = 0.0
-    tensor: float = 0.0
-    vector: float = 0.0
-    bytes: int = 0
-
-    def __add__(self, other: "Work") -> "Work":
-        return Work(
-            self.dma + other.dma, self.tensor + other.tensor, self.vector + other.vector, self.bytes + other.bytes
-        )
-
-    def __mul__(self, times: int) -> "Work":
-        return Work(self.dma * times, self.tensor * times, self.vector * times, self.bytes * times)
-
-    def ns(self, core: CoreSpec) -> float:
-        traffic = self.bytes / (core.dma_engines * core.dma_engine_peak_gb_s)
-        return max(self.dma, self.tensor, self.vector) + _TRAFFIC * traffic
 
 
 class Rows(Protocol):
@@ -71,12 +46,19 @@ class Rows(Protocol):
     def dtype(self) -> DType: ...
 
     @property
+    def run(self) -> int:
+        """They come in runs of so many."""
+
+    @property
     def kept(self) -> int:
         """Bytes of each partition that making them takes all the time."""
 
     @property
     def room(self) -> int:
         """Bytes that it takes beside, while they are made."""
+
+    def begun(self, core: CoreSpec) -> Work:
+        """What is made once, before any of them."""
 
     def work(self, core: CoreSpec, height: int) -> Work:
         """Of making so many, turned."""
@@ -91,6 +73,7 @@ class Sizes:
     by_column: int  # of each column of a block: what all rows have in common
     by_strip: int  # of each column of a strip: the results, and what follows them
     out: DType
+    ranks: int = 1  # that add up their results, each its share of every run of rows
 
     @property
     def columns(self) -> int:
@@ -106,12 +89,21 @@ class Sizes:
         equal = {ceil(self.columns / (blocks * _ROUND)) * _ROUND for blocks in _BLOCKS}
         return {min(width, self.columns) for width in {*_WIDTHS, *equal}}
 
+    @property
+    def run(self) -> int:
+        """Rows that are at hand at once, at least."""
+        return PARTITIONS * self.ranks if self.ranks > 1 else 1
+
+    @property
+    def strip(self) -> int:
+        return strip_of(self.ranks)
+
     def weight(self, slab: int, width: int) -> int:
         return len(self.weights) * slab * width * self.dtype.itemsize
 
     def beside(self, width: int) -> int:
         turning = room_to_turn(self.dtype) if any(map(must_turn, self.weights)) else 0
-        return self.by_column * width + self.by_strip * min(width, STRIP) + turning
+        return self.by_column * width + self.by_strip * min(width, self.strip) + turning
 
 
 @dataclass(frozen=True, order=True)
@@ -128,6 +120,13 @@ class Cut:
     pieces: tuple[Piece, ...]
     ns: float
     weights_stay: bool = False
+    turns: int = 2  # of rows that pass by
+    ahead: bool = False  # whether the next block of weights that stay comes while this one is worked on
+
+
+def strip_of(ranks: int) -> int:
+    """Columns that are finished at once: where the parts of all ranks have to be at hand, fewer."""
+    return min(STRIP, 2 * STRIP // ranks)
 
 
 def turns_of(banks: int) -> int:
@@ -138,8 +137,12 @@ def turns_of(banks: int) -> int:
 def best(core: CoreSpec, room: int, rows: Rows, sizes: Sequence[Sizes]) -> Cut:
     """The cheapest that fits; the least of all where none does, for the error to say what is missing."""
     cuts = _Cuts(core, room - rows.kept - 1024, rows, sizes)
-    least = Cut(1, (Piece(1, 1),) * len(sizes), inf)
-    return min(cuts.all(), key=lambda cut: (cut.ns, -cut.height, cut.weights_stay, cut.pieces), default=least)
+    least = Cut(cuts.run, (Piece(1, 1),) * len(sizes), inf)
+    return min(
+        cuts.all(),
+        key=lambda cut: (cut.ns, -cut.height, cut.weights_stay, -cut.turns, cut.ahead, cut.pieces),
+        default=least,
+    )
 
 
 class _Cuts:
@@ -148,6 +151,9 @@ class _Cuts:
     def __init__(self, core: CoreSpec, room: int, rows: Rows, sizes: Sequence[Sizes]) -> None:
         self._core, self._room, self._rows, self._sizes = core, room, rows, sizes
         self._chunks = chunks_of(rows.shape[1])
+        runs = {rows.run, *(each.run for each in sizes)} - {1}
+        self.run = lcm(PARTITIONS, *runs) if runs else 1
+        self._begun = rows.begun(core)
         self._loads = cache(lambda number, slab, width: _load(core, sizes[number], slab, width))
         self._multiplied = cache(self._multiplying)
 
@@ -156,7 +162,7 @@ class _Cuts:
 
     def _rows_stay(self) -> Iterator[Cut]:
         rows = self._rows.shape[0]
-        for height in {min(each, _up(rows)) for each in _HEIGHTS}:
+        for height in self._in_runs(min(each, _up(rows)) for each in (*_HEIGHTS, self.run)):
             left = self._room - self._turned(height)
             if self._rows.room > left:
                 continue
@@ -168,13 +174,18 @@ class _Cuts:
                 chosen = [min(each, key=lambda one: (one[0].ns(self._core), one[1])) for each in options]
                 making = self._rows.work(self._core, height)
                 work = sum((work for work, _ in chosen), making * ceil(rows / height))
-                begin = making.dma + self._loads(0, chosen[0][1].slab, chosen[0][1].width).dma
+                first = self._loads(0, chosen[0][1].slab, chosen[0][1].width).dma
+                begin = max(making.dma, making.links, self._begun.ns(self._core)) + first
                 yield Cut(height, tuple(piece for _, piece in chosen), work.ns(self._core) + begin)
+
+    def _in_runs(self, heights: Iterable[int]) -> set[int]:
+        return {height for height in heights if not height % self.run}
 
     def _pieces(self, sizes: Sizes, height: int, left: int) -> Iterator[Piece]:
         for width in sizes.widths:
             banks = ceil(height / PARTITIONS) * ceil(width / BANK) * len(sizes.weights)
-            for slab in (sizes.chunks, *(slab for slab in _SLABS if slab < sizes.chunks and banks <= _BANKS_OF_SUMS)):
+            in_slabs = banks <= _BANKS_OF_SUMS and sizes.ranks == 1
+            for slab in (sizes.chunks, *(slab for slab in _SLABS if slab < sizes.chunks and in_slabs)):
                 if 2 * sizes.weight(slab, width) + sizes.beside(width) <= left:
                     yield Piece(width, slab)
 
@@ -188,21 +199,25 @@ class _Cuts:
             pairs = list(zip(self._sizes, pieces, strict=True))
             weights = sum(sizes.weight(sizes.chunks, piece.width) for sizes, piece in pairs)
             beside = sum(sizes.beside(piece.width) for sizes, piece in pairs)
-            left = self._room - weights - beside - self._rows.room
-            fitting = [
-                height for height in _PASSING if height < self._rows.shape[0] and 2 * self._turned(height) <= left
-            ]
-            for height in fitting:
-                yield Cut(height, pieces, self._passing(height, blocks, pieces), weights_stay=True)
+            for ahead in (False, True) if blocks > 1 and self._rows.run > 1 else (False,):
+                left = self._room - weights * (1 + ahead) - beside - self._rows.room
+                for height, turns in product(self._in_runs(_PASSING) or {self.run}, (2, 1) if self.run > 1 else (2,)):
+                    if height < self._rows.shape[0] and turns * self._turned(height) <= left:
+                        cut = Cut(height, pieces, inf, True, turns, ahead)
+                        yield replace(cut, ns=self._passing(cut, blocks))
 
-    def _passing(self, height: int, blocks: int, pieces: tuple[Piece, ...]) -> float:
-        """The next block of weights can only come when the last rows are done with this one."""
-        groups = ceil(self._rows.shape[0] / height)
-        loads = [self._loads(number, piece.slab, piece.width) for number, piece in enumerate(pieces)]
-        work = self._rows.work(self._core, height) * (groups * blocks)
-        for number, (load, piece) in enumerate(zip(loads, pieces, strict=True)):
+    def _passing(self, cut: Cut, blocks: int) -> float:
+        """The next block of weights can only come when the last rows are done with this one, and the next rows too,
+        unless there is room for both."""
+        passes = ceil(self._rows.shape[0] / cut.height) * blocks
+        loads = [self._loads(number, piece.slab, piece.width) for number, piece in enumerate(cut.pieces)]
+        making = self._rows.work(self._core, cut.height)
+        work = making * passes
+        for number, (load, piece) in enumerate(zip(loads, cut.pieces, strict=True)):
             work += load * blocks + self._turning(number) + self._multiplied(number, piece.width)
-        return work.ns(self._core) + blocks * sum(load.dma for load in loads)
+        first, waiting = sum(load.dma for load in loads), passes * making.ns(self._core) * (cut.turns == 1)
+        later = 0.0 if cut.ahead else (blocks - 1) * first
+        return work.ns(self._core) + max(first, self._begun.ns(self._core)) + later + waiting
 
     def _part(self, number: int, height: int, piece: Piece) -> Work:
         sizes = self._sizes[number]
@@ -224,8 +239,11 @@ class _Cuts:
         whole, rest = divmod(width, BANK)
         each = whole * BANK + (max(rest, ISSUE) if rest else 0)
         made = len(sizes.weights) * ceil(rows / PARTITIONS) * ceil(sizes.columns / width) * each
-        store = _store_ns(core, sizes, rows, min(width, STRIP))
-        return Work(store, self._slow * sizes.chunks * made / core.tensor_ghz, made / core.vector_ghz)
+        strip = min(width, sizes.strip)
+        store = _store_ns(core, sizes, ceil(rows / sizes.ranks), strip)
+        links = _meeting_ns(core, sizes, strip) * ceil(rows / sizes.run) * ceil(sizes.columns / strip)
+        tensor, vector = self._slow * sizes.chunks * made / core.tensor_ghz, made / core.vector_ghz
+        return Work(store, tensor, vector, links=links if sizes.ranks > 1 else 0.0)
 
     @property
     def _slow(self) -> float:
@@ -233,24 +251,6 @@ class _Cuts:
 
     def _turned(self, height: int) -> int:
         return self._chunks * height * self._rows.dtype.itemsize
-
-
-def load_work(core: CoreSpec, view: View, chunks: int, width: int) -> Work:
-    """Of a slab [chunks, width] of a matrix [summed, others], up to where it lies in SBUF."""
-    summed, others = min(view.shape[0], chunks * PARTITIONS), min(view.shape[1], width)
-    piece = view.cut((0, summed), (0, others))
-    ordered = piece.transposed((1, 0)) if must_turn(view) else piece
-    lanes = min(ordered.shape[0], PARTITIONS)
-    tile = _tile(view.dtype, lanes, ceil(ordered.shape[0] / lanes), ordered.shape[1])
-    copy = DmaCopy(engine=Engine.DMA0, dst=tile, src=ordered.far())
-    return Work(cost(copy, core).ns, bytes=summed * others * view.dtype.itemsize)
-
-
-def turning_work(core: CoreSpec, dtype: DType, chunks: int, width: int) -> Work:
-    """Of turning it on the tensor engine."""
-    turned = ceil(width / PARTITIONS) * chunks * PARTITIONS
-    slow = core.fp32_cycle_factor if dtype is DType.FLOAT32 else 1
-    return Work(0.0, slow * turned / core.tensor_ghz, turned / core.vector_ghz)
 
 
 def _up(rows: int) -> int:
@@ -264,9 +264,10 @@ def _load(core: CoreSpec, sizes: Sizes, slab: int, width: int) -> Work:
 def _store_ns(core: CoreSpec, sizes: Sizes, rows: int, width: int) -> float:
     lanes = min(rows, PARTITIONS)
     home = View(0, sizes.out, Affine(), (lanes, width), (sizes.columns, 1))
-    one = DmaCopy(engine=Engine.DMA0, dst=home.far(), src=_tile(sizes.out, lanes, width))
+    one = DmaCopy(engine=Engine.DMA0, dst=home.far(), src=tile_of(sizes.out, lanes, width))
     return cost(one, core).ns * ceil(rows / lanes) * ceil(sizes.columns / width)
 
 
-def _tile(dtype: DType, lanes: int, *shape: int) -> Tile:
-    return Tile(Memory.SBUF, dtype, 0, lanes, Affine(), contiguous(*shape))
+def _meeting_ns(core: CoreSpec, sizes: Sizes, width: int) -> float:
+    own, all_ = (tile_of(sizes.out, PARTITIONS, ranks * width) for ranks in (1, sizes.ranks))
+    return cost(ReduceScatter(engine=Engine.COLLECTIVE, dst=own, src=all_), core).ns

@@ -20,6 +20,7 @@ def _elementwise(low: Lowering, node: Node, op: Operator) -> None:
         return
     chain = low.chain(node)
     widest = low.k.left(Memory.SBUF) // chain.width // _STEP * _STEP
-    for _, _, pieces in sheets(low.k, chain.views, max(min(widest, WIDEST), _STEP)):
+    by_row = low.goes_by_row(chain)
+    for _, _, pieces in sheets(low.k, chain.views, max(min(widest, WIDEST), _STEP), by_row):
         with low.k.room():
             chain.carry(low.k, pieces, {})

@@ -4,18 +4,21 @@ Products that read the same rows are found here and written `together`.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import prod
 
 from emulator.graph import Node, Value
 from emulator.isa.affine import Affine
+from emulator.isa.operands import Memory
 from emulator.lower.buffers import on_device
-from emulator.lower.factors import Factor, Loaded, Part
+from emulator.lower.factors import Factor, Loaded, Part, Sharing
 from emulator.lower.following import Following
-from emulator.lower.kernel import Kernel
+from emulator.lower.kernel import PARTITIONS, Kernel
 from emulator.lower.lowering import Lowering, lowers
 from emulator.lower.together import Products
+from emulator.lower.turned import chunks_of
 from emulator.lower.view import View
-from emulator.ops import Linear, MatMul
+from emulator.ops import AllGather, Linear, MatMul, ReduceScatter
 
 
 @lowers(Linear, MatMul)
@@ -24,11 +27,8 @@ def _product(low: Lowering, node: Node, op: Linear | MatMul) -> None:
         _batch(low, node)
         return
     x, *_ = node.operands
-    inner = x.type.shape[-1]
-    rows = as_rows(low, low.lying(x), prod(x.type.shape[:-1]), inner)
-    Products(
-        low.k, Loaded(low.k, rows, on_device(x.type.dtype)), parts_of(low, products_of(low, x, node.result))
-    ).write()
+    rows = Loaded(low.k, rows_of(low, x), on_device(x.type.dtype))
+    Products(low.k, rows, parts_of(low, products_of(low, x, node.result))).write()
 
 
 def _batch(low: Lowering, node: Node) -> None:
@@ -62,6 +62,42 @@ def products_of(low: Lowering, rows: Value, result: Value) -> list[Node]:
 
 def parts_of(low: Lowering, nodes: Sequence[Node]) -> tuple[Part, ...]:
     """Products of the same rows, with what follows them; those together whose results meet there."""
+    shared = {node: shared_by(low, node) for node in nodes}
+    parts = [_part_of_ranks(low, node, sum_) for node, sum_ in shared.items() if sum_ is not None]
+    return (*parts, *_parts_of_one(low, [node for node, sum_ in shared.items() if sum_ is None]))
+
+
+def _part_of_ranks(low: Lowering, node: Node, sum_: Node) -> Part:
+    """What follows is done by each rank to its share of the rows."""
+    result = sum_.result
+    found = low.following(result, result.type.shape[-1])
+    found.follow(result)
+    ending = low.ended(found, result, [node])
+    return Part((replace(_factor(low, node), result=result),), ending, low.note(node), sharing_of(low, sum_))
+
+
+def shared_by(low: Lowering, node: Node) -> Node | None:
+    """The node in which ranks add up this product, each its share of the rows, if that can be done as it is made: all
+    ranks' rows for all lanes have to be at hand, and leave as much room again for the weights and what follows."""
+    sum_ = low.only(node.result)
+    if sum_ is None or not isinstance(sum_.op, ReduceScatter) or sharing_of(low, sum_) is None:
+        return None
+    x = node.operands[0].type
+    room = chunks_of(x.shape[-1]) * PARTITIONS * low.ranks * on_device(x.dtype).itemsize
+    return sum_ if 0 < 2 * room <= low.k.left(Memory.SBUF) else None
+
+
+def sharing_of(low: Lowering, node: Node) -> Sharing | None:
+    """How ranks share rows, if they do so in runs that fill their lanes together."""
+    op = node.op
+    if not isinstance(op, AllGather | ReduceScatter) or op.degree != low.ranks or op.axis != node.result.type.rank - 2:
+        return None
+    even = op.parts == (op.degree,) and not op.slots
+    fills = op.local > 0 == PARTITIONS % op.local == op.outer * op.local % PARTITIONS
+    return Sharing(op.degree, op.local) if even and fills else None
+
+
+def _parts_of_one(low: Lowering, nodes: Sequence[Node]) -> tuple[Part, ...]:
     meeting: list[tuple[list[Node], Following]] = []
     for node in nodes:
         for number, (others, _) in enumerate(meeting):
@@ -96,6 +132,11 @@ def _factor(low: Lowering, node: Node) -> Factor:
     assert stands is not None  # axes of size 1 are always gone
     out = on_device(node.result.type.dtype)
     return Factor(node.result, stands, low.view(bias[0]) if bias else None, on_device(weight.type.dtype), out)
+
+
+def rows_of(low: Lowering, x: Value) -> View:
+    """As they lie."""
+    return as_rows(low, low.lying(x), prod(x.type.shape[:-1]), x.type.shape[-1])
 
 
 def as_rows(low: Lowering, view: View, rows: int, width: int) -> View:

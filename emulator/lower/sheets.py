@@ -11,10 +11,12 @@ from emulator.lower.view import View
 WIDEST: Final = 2048  # free elements of a piece: enough that its fixed costs do not count
 
 
-def sheets(k: Kernel, views: Sequence[View], widest: int = WIDEST) -> Iterator[tuple[int, int, list[View]]]:
+def sheets(
+    k: Kernel, views: Sequence[View], widest: int = WIDEST, by_row: bool = False
+) -> Iterator[tuple[int, int, list[View]]]:
     """Partitions, free elements, and of each view the piece of that shape. For the head of a `for` loop, whose body is
-    written once for each kind of piece."""
-    merged = views[0].merged(views[1:])
+    written once for each kind of piece. By row, what lies row by row is not folded into longer ones."""
+    merged = _by_row(views) if by_row and views[0].rank > 1 else views[0].merged(views[1:])
     if not merged[0].elements:
         return
     if merged[0].rank == 0:
@@ -23,6 +25,16 @@ def sheets(k: Kernel, views: Sequence[View], widest: int = WIDEST) -> Iterator[t
         yield from _of_a_line(k, merged, widest)
     else:
         yield from _of_a_box(k, merged, widest)
+
+
+def _by_row(views: Sequence[View]) -> tuple[View, ...]:
+    """With as few axes as there can be beside the last."""
+    first, *others = [replace(view, shape=view.shape[:-1], strides=view.strides[:-1]) for view in views]
+    merged = first.merged(others)
+    return tuple(
+        replace(view, shape=(*view.shape, whole.shape[-1]), strides=(*view.strides, whole.strides[-1]))
+        for view, whole in zip(merged, views, strict=True)
+    )
 
 
 def _of_a_line(k: Kernel, views: Sequence[View], widest: int) -> Iterator[tuple[int, int, list[View]]]:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
-from emulator.isa.affine import Affine
-from emulator.isa.instructions import Alu, Engine, Matmul, Memset, TensorCopy, TensorTensor
-from emulator.isa.operands import Memory, Tile
-from emulator.lower.factors import Fill, Part, Rows
+from emulator.isa.affine import Affine, divided
+from emulator.isa.instructions import Alu, Engine, Matmul, Memset, ReduceScatter, TensorCopy, TensorTensor
+from emulator.isa.operands import Axis, Memory, Tile
+from emulator.lower.factors import Fill, Part, Rows, Sharing
 from emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
-from emulator.lower.plan import BANK, STRIP, Cut, Piece, best, turns_of
+from emulator.lower.plan import BANK, STRIP, Cut, Piece, best, strip_of, turns_of
 from emulator.lower.turned import chunks_of, each_chunk, each_slab, load
 from emulator.lower.view import View
 
@@ -78,7 +78,7 @@ class Products:
         k = self.k
         for rows in k.spans(self.rows.shape[0], cut.height):
             with k.room():
-                turned = self._turned(rows[1], 1)
+                turned = self.rows.block(rows[1], 1)
                 with k.room():
                     fill(turned, rows)
                 for part, piece in zip(self.parts, cut.pieces, strict=True):
@@ -92,17 +92,14 @@ class Products:
         for columns in k.spans(first.columns, cut.pieces[0].width):
             with k.room():
                 places = [_At(self, first, columns), *(_At(self, part, (0, part.columns)) for part in others)]
-                ready = [place.begin(1) for place in places]
+                ready = [place.begin(1 + cut.ahead) for place in places]
                 for rows in k.spans(self.rows.shape[0], cut.height):
                     with k.room():
-                        turned = self._turned(rows[1], 2)
+                        turned = self.rows.block(rows[1], cut.turns)
                         with k.room():
                             fill(turned, rows)
                         for each in ready:
                             each.write(turned, rows)
-
-    def _turned(self, height: int, turns: int) -> Block:
-        return self.k.tile(self.rows.dtype, PARTITIONS, chunks_of(self.rows.shape[1]), height, turns=turns)
 
 
 @dataclass(frozen=True)
@@ -200,9 +197,10 @@ class _Common:
     biases: Sequence[Block | None]
 
     def made(self, rows: int, width: int) -> list[Block]:
-        """Room for a piece of each result."""
-        k = self.at.k
-        return [k.tile(factor.out, rows, width, turns=2) for factor in self.at.part.factors]
+        """Room for a piece of each result, of all ranks' rows."""
+        k, part = self.at.k, self.at.part
+        shape = (part.ranks, width) if part.ranks > 1 else (width,)
+        return [k.tile(factor.out, rows, *shape, turns=2) for factor in part.factors]
 
     def bring(self, number: int, dst: Tile, sums: Tile, column: Span) -> None:
         bias = self.biases[number]
@@ -213,10 +211,21 @@ class _Common:
             self.at.k.emit(TensorTensor(engine=Engine.VECTOR, dst=dst, left=sums, right=right, op=Alu.ADD))
 
     def finish(self, made: Sequence[Block], row: Span, column: Span) -> None:
+        """The rows are those of all ranks, of which each goes on with its own."""
         part, (start, count) = self.at.part, row
-        tiles = {factor.result: block.whole for factor, block in zip(part.factors, made, strict=True)}
+        whole = [block.whole for block in made]
+        if part.ranks > 1:
+            start, count = divided(start, part.ranks), count // part.ranks
+            whole = [self._own(tile, column[1]) for tile in whole]
+        tiles = {factor.result: tile for factor, tile in zip(part.factors, whole, strict=True)}
         columns = (self.at.columns[0] + column[0], column[1])
         part.ending.finish(tiles, (start + self.at.products.first, count), columns)
+
+    def _own(self, of_all: Tile, width: int) -> Tile:
+        k = self.at.k
+        own = k.tile(of_all.dtype, of_all.partitions, width, turns=2).whole
+        k.emit(ReduceScatter(engine=Engine.COLLECTIVE, dst=own, src=of_all))
+        return own
 
 
 @dataclass(frozen=True)
@@ -228,37 +237,47 @@ class _Ready:
     weights: Sequence[Block]
 
     def write(self, turned: Block, rows: Span) -> None:
-        k = self.at.k
+        k, ranks, sharing = self.at.k, self.at.part.ranks, self.at.part.sharing
         k.note = self.at.part.note
-        for row, count in k.spans(rows[1], PARTITIONS):
-            for strip in k.spans(self.at.columns[1], STRIP):
+        for row, count in k.spans(rows[1], PARTITIONS * ranks):
+            for strip in k.spans(self.at.columns[1], strip_of(ranks)):
                 with k.room():
-                    made = self.common.made(count, strip[1])
+                    made = self.common.made(count // ranks, strip[1])
                     for number, block in enumerate(made):
-                        self._multiply(number, block, turned, (row, count), strip)
+                        with k.loop(ranks) as rank:
+                            place = (row + rank * (sharing.rows if sharing else 0), count // ranks)
+                            self._multiply(number, block, rank, turned, place, strip)
                     self.common.finish(made, (row + rows[0], count), strip)
 
-    def _multiply(self, number: int, made: Block, turned: Block, row: Span, strip: Span) -> None:
+    def _multiply(self, number: int, made: Block, rank: Affine, turned: Block, row: Span, strip: Span) -> None:
         k, depth = self.at.k, self.at.products.rows.shape[1]
         for bank, some in k.spans(strip[1], BANK):
             with k.room():
                 column = (strip[0] + bank, some)
-                sums = k.psum(row[1], some).whole
-                multiply(k, sums, turned, self.weights[number], Affine(), row, column, depth)
-                self.common.bring(number, made.cut(row[1], (bank, some)), sums, column)
+                sums, sharing = k.psum(row[1], some).whole, self.at.part.sharing
+                multiply(k, sums, turned, self.weights[number], Affine(), row, column, depth, sharing)
+                dst = made.cut(row[1], *([(rank, 1)] if sharing else []), (bank, some))
+                self.common.bring(number, dst, sums, column)
 
 
 def multiply(
-    k: Kernel, sums: Tile, turned: Block, weight: Block, first: Affine, row: Span, column: Span, depth: int
+    k: Kernel,
+    sums: Tile,
+    turned: Block,
+    weight: Block,
+    first: Affine,
+    row: Span,
+    column: Span,
+    depth: int,
+    sharing: Sharing | None = None,
 ) -> None:
-    """Some rows by some columns: a slab of the summed axis, which begins at this chunk."""
+    """Some rows by some columns: a slab of the summed axis, which begins at this chunk. Of rows that ranks share, those
+    of one rank in several runs."""
+    rows = (row[0], sharing.rows) if sharing else row
     for chunk, deep in each_chunk(k, depth):
-        k.emit(
-            Matmul(
-                engine=Engine.TENSOR,
-                dst=sums,
-                stationary=turned.cut(deep, (first + chunk, 1), row),
-                moving=weight.cut(deep, (chunk, 1), column),
-                accumulate=first + chunk,
-            )
-        )
+        stationary = turned.cut(deep, (first + chunk, 1), rows)
+        if sharing:
+            runs = Axis(row[1] // sharing.rows, turned.apart(sharing.ranks * sharing.rows))
+            stationary = replace(stationary, axes=(runs, stationary.axes[-1]))
+        moving = weight.cut(deep, (chunk, 1), column)
+        k.emit(Matmul(engine=Engine.TENSOR, dst=sums, stationary=stationary, moving=moving, accumulate=first + chunk))

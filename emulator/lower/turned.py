@@ -7,7 +7,7 @@ time; it is loaded as it lies, and turned 128 x 128 elements at a time on the te
 from collections.abc import Iterator
 from typing import Final
 
-from emulator.isa.affine import Affine, affine
+from emulator.isa.affine import Affine, divided
 from emulator.isa.instructions import Activation, Engine, Function, TensorCopy, Transpose
 from emulator.isa.operands import Memory, Tile
 from emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
@@ -101,8 +101,7 @@ def turn(
 
 def turn_tile(k: Kernel, dst: Block, tile: Tile, left: Affine | int, rows: Span) -> None:
     """Rows in SBUF, from this column on, which begins a chunk, become columns of [128, chunks, rows]."""
-    start = affine(left)
-    first = Affine(start.base // PARTITIONS, tuple((depth, step // PARTITIONS) for depth, step in start.terms))
+    first = divided(left, PARTITIONS)
     full, rest = divmod(tile.elements, PARTITIONS)
     if full:
         turn(k, dst, Block(tile.memory, tile.dtype, tile.partitions, (full, PARTITIONS), tile.offset), first, rows)

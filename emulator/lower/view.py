@@ -121,6 +121,11 @@ def whole(buffer: int, dtype: DType, shape: tuple[int, ...], offset: Affine | in
     return View(buffer, dtype, affine(offset), shape, packed(shape))
 
 
+def line(view: View) -> Far:
+    """All of what lies row by row, as one stretch."""
+    return Far(view.buffer, view.dtype, view.offset, (Axis(view.elements, 1),))
+
+
 def _groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
     """Runs of old axes and runs of new ones that hold equally many elements, as short as they can be."""
     groups: list[tuple[list[int], list[int]]] = []

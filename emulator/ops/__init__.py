@@ -2,7 +2,7 @@
 
 from emulator.ops.attention import Attention
 from emulator.ops.base import OPERATORS, Attribute, Operator, attributes, result_type
-from emulator.ops.collective import AllGather, AllReduce, RankSlice
+from emulator.ops.collective import AllGather, AllReduce, RankSlice, ReduceScatter
 from emulator.ops.convolve import Convolution
 from emulator.ops.elementwise import Binary, Cast, Unary, Where
 from emulator.ops.index import Gather, Index, IndexUpdate, Iota, ScatterAlong, TakeAlong
@@ -41,6 +41,7 @@ __all__ = [
     "Pool",
     "RankSlice",
     "Reduce",
+    "ReduceScatter",
     "Resample",
     "Reshape",
     "RmsNorm",

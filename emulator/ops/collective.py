@@ -56,11 +56,16 @@ class AllReduce(Operator, name="all_reduce"):
         return x
 
     def compute(self, x: Array) -> Array:
-        first, *others = _membership(self, self.degree).exchange(x)
-        total = first.copy()
-        for other in others:
-            total += other
-        return total
+        return _total(_membership(self, self.degree).exchange(x))
+
+
+def _total(of_ranks: Sequence[Array]) -> Array:
+    """In the order of ranks."""
+    first, *others = of_ranks
+    total = first.copy()
+    for other in others:
+        total += other
+    return total
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,14 @@ class _Blocks:
         length = rows.shape[self.axis] * rows.shape[self.axis + 1]
         return rows.reshape(*rows.shape[: self.axis], length, *rows.shape[self.axis + 2 :])
 
+    def piece(self, x: Array, rank: int) -> Array:
+        """What a given rank takes."""
+        rows, axis = self.unfolded(x), self.axis + 1
+        own = np.zeros((*rows.shape[:axis], self.local, *rows.shape[axis + 1 :]), x.dtype)
+        for stretch in self.stretches(rank):
+            _copy(own, stretch.own, rows, stretch.whole, stretch.size, axis)
+        return self.folded(own)
+
 
 @dataclass(frozen=True)
 class RankSlice(_Blocks, Operator, name="rank_slice"):
@@ -135,13 +148,22 @@ class RankSlice(_Blocks, Operator, name="rank_slice"):
     def compute(self, x: Array) -> Array:
         return self.piece(x, _membership(self, self.degree).rank)
 
-    def piece(self, x: Array, rank: int) -> Array:
-        """What a given rank takes."""
-        rows, axis = self.unfolded(x), self.axis + 1
-        own = np.zeros((*rows.shape[:axis], self.local, *rows.shape[axis + 1 :]), x.dtype)
-        for stretch in self.stretches(rank):
-            _copy(own, stretch.own, rows, stretch.whole, stretch.size, axis)
-        return self.folded(own)
+
+@dataclass(frozen=True)
+class ReduceScatter(_Blocks, Operator, name="reduce_scatter"):
+    """Of the sum that AllReduce gives, what RankSlice of the same attributes takes."""
+
+    def infer(self, x: TensorType) -> TensorType:
+        require_axes(self, (self.axis,), x.rank)
+        whole, local = self.whole_and_local(self)
+        require(x.shape[self.axis] == whole, self, f"axis {self.axis} of {x} is not {whole} long")
+        require(self.degree > 1, self, f"{self.degree} ranks have nothing to add")
+        require(x.dtype.is_float, self, f"{x} is not a float")
+        return self.with_length(x, local)
+
+    def compute(self, x: Array) -> Array:
+        member = _membership(self, self.degree)
+        return self.piece(_total(member.exchange(x)), member.rank)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from emulator.core import Machine, Unwritten
 from emulator.errors import ExecutionError, MissingTensor, WrongTensor
 from emulator.isa.affine import Affine, index
-from emulator.isa.instructions import AllGather, AllReduce, Alu, DmaCopy, Engine, Instruction, TensorTensor
+from emulator.isa.instructions import (
+    AllGather,
+    AllReduce,
+    Alu,
+    DmaCopy,
+    Engine,
+    Instruction,
+    ReduceScatter,
+    TensorTensor,
+)
 from emulator.isa.operands import Far, Memory, Tile, contiguous
 from emulator.isa.program import Buffer, Loop, Program, Role, Step
 from emulator.numerics import Array, round_to
@@ -194,6 +203,29 @@ def test_ranks_add_in_their_order_and_round_once(
         np.testing.assert_array_equal(found, expected)
     for found in meeting(ranks, dtype, order, AllGather, shares):
         np.testing.assert_array_equal(found, np.stack(shares))
+
+
+@pytest.mark.parametrize("order", ["hostile", "random:9"])
+def test_ranks_take_their_parts_of_tiles_and_put_them_together_again(order: str) -> None:
+    """Parts lie one behind the other in each partition."""
+    shares = [np.random.default_rng(rank).normal(0, 1, (6, 40)).astype(np.float32) for rank in range(4)]
+    buffers = table((Role.INPUT, "x", F32, (6, 40)), (Role.OUTPUT, "y", F32, (6, 10)), (Role.OUTPUT, "z", F32, (6, 40)))
+    wide, own = (Tile(Memory.SBUF, F32, 32, 6, Affine(at), contiguous(size)) for at, size in ((128, 40), (512, 10)))
+    body: list[Step] = [
+        DmaCopy(engine=Engine.DMA0, dst=wide, src=whole(0, F32, 6, 40)),
+        ReduceScatter(engine=Engine.COLLECTIVE, dst=own, src=wide),
+        DmaCopy(engine=Engine.DMA1, dst=whole(1, F32, 6, 10), src=own),
+        AllGather(engine=Engine.COLLECTIVE, dst=wide, src=own),
+        DmaCopy(engine=Engine.DMA1, dst=whole(2, F32, 6, 40), src=wide),
+    ]
+    machine = Machine(Program("v2", 4, buffers, in_order(body)), order=order)
+    for rank, share in enumerate(shares):
+        machine.write("x", share, rank)
+    machine.execute()
+    total = reduce(lambda sums, share: sums + share, shares)
+    for rank in range(4):
+        np.testing.assert_array_equal(machine.read("y", rank), total[:, 10 * rank : 10 * rank + 10])
+        np.testing.assert_array_equal(machine.read("z", rank), total)
 
 
 @pytest.mark.parametrize("order", ["hostile", "program", "random:9"])

@@ -70,6 +70,7 @@ def plain(name: str, engine: Engine, lanes: int = 128, size: int = 240) -> Instr
         "nc_n_gather": {**where, "indices": tile(lanes, size, slot=2, dtype=DType.UINT32)},
         "tensor_partition_reduce": {**where, "dst": tile(1, size), "op": Alu.MAXIMUM},
         "all_reduce": {"dst": far(size, buffer=1), "src": far(size)},
+        "reduce_scatter": {"dst": far(size, buffer=1), "src": far(2, size)},
         "all_gather": {"dst": far(2, size, buffer=1), "src": far(size)},
     }
     return INSTRUCTIONS[name](engine=engine, **places.get(name, where))

@@ -14,6 +14,7 @@ from emulator.isa.instructions import (
     DMA_QUEUES,
     INSTRUCTIONS,
     Activation,
+    AllGather,
     AllReduce,
     Alu,
     DmaCopy,
@@ -23,6 +24,7 @@ from emulator.isa.instructions import (
     Iota,
     Matmul,
     Memset,
+    ReduceScatter,
     TensorCopy,
     TensorScalar,
     TensorTensor,
@@ -365,6 +367,19 @@ def test_ranks_add_up_equal_tiles_of_sbuf_or_stretches_of_hbm() -> None:
     assert added(in_psum, in_psum) == {Rule.MEMORY}
 
 
+def test_ranks_share_tiles_as_wide_as_all_their_parts() -> None:
+    def shared(long: Place, short: Place) -> list[set[Rule]]:
+        scattered = around(ReduceScatter(engine=Engine.COLLECTIVE, dst=short, src=long), ranks=2)
+        gathered = around(AllGather(engine=Engine.COLLECTIVE, dst=long, src=short), ranks=2)
+        return [{fault.rule for fault in faults(program)} for program in (scattered, gathered)]
+
+    assert shared(tile(4, 16), tile(4, 8)) == [set(), set()]
+    assert shared(tile(4, 8), tile(4, 8)) == [{Rule.SHAPE}, {Rule.SHAPE}]
+    assert shared(tile(8, 8), tile(4, 8)) == [{Rule.SHAPE}, {Rule.SHAPE}]
+    assert shared(tile(4, 16), far(32)) == [{Rule.SHAPE}, {Rule.SHAPE}]
+    assert shared(replace(tile(4, 16), axes=(Axis(2, 9), Axis(8, 1))), tile(4, 8)) == [{Rule.SHAPE}, {Rule.SHAPE}]
+
+
 def test_a_fault_tells_the_instruction_its_place_in_the_model_the_numbers_and_the_way_out() -> None:
     bad = replace(copy(tile(64, 8, start=32), tile(64, 8)), note=1)
     program = replace(around(plain("memset", Engine.VECTOR), bad), notes=("", "encoder.mlp"))
@@ -390,6 +405,8 @@ def test_a_name_that_would_break_a_line_is_spelled_out() -> None:
     one = around()
     (fault,) = faults(replace(one, buffers=(replace(one.buffers[0], names=("two\nlines",), order=(0, 0)),)))
     assert r"the input 'two\nlines' has the order [0, 0] of 2 axes" in str(fault)
+    (fault,) = faults(replace(around(copy(tile(64, 8, start=32), tile(64, 8))), notes=("two\nlines",)))
+    assert r", at 'two\nlines'; " in str(fault)
 
 
 @given(programs())

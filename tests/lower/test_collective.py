@@ -4,7 +4,7 @@ import pytest
 
 from emulator.graph import Value
 from emulator.lower import NotLowered, lower
-from emulator.ops import AllGather, AllReduce, RankSlice, Unary
+from emulator.ops import AllGather, AllReduce, RankSlice, ReduceScatter, Unary
 from emulator.ops.shares import Share, uneven
 from emulator.types import DType
 from tests.lower.harness import case, wholes
@@ -62,10 +62,19 @@ def _reduced(draw: Draw) -> Value:
     return draw.builder.add(AllReduce(division[4]), piece)
 
 
+def _scattered(draw: Draw) -> Value:
+    """Each rank's pieces of the sum."""
+    shape, division = _division(draw)
+    piece = draw.builder.add(RankSlice(*division), draw.tensor(shape, draw.one_of(FLOATS)))
+    wide = draw.builder.add(AllGather(*division), draw.builder.add(Unary("abs"), piece))
+    return draw.builder.add(AllGather(*division), draw.builder.add(ReduceScatter(*division), wide))
+
+
 TABLE = (
     Row("rank_slice", RankSlice, _sliced),
     Row("all_gather", AllGather, _sliced),
     Row("all_reduce", AllReduce, _reduced),
+    Row("reduce_scatter", ReduceScatter, _scattered),
 )
 
 

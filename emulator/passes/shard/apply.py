@@ -29,6 +29,7 @@ from emulator.ops.shares import uneven
 from emulator.passes.shard.layout import Layout, Split
 from emulator.passes.shard.merge import merge_sums
 from emulator.passes.shard.plan import Plan
+from emulator.passes.shard.rows import divide_rows
 from emulator.passes.shard.walk import Verdict
 from emulator.types import DType
 
@@ -70,7 +71,7 @@ class _Sharder:
         for name, value in self._old.outputs.items():
             keeps = self._real(self._walk.layout(self._old.inputs[name])) if name in self._old.inputs else None
             self._builder.output(name, self._moved_to(value, keeps, Origin(name)))
-        return merge_sums(self._builder.build())
+        return divide_rows(merge_sums(self._builder.build()), self._degree)
 
     def _real(self, layout: Layout) -> Layout:
         """At this degree, a cut that nothing can share leaves a tensor whole."""

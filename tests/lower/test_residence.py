@@ -1,0 +1,151 @@
+"""What nodes leave each other in SBUF: where there is room it never goes to HBM, and it is not lost where none is."""
+
+from math import prod
+
+import numpy as np
+import pytest
+
+from emulator.builder import GraphBuilder
+from emulator.graph import Graph, Value
+from emulator.isa.affine import Affine, index, turning
+from emulator.isa.limits import faults
+from emulator.isa.operands import Axis, Far, Memory
+from emulator.isa.program import Program, Role
+from emulator.isa.totals import HBM, totals
+from emulator.lower import lower
+from emulator.lower.matrix import Matrix
+from emulator.ops import Attention, Binary, Linear, Reshape, RmsNorm, Transpose, Unary
+from emulator.passes import PassOptions, run_passes
+from emulator.passes.roll import roll
+from emulator.types import DType, TensorType
+from tests.lower.harness import Case, case, floats, require_equal, wholes
+
+BF16, F32 = DType.BFLOAT16, DType.FLOAT32
+TABLE = np.random.default_rng(0).integers(-2, 3, (256, 64)).astype(np.float32)
+
+
+def _moved(program: Program) -> int:
+    found = totals(program)
+    return found.read[HBM] + found.written[HBM]
+
+
+def _scratch(program: Program) -> list[tuple[int, ...]]:
+    return [buffer.shape for buffer in program.buffers if buffer.role is Role.SCRATCH]
+
+
+def _two(builder: GraphBuilder, x: Value, up: Value, down: Value) -> Value:
+    return builder.add(Linear(BF16), builder.add(Linear(BF16), x, up), down)
+
+
+@pytest.mark.parametrize(("rows", "stays"), [(128, True), (384, True), (300, False)])
+def test_rows_that_fill_all_lanes_stay_between_products(rows: int, stays: bool) -> None:
+    shapes = ((rows, 200), (130, 200), (70, 130))
+    chain = case(_two, *(wholes(*shape, dtype=BF16, most=1, seed=seed) for seed, shape in enumerate(shapes)))
+    require_equal(chain)
+    program = lower(chain.graph, "v2")
+    once = sum(prod(shape) for shape in (*shapes, (rows, 70))) * BF16.itemsize
+    assert (_moved(program) == once) is stays
+    assert bool(_scratch(program)) is not stays
+
+
+def test_heads_stay_between_their_products_and_attention() -> None:
+    """Whoever reads a piece of a row, or goes over rows by heads, finds it in its lane."""
+
+    def build(builder: GraphBuilder, x: Value, *weights: Value) -> Value:
+        def heads(weight: Value) -> Value:
+            rows = builder.add(Reshape((1, 256, 2, 32)), builder.add(Linear(F32), x, weight))
+            return builder.add(Transpose((0, 2, 1, 3)), rows)
+
+        q, k, v, out = weights
+        query = builder.add(Binary("multiply"), heads(q), builder.constant(TABLE[:, :32], F32))
+        seen = builder.add(Attention(0.2, True, F32, F32), query, heads(k), heads(v))
+        rows = builder.add(Reshape((1, 256, 64)), builder.add(Transpose((0, 2, 1, 3)), seen))
+        return builder.add(Linear(F32), rows, out)
+
+    given = [floats(1, 256, 48), *(floats(64, 48, seed=seed) for seed in (1, 2, 3)), floats(40, 64, seed=4)]
+    made = case(build, *given)
+    require_equal(made, units=4, noise=2e-4)
+    assert not _scratch(lower(made.graph, "v2"))
+
+
+def _layers(count: int) -> Graph:
+    """Each multiplies by a weight of its own and the same table, and hands on its rows."""
+    builder = GraphBuilder()
+    x = builder.input("x", TensorType((256, 64), F32))
+    table = builder.constant(TABLE, F32)
+    for number in range(count):
+        weight = builder.parameter(f"layers.{number}.weight", TensorType((64, 64), F32))
+        x = builder.add(Binary("minimum"), builder.add(Linear(F32), x, weight), builder.scalar(3.0))
+        x = builder.add(Unary("relu"), builder.add(Binary("multiply"), x, table))
+    builder.output("y", x)
+    return run_passes(builder.build(), PassOptions(), (roll,))
+
+
+def test_a_table_that_every_turn_of_a_loop_reads_is_loaded_once_and_is_there_in_the_last() -> None:
+    graph = _layers(4)
+    assert graph.repeats
+    weights = {name: wholes(64, 64, most=1, seed=seed).data for seed, name in enumerate(graph.parameters)}
+    require_equal(Case(graph, weights, {"x": wholes(256, 64, seed=9).data}))
+    program = lower(graph, "v2")
+    assert not _scratch(program)
+    assert _moved(program) == (3 * TABLE.size + 4 * 64 * 64) * F32.itemsize
+
+
+def _block(rows: int, width: int, inner: int) -> Program:
+    builder = GraphBuilder()
+    x = builder.input("x", TensorType((rows, width), BF16))
+    names = {"gate": (inner, width), "up": (inner, width), "down": (width, inner)}
+    gate, up, down = (builder.parameter(name, TensorType(shape, BF16)) for name, shape in names.items())
+    normal = builder.add(RmsNorm(1, 1e-5), x)
+    hidden = builder.add(Unary("silu"), builder.add(Linear(BF16), normal, gate))
+    hidden = builder.add(Binary("multiply"), hidden, builder.add(Linear(BF16), normal, up))
+    builder.output("y", builder.add(Binary("add"), x, builder.add(Linear(BF16), hidden, down)))
+    return lower(builder.build(), "v2")
+
+
+def test_products_leave_room_for_what_it_costs_more_to_bring_back() -> None:
+    program = _block(2048, 1024, 2048)
+    assert not faults(program)
+    assert not _scratch(program)
+
+
+def test_what_is_larger_than_sbuf_goes_to_hbm_and_comes_back() -> None:
+    program = _block(8192, 512, 2048)
+    assert not faults(program)
+    assert (8192, 2048) in _scratch(program)
+
+
+@pytest.mark.parametrize(
+    ("offset", "axes", "lanes", "byte", "inner"),
+    [
+        (0, (Axis(128, 10), Axis(10, 1)), 128, 0, (Axis(10, 1),)),
+        (1280 + 3, (Axis(128, 10), Axis(4, 2)), 128, 26, (Axis(4, 2),)),
+        (50, (Axis(7, 10), Axis(3, 1280), Axis(2, 1)), 7, 0, (Axis(3, 10), Axis(2, 1))),
+        (index(0) * 2560, (Axis(128, 10), Axis(10, 1)), 128, index(0) * 40, (Axis(10, 1),)),
+        (turning(index(0), 2, 1280), (Axis(5, 10), Axis(1, 1)), 5, turning(index(0), 2, 20), (Axis(1, 1),)),
+    ],
+)
+def test_a_part_of_a_matrix_lies_in_lanes(
+    offset: Affine | int, axes: tuple[Axis, ...], lanes: int, byte: Affine | int, inner: tuple[Axis, ...]
+) -> None:
+    found = Matrix(10).tile(Far(0, BF16, Affine() + offset, axes), (4,))
+    assert found is not None
+    assert (found.memory, found.partitions, found.offset) == (Memory.SBUF, lanes, Affine() + byte)
+    assert tuple(axis for axis in found.axes if axis.size > 1) == tuple(axis for axis in inner if axis.size > 1)
+
+
+@pytest.mark.parametrize(
+    ("offset", "axes"),
+    [
+        (0, (Axis(129, 10), Axis(10, 1))),  # more rows than lanes
+        (1270, (Axis(2, 10), Axis(10, 1))),  # from the last lane to the first
+        (0, (Axis(10, 1), Axis(128, 10))),  # rows not first
+        (8, (Axis(128, 10), Axis(4, 1))),  # over the end of a row
+        (index(0) * 10, (Axis(1, 10), Axis(10, 1))),  # a lane that changes with a loop
+        (index(0) * 3, (Axis(128, 10), Axis(2, 1))),  # over the end of a row in a later turn
+        (index(0) * 1283, (Axis(128, 10), Axis(2, 1))),  # both at once
+        (20, (Axis(3, -10), Axis(10, 1))),  # backwards
+    ],
+)
+def test_what_lanes_cannot_say_stays_in_hbm(offset: Affine | int, axes: tuple[Axis, ...]) -> None:
+    assert Matrix(10).tile(Far(0, BF16, Affine() + offset, axes), (4,)) is None
