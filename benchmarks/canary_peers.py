@@ -83,7 +83,8 @@ def _arm(random: np.random.Generator, requests: int, error: float, slow: Slownes
 def _after(logs: np.ndarray[Any, Any], slow: Slowness) -> np.ndarray[Any, Any]:
     """What `Slowness.before` undoes."""
     stretched = np.where(logs <= P95, logs, P95 + (logs - P95) * slow.stretch)
-    return np.exp(stretched + np.log(slow.scale))
+    slowed: np.ndarray[Any, Any] = np.exp(stretched + np.log(slow.scale))
+    return slowed
 
 
 def _counted(random: np.random.Generator, requests: int, error: float, slow: Slowness) -> Arm:

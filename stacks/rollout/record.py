@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from stacks.rollout.states import State, call
+from stacks.rollout.states import NOT_MET, State, call
 
 KEY: Final = "fleet"
 ME: Final = "$$.Execution.Id"
@@ -34,7 +34,7 @@ class Record:
     def lock(self, *, then: str, caught: Mapping[str, str]) -> State:
         """Also by who has it already: the answer to his first request may have been lost."""
         return self._change(
-            "SET #owner = :me, #since = :now REMOVE #signal",
+            "SET #owner = :me, #since = :now",
             "attribute_not_exists(#owner) OR #owner = :me",
             {":me": ME, ":now": "$$.State.EnteredTime"},
             then=then,
@@ -51,12 +51,17 @@ class Record:
         return self._change("SET #stable = :colour", "#owner = :me", values, then=then)
 
     def claim(self, *, then: str, caught: Mapping[str, str]) -> State:
-        """Before each step: the lock is still held, and what was asked of the last step is not asked of this one; but
-        for its end, which nobody may forget. Which of the two is not met, the record itself tells.
+        """Before each step: the lock is still held, and nobody has asked for the end. Which of the two is not met, the
+        record itself tells.
         """
         condition = "#owner = :me AND (attribute_not_exists(#signal) OR #signal <> :end)"
         values = {":me": ME, ":end": "States.Format('abort')"}
-        return self._change("REMOVE #signal", condition, values, then=then, caught=caught)
+        return self._change("SET #owner = :me", condition, values, then=then, caught=caught)
+
+    def use_up(self, word: str, *, then: str) -> State:
+        """A word that is good for one step; what a person has said since counts."""
+        condition, values = "#owner = :me AND #signal = :word", {":me": ME, ":word": f"States.Format('{word}')"}
+        return self._change("REMOVE #signal", condition, values, then=then, caught={NOT_MET: then})
 
     def unlock(self, *, then: str, caught: Mapping[str, str] | None = None) -> State:
         return self._change("REMOVE #owner, #since, #signal", "#owner = :me", {":me": ME}, then=then, caught=caught)

@@ -185,11 +185,12 @@ def _steps(fleet: Fleet, record: Record, means: Means) -> States:
         "BeginStep": ask(means.judge, {"begins": began}, into="$.told", then="Watch"),
         "Watch": _watch(means, then="Verdict"),
         "Verdict": choose(
-            ({"Variable": verdict, "StringEquals": "advance"}, "NextStep"),
+            ({"Variable": verdict, "StringEquals": "advance"}, "UseUp"),
             ({"Variable": verdict, "StringEquals": "watch"}, "Watch"),
             ({"Variable": verdict, "StringEquals": "ask"}, "AskPeople"),
             otherwise="Because",
         ),
+        "UseUp": record.use_up("approve", then="NextStep"),
         "AskPeople": _tell(means, "needs a person", "$.told.is.reason", then="Watch"),
         "Because": put({"Error.$": verdict, "Cause.$": "$.told.is.reason"}, into="$.why", then="Back"),
         "NextStep": put({"number.$": "States.MathAdd($.turn.number, 1)"}, into="$.turn", then="Another"),

@@ -191,3 +191,17 @@ def test_who_has_lost_the_lock_leaves_the_traffic_to_whoever_has_it(front: Front
     assert passed(execution)[-1] == "Unfinished"
     assert "Back" not in passed(execution)
     assert front.weights() == home
+
+
+@pytest.mark.slow
+def test_a_pause_outlasts_the_step_that_it_was_said_in(front: Front) -> None:
+    with traffic(front, errors=HEALTHY):
+        execution = start(plan=NEVER_SURE)
+        until(lambda: "AskPeople" in passed(execution))
+        signal("approve")
+        until(lambda: "UseUp" in passed(execution))
+        signal("pause")
+        until(lambda: passed(execution).count("AskPeople") == 2)
+        assert record()["signal"] == "pause"
+        signal("abort")
+        ended(execution)
