@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 20
 
-.PHONY: help setup demo demo-rollout test test-all test-compiler test-fleets test-machine test-others check audit cloud-up docs lock bench clean
+.PHONY: help setup demo demo-rollout test test-all test-commands test-compiler test-fleets test-machine test-others check audit cloud-up docs lock bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -38,19 +38,23 @@ demo: $(VENV)/.ready  ## build, verify and publish two models into a local store
 demo-rollout: setup  ## roll a good and a bad version out on a local AWS, from an empty account to their ends
 	$(BIN)/python -m tests.cloud.rollout_demo
 
-# The tests in four parts, side by side; the account of each is printed whole when it ends. They often wait for servers
-# and commands, so that it takes more than two of them to keep two cores busy.
-COMPILER := tests/emulator tests/conformance tests/pipeline
+# The tests in five parts, side by side; the account of each is printed whole when it ends. They often wait for servers
+# and commands, so that it takes more than two of them to keep two cores busy. The longest begin first.
+COMMANDS := tests/pipeline
+COMPILER := tests/emulator tests/conformance
 MACHINE := tests/core tests/executable tests/isa tests/lower tests/models_isa tests/mutation tests/runtime
 FLEETS := tests/agent tests/cloud tests/stacks
-PARTS := test-compiler test-fleets test-others test-machine
-SIDE_BY_SIDE = $(MAKE) --no-print-directory --jobs 4 --keep-going --output-sync=target $(PARTS)
+PARTS := test-others test-fleets test-commands test-compiler test-machine
+SIDE_BY_SIDE = $(MAKE) --no-print-directory --jobs 5 --keep-going --output-sync=target $(PARTS)
 
 test: setup  ## run what CI runs
 	+$(SIDE_BY_SIDE)
 
 test-all: setup  ## the same with the slow sweeps
 	+$(SIDE_BY_SIDE) SWEEPS='-m "slow or not slow"'
+
+test-commands:
+	$(BIN)/pytest $(SWEEPS) $(COMMANDS)
 
 test-compiler:
 	$(BIN)/pytest $(SWEEPS) $(COMPILER)
@@ -62,7 +66,7 @@ test-fleets:
 	$(BIN)/pytest $(SWEEPS) $(FLEETS)
 
 test-others:
-	$(BIN)/pytest $(SWEEPS) $(patsubst %,--ignore=%,$(COMPILER) $(FLEETS) $(MACHINE))
+	$(BIN)/pytest $(SWEEPS) $(patsubst %,--ignore=%,$(COMMANDS) $(COMPILER) $(FLEETS) $(MACHINE))
 
 check: setup  ## lint, types, import rules, generated pages; under 30 s
 	$(BIN)/ruff check .

@@ -103,7 +103,8 @@ class Project:
 
     def destroy(self, *stacks: str) -> subprocess.CompletedProcess[str]:
         """By what was read last, too."""
-        return self.cdk("destroy", *stacks, "--force", "--app", str(self.folder / "cdk.out"), within=self.folder)
+        how = ("--force", "--concurrency", "8", "--app", str(self.folder / "cdk.out"))
+        return self.cdk("destroy", *stacks, *how, within=self.folder)
 
 
 @pytest.fixture

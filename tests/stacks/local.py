@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +24,9 @@ def new_app(context: Mapping[str, str] = _NOTHING, **settings: Any) -> App:
     return App(context={**_CONTEXT, **context}, **settings)
 
 
+@cache
 def template_of(stack: Stack) -> dict[str, Any]:
+    """To be read and not written: a stack is synthesised once."""
     found: dict[str, Any] = Template.from_stack(stack).to_json()
     return found
 
