@@ -2,8 +2,10 @@
 
 from typing import Final
 
-from aws_cdk import RemovalPolicy, Stack, aws_batch, aws_iam, aws_logs
+from aws_cdk import Stack, aws_batch, aws_iam
 from constructs import Construct
+
+from stacks.kept_log import kept_log
 
 _Job = aws_batch.CfnJobDefinition
 
@@ -35,14 +37,7 @@ def job_role(scope: Construct) -> aws_iam.Role:
 
 
 def logs(scope: Construct, name: str) -> aws_batch.CfnJobDefinition.LogConfigurationProperty:
-    kept = aws_logs.LogGroup(
-        scope,
-        "Logs",
-        log_group_name=name,
-        retention=aws_logs.RetentionDays.THREE_MONTHS,
-        removal_policy=RemovalPolicy.DESTROY,
-    )
-    options = {"awslogs-group": kept.log_group_name, "awslogs-stream-prefix": "job"}
+    options = {"awslogs-group": kept_log(scope, "Logs", name).log_group_name, "awslogs-stream-prefix": "job"}
     return _Job.LogConfigurationProperty(log_driver="awslogs", options=options)
 
 

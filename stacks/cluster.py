@@ -6,7 +6,7 @@ account that may do everything in the cluster.
 
 from typing import Any, Final
 
-from aws_cdk import CfnOutput, RemovalPolicy, Stack, aws_ec2, aws_eks, aws_iam, aws_logs
+from aws_cdk import CfnOutput, Stack, aws_ec2, aws_eks, aws_iam, aws_logs
 from constructs import Construct
 
 from pipeline.config.cluster import Cluster
@@ -14,6 +14,7 @@ from pipeline.config.cluster_lock import ClusterLock
 from stacks.addons import Addons
 from stacks.grants import read_artifacts, wait_for_permissions
 from stacks.handles import CacheHandle, NetworkHandle, StoreHandle
+from stacks.kept_log import kept_log
 from stacks.names import NAMESPACE, SERVICE_ACCOUNT, cluster_name, node_profile
 from stacks.nodes import Home, NeuronNodes, SystemNodes
 from stacks.pods import pod_role
@@ -95,13 +96,7 @@ class ClusterStack(Stack):
 
     def _logs(self) -> aws_logs.LogGroup:
         """EKS would make it itself, and leave it behind for ever."""
-        return aws_logs.LogGroup(
-            self,
-            "Logs",
-            log_group_name=f"/aws/eks/{cluster_name(self._project)}/cluster",
-            retention=aws_logs.RetentionDays.THREE_MONTHS,
-            removal_policy=RemovalPolicy.DESTROY,
-        )
+        return kept_log(self, "Logs", f"/aws/eks/{cluster_name(self._project)}/cluster")
 
     def _control_role(self) -> aws_iam.Role:
         role = aws_iam.Role(

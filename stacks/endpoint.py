@@ -10,13 +10,14 @@ instance. So the container needs neither network nor credentials, and has none.
 
 from typing import Any, Final
 
-from aws_cdk import CfnOutput, RemovalPolicy, Stack, aws_cloudwatch, aws_ec2, aws_logs, aws_sagemaker
+from aws_cdk import CfnOutput, Stack, aws_cloudwatch, aws_ec2, aws_logs, aws_sagemaker
 from constructs import Construct
 
 from pipeline.config.endpoints import OLD_FLEET_KEPT, AllAtOnce, Canary, ModelEndpoint, Shift
 from pipeline.config.sections import Guards
 from stacks.handles import EndpointHandle, NetworkHandle, StoreHandle
 from stacks.hosting import Hosted, hosting_role
+from stacks.kept_log import kept_log
 from stacks.metrics import OF_ENDPOINTS, Subject
 from stacks.project_tag import tag_project
 
@@ -133,13 +134,7 @@ class EndpointStack(Stack):
 
     def _logs(self) -> aws_logs.LogGroup:
         """Under the name that SageMaker would make it by, for ever, at its first line."""
-        return aws_logs.LogGroup(
-            self,
-            "Logs",
-            log_group_name=self._log_group,
-            retention=aws_logs.RetentionDays.THREE_MONTHS,
-            removal_policy=RemovalPolicy.DESTROY,
-        )
+        return kept_log(self, "Logs", self._log_group)
 
     @property
     def _log_group(self) -> str:

@@ -6,11 +6,12 @@ Endpoints are not made here: which are needed follows from what the other stacks
 from ipaddress import ip_network
 from typing import Any, Final
 
-from aws_cdk import Acknowledgment, CfnOutput, CfnTag, RemovalPolicy, Stack, Validations, aws_ec2, aws_iam, aws_logs
+from aws_cdk import Acknowledgment, CfnOutput, CfnTag, Stack, Validations, aws_ec2, aws_iam
 from constructs import Construct
 
 from pipeline.config.network import ClosedNetwork, ExistingNetwork, NatNetwork
 from stacks.handles import NetworkHandle
+from stacks.kept_log import kept_log
 from stacks.names import efa_group
 from stacks.project_tag import tag_project
 
@@ -106,13 +107,7 @@ class NetworkStack(Stack):
         return vpc, dict(zip(zones, own, strict=True))
 
     def _record_flows(self, project: str, vpc: aws_ec2.Vpc) -> None:
-        logs = aws_logs.LogGroup(
-            self,
-            "Flows",
-            log_group_name=f"/nxpipe/{project}/flows",
-            retention=aws_logs.RetentionDays.THREE_MONTHS,
-            removal_policy=RemovalPolicy.DESTROY,
-        )
+        logs = kept_log(self, "Flows", f"/nxpipe/{project}/flows")
         role = aws_iam.Role(
             self, "FlowRole", assumed_by=aws_iam.ServicePrincipal("vpc-flow-logs.amazonaws.com"), path="/nxpipe/"
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from aws_cdk import CfnOutput, RemovalPolicy, Stack, aws_ec2, aws_iam, aws_logs
+from aws_cdk import CfnOutput, Stack, aws_ec2, aws_iam, aws_logs
 from constructs import Construct
 
 from pipeline.config import Config, ServingFleet
@@ -16,6 +16,7 @@ from stacks.balancer import Balancer
 from stacks.grants import mount_cache, read_artifacts
 from stacks.groups import Colour, Group, group
 from stacks.handles import CacheHandle, NetworkHandle, ServeHandle, StoreHandle
+from stacks.kept_log import kept_log
 from stacks.launch import Machine, launch_template
 from stacks.project_tag import tag_project
 from stacks.user_data.serving import Agent, Cache, Serving
@@ -156,13 +157,7 @@ class ServeStack(Stack):
 
     def _log(self, role: aws_iam.Role) -> aws_logs.LogGroup:
         """What the devices do, from which CloudWatch takes the fleet's metrics."""
-        kept = aws_logs.LogGroup(
-            self,
-            "Log",
-            log_group_name=f"/nxpipe/{self._config.project.name}/{self._fleet.name}",
-            retention=aws_logs.RetentionDays.THREE_MONTHS,
-            removal_policy=RemovalPolicy.DESTROY,
-        )
+        kept = kept_log(self, "Log", f"/nxpipe/{self._config.project.name}/{self._fleet.name}")
         kept.grant_write(role)
         return kept
 

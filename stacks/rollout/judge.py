@@ -5,8 +5,10 @@ import zipfile
 from pathlib import Path
 from typing import Final
 
-from aws_cdk import RemovalPolicy, aws_iam, aws_lambda, aws_logs, aws_s3_assets
+from aws_cdk import aws_iam, aws_lambda, aws_s3_assets
 from constructs import Construct
+
+from stacks.kept_log import kept_log
 
 _ROOT: Final = Path(__file__).parents[2]  # in a checkout and where nxpipe is installed: its packages are neighbours
 _PACKAGE: Final = "pipeline/canary"
@@ -18,9 +20,7 @@ class Judge(Construct):
 
     def __init__(self, scope: Construct, id_: str, *, name: str) -> None:
         super().__init__(scope, id_)
-        logs = aws_logs.LogGroup(
-            self, "Logs", retention=aws_logs.RetentionDays.THREE_MONTHS, removal_policy=RemovalPolicy.DESTROY
-        )
+        logs = kept_log(self, "Logs")
         role = aws_iam.Role(
             self,
             "Role",
