@@ -128,8 +128,6 @@ class Instruction:
             value = getattr(self, each.name)
             if isinstance(value, Tile | Far):
                 found[each.name] = value
-            elif isinstance(value, tuple) and value and isinstance(value[0], Tile | Far):
-                found |= {f"{each.name}{number}": place for number, place in enumerate(value)}
         return found
 
     def written(self) -> tuple[Place, ...]:
@@ -398,7 +396,7 @@ class PartitionReduce(Instruction, name="tensor_partition_reduce"):
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduce(Instruction, name="all_reduce"):
-    """The sum of what all ranks hold in `src`, added in the order of ranks in float32, for each of them."""
+    """What all ranks hold in `src`, for each of them put together by `op` in the order of ranks, in float32."""
 
     dst: Place
     src: Place
@@ -407,7 +405,7 @@ class AllReduce(Instruction, name="all_reduce"):
 
 @dataclass(frozen=True, kw_only=True)
 class ReduceScatter(Instruction, name="reduce_scatter"):
-    """Of the sum of what all ranks hold in `src`, in as many parts as there are ranks, each rank's own part."""
+    """As AllReduce, but of the result, in as many parts as there are ranks, each rank has its own part alone."""
 
     dst: Place
     src: Place

@@ -17,9 +17,9 @@ from artifact_store.layout import blob_path
 from artifact_store.manifest import Manifest
 from pipeline import exit_codes
 from tests.agent.metadata import Metadata, metadata_service
+from tests.agent.project import CONFIG
 from tests.artifact_store.afar import first_generation, patch
-from tests.artifact_store.samples import MODEL, Folder, folder, put, s3_server
-from tests.cloud.install import install
+from tests.artifact_store.samples import MODEL, Folder, folder, put
 from tests.pipeline.command import Answer
 from tests.pipeline.command import nxpipe as in_a_process
 from tests.pipeline.in_process import InProcess, nxpipe
@@ -27,25 +27,6 @@ from tests.pipeline.in_process import InProcess, nxpipe
 __all__ = ["nxpipe"]
 
 GROUP, HOOK = "demo-search-blue", "demo-search-ready"
-CONFIG = """
-[project]
-name = "demo"
-[store]
-url = "file://store"
-[[models]]
-name = "bert"
-id = "acme/tiny-bert"
-task = "fill-mask"
-target = "inf2.xlarge"
-[[fleets]]
-kind = "serving"
-name = "search"
-model = "bert"
-channel = "production"
-instance_types = ["inf2.xlarge"]
-capacity = { kind = "on-demand" }
-size = { min = 1, max = 1 }
-"""
 SERVER = (
     sys.executable,
     "-c",
@@ -77,13 +58,6 @@ class Place:
     @property
     def state(self) -> str | None:
         return self.states().get(self.metadata.values["instance-id"])
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[dict[str, str]]:
-    install()
-    with s3_server() as environment:
-        yield environment
 
 
 @pytest.fixture

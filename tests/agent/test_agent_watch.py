@@ -19,28 +19,10 @@ from pipeline.agent.report import Figures, figures
 from pipeline.agent.watch import Compilers
 from stacks import metrics as watched
 from tests.agent.metadata import Metadata, metadata_service
-from tests.artifact_store.samples import s3_server
-from tests.cloud.install import install
+from tests.agent.project import CONFIG
 from tests.pipeline.command import NXPIPE, Answer, nxpipe
 
 GROUP = "/nxpipe/demo/search"
-CONFIG = """
-[project]
-name = "demo"
-[[models]]
-name = "bert"
-id = "acme/tiny-bert"
-task = "fill-mask"
-target = "inf2.xlarge"
-[[fleets]]
-kind = "serving"
-name = "search"
-model = "bert"
-channel = "production"
-instance_types = ["inf2.xlarge"]
-capacity = { kind = "on-demand" }
-size = { min = 1, max = 1 }
-"""
 BUSY: dict[str, Any] = {
     "neuron_runtime_data": [
         {
@@ -161,13 +143,6 @@ class Place:
     def events(self) -> list[dict[str, Any]]:
         told = self.logs.get_log_events(logGroupName=GROUP, logStreamName="i-0a1b", startFromHead=True)["events"]
         return [json.loads(each["message"]) for each in told]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[dict[str, str]]:
-    install()
-    with s3_server() as environment:
-        yield environment
 
 
 @pytest.fixture

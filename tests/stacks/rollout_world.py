@@ -10,11 +10,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
+from moto import mock_aws
+
 from pipeline.canary.plan import Plan
 from pipeline.config import Config, ServingFleet
 from stacks.observe import ObserveStack
 from stacks.rollout import RolloutStack
 from tests.cloud.formation.provider import client_of
+from tests.cloud.install import install
 from tests.cloud.mends.refreshes import hosts_answer
 from tests.stacks.fleet_world import World, configured, world
 from tests.stacks.local import ACCOUNT, HERE, REGION, deploy
@@ -91,6 +95,18 @@ def deployed(folder: Path) -> Rolled:
     with hosts_answer("CONTINUE"):
         deploy(*made.fleet.stacks, made.observe, made.rollout)
     return made
+
+
+@contextmanager
+def fleet_there(folder: Path) -> "Iterator[Front]":
+    """On a local AWS of its own, deployed."""
+    install()
+    with pytest.MonkeyPatch.context() as patch, mock_aws():
+        for name, value in WHO.items():
+            patch.setenv(name, value)
+        bootstrapped()
+        deployed(folder)
+        yield Front.found()
 
 
 def _client(service: str) -> Any:

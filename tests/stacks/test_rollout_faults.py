@@ -4,10 +4,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import pytest
-from moto import mock_aws
 
 from pipeline.canary.plan import Plan
-from tests.cloud.install import install
 from tests.cloud.mends.events import strike
 from tests.stacks.rollout_faults import Fault, faults, injected
 from tests.stacks.rollout_world import (
@@ -17,9 +15,8 @@ from tests.stacks.rollout_world import (
     WHO,
     Front,
     Traffic,
-    bootstrapped,
-    deployed,
     ended,
+    fleet_there,
     other,
     outcome,
     passed,
@@ -58,13 +55,8 @@ _AT_NO_TIME: Final = (
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    install()
-    with pytest.MonkeyPatch.context() as patch, mock_aws():
-        for name, value in WHO.items():
-            patch.setenv(name, value)
-        bootstrapped()
-        deployed(tmp_path_factory.mktemp("fleet"))
-        yield Front.found()
+    with fleet_there(tmp_path_factory.mktemp("fleet")) as front:
+        yield front
 
 
 def way_to(fault: Fault) -> str:

@@ -5,12 +5,10 @@ from collections.abc import Iterator
 
 import boto3
 import pytest
-from moto import mock_aws
 
 from pipeline.canary.plan import Plan
 from pipeline.canary.record import replay
 from tests.cloud.census import census
-from tests.cloud.install import install
 from tests.cloud.mends.events import strike
 from tests.stacks.local import REGION
 from tests.stacks.rollout_world import (
@@ -21,10 +19,9 @@ from tests.stacks.rollout_world import (
     PACE,
     WHO,
     Front,
-    bootstrapped,
-    deployed,
     ended,
     evidence,
+    fleet_there,
     given_away,
     other,
     outcome,
@@ -48,13 +45,8 @@ ALARM = "demo-search-refused"
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     """One for all: each rollout begins where the one before has ended."""
-    install()
-    with pytest.MonkeyPatch.context() as patch, mock_aws():
-        for name, value in WHO.items():
-            patch.setenv(name, value)
-        bootstrapped()
-        deployed(tmp_path_factory.mktemp("fleet"))
-        yield Front.found()
+    with fleet_there(tmp_path_factory.mktemp("fleet")) as front:
+        yield front
 
 
 @pytest.fixture
