@@ -52,14 +52,14 @@ class Blobs:
         blob = Blob(sha256=payload.sha256, size=payload.size)
         path = blob_path(blob)
         asks = self._had_the_last or payload.size >= self._backend.sent_unasked_below
-        if asks and self._is_kept(blob):
+        if asks and self.is_kept(blob):
             self._had_the_last = True
             sent(blob.size)
             return blob
         created = self._backend.create(path, payload, sent=sent)
         self._had_the_last = not created
         # What was there first may be a damaged file, of which only a repair gets rid.
-        if not created and not self._is_kept(blob):
+        if not created and not self.is_kept(blob):
             self._backend.replace(path, payload, sent=sent)
         return blob
 
@@ -108,6 +108,11 @@ class Blobs:
         """Present, and by its content: a name alone proves nothing after a power loss."""
         return self._intact(blob) is not None
 
+    def is_kept(self, blob: Blob) -> bool:
+        """Intact, and young from now on, for whoever is about to name it."""
+        stat = self._intact(blob)
+        return stat is not None and self._keep_young(blob, stat)
+
     def _has_just_proved(self, blob: Blob) -> bool:
         return self._backend.has_just_proved(blob_path(blob), blob.sha256, blob.size)
 
@@ -117,10 +122,6 @@ class Blobs:
         if stat is not None and not _may_be(blob, stat):
             return f"has {stat.size} bytes, SHA-256 {stat.sha256 or 'not kept'}"
         return None if stat is not None and self._keep_young(blob, stat) else "is missing"
-
-    def _is_kept(self, blob: Blob) -> bool:
-        stat = self._intact(blob)
-        return stat is not None and self._keep_young(blob, stat)
 
     def _keep_young(self, blob: Blob, stat: Stat) -> bool:
         """Whoever names a blob again keeps it from being collected before the name stands. False: it is gone."""

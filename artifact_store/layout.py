@@ -8,12 +8,14 @@ from artifact_store.manifest import Manifest
 
 BLOBS: Final = "cas/sha256/"
 ACTIONS: Final = "ac/"
-GRAPHS: Final = "gk/"
+PARTS: Final = "parts/"
 FAILURES: Final = "failures/"
 LEASES: Final = "leases/"
+RUNS: Final = "runs/"
 CHANNELS: Final = "channels/"
 PINS: Final = "pins/"
 SIGNATURES: Final = "sig/"
+REPORTS: Final = "reports/"
 RECORD_SEGMENTS: Final = "index/records/"
 INPUT_SEGMENTS: Final = "index/inputs/"
 RETIRED: Final = "retired/"
@@ -41,8 +43,8 @@ def retired_path(request_key: str) -> str:
     return f"{RETIRED}{request_key}"
 
 
-def graph_path(graph_key: str) -> str:
-    return f"{GRAPHS}{graph_key}"
+def part_path(key: str) -> str:
+    return f"{PARTS}{key}"
 
 
 def failure_path(request_key: str) -> str:
@@ -51,6 +53,14 @@ def failure_path(request_key: str) -> str:
 
 def lease_folder(request_key: str) -> str:
     return f"{LEASES}{request_key}/"
+
+
+def run_folder(items: str) -> str:
+    return f"{RUNS}{items}/"
+
+
+def outcome_path(items: str, place: int) -> str:
+    return f"{run_folder(items)}{numbered(place)}"
 
 
 def log_folder(channel: str) -> str:
@@ -73,6 +83,10 @@ def signature_folder(manifest_digest: str) -> str:
     return f"{SIGNATURES}{manifest_digest}/"
 
 
+def report_path(manifest_digest: str, moment: str, kind: str) -> str:
+    return f"{REPORTS}{manifest_digest}/{moment}.{kind}"
+
+
 def listing_path(manifest: Manifest) -> str:
     return listing_path_of(manifest.model.id, manifest.request_key)
 
@@ -82,7 +96,7 @@ def listing_path_of(model_id: str, request_key: str) -> str:
 
 
 def numbered(number: int) -> str:
-    """A term or a generation in a path: in the order of text they are in the order of numbers."""
+    """A term, a generation or a place in a path: in the order of text they are in the order of numbers."""
     return f"{number:010d}"
 
 

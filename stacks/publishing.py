@@ -10,9 +10,9 @@ from aws_cdk import Stack, aws_iam
 
 from stacks.handles import StoreHandle
 
-CREATED_ONCE: Final = ("ac/", "gk/")
+CREATED_ONCE: Final = ("ac/", "parts/")
 SIGNED_BY: Final = "ECDSA_SHA_256"  # the one algorithm of docs/store-format.md that KMS has
-REPLACED: Final = ("cas/", "failures/", "index/", "leases/", "neuron-artifacts/", "sig/")
+REPLACED: Final = ("cas/", "failures/", "index/", "leases/", "neuron-artifacts/", "reports/", "runs/", "sig/")
 
 
 def publishing(store: StoreHandle, prefix: str) -> list[aws_iam.PolicyStatement]:

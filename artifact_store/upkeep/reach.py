@@ -18,15 +18,15 @@ from artifact_store.channel.log import channels_among
 from artifact_store.documents import Blob, Sealed, seconds_since_1970
 from artifact_store.errors import Corrupt, InvalidDocument, NotFound, StoreUnavailable
 from artifact_store.failures import Failure
-from artifact_store.graphs import GraphRecord
 from artifact_store.layout import (
     ACTIONS,
     CHANNELS,
     PINS,
+    REPORTS,
     RETIRED,
     SIGNATURES,
+    blob_path,
     digest_path,
-    graph_path,
     is_key,
     listing_path,
     log_folder,
@@ -34,6 +34,7 @@ from artifact_store.layout import (
     retired_path,
 )
 from artifact_store.manifest import MAX_MANIFEST_BYTES, Manifest
+from artifact_store.parts import Part
 from artifact_store.pins import Pin
 from artifact_store.record import ActionRecord
 from artifact_store.store import Store
@@ -41,7 +42,7 @@ from artifact_store.upkeep.kinds import Kind, kind_of
 from artifact_store.verified import read_at_most
 
 DAY: Final = 24 * 3600.0
-_AT_ONCE: Final = 64  # manifests in memory
+_AT_ONCE: Final = 64  # documents in memory
 _OTHER_VERSION: Final = "collect and check this store with the version of nxpipe that wrote it"
 
 K = TypeVar("K", bound=Sealed)
@@ -166,9 +167,9 @@ def mark(
             reach.manifests.add(root.manifest.sha256)
             reach.add(*manifest.blobs())
             reach.paths.add(listing_path(manifest))
-            reach.paths.update(graph_path(executable.graph_key) for executable in manifest.executables)
             visit(manifest, root.manifest)
     _mark_notes(store, listed, reach, now, fault)
+    _mark_parts(store, listed, reach, now, fault)
     return reach
 
 
@@ -177,12 +178,8 @@ def is_young(store: Store, found: Found, now: float) -> bool:
 
 
 def _mark_notes(store: Store, listed: Sequence[Found], reach: Reach, now: float, fault: OnFault) -> None:
-    """Signatures of what stays; graph records and failures that stay, with the blobs that they name."""
-    reach.paths.update(found.path for found in listed if _signed(found.path) in reach.manifests)
-    graphs = [found for found in listed if Kind.GRAPH.pattern.fullmatch(found.path)]
-    staying = [found for found in graphs if found.path in reach.paths or is_young(store, found, now)]
-    for _, graph in _records(store, GraphRecord, staying, fault):
-        reach.add(graph.executable)
+    """Signatures and reports of what stays; failures that stay, with the blobs that they name."""
+    reach.paths.update(found.path for found in listed if _beside(found.path) in reach.manifests)
     failures = [found for found in listed if Kind.FAILURE.pattern.fullmatch(found.path)]
     for found, failure in _records(store, Failure, failures, fault):
         if is_young(store, found, now) or seconds_since_1970(failure.expires_at) > now:
@@ -190,8 +187,28 @@ def _mark_notes(store: Store, listed: Sequence[Found], reach: Reach, now: float,
             reach.add(*([failure.log] if failure.log else []))
 
 
-def _signed(path: str) -> str:
-    return path.split("/")[1] if path.startswith(SIGNATURES) else ""
+def _mark_parts(store: Store, listed: Sequence[Found], reach: Reach, now: float, fault: OnFault) -> None:
+    """Young ones with their blobs; older ones while each of their blobs stays anyway.
+
+    Young blobs stay too, so one that is found or made again, which makes its blobs young, lives as long as a new one.
+    """
+    parts = [found for found in listed if Kind.PART.pattern.fullmatch(found.path)]
+    young = {found.path for found in listed if is_young(store, found, now)}
+
+    def keep(found: Found, part: Part) -> None:
+        reach.paths.add(found.path)
+        reach.add(*part.blobs())
+
+    for found, part in _records(store, Part, (each for each in parts if each.path in young), fault):
+        keep(found, part)
+    for found, part in _records(store, Part, (each for each in parts if each.path not in young), fault):
+        paths = map(blob_path, part.blobs())
+        if part.files and all(path in young or reach.has(path) for path in paths):
+            keep(found, part)
+
+
+def _beside(path: str) -> str:
+    return path.split("/")[1] if path.startswith((SIGNATURES, REPORTS)) else ""
 
 
 def _served(store: Store, channel: str, history: History, now: float, fault: OnFault) -> Iterator[Root]:
@@ -223,7 +240,7 @@ def _keyed(store: Store, folder: str, fault: OnFault) -> list[Found]:
 
 
 def _records(store: Store, kind: type[K], listed: Iterable[Found], fault: OnFault) -> Iterator[tuple[Found, K]]:
-    """The records that are still there."""
+    """The records that are still there, not many of them in memory."""
 
     def read(found: Found) -> K | None:
         try:
@@ -232,10 +249,11 @@ def _records(store: Store, kind: type[K], listed: Iterable[Found], fault: OnFaul
             fault(found.path, error)
             return None
 
-    listed = list(listed)
-    for found, record in zip(listed, store.backend.each(read, listed), strict=True):
-        if record is not None:
-            yield found, record
+    waiting = iter(listed)
+    while batch := list(islice(waiting, _AT_ONCE)):
+        for found, record in zip(batch, store.backend.each(read, batch), strict=True):
+            if record is not None:
+                yield found, record
 
 
 def _distinct(roots: Roots) -> list[Root]:
@@ -278,4 +296,5 @@ def _manifests(
 
 def orphans(listed: Iterable[Found], reach: Reach) -> list[Found]:
     """What nothing holds; of a publish that is under way, too."""
-    return [found for found in listed if kind_of(found.path) not in (None, Kind.LEASE) and not reach.has(found.path)]
+    passing = (None, Kind.LEASE, Kind.OUTCOME)
+    return [found for found in listed if kind_of(found.path) not in passing and not reach.has(found.path)]

@@ -12,7 +12,9 @@ from artifact_store.blobs import GRACE
 from artifact_store.canonical import MAX_DEPTH, MAX_INTEGER, canonical_json
 from artifact_store.documents import Blob
 from artifact_store.manifest import Manifest
+from artifact_store.parts import MAX_PART_BYTES, Part, PartFile
 from artifact_store.record import ActionRecord
+from artifact_store.runs import MAX_OUTCOME_BYTES
 from tests.artifact_store.samples import folder, put, tree
 from tests.conftest import ROOT
 
@@ -58,11 +60,13 @@ def fields(section: str) -> set[str]:
 def test_every_field_is_on_the_page_and_no_other() -> None:
     assert fields("4") == set(Manifest.model_fields)
     assert fields("6") == {*ActionRecord.model_fields, "seal"}
+    assert fields("18") == {*Part.model_fields, "seal"}
 
 
-@pytest.mark.parametrize("part", [manifest.Executable, manifest.Tensor, manifest.File, manifest.ModelRef])
+@pytest.mark.parametrize("part", [manifest.Executable, manifest.Tensor, manifest.File, manifest.ModelRef, PartFile])
 def test_every_field_of_a_part_is_on_the_page(part: type[documents.Document]) -> None:
-    named = {frozenset(re.findall(r"`(\w+)`", row[1])) for row in rows("4", "Field")}
+    cells = [row[1] for section in ("4", "18") for row in rows(section, "Field")]
+    named = {frozenset(re.findall(r"`(\w+)`", cell)) for cell in cells}
     assert any(set(part.model_fields) <= names for names in named)
 
 
@@ -95,7 +99,9 @@ def test_the_limits_on_the_page_are_those_of_the_code() -> None:
     expected = {
         "manifest": [manifest.MAX_MANIFEST_BYTES],
         "key inputs": [manifest.MAX_KEY_INPUTS_BYTES],
-        "a record, other than a generation or a segment": [documents.MAX_RECORD_BYTES],
+        "a record, other than a generation, a part, an outcome or a segment": [documents.MAX_RECORD_BYTES],
+        "part": [MAX_PART_BYTES],
+        "outcome": [MAX_OUTCOME_BYTES],
         "model id": [documents.MAX_MODEL_ID_BYTES, 8],
         "path of a file": [documents.MAX_PATH_BYTES, 8, documents.MAX_PATH_PART_BYTES],
         "executables, weights, files in a manifest": [

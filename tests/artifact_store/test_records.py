@@ -1,4 +1,4 @@
-"""Leases, failures, pins and graph records: small notes beside artifacts, each with one promise."""
+"""Leases, failures and pins: small notes beside artifacts, each with one promise."""
 
 import errno
 import threading
@@ -7,10 +7,9 @@ import pytest
 
 from artifact_store import Store
 from artifact_store.documents import Blob
-from artifact_store.errors import Conflict, Corrupt, NotFound, Refused, StoreUnavailable
+from artifact_store.errors import Corrupt, NotFound, Refused, StoreUnavailable
 from artifact_store.failures import failure_of, remember_failure
-from artifact_store.graphs import GraphRecord, executable_of, remember_executable
-from artifact_store.layout import blob_path, failure_path, graph_path, lease_folder
+from artifact_store.layout import failure_path, lease_folder
 from artifact_store.leases import Leases, new_holder
 from artifact_store.pins import Pins
 from tests.artifact_store.samples import Place
@@ -138,30 +137,6 @@ def test_a_pin_for_a_while_ends(store: Store) -> None:
     now = store.backend.now()
     assert pin.holds(now)
     assert not pin.holds(now + 61)
-
-
-def test_an_executable_is_found_by_its_graph_until_its_bytes_are_damaged(place: Place) -> None:
-    blob = place.store.put_blob(b"program")
-    assert executable_of(place.store, KEY) is None
-    remember_executable(place.store, KEY, blob)
-    remember_executable(place.store, KEY, blob)
-    assert executable_of(place.store, KEY) == blob
-    place.write(blob_path(blob), b"pr0gram")
-    assert executable_of(place.store, KEY) is None
-
-
-def test_two_executables_of_one_graph_are_a_conflict(store: Store) -> None:
-    remember_executable(store, KEY, store.put_blob(b"one"))
-    with pytest.raises(Conflict, match=f"graph key {KEY}"):
-        remember_executable(store, KEY, store.put_blob(b"other"))
-
-
-def test_a_record_in_anothers_place_is_corrupt(place: Place) -> None:
-    remember_executable(place.store, KEY, place.store.put_blob(b"program"))
-    theirs = GraphRecord(graph_key=OTHER, executable=Blob.of(b"program"), write_id="0" * 32)
-    place.write(graph_path(KEY), theirs.to_bytes())
-    with pytest.raises(Corrupt, match=OTHER):
-        executable_of(place.store, KEY)
 
 
 def test_a_damaged_failure_is_corrupt_and_the_next_one_replaces_it(place: Place) -> None:

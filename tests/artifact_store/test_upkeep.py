@@ -14,7 +14,6 @@ from artifact_store.channel.change import Author, Requirements, promote
 from artifact_store.documents import Blob
 from artifact_store.errors import Corrupt, NotFound, StoreUnavailable
 from artifact_store.failures import remember_failure
-from artifact_store.graphs import remember_executable
 from artifact_store.layout import (
     CHANNELS,
     PINS,
@@ -26,6 +25,7 @@ from artifact_store.layout import (
 )
 from artifact_store.manifest import Tensor
 from artifact_store.pack import packed
+from artifact_store.parts import keep_part
 from artifact_store.pins import Pins
 from artifact_store.upkeep.fsck import fsck
 from artifact_store.upkeep.gc import Plan, carry_out, plan
@@ -161,12 +161,14 @@ def test_a_removal_spares_what_somebody_needs_again(place: Place, aged: Store) -
     assert len(outcome.spared) == len(lost.blobs())
 
 
-@pytest.mark.parametrize("what", ["record", "manifest", "generation"])
+@pytest.mark.parametrize("what", ["record", "manifest", "generation", "part"])
 def test_nothing_is_collected_from_a_store_that_is_not_understood(place: Place, aged: Store, what: str) -> None:
     one = published(place.store, 1)
     promote(place.store, "prod", [one], Author("ann", "because"), Requirements())
+    part = keep_part(place.store, "e" * 64, {}, {})
     put(place.store, "lost", request="lost")
     path = {
+        "part": part.path,
         "record": action_path(one.request_key),
         "manifest": blob_path(one.record.manifest),
         "generation": f"{CHANNELS}prod/log/0000000001",
@@ -178,19 +180,19 @@ def test_nothing_is_collected_from_a_store_that_is_not_understood(place: Place, 
     assert place.objects() == before
 
 
-def test_graph_records_and_failures_go_with_what_they_name(place: Place, aged: Store) -> None:
+def test_parts_and_failures_go_with_what_they_name(place: Place, aged: Store) -> None:
     class NoSuchOperator(Exception):
         deterministic = True
 
     store = place.store
     one = published(store, 1)
     program = one.manifest.executables[0]
-    remember_executable(store, program.graph_key, program.blob)
-    remember_executable(store, "f" * 64, store.put_blob(b"a program of no artifact"))
+    keep_part(store, "e" * 64, {"program": program.blob}, {})
+    keep_part(store, "f" * 64, {"program": store.put_blob(b"a program of no artifact")}, {})
     remember_failure(store, "a" * 64, NoSuchOperator("no"), log=b"a log that is kept", seconds=1000)
     remember_failure(store, "b" * 64, NoSuchOperator("no"), log=b"a log that has expired", seconds=-1000)
     gone = {Blob.of(b"a program of no artifact"), Blob.of(b"a log that has expired")}
-    assert collect(aged) == {f"gk/{'f' * 64}", f"failures/{'b' * 64}", *map(blob_path, gone)}
+    assert collect(aged) == {f"parts/{'f' * 64}", f"failures/{'b' * 64}", *map(blob_path, gone)}
 
 
 def test_a_sound_store_has_no_findings(place: Place) -> None:

@@ -14,8 +14,9 @@ from artifact_store.channel.log import ChannelLog, channels
 from artifact_store.digest import sha256_hex
 from artifact_store.documents import Blob
 from artifact_store.errors import Corrupt, Incomplete, NotFound, Refused, StoreUnavailable
-from artifact_store.graphs import remember_executable
+from artifact_store.layout import part_path
 from artifact_store.manifest import Manifest
+from artifact_store.parts import Part, keep_part, part_keys, part_of
 from artifact_store.pins import Pins
 from artifact_store.upkeep.gc import carry_out, plan
 from artifact_store.upkeep.reach import DAY, History
@@ -112,15 +113,22 @@ def sample(store: Store, request: int) -> Manifest:
     blobs = [store.put_blob(data) for data in contents(request)]
     made = manifest(blobs, model=MODELS[request % 2])
     (program,) = made.executables
-    own_graph = program.model_copy(update={"graph_key": sha256_hex(contents(request)[1])})
-    return made.model_copy(update={"executables": (own_graph,), "report": {program.name: "verified"}})
+    return made.model_copy(update={"report": {program.name: "verified"}})
+
+
+def program_of(store: Store, request: int) -> Part:
+    """Found, or made if nobody has; neighbours share it."""
+    program = contents(request)[1]
+    key = sha256_hex(program)
+    return part_of(store, key) or keep_part(store, key, {"program": store.put_blob(program)}, {})
 
 
 def publish(request: int) -> Act:
     def act(backend: Backend) -> None:
         store = Store(backend, grace=GRACE)
+        part = program_of(store, request)
         made = sample(store, request)
-        remember_executable(store, made.executables[0].graph_key, made.executables[0].blob)
+        assert part.blob("program") == made.executables[0].blob
         store.publish(made)
 
     return act
@@ -180,7 +188,14 @@ def losses(backend: Backend) -> list[str]:
             continue
         document = Manifest.from_bytes(store.read_blob(needed))
         lost += [f"{where}: {blob.sha256}" for blob in document.blobs() if not store.blobs.is_intact(blob)]
-    return lost
+    return [*lost, *_dangling(store)]
+
+
+def _dangling(store: Store) -> Iterator[str]:
+    for key in part_keys(store):
+        part = store.records.read(Part, part_path(key))
+        if part is not None and not all(map(store.blobs.is_intact, part.blobs())):
+            yield f"{part.path} outlives what it names"
 
 
 def _needed(store: Store) -> Iterator[tuple[str, Blob]]:

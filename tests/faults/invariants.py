@@ -12,13 +12,12 @@ from artifact_store.channel.generation import Generation, Head
 from artifact_store.digest import sha256_hex
 from artifact_store.documents import Blob
 from artifact_store.errors import InvalidDocument
-from artifact_store.graphs import GraphRecord
 from artifact_store.layout import (
     ACTIONS,
     BLOBS,
     CHANNELS,
-    GRAPHS,
     LISTINGS,
+    PARTS,
     PINS,
     RETIRED,
     action_path,
@@ -32,6 +31,7 @@ from artifact_store.layout import (
 )
 from artifact_store.manifest import Manifest
 from artifact_store.pack import unpacked
+from artifact_store.parts import Part
 from artifact_store.pins import Pin
 from artifact_store.record import ActionRecord
 
@@ -86,7 +86,7 @@ def _broken_blobs(objects: Objects) -> Iterator[str]:
 
 
 def _strangers(objects: Objects) -> Iterator[str]:
-    known = (BLOBS, ACTIONS, GRAPHS, CHANNELS, PINS, RETIRED, LISTINGS, *_MAY_LIE_ABOUT)
+    known = (BLOBS, ACTIONS, PARTS, CHANNELS, PINS, RETIRED, LISTINGS, *_MAY_LIE_ABOUT)
     for path, data in objects.items():
         if not path.startswith(known):
             yield f"{path} is at no place of the format page"
@@ -128,23 +128,29 @@ def _broken_names(objects: Objects) -> Iterator[str]:
             pin = Pin.from_bytes(data)
             if pin.path != path:
                 yield f"{path} is the pin {pin.name}"
-        if path.startswith(GRAPHS) and blob_path(GraphRecord.from_bytes(data).executable) not in objects:
-            yield f"{path} names an executable that is gone"
+        if path.startswith(PARTS):
+            part = Part.from_bytes(data)
+            if part.path != path:
+                yield f"{path} is the part {part.key}"
+            yield from (f"{path} names {blob.sha256}, which is gone" for blob in part.blobs() if _lacks(objects, blob))
 
 
 def _incomplete(objects: Objects, blob: Blob, where: str) -> Iterator[str]:
-    data = objects.get(blob_path(blob))
-    if data is None or Blob.of(data) != blob:
+    if _lacks(objects, blob):
         yield f"{where} names manifest {blob.sha256}, which is missing or damaged"
         return
-    manifest = Manifest.from_bytes(data)
+    manifest = Manifest.from_bytes(objects[blob_path(blob)])
     for each in manifest.blobs():
-        found = objects.get(blob_path(each))
-        if found is None or Blob.of(found) != each:
+        if _lacks(objects, each):
             yield f"{where} needs blob {each.sha256}, which is missing or damaged"
     for tensor in manifest.weights:
         if tensor.pack is not None and not _holds(objects, tensor.pack, tensor.blob):
             yield f"{where} needs {tensor.name}, which its pack does not hold"
+
+
+def _lacks(objects: Objects, blob: Blob) -> bool:
+    data = objects.get(blob_path(blob))
+    return data is None or Blob.of(data) != blob
 
 
 def _holds(objects: Objects, pack: Blob, tensor: Blob) -> bool:

@@ -17,6 +17,7 @@ from artifact_store.channel.generation import Generation, Served
 from artifact_store.channel.log import ChannelLog
 from artifact_store.documents import Blob, written_now
 from artifact_store.manifest import Manifest
+from artifact_store.parts import keep_part, part_of
 from artifact_store.pins import Pins
 from artifact_store.upkeep.gc import carry_out, plan
 from artifact_store.upkeep.rules import Rules
@@ -73,6 +74,13 @@ def pin(store: Store, *, name: str, digest: str, size: int) -> None:
     Pins(store.backend).add(name, Blob(sha256=digest, size=size), actor="ann", reason="because")
 
 
+def make_part(store: Store, *, name: str) -> None:
+    """As a builder does; then it is there for everybody."""
+    program = store.put_blob(f"the program of {name}".encode())
+    kept = keep_part(store, Blob.of(name.encode()).sha256, {"program": program}, {"bytes": program.size})
+    assert part_of(store, kept.key) == kept
+
+
 def collect(store: Store) -> None:
     """All that nobody holds goes, and nothing is young: nobody else is at work."""
     ruthless = Store(store.backend, grace=-10.0)
@@ -87,6 +95,10 @@ def _a_neighbour(store: Store, chance: Random) -> None:
 def _publish(store: Store, chance: Random, name: str) -> Attempt:
     seed = chance.choice(["shared", f"own {name}"])
     return Attempt(partial(publish, seed=seed, request=name, tensors=chance.randint(1, 3)), key=_keys(name)[0])
+
+
+def _make_part(store: Store, chance: Random, name: str) -> Attempt:
+    return Attempt(partial(make_part, name=name))
 
 
 def _three_artifacts(store: Store, chance: Random) -> None:
@@ -150,7 +162,7 @@ def _served_and_pinned(store: Store, chance: Random) -> None:
 def _collect(store: Store, chance: Random, name: str) -> Attempt:
     """An artifact that nobody serves and that may share blobs with one that is served, and litter."""
     publish(store, seed=chance.choice(["shared", name]), request=name, tensors=chance.randint(1, 2))
-    store.put_blob(name.encode())
+    make_part(store, name=name)
     return Attempt(collect, gives_up=frozenset(_keys(name)))
 
 
@@ -160,6 +172,7 @@ def _keys(*requests: str) -> list[str]:
 
 OPERATIONS: Final = (
     Operation("publish", _a_neighbour, _publish),
+    Operation("part", _a_neighbour, _make_part),
     Operation("promote", _three_artifacts, _promote),
     Operation("rollback", _three_artifacts, _roll_back),
     Operation("pin", _three_artifacts, _pin),

@@ -13,10 +13,10 @@ from artifact_store.channel.generation import Head
 from artifact_store.digest import sha256_hex
 from artifact_store.documents import Blob, Sealed
 from artifact_store.failures import Failure
-from artifact_store.graphs import GraphRecord
 from artifact_store.leases import Lease
 from artifact_store.manifest import Manifest
 from artifact_store.pack import packed, unpacked
+from artifact_store.parts import Part, PartFile
 from artifact_store.pins import Pins
 from artifact_store.trust.envelope import Envelope
 from artifact_store.trust.statement import Statement, statement_of
@@ -46,10 +46,11 @@ def parsers() -> Mapping[str, Parser]:
     parts = {Blob.of(data): data for data in (b"one", b"two" * 50, b"")}
     lease = Lease(request_key=ZEROS, term=1, holder="ann", acquired_at=at, expires_at=at)
     failure = Failure(request_key=ZEROS, kind="Error", message="no", log=None, at=at, expires_at=at)
-    graph = GraphRecord(graph_key=ZEROS, executable=one.record.manifest, write_id="0" * 32)
+    files = (PartFile(path="graph", blob=one.record.manifest), PartFile(path="program", blob=one.record.manifest))
+    part = Part(key=ZEROS, files=files, facts={"bytes": 1, "cores": [0.5]}, write_id="0" * 32)
     statement = statement_of(manifest, {"request": 1}, "https://example.com/builder").to_bytes()
     envelope = {"payload": "e30=", "payloadType": "application/vnd.in-toto+json", "signatures": []}
-    sealed: list[Sealed] = [one.record, generation, Head(channel="prod", generation=1), pin, lease, failure, graph]
+    sealed: list[Sealed] = [one.record, generation, Head(channel="prod", generation=1), pin, lease, failure, part]
     return {
         "canonical JSON": Parser(lambda data: parse_canonical_json(data, limit=LIMIT), manifest.to_bytes()),
         "manifest": Parser(Manifest.from_bytes, manifest.to_bytes()),

@@ -20,11 +20,11 @@ from artifact_store.channel.log import ChannelLog
 from artifact_store.documents import Blob
 from artifact_store.errors import Corrupt
 from artifact_store.failures import failure_of, remember_failure
-from artifact_store.graphs import executable_of, remember_executable
 from artifact_store.index import segments
 from artifact_store.layout import BLOBS, LISTINGS
 from artifact_store.leases import Leases, new_holder
 from artifact_store.manifest import Manifest
+from artifact_store.parts import keep_part, part_of
 from artifact_store.pins import Pins
 from artifact_store.transfer.reading import BlobsFromAfar
 from artifact_store.transfer.source import Sources
@@ -39,6 +39,7 @@ from tests.faults.operations import AUTHOR, artifact
 
 LARGE: Final = 70_000  # bytes of a tensor: a blob of its own
 LOG: Final = b"compiler said no"
+NEVER_READ_PAST: Final = (BLOBS, "ac/", "channels/prod/log/", "pins/", "parts/", "failures/", "sig/")
 A_DAY: Final = 86_400.0  # seconds: longer than any sweep
 
 
@@ -69,7 +70,7 @@ class Place:
             "channels/prod/log/": lambda: list(log.back_from(log.tip())),
             "channels/prod/head": log.tip,
             "pins/": Pins(self.store.backend).all,
-            "gk/": lambda: executable_of(self.store, "0" * 64),
+            "parts/": lambda: part_of(self.store, "0" * 64),
             "failures/": lambda: failure_of(self.store, "1" * 64),
             "leases/": lambda: Leases(self.store.backend).current("2" * 64),
             "sig/": lambda: Signatures(self.store).by(self.signer, digest),
@@ -98,7 +99,7 @@ def filled(root: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     both = tuple(_published(store, request) for request in ("one", "two"))
     for one in both:
         promote(store, "prod", [one], AUTHOR, Requirements())
-    remember_executable(store, "0" * 64, both[0].manifest.executables[0].blob)
+    keep_part(store, "0" * 64, {"program": both[0].manifest.executables[0].blob}, {"instructions": 12})
     remember_failure(store, "1" * 64, Hopeless("no"), log=LOG)
     assert Leases(store.backend, A_DAY).take("2" * 64, new_holder("ann"))
     Pins(store.backend).add("keep", both[0].record.manifest, actor="ann", reason="because")
@@ -148,7 +149,7 @@ def assert_damage_is_caught(place: Place, damages: int, seed: int) -> Counter[st
             pass
         else:
             assert answer == answers[path] or answer in harmless(path), path
-            assert not path.startswith((BLOBS, "ac/", "channels/prod/log/", "pins/", "gk/", "failures/", "sig/")), path
+            assert not path.startswith(NEVER_READ_PAST), path
         place.folder.write(path, intact[path])
         counted[path.partition("/")[0]] += 1
     assert answers == {path: place.use(path) for path in paths}
