@@ -2,7 +2,7 @@
 keeps busy, what it spills, and what it takes of HBM.
 
 The program has to be a legal one. Times are those of the documented costs; an engine's is how long it has none for
-another instruction, so that no run can be shorter than the busiest of them.
+another instruction, so that no run can be shorter than the busiest of them. `emulator.timeline` says how long one is.
 """
 
 from collections.abc import Mapping
@@ -18,6 +18,7 @@ from emulator.isa.totals import HBM, Totals, totals, within
 from emulator.isa.touched import touched
 from emulator.isa.transfer import moved
 from emulator.nxe.writing import write_code
+from emulator.timeline import latency_ns
 
 DMA: Final = "dma"  # all queues together, for they share their engines
 _NAMED: Final = 10
@@ -44,12 +45,13 @@ class Spill:
 @dataclass(frozen=True)
 class Utilisation:
     """`compulsory`: the bytes of each role that any program of the task moves, each once: what is read of weights,
-    constants, inputs and states, and what is written of outputs and states. `busy_ns`: by engine. `spills`: the
-    largest first."""
+    constants, inputs and states, and what is written of outputs and states. `busy_ns`: by engine; `latency_ns`: of all
+    of them beside each other, None where that takes too long to find out. `spills`: the largest first."""
 
     totals: Totals
     compulsory: Mapping[Role, int]
     busy_ns: Mapping[str, float]
+    latency_ns: float | None
     spills: tuple[Spill, ...]
     footprint: Footprint
     code: int  # bytes, as an executable holds it
@@ -100,6 +102,7 @@ class Utilisation:
             "time": {
                 "bound_by": self.bound,
                 "busy_ns": {engine: round(ns, 1) for engine, ns in sorted(self.busy_ns.items())},
+                "latency_ns": None if self.latency_ns is None else round(self.latency_ns, 1),
             },
         }
 
@@ -111,6 +114,8 @@ class Utilisation:
         parts.append(f"{_size(self.spilled)} of it spilled and read back")
         if self.totals.utilisation is not None:
             parts.append(f"the tensor engine {self.totals.utilisation:.0%} used while busy")
+        if self.latency_ns:
+            parts.append(f"{self.latency_ns / 1e6:.2f} ms predicted")
         if self.bound is not None:
             parts.append(f"bound by {self.bound} at {self.busy_ns[self.bound] / 1e6:.2f} ms")
         return "; ".join(parts)
@@ -136,7 +141,13 @@ class Utilisation:
 def utilisation(program: Program) -> Utilisation:
     total = totals(program)
     return Utilisation(
-        total, _compulsory(program), _busy(total), _spills(program), footprint(program), len(write_code(program.body))
+        totals=total,
+        compulsory=_compulsory(program),
+        busy_ns=_busy(total),
+        latency_ns=latency_ns(program),
+        spills=_spills(program),
+        footprint=footprint(program),
+        code=len(write_code(program.body)),
     )
 
 

@@ -13,7 +13,7 @@ from emulator.core.bound import ENGINES, NUMBER, Bound
 from emulator.core.faults import Deadlock
 from emulator.errors import OptionsInvalid
 from emulator.isa.instructions import DMA_QUEUES, Engine, Instruction
-from emulator.isa.program import Loop, Step, executed
+from emulator.isa.program import Step, executed, only
 
 Indices = tuple[int, ...]
 
@@ -32,7 +32,7 @@ class Streams:
 
     def __init__(self, body: Sequence[Step], bound: Callable[[Instruction], Bound]) -> None:
         self._bound = bound
-        self._rest = [executed(_only(body, engine)) for engine in ENGINES]
+        self._rest = [executed(only(body, engine)) for engine in ENGINES]
         self.done = [0] * len(ENGINES)
         self.heads: list[Due | None] = [None] * len(ENGINES)
         for engine in range(len(ENGINES)):
@@ -149,15 +149,3 @@ def ordering(name: str, body: tuple[Step, ...], rank: int) -> Order:
     if name == "program":
         return AsWritten(body)
     raise OptionsInvalid(f"there is no order {name!r} of engines; take hostile, program or random:SEED")
-
-
-def _only(body: Sequence[Step], engine: Engine) -> tuple[Step, ...]:
-    """What one engine does of it."""
-    steps: list[Step] = []
-    for step in body:
-        if not isinstance(step, Loop):
-            if step.engine is engine:
-                steps.append(step)
-        elif own := _only(step.body, engine):
-            steps.append(Loop(step.count, own))
-    return tuple(steps)

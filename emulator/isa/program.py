@@ -103,3 +103,15 @@ def executed(body: tuple[Step, ...], outer: tuple[int, ...] = ()) -> Iterator[tu
                 yield from executed(step.body, (*outer, turn))
         else:
             yield step, outer
+
+
+def only(body: Sequence[Step], engine: Engine) -> tuple[Step, ...]:
+    """What one engine does of it."""
+    steps: list[Step] = []
+    for step in body:
+        if not isinstance(step, Loop):
+            if step.engine is engine:
+                steps.append(step)
+        elif own := only(step.body, engine):
+            steps.append(Loop(step.count, own))
+    return tuple(steps)
