@@ -14,6 +14,7 @@ from typing import Final
 
 # botocore reads them when a client is made; nobody checks them.
 _WHO: Final = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_DEFAULT_REGION": "us-east-2"}
+_LONG: Final = 5.0  # seconds: what the command line waits before it asks a second time
 
 
 @contextmanager
@@ -22,6 +23,7 @@ def local_aws(port: int = 0) -> Iterator[dict[str, str]]:
 
     Providers, state machines and functions call the same server.
     """
+    from moto import backends
     from moto.moto_api._internal.models import moto_api_backend
     from moto.server import ThreadedMotoServer
 
@@ -33,6 +35,8 @@ def local_aws(port: int = 0) -> Iterator[dict[str, str]]:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request helps nobody
     install()
     moto_api_backend.reset()
+    known = frozenset(backends.list_of_moto_modules())
+    backends.list_of_moto_modules = lambda: known  # looked up on the disk for each request otherwise
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
     server.start()
     _, port = server.get_host_and_port()
@@ -60,7 +64,12 @@ def main() -> None:
 
 
 def _beside(job: Callable[[], None]) -> None:
-    threading.Thread(target=job, daemon=True).start()
+    """The request is answered when the work has ended, or has taken long. AWS answers at once; but whoever then finds
+    the work unfinished asks again only after seconds, and nearly all work is done in a tenth of one here.
+    """
+    work = threading.Thread(target=job, daemon=True)
+    work.start()
+    work.join(_LONG)
 
 
 if __name__ == "__main__":

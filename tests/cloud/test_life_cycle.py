@@ -20,6 +20,7 @@ REGION: Final = "us-east-2"
 ACCOUNT: Final = "123456789012"
 ROOT: Final = Path(__file__).parents[2]
 CDK: Final = ROOT / "node_modules" / ".bin" / "cdk"
+UNPACKED: Final = Path.home() / ".cache" / "aws" / "jsii" / "package-cache"
 GITHUB: Final = "https://token.actions.githubusercontent.com"
 
 CONFIG: Final = f"""\
@@ -114,6 +115,7 @@ def project(sealed_environment: None, tmp_path: Path) -> Iterator[Project]:
         own = {
             "CDK_HOME": str(tmp_path / "cdk-home"),
             "CDK_VALIDATION": "false",  # its own test switches it on: it costs ten seconds
+            "JSII_RUNTIME_PACKAGE_CACHE_ROOT": str(UNPACKED),  # by its digest: CDK is unpacked once, and not per test
             "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "20",
         }
         write_locks(tmp_path)

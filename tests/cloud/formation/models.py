@@ -1,6 +1,5 @@
 """All stacks of an account in a region, and what they tell each other."""
 
-import threading
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,8 +19,8 @@ _SETTLED = ("_COMPLETE", "_FAILED", "REVIEW_IN_PROGRESS")
 
 
 class Stacks(BaseBackend):
-    """`run` says how work is carried out: at once in a test's own process; in a server beside the request, which AWS
-    does not keep waiting either."""
+    """`run` says how work is carried out: at once in a test's own process; in a server beside the request, which does
+    not wait for long work."""
 
     run: Callable[[Callable[[], None]], None] = staticmethod(lambda job: job())
 
@@ -147,17 +146,14 @@ class Stacks(BaseBackend):
             raise Invalid(f"Stack:{stack.id} is in {stack.status} state and can not be updated.")
         imported: set[str] = set()
         deployment = Deployment(stack, self._around(stack, imported), imported, self.users_of)
-        began = threading.Event()
 
         def whole() -> None:
             try:
-                began.set()
                 job(deployment)
             finally:
                 stack.lock.release()
 
         Stacks.run(whole)
-        began.wait()
 
     def _around(self, stack: Stack, imported: set[str]) -> Surroundings:
         def value_of(export: str) -> str:
