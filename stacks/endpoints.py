@@ -5,7 +5,8 @@ without an endpoint would otherwise show as an instance that hangs at boot.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from functools import cache
+from typing import Final
 
 import jsii
 from aws_cdk import CfnResource, Stack, aws_ec2
@@ -94,13 +95,20 @@ def wants(callers: Iterable[Stack]) -> set[Need]:
 
 
 def _resources(stack: Stack) -> Resources:
-    """As the template will have them, before there is one."""
+    """As the template will have them, before there is one. Each question crosses to node and back, so few are asked."""
+    every = [one for one in stack.node.find_all() if isinstance(one, CfnResource) and _type(one) in _TELLING]
+    told = stack.resolve([{"id": one.logical_id, "properties": one._cfn_properties} for one in every])
     return {
-        stack.resolve(one.logical_id): {"Type": one.cfn_resource_type, "Properties": _properties(stack, one)}
-        for one in stack.node.find_all()
-        if isinstance(one, CfnResource) and one.cfn_resource_type in _TELLING
+        each["id"]: {"Type": _type(one), "Properties": one._render_properties(each.get("properties", {})) or {}}
+        for one, each in zip(every, told, strict=True)
     }
 
 
-def _properties(stack: Stack, one: CfnResource) -> Any:
-    return one._render_properties(stack.resolve(one._cfn_properties)) or {}
+def _type(one: CfnResource) -> str:
+    return _type_of_all(one.__class__) or one.cfn_resource_type
+
+
+@cache
+def _type_of_all(made: type[CfnResource]) -> str | None:
+    """Of a class that is generated for one type."""
+    return getattr(made, "CFN_RESOURCE_TYPE_NAME", None)

@@ -46,10 +46,11 @@ def launch_template(
     efa: bool = False,
 ) -> Template:
     """Without an instance type the group that uses the template says which. `efa`: the instances train together."""
+    groups = [group.security_group_id for group in machine.groups]
     if efa and instance_type is not None:
-        network: dict[str, Any] = {"network_interfaces": efa_interfaces(instance_type, machine.groups)}
+        network: dict[str, Any] = {"network_interfaces": efa_interfaces(instance_type, groups)}
     else:
-        network = {"security_group_ids": [group.security_group_id for group in machine.groups]}
+        network = {"security_group_ids": groups}
     data = Template.LaunchTemplateDataProperty(
         image_id=machine.image,
         instance_type=instance_type,
@@ -78,7 +79,7 @@ def launch_template(
     )
 
 
-def efa_interfaces(instance_type: str, groups: Sequence[aws_ec2.ISecurityGroup]) -> list[_Interface]:
+def efa_interfaces(instance_type: str, groups: Sequence[str]) -> list[_Interface]:
     """One for each network card: the first carries the instance's address, the others nothing but EFA traffic, so that
     they take no address of the subnet. Security groups belong inside; a subnet does not, for the group chooses it.
     """
@@ -88,7 +89,7 @@ def efa_interfaces(instance_type: str, groups: Sequence[aws_ec2.ISecurityGroup])
             network_card_index=card,
             device_index=min(card, 1),
             interface_type="efa-only" if card else "efa",
-            groups=[group.security_group_id for group in groups],
+            groups=list(groups),
             delete_on_termination=True,
         )
         for card in range(cards)

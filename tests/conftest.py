@@ -1,12 +1,15 @@
 """What every test may rely on: no user's cache, no hub, no AWS account, no NXPIPE_* variable leaks in."""
 
 import os
+from itertools import count
 from pathlib import Path
+from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parent.parent
+_NUMBERS: Final = count()  # pytest would find the next one by listing all folders, for each test again
 
 # A busy machine is not a defect: no test fails for being slow.
 settings.register_profile("nxpipe", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -15,7 +18,7 @@ settings.load_profile("nxpipe")
 
 @pytest.fixture(autouse=True)
 def sealed_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    home = tmp_path_factory.mktemp("home")
+    home = tmp_path_factory.mktemp(f"home{next(_NUMBERS)}", numbered=False)
     for name in list(os.environ):
         if name.startswith(("NXPIPE_", "AWS_")):
             monkeypatch.delenv(name)

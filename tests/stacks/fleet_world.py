@@ -2,7 +2,9 @@
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from aws_cdk import RemovalPolicy
@@ -103,3 +105,11 @@ def world(config: Config, folder: Path, *, image: str = IMAGE, agent: str = "a" 
         env=HERE,
     )
     return World(network, store, cache, serve)
+
+
+@cache
+def read_only(**asked: Any) -> World:
+    """A world whose templates are read, by any test that asks for the same: none adds to it."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        return world(configured(folder, **asked), folder)

@@ -16,7 +16,7 @@ Name = TypeVar("Name")
 
 def complaints(template: Template, *regions: str) -> list[str]:
     """With the rule and the place of each."""
-    return _complaints(template, Runner(ConfigMixIn(regions=list(regions))))
+    return _complaints(template, _runner(regions))
 
 
 def _complaints(template: Template, runner: Runner) -> list[str]:
@@ -28,12 +28,13 @@ def _complaints(template: Template, runner: Runner) -> list[str]:
 def complaints_of_alike(templates: Mapping[Name, Template], region: str) -> dict[Name, list[str]]:
     """Of stacks of one kind, by their names. They are judged as one template that has each resource of theirs once:
     what several say in the same words, and beside it the variants, whose references lead to the first of a kind.
+    E3019 would say that variants have the same name.
     """
     variants = _variants(templates.values())
     together = {f"{id_}{number or ''}": one for id_, every in variants.items() for number, one in enumerate(every)}
     first = next(iter(templates.values()))
     found: dict[Name, list[str]] = defaultdict(list)
-    for said in _complaints({**first, "Resources": together}, _of_variants(region)):
+    for said in _complaints({**first, "Resources": together}, _runner((region,), ("E3019",))):
         place = said.partition(":")[0].partition("/")[2].partition("/")[0]
         for name, template in templates.items():
             if place not in together or together[place] in template["Resources"].values():
@@ -53,6 +54,5 @@ def _variants(templates: Iterable[Template]) -> dict[str, list[Any]]:
 
 
 @cache
-def _of_variants(region: str) -> Runner:
-    """E3019 would say that variants have the same name."""
-    return Runner(ConfigMixIn(regions=[region], ignore_checks=["E3019"]))
+def _runner(regions: tuple[str, ...], ignored: tuple[str, ...] = ()) -> Runner:
+    return Runner(ConfigMixIn(regions=list(regions), ignore_checks=list(ignored)))

@@ -20,8 +20,8 @@ _CONTEXT: Final = json.loads((Path(__file__).parents[2] / "cdk.json").read_text(
 
 
 def new_app(context: Mapping[str, str] = _NOTHING, **settings: Any) -> App:
-    """An app under the feature flags that the real one runs with."""
-    return App(context={**_CONTEXT, **context}, **settings)
+    """An app under the feature flags that the real one runs with; nobody reads its tree beside the templates."""
+    return App(context={**_CONTEXT, **context}, tree_metadata=False, **settings)
 
 
 @cache

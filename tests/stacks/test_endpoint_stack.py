@@ -1,5 +1,6 @@
 """What an endpoint of SageMaker promises, on the local AWS."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -106,7 +107,13 @@ def configured(folder: Path, *, artifact: str = FIRST, image: str = "a" * 64, sh
 
 
 def world(folder: Path, **asked: str) -> World:
-    return World(configured(folder, **asked))
+    return _world(configured(folder, **asked))
+
+
+@cache
+def _world(config: Config) -> World:
+    """To be read and deployed: no test adds to it."""
+    return World(config)
 
 
 def served() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from ipaddress import IPv4Network
 from itertools import combinations
 from pathlib import Path
@@ -27,7 +28,9 @@ EXISTING = ExistingNetwork.model_validate(
 )
 
 
+@cache
 def made(network: ClosedNetwork | NatNetwork | ExistingNetwork, zones: tuple[str, ...] = ZONES) -> NetworkStack:
+    """To be read and deployed: no test adds to it."""
     return NetworkStack(new_app(), "demo-network", project="demo", network=network, zones=zones, env=HERE)
 
 

@@ -7,6 +7,7 @@ from base64 import b64decode
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email import message_from_bytes
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,12 @@ def fleet(**asked: Any) -> TrainingFleet:
 
 
 def make(**asked: Any) -> Made:
+    return _made(fleet(**asked))
+
+
+@cache
+def _made(fleet: TrainingFleet) -> Made:
+    """To be read and deployed: no test adds to it."""
     app = new_app()
     zones = ("us-east-2a", "us-east-2b")
     network = NetworkStack(app, "demo-network", project="demo", network=ClosedNetwork(), zones=zones, env=HERE)
@@ -65,7 +72,7 @@ def make(**asked: Any) -> Made:
         app,
         "demo-train-tune",
         project="demo",
-        fleet=fleet(**asked),
+        fleet=fleet,
         image=AMI,
         network=network.handle,
         store=store.handle,

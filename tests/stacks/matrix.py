@@ -1,0 +1,208 @@
+"""All fleets that can be and that cannot, as projects; and what comes of those that can.
+
+They are made and judged in a process of their own: it begins with the first test, and the others need not wait for it.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, TypeAlias
+from unittest.mock import MagicMock, patch
+
+from aws_cdk import App
+
+import app
+from emulator.hardware import INSTANCES
+from stacks.guards import guard
+from tests.stacks.linting import complaints, complaints_of_alike
+from tests.stacks.local import REGION, new_app
+from tests.stacks.whole import CERTIFICATE, write_locks
+
+PURPOSES: Final = ("serving", "training")
+CAPACITIES: Final = {
+    "on-demand": '{ kind = "on-demand" }',
+    "spot": '{ kind = "spot" }',
+    "reservation": '{ kind = "reservation", id = "cr-0a1b2c3d4e5f60718" }',
+    "capacity-block": (
+        '{ kind = "capacity-block", id = "cr-0b1b2c3d4e5f60718",'
+        " start = 2026-12-01T11:30:00Z, end = 2026-12-08T11:30:00Z }"
+    ),
+}
+NETWORKS: Final = {
+    "closed": 'kind = "closed"',
+    "nat": 'kind = "nat"',
+    "existing": f"""\
+kind = "existing"
+vpc = "vpc-0a1b2c3d4e5f60718"
+cidr = "10.20.0.0/16"
+[[network.subnets]]
+zone = "{REGION}a"
+id = "subnet-0a1b2c3d4e5f60718"
+[[network.subnets]]
+zone = "{REGION}b"
+id = "subnet-0b1b2c3d4e5f60718"
+""",
+}
+
+
+@dataclass(frozen=True)
+class Fleet:
+    purpose: str
+    type: str
+    capacity: str
+    network: str
+
+    def __str__(self) -> str:
+        return f"{self.purpose} {self.type} {self.capacity} {self.network}"
+
+    @property
+    def name(self) -> str:
+        return "-".join((self.purpose, self.type.translate(str.maketrans("._", "--")), self.capacity))
+
+    @property
+    def stack(self) -> str:
+        return f"all-{'serve' if self.purpose == 'serving' else 'train'}-{self.name}"
+
+    @property
+    def table(self) -> str:
+        nodes = 2 if INSTANCES[self.type].efa_interfaces and self.capacity != "spot" else 1
+        own = {
+            "serving": f'size = {{ min = 1, max = 2 }}\ncertificate = "{CERTIFICATE}"',
+            "training": f'zone = "{REGION}a"\nnodes = {nodes}',
+        }[self.purpose]
+        return f"""
+[[fleets]]
+kind = "{self.purpose}"
+name = "{self.name}"
+model = "{INSTANCES[self.type].compiler_target}"
+channel = "production"
+instance_types = ["{self.type}"]
+capacity = {CAPACITIES[self.capacity]}
+{own}
+"""
+
+    @property
+    def sampled(self) -> bool:
+        """Where a type can do both, the closed network has both; of the open ones, each has one."""
+        both = INSTANCES[self.type].compiler_target != "inf2"
+        return not both or self.network == "closed" or (self.network == "nat") == (self.purpose == "training")
+
+    @property
+    def refused(self) -> str | None:
+        """The key that is wrong, as EC2 and the Neuron documentation have it."""
+        if self.type.startswith("trn3"):  # racks, which have no name as an instance
+            return "instance_types[0]"
+        if self.purpose == "training" and self.type.startswith("inf2"):  # no collectives over instances
+            return "instance_types[0]"
+        if self.capacity == "capacity-block" and self.type not in ("trn1.32xlarge", "trn2.48xlarge", "trn2u.48xlarge"):
+            return "capacity"
+        if self.capacity == "spot" and self.type == "trn2u.48xlarge":
+            return "capacity"
+        return None
+
+
+FLEETS: Final = [Fleet(*each) for each in product(PURPOSES, INSTANCES, CAPACITIES, NETWORKS)]
+POSSIBLE: Final = [fleet for fleet in FLEETS if fleet.refused is None and fleet.sampled]
+REFUSED: Final = [fleet for fleet in FLEETS if fleet.refused is not None]
+
+
+def project(network: str, *fleets: Fleet) -> str:
+    """All models are the same; it is the target that fleets ask for."""
+    targets = {INSTANCES[fleet.type].compiler_target: fleet.type for fleet in fleets}
+    models = [
+        f'[[models]]\nname = "{target}"\nid = "acme/bert"\ntask = "fill-mask"\ntarget = "{type_}"\n'
+        for target, type_ in targets.items()
+    ]
+    head = f'[project]\nname = "all"\naccount = "123456789012"\nregion = "{REGION}"\n'
+    return "\n".join([head, f"[network]\n{NETWORKS[network]}", *models, *(fleet.table for fleet in fleets)])
+
+
+Said: TypeAlias = dict[tuple[str, str], list[str]]  # by network and stack
+
+
+@dataclass(frozen=True)
+class Made:
+    """What was made for one network, and what the guards found in each stack."""
+
+    templates: Mapping[str, dict[str, Any]]
+    findings: Mapping[str, list[str]]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    made: Mapping[str, Made]  # by network
+    said: Said  # by cfn-lint
+
+
+@contextmanager
+def matrix_in_the_making() -> Iterator[Future[Matrix]]:
+    """A new process rather than a fork, which would speak to this one's node."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as beside:
+        yield beside.submit(matrix)
+
+
+def matrix() -> Matrix:
+    """Without alarms and rollouts, which know nothing of instances, and whose tests are elsewhere."""
+    with (
+        patch.object(app, "ObserveStack", MagicMock()),
+        patch.object(app, "RolloutStack", MagicMock()),
+        TemporaryDirectory() as folder,
+    ):
+        made = {network: make(network, Path(folder, network)) for network in NETWORKS}
+    return Matrix(made, judge(made))
+
+
+def judge(made: Mapping[str, Made]) -> Said:
+    every = {
+        (network, stack): without_name(stack, template)
+        for network, each in made.items()
+        for stack, template in each.templates.items()
+    }
+    found = {at: complaints(template, REGION) for at, template in every.items() if at[1] == "all-network"}
+    for kind in ("all-serve-", "all-train-", "all-storage", "all-cache"):
+        found |= complaints_of_alike({at: each for at, each in every.items() if at[1].startswith(kind)}, REGION)
+    return found
+
+
+def make(network: str, folder: Path) -> Made:
+    folder.mkdir()
+    write_locks(folder)
+    cdk = new_app(builtin_cloud_formation_validation=False, outdir=str(folder / "out"))
+    path = folder / "nxpipe.toml"
+    path.write_text(project(network, *(fleet for fleet in POSSIBLE if fleet.network == network)))
+    config = app.deployable(path)
+    app.add_stacks(cdk, config, folder)
+    guard(cdk, config, folder)
+    found = findings(cdk, folder / "out")
+    written = (folder / "out").glob("*.template.json")
+    return Made({each.name.removesuffix(".template.json"): json.loads(each.read_text()) for each in written}, found)
+
+
+def findings(cdk: App, out: Path) -> dict[str, list[str]]:
+    """By stack. They fail the synthesis as a whole, and stand in its report."""
+    try:
+        cdk.synth()
+    except RuntimeError as refused:
+        if not str(refused).startswith("ValidationFailed"):
+            raise
+    found: dict[str, list[str]] = {}
+    for report in json.loads((out / "validation-report.json").read_text())["pluginReports"]:
+        for violation in report["violations"]:
+            for at in violation["violatingConstructs"]:
+                found.setdefault(at["constructPath"].partition("/")[0], []).append(violation["description"])
+    return found
+
+
+def without_name(stack: str, template: dict[str, Any]) -> dict[str, Any]:
+    """What fleets are called is no matter of a linter's, and is all that many of their resources differ in."""
+    for kind in ("serve", "train"):
+        name = stack.removeprefix(f"all-{kind}-")
+        if name != stack:
+            return dict(json.loads(json.dumps(template).replace(name, "fleet")))
+    return template
