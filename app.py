@@ -26,7 +26,15 @@ from stacks.endpoint import EndpointStack
 from stacks.endpoints import Endpoints
 from stacks.farm import FarmStack
 from stacks.guards import guard
-from stacks.handles import CacheHandle, EndpointHandle, NetworkHandle, ObserveHandle, ServeHandle, StoreHandle
+from stacks.handles import (
+    CacheHandle,
+    EndpointHandle,
+    NetworkHandle,
+    ObserveHandle,
+    ReleaseHandle,
+    ServeHandle,
+    StoreHandle,
+)
 from stacks.network import NetworkStack
 from stacks.observe import ObserveStack
 from stacks.reach import Unreachable
@@ -75,8 +83,9 @@ def add_stacks(app: App, config: Config, folder: Path) -> None:
     env = Environment(account=config.project.account, region=config.project.region)
     store = StoreStack(app, f"{name}-storage", project=name, env=env, termination_protection=True).handle
     prefix = store_prefix(config)
+    release = None
     if config.release:
-        ReleaseStack(
+        release = ReleaseStack(
             app,
             f"{name}-release",
             project=name,
@@ -85,25 +94,38 @@ def add_stacks(app: App, config: Config, folder: Path) -> None:
             prefix=prefix,
             signing_key=kms_key(config),
             env=env,
-        )
+        ).handle
     if has_network(config):
         place = NetworkStack(
             app, f"{name}-network", project=name, network=config.network, zones=zones_of(config), env=env
         )
-        add_fleets(app, config, folder, store, place.handle, env)
+        add_fleets(app, config, folder, store, place.handle, release, env)
         if not isinstance(config.network, ExistingNetwork):
             callers = [each for each in app.node.children if isinstance(each, Stack)]
             Endpoints(place, "Endpoints", network=place.handle, callers=callers)
 
 
 def add_fleets(
-    app: App, config: Config, folder: Path, store: StoreHandle, network: NetworkHandle, env: Environment
+    app: App,
+    config: Config,
+    folder: Path,
+    store: StoreHandle,
+    network: NetworkHandle,
+    release: ReleaseHandle | None,
+    env: Environment,
 ) -> None:
     name, prefix = config.project.name, store_prefix(config)
     if config.farm:
-        farm = config.farm
         FarmStack(
-            app, f"{name}-build-farm", project=name, farm=farm, network=network, store=store, prefix=prefix, env=env
+            app,
+            f"{name}-build-farm",
+            project=name,
+            farm=config.farm,
+            network=network,
+            store=store,
+            prefix=prefix,
+            release=release,
+            env=env,
         )
     lock = lock_of(config, folder)
     for fleet in config.fleets:

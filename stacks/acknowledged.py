@@ -24,6 +24,7 @@ _DECISIONS: Final = (
     (_SOLUTIONS, "EKS1", "*-cluster/Cluster", "listed addresses reach the API, and NXP-NET-1 refuses a list of all"),
     (_SOLUTIONS, "IAM4", "*-cluster/*", "what EKS, its nodes and its network call changes: AWS keeps their policies"),
     (_SOLUTIONS, "IAM4", "*/InstanceRole/Resource", "the agent of ECS changes what it calls: AWS keeps its policy"),
+    (_SOLUTIONS, "IAM5", "*-build-farm/Submitting/Resource", "reads without ARNs; ends jobs of the project's tag"),
     (_SOLUTIONS, "IAM5", "*-cluster/Artifacts/DefaultPolicy/Resource", "objects below one prefix of one bucket"),
     (_SOLUTIONS, "IAM5", "*/Publishing/Resource", "objects below one prefix of one bucket, by listed actions"),
     (_SOLUTIONS, "IAM5", "*-endpoint-*/Role/*", "reads below one prefix, has interfaces in our subnets and one log"),

@@ -11,9 +11,10 @@ from constructs import Construct
 
 from pipeline.config.cloud import Farm
 from stacks.batch import WITH_GRACE, instance_profile, job_role, logs, repeated
-from stacks.handles import FarmHandle, NetworkHandle, StoreHandle
+from stacks.handles import FarmHandle, NetworkHandle, ReleaseHandle, StoreHandle
 from stacks.project_tag import PROJECT_TAG, tag_project
 from stacks.publishing import publishing
+from stacks.submitting import submitting
 
 # x86, as the Neuron compiler is; 4 to 8 GiB a processor. Several families, for spot capacity is seldom short in all.
 _FAMILIES: Final = ("m7i", "m6i", "r7i", "r6i")
@@ -43,9 +44,10 @@ class FarmStack(Stack):
         network: NetworkHandle,
         store: StoreHandle,
         prefix: str,
+        release: ReleaseHandle | None = None,
         **kwargs: Any,
     ) -> None:
-        """`prefix` is where the store is in its bucket: "" or "models/", say."""
+        """`prefix` is where the store is in its bucket: "" or "models/", say; `release` is who submits jobs."""
         super().__init__(scope, id_, description=f"Build farm of {project}", **kwargs)
         self._project = project
         queue = self._queue(self._environment(farm, network))
@@ -54,9 +56,13 @@ class FarmStack(Stack):
             queue=aws_batch.JobQueue.from_job_queue_arn(self, "Builds", queue.ref),
             job_definition=aws_batch.EcsJobDefinition.from_job_definition_arn(self, "Build", job.ref),
         )
+        policy = self._submitting(queue, job, release)
         tag_project(self, project)
         CfnOutput(self, "QueueArn", value=queue.ref, description="Jobs are submitted here")
         CfnOutput(self, "JobDefinitionArn", value=job.ref, description="What a job runs, if it says nothing else")
+        CfnOutput(
+            self, "SubmittingPolicyArn", value=policy.managed_policy_arn, description="For whoever builds on the farm"
+        )
 
     def _environment(self, farm: Farm, network: NetworkHandle) -> aws_batch.CfnComputeEnvironment:
         """Changed in place: jobs that run are left to end, and new ones get new instances."""
@@ -156,6 +162,19 @@ class FarmStack(Stack):
             container_properties=container,
             retry_strategy=repeated(_ATTEMPTS),
             timeout=_Job.TimeoutProperty(attempt_duration_seconds=_LONGEST_JOB),
+        )
+
+    def _submitting(
+        self, queue: aws_batch.CfnJobQueue, job: aws_batch.CfnJobDefinition, release: ReleaseHandle | None
+    ) -> aws_iam.ManagedPolicy:
+        """Here, and not with the release: a new revision of the job is allowed by the deployment that makes it."""
+        return aws_iam.ManagedPolicy(
+            self,
+            "Submitting",
+            description=f"Build on the farm of {self._project}",
+            path="/nxpipe/",
+            roles=[release.role] if release else None,
+            statements=submitting(self, self._project, queue.ref, job.ref),
         )
 
     def _job_role(self, store: StoreHandle, prefix: str) -> aws_iam.Role:

@@ -12,6 +12,7 @@ from aws_cdk import (
     aws_ecr,
     aws_efs,
     aws_elasticloadbalancingv2,
+    aws_iam,
     aws_kms,
     aws_s3,
     aws_sns,
@@ -42,6 +43,11 @@ class CacheHandle:
     file_system: aws_efs.IFileSystem
     group: aws_ec2.ISecurityGroup
     access_points: Mapping[str, aws_efs.IAccessPoint]  # by version of the compiler
+
+
+@dataclass(frozen=True)
+class ReleaseHandle:
+    role: aws_iam.IRole  # of jobs that publish
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ _BROAD: Final = re.compile(r":policy/(?:\S*(?:FullAccess|AdministratorAccess|Pow
 # The whole of a service, or all resources of one type: arn:aws:ecs:us-east-2:123456789012:cluster/*
 _EVERYTHING: Final = re.compile(r"\*|arn:[^:]*:(?!s3:)[^:]*:[^:]*:[^:]*:(?:[a-z-]+[:/])?\*|arn:[^:]*:s3:::\*(?:/\*)?")
 _ONLY_THEN: Final = re.compile(r"\$\{[^}]*\}")  # what only the deployment knows, whose name may have colons
-# What is meant by a condition, where a thing has no name before it is made.
-_NAMED_BY: Final = ("ec2:subnet", "ec2:vpc")
+# What is meant by a condition, where a thing has no name before it is made. The tag is the project's own (PROJECT_TAG).
+_NAMED_BY: Final = ("aws:resourcetag/nxpipe:project", "ec2:subnet", "ec2:vpc")
 
 
 def no_wildcard(all_: Templates, facts: Facts) -> Iterator[Finding]:

@@ -7,10 +7,11 @@ import boto3
 import pytest
 from aws_cdk import RemovalPolicy
 
-from pipeline.config.cloud import Farm
+from pipeline.config.cloud import Farm, Release
 from pipeline.config.network import ClosedNetwork
 from stacks.farm import FarmStack
 from stacks.network import NetworkStack
+from stacks.release import ReleaseStack
 from stacks.store import StoreStack
 from tests.cloud.census import census
 from tests.stacks.local import ACCOUNT, HERE, REGION, deploy, destroy, new_app, outputs, template_of
@@ -24,13 +25,21 @@ class Made:
     network: NetworkStack
     store: StoreStack
     farm: FarmStack
+    release: ReleaseStack | None
 
 
-def make(asked: Farm = ASKED_FOR) -> Made:
+def make(asked: Farm = ASKED_FOR, release: Release | None = None) -> Made:
     app = new_app()
     zones = ("us-east-2a", "us-east-2b")
     network = NetworkStack(app, "demo-network", project="demo", network=ClosedNetwork(), zones=zones, env=HERE)
     store = StoreStack(app, "demo-store", project="demo", env=HERE, removal_policy=RemovalPolicy.DESTROY)
+    submits = (
+        None
+        if release is None
+        else ReleaseStack(
+            app, "demo-release", project="demo", release=release, store=store.handle, prefix="models/", env=HERE
+        )
+    )
     farm = FarmStack(
         app,
         "demo-build-farm",
@@ -39,9 +48,10 @@ def make(asked: Farm = ASKED_FOR) -> Made:
         network=network.handle,
         store=store.handle,
         prefix="models/",
+        release=submits.handle if submits else None,
         env=HERE,
     )
-    return Made(network, store, farm)
+    return Made(network, store, farm, submits)
 
 
 @pytest.fixture(scope="module")

@@ -264,6 +264,12 @@ _GRANTED = {
                             "Resource": "arn:aws:ec2:us-east-2:1:network-interface/*",
                             "Condition": {"ArnEquals": {"ec2:Subnet": ["arn:aws:ec2:us-east-2:1:subnet/subnet-1"]}},
                         },
+                        {
+                            "Effect": "Allow",
+                            "Action": "batch:TerminateJob",
+                            "Resource": "arn:aws:batch:us-east-2:1:job/*",
+                            "Condition": {"StringEquals": {"aws:ResourceTag/nxpipe:project": "demo"}},
+                        },
                     ]
                 }
             }
@@ -468,6 +474,12 @@ FIXTURES: Final = (
                 "ec2:CreateNetworkInterface may be done to arn:aws:ec2",
             ),
             Break(f"{_GRANT}/3/Resource", "*", "ec2:CreateNetworkInterface may be done to *"),
+            Break(f"{_GRANT}/4/Condition", GONE, "batch:TerminateJob may be done to arn:aws:batch"),
+            Break(
+                f"{_GRANT}/4/Condition/StringEquals",
+                {"aws:ResourceTag/nxpipe:project": "*"},
+                "batch:TerminateJob may be done to arn:aws:batch",
+            ),
             Break(
                 "Role/Properties/ManagedPolicyArns",
                 [{"Fn::Join": ["", ["arn:", {"Ref": "AWS::Partition"}, ":iam::aws:policy/AmazonS3FullAccess"]]}],
