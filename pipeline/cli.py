@@ -16,17 +16,30 @@ from pipeline.output import Console
 COMMANDS = {
     "agent": ("pipeline.commands.agent:agent", "Make an instance of a fleet ready, and start its server."),
     "ami": ("pipeline.commands.ami:ami", "Choose the machine images that instances start from."),
+    "bench": (
+        "pipeline.commands.bench:bench",
+        "Show how fast programs are predicted to be, and hold that against a channel.",
+    ),
     "build": ("pipeline.commands.build:build", "Compile a model on the emulator, verify it, publish the artifact."),
+    "cache": ("pipeline.commands.cache:cache", "Fill the compile cache that Neuron instances look into."),
     "channel": ("pipeline.commands.channel:channel", "Show what channels serve, and their history."),
     "check": ("pipeline.commands.check:check", "Say all that stands between a model and a target, without weights."),
     "completion": ("pipeline.commands.completion:completion", "Print a shell completion script."),
     "config": ("pipeline.commands.config:config", "Check, show or describe nxpipe.toml."),
+    "diff": (
+        "pipeline.commands.diff:diff",
+        "Compare two artifacts: key inputs, programs, graphs, weights, files, report.",
+    ),
     "dis": ("pipeline.commands.dis:dis", "Print an executable's program as text, or what it adds up to."),
     "doctor": ("pipeline.commands.doctor:doctor", "Say what is installed, what is missing for which command."),
-    "explain": ("pipeline.commands.explain:explain", "Print a model's programs after one of the compiler's passes."),
+    "explain": (
+        "pipeline.commands.explain:explain",
+        "Say why a build is answered by the store or not, field by field.",
+    ),
     "infra": ("pipeline.commands.infra:infra", "Check templates, plan deployments, write the manifests of a cluster."),
     "init": ("pipeline.commands.init:init", "Write nxpipe.toml and a release workflow into a repository."),
     "promote": ("pipeline.commands.promote:promote", "Serve artifacts on a channel from now on."),
+    "release": ("pipeline.commands.release:release", "Take models through all gates to a channel; resumes."),
     "rollback": ("pipeline.commands.rollback:rollback", "Serve again what a channel served before."),
     "rollout": (
         "pipeline.commands.rollout.group:rollout",
@@ -39,6 +52,7 @@ COMMANDS = {
     ),
     "verify": ("pipeline.commands.verify:verify", "Compare the emulated model with PyTorch, layer by layer if asked."),
     "version": ("pipeline.commands.version:version", "Print the versions of nxpipe, its backends and libraries."),
+    "worker": ("pipeline.commands.worker:worker", "Carry out items of a build on a build farm."),
 }
 
 

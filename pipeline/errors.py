@@ -43,6 +43,10 @@ class VerificationFailed(PipelineError):
     deterministic = True  # by the same thresholds
 
 
+class ExecutorUnavailable(PipelineError):
+    """Whoever was to carry the work out cannot be reached, or not any more."""
+
+
 class NotReady(PipelineError):
     """An instance of a fleet that cannot serve what it should."""
 

@@ -14,39 +14,37 @@ from pipeline.verify import USUAL_YARDSTICK, Arrays, Deviation, Thresholds, comp
 
 if TYPE_CHECKING:
     from emulator.compile import Program
-    from pipeline.models.weights import Tensors
+    from pipeline.materials import Materials
 
 Step: TypeAlias = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The figures by program, and the inputs and outputs that a fleet replays at start-up, as safetensors files."""
+    """How far each output is, and the inputs and outputs that a fleet replays at start-up, as safetensors."""
 
-    report: Mapping[str, object]
+    report: list[dict[str, str]]
     golden: Mapping[str, bytes]
 
 
-NO_EVIDENCE = Evidence({}, {})
-
-
 def gather(
-    request: BuildRequest, programs: Mapping[Shape, "Program"], tensors: "Tensors", step: Step, thresholds: Thresholds
+    request: BuildRequest,
+    shape: Shape,
+    program: "Program",
+    materials: "Materials",
+    step: Step,
+    thresholds: Thresholds,
 ) -> Evidence:
-    """Run every program both ways, all of its ranks together; an answer beyond the thresholds is an error."""
-    _refuse_what_memory_cannot_hold(request.source.id, tensors)
-    with step("load weights"):
-        weights = dict(tensors)
-    report: dict[str, object] = {}
-    golden: dict[str, bytes] = {}
-    for shape, program in programs.items():
-        inputs, ours, reference = _both_answers(request, shape, program, weights, step)
-        deviations = compare(ours, reference)
-        _insist(f"{request.source.id} {shape.name}: against {request.yardstick}", deviations, thresholds)
-        report[shape.name] = [deviation.as_json() | _by(request.yardstick) for deviation in deviations]
-        for side, arrays in (("inputs", inputs), ("outputs", ours)):
-            golden[artifact_files.golden(shape.name, side)] = _safetensors(arrays)
-    return Evidence(report, golden)
+    """Run a program both ways, all of its ranks together; an answer beyond the thresholds is an error."""
+    _refuse_what_memory_cannot_hold(request.source.id, materials)
+    inputs, ours, reference = _both_answers(request, shape, program, materials.loaded(step), step)
+    deviations = compare(ours, reference)
+    _insist(f"{request.source.id} {shape.name}: against {request.yardstick}", deviations, thresholds)
+    sides = {"inputs": inputs, "outputs": ours}
+    return Evidence(
+        [deviation.as_json() | _by(request.yardstick) for deviation in deviations],
+        {artifact_files.golden(shape.name, side): _safetensors(arrays) for side, arrays in sides.items()},
+    )
 
 
 def _both_answers(
@@ -77,9 +75,10 @@ def _insist(program: str, deviations: list[Deviation], thresholds: Thresholds) -
             )
 
 
-def _refuse_what_memory_cannot_hold(model: str, tensors: "Tensors") -> None:
+def _refuse_what_memory_cannot_hold(model: str, materials: "Materials") -> None:
     """The reference keeps fp32 weights, and the emulator its rounded copy, beside the weights themselves."""
-    need = 3 * 4 * sum(kind.elements for kind in tensors.kinds.values())
+    beside = 2 if materials.are_loaded else 3
+    need = beside * 4 * sum(kind.elements for kind in materials.tensors.kinds.values())
     room = available_memory()
     if need > room:
         raise NotEnoughMemory(

@@ -87,6 +87,25 @@ EXECUTABLE: Final = ExitCode(
     "Build the model again, or fetch the artifact again; docs/nxe.md says what the message's byte is.",
     ("emulator.errors:ExecutableInvalid", "pipeline.errors:ProgramInvalid"),
 )
+INCOMPLETE: Final = ExitCode(
+    15,
+    "incomplete",
+    "Cells of the build are missing, for several reasons or because they were not tried after one of them failed.",
+    "The summary names each with its reason; mend those, then run the same command: what is there is not built again.",
+)
+REGRESSION: Final = ExitCode(
+    16,
+    "regression",
+    "A program is predicted to be slower than that of the artifact it was held against, by more than is allowed.",
+    "`nxpipe diff` shows what changed; mend it, or allow more with `--threshold`.",
+)
+EXECUTOR: Final = ExitCode(
+    17,
+    "executor",
+    "Whoever was to carry the work out cannot be reached, or not any more: a Ray cluster, for one.",
+    "Look at the address that the message names, then run the same command: what is in the store is not built again.",
+    ("pipeline.errors:ExecutorUnavailable",),
+)
 STORE: Final = ExitCode(
     20,
     "store",
@@ -224,6 +243,9 @@ TABLE: Final = (
     VERIFICATION,
     DOES_NOT_FIT,
     EXECUTABLE,
+    INCOMPLETE,
+    REGRESSION,
+    EXECUTOR,
     STORE,
     NOT_FOUND,
     CORRUPT,

@@ -39,11 +39,16 @@ def remembering(store: Store, request_key: str, thresholds: Thresholds) -> Itera
     try:
         yield
     except Exception as error:
-        if not any(isinstance(cause, _OF_THE_MACHINE) for cause in _causes(error)):
+        if not is_of_the_machine(error):
             log = {"verify": _asked(thresholds), "traceback": "".join(traceback.format_exception(error))}
             with suppress(StoreError):  # what happened matters more than that it could not be noted
                 remember_failure(store, request_key, error, log=canonical_json(log))
         raise
+
+
+def is_of_the_machine(error: BaseException) -> bool:
+    """Whether this machine's state is behind it, however it was wrapped."""
+    return any(isinstance(cause, _OF_THE_MACHINE) for cause in _causes(error))
 
 
 def _stands(store: Store, failure: Failure, thresholds: Thresholds) -> bool:

@@ -33,12 +33,12 @@ class Order:
 
     @classmethod
     def from_flags(cls, model_id: str, flags: Mapping[str, Any]) -> "Order":
-        return cls(model_id, **{word: flags[word] for word in _words()})
+        return cls(model_id, **{word: flags[word] for word in words()})
 
     @classmethod
     def from_config(cls, model: Model, root: Path) -> "Order":
         """Folders of the file start where the file is."""
-        said = {word: getattr(model, word) for word in _words()}
+        said = {word: getattr(model, word) for word in words()}
         said["buckets"] = model.buckets if "buckets" in model.model_fields_set else None
         if model.weights and model.weights != "hub" and not model.weights.startswith("random:"):
             said["weights"] = str(root / Path(model.weights).expanduser())
@@ -71,6 +71,6 @@ class Order:
         )
 
 
-def _words() -> list[str]:
+def words() -> list[str]:
     """The fields that nxpipe.toml and the command line spell alike: all but the model's name."""
     return [field.name for field in fields(Order) if field.name != "model_id"]

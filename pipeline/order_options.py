@@ -17,19 +17,25 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def order_options(
-    does: str, *, target: click.ParamType[str] | None = None, tp: int | None = 1
+    does: str,
+    *,
+    target: click.ParamType[Any] | None = None,
+    tp: int | str | None = 1,
+    degrees: click.ParamType[Any] | None = None,
 ) -> Callable[[_Function], _Function]:
-    """All of them; `does` is the command's verb, `tp` its degree when none is given."""
+    """All of them; `does` is the command's verb, `tp` its degree when none is given, or its `degrees`."""
 
     def decorate(function: _Function) -> _Function:
-        for option in reversed(_options(does, target or Target(), tp)):
+        for option in reversed(_options(does, target or Target(), tp, degrees or click.IntRange(1, 64))):
             function = option(function)
         return function
 
     return decorate
 
 
-def _options(does: str, target: click.ParamType[str], tp: int | None) -> list[Callable[[Any], Any]]:
+def _options(
+    does: str, target: click.ParamType[Any], tp: int | str | None, degrees: click.ParamType[Any]
+) -> list[Callable[[Any], Any]]:
     return [
         click.option(
             "--model-id",
@@ -50,7 +56,7 @@ def _options(does: str, target: click.ParamType[str], tp: int | None) -> list[Ca
         click.option("--target", type=target, default="inf2.xlarge", show_default=True, help=_field("target")),
         click.option(
             "--tp",
-            type=click.IntRange(1, 64),
+            type=degrees,
             default=tp,
             show_default=bool(tp) or "the smallest that fits",
             help=_field("tp"),
@@ -109,9 +115,14 @@ def orders(
     """The model of the command line, else those of nxpipe.toml, in its order."""
     if model_id is not None:
         return [Order.from_flags(model_id, flags)]
+    return [Order.from_config(model, root) for model in chosen_models(config, names)]
+
+
+def chosen_models(config: Config, names: Sequence[str]) -> list[Model]:
+    """Those that `--only` names, else all."""
     known = [model.name for model in config.models]
     for name in names:
         if name not in known:
             hint = did_you_mean(name, known) or f"; there are {', '.join(known) or 'none'}"
             raise click.BadParameter(f"nxpipe.toml describes no model {name!r}{hint}", param_hint="--only")
-    return [Order.from_config(model, root) for model in config.models if not names or model.name in names]
+    return [model for model in config.models if not names or model.name in names]

@@ -60,3 +60,44 @@ class Targets(Target):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return ALL if value == ALL else super().convert(value, param, ctx)
+
+
+class TargetList(Target):
+    """Several instances; each once, in the order in which they are written."""
+
+    name = "INSTANCE,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        single = super().convert
+        return tuple(dict.fromkeys(single(part, param, ctx) for part in str(value).split(",")))
+
+
+class Seconds(click.ParamType[float]):
+    """A length of time, as nxpipe.toml spells it."""
+
+    name = "90s|30m|2h"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        from pipeline.config.kinds import parse_duration
+
+        try:
+            seconds = parse_duration(str(value)).total_seconds()
+        except ValueError:
+            seconds = 0.0
+        if seconds <= 0:
+            self.fail(f"{value!r} is not a length of time, as in 90s, 30m or 2h", param, ctx)
+        return seconds
+
+
+class Bytes(click.ParamType[int]):
+    """A size, as nxpipe.toml spells it."""
+
+    name = "500MiB|8GiB"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from pipeline.config.kinds import parse_size
+
+        try:
+            return parse_size(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is not a size, as in 500MiB or 8GiB", param, ctx)

@@ -7,13 +7,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Final, Self
 
 import click
 
-from artifact_store.backends.protocol import Sent
+from artifact_store.backends.protocol import Sent, nobody
 from pipeline.output import Console, human_bytes
 
 _BAR: Final = 24  # characters
@@ -22,6 +22,13 @@ _SAID_EVERY: Final = 5.0  # seconds, in a log
 _REMEMBERED: Final = 10.0  # seconds over which the rate is taken
 
 _Clock = Callable[[], float]
+
+# Told what is stored, and of how many bytes; tells of those that went out.
+Watch = Callable[[str, int], AbstractContextManager[Sent]]
+
+
+def unwatched(_: str, __: int) -> AbstractContextManager[Sent]:
+    return nullcontext(nobody)
 
 
 class Progress:

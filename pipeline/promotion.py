@@ -22,7 +22,7 @@ def requirements(store: "Store", config: "Config", folder: Path, channel: str) -
 
 def targets_of(config: "Config", folder: Path, channel: str) -> dict[str, set[str]]:
     """For each model that the channel's fleets run, by its id in the store, the compiler targets of their instances."""
-    ids = {model.name: _model_id(model, folder) for model in config.models}
+    ids = {model.name: model_id(model, folder) for model in config.models}
     targets: dict[str, set[str]] = {}
     for fleet in config.fleets:
         if fleet.channel == channel:
@@ -31,7 +31,7 @@ def targets_of(config: "Config", folder: Path, channel: str) -> dict[str, set[st
     return targets
 
 
-def _model_id(model: "Model", folder: Path) -> str:
+def model_id(model: "Model", folder: Path) -> str:
     """What artifacts of the model are published under: a folder goes by its last name."""
     return model.id or (folder / Path(model.path or "").expanduser()).resolve().name
 

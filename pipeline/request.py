@@ -5,12 +5,15 @@ else: no path, user, host, time or order of a dictionary. The inputs are stored 
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from artifact_store.canonical import canonical_json
+from artifact_store.digest import sha256_hex
 from emulator.hardware import Instance
 from pipeline.errors import BuildRefused, MissingSoftware
 from pipeline.models.source import ModelSource
@@ -69,6 +72,33 @@ class BuildRequest:
                 "verified": self.verified,
             },
         }
+
+    def program_key(self, shape: Shape) -> str:
+        """Names one program: all that can change a byte of it, and nothing of what is served beside it."""
+        return digest_of(self.program_question(shape))
+
+    def evidence_key(self, shape: Shape, program_key: str | None = None) -> str:
+        """Names what that program answers by these weights."""
+        program = program_key or self.program_key(shape)
+        weights = self.weights.identity()
+        return digest_of({"format": "nxpipe.evidence/1", "program": program, "weights": weights})
+
+    def program_question(self, shape: Shape) -> dict[str, object]:
+        return {
+            "format": "nxpipe.program/1",
+            **replace(self, shapes=(shape,))._program_inputs(),
+            "cache": cache_room(shape, self.shapes),
+            "target": self.target.compiler_target,
+            "options": {
+                "autocast": self.autocast,
+                "autocast_type": self.autocast_type,
+                "tensor_parallel": self.tensor_parallel,
+            },
+        }
+
+    def model_question(self) -> dict[str, object]:
+        """Names the model: all that its parameters follow from."""
+        return {"config": self.source.relevant_config(), "task": self.source.task}
 
     def _program_inputs(self) -> dict[str, object]:
         return program_inputs(self.source, self.shapes)
@@ -162,8 +192,14 @@ def capture_request(source: ModelSource, shape: Shape, beside: Iterable[Shape] =
     from emulator.capture import CaptureRequest
 
     wanted = CaptureRequest(source.config, source.task, shape.phase, shape.batch, shape.sequence, source.dtype)
+    room = cache_room(shape, beside)
+    return wanted if room is None else replace(wanted, capacity=room)
+
+
+def cache_room(shape: Shape, beside: Iterable[Shape]) -> int | None:
+    """Tokens that the cache of a prefill has room for; None where the program's own shape says it."""
     sharing = [each.sequence for each in beside if each.phase in ("prefill", "decode") and each.batch == shape.batch]
-    return replace(wanted, capacity=max(sharing)) if shape.phase == "prefill" and sharing else wanted
+    return max(sharing) if shape.phase == "prefill" and sharing else None
 
 
 def program_inputs(source: ModelSource, shapes: Iterable[Shape]) -> dict[str, object]:
@@ -180,6 +216,11 @@ def program_inputs(source: ModelSource, shapes: Iterable[Shape]) -> dict[str, ob
 def _libraries(source: ModelSource) -> tuple[str, ...]:
     """Diffusers writes a `_class_name` where transformers writes a model_type."""
     return (*LIBRARIES, "diffusers") if "_class_name" in source.config else LIBRARIES
+
+
+def digest_of(question: Mapping[str, object]) -> str:
+    """The name of a question."""
+    return sha256_hex(canonical_json(question))
 
 
 def all_phases(task: str) -> tuple[str, ...]:
@@ -203,6 +244,7 @@ def longest_sequence(source: ModelSource) -> int | None:
     return None
 
 
+@cache
 def library_version(name: str) -> str:
     """The installed release of a library, without importing it; its builds for CPU and CUDA capture alike."""
     try:
@@ -219,6 +261,7 @@ def compiler_digest() -> str:
     return source_digest(Path(emulator.__file__).parent)
 
 
+@cache
 def source_digest(room: Path) -> str:
     """The SHA-256 of every Python file in a folder, with its place there."""
     digest = hashlib.sha256()

@@ -99,6 +99,11 @@ class SavedProgram:
             raise ModelSourceError(f"{self.path}: cannot be read ({error.strerror or error})") from error
 
 
+def is_saved(model_id: str) -> bool:
+    """Whether it names a file with a program in it."""
+    return Path(model_id).suffix in _SUFFIXES and not Path(model_id).is_dir()
+
+
 class Axis(click.ParamType[tuple[str, int]]):
     """An open axis of an ONNX file and the size that it is to have."""
 
@@ -124,7 +129,7 @@ def saved_program(
     ctx: click.Context, model_id: str | None, flags: Mapping[str, Any], axes: Sequence[tuple[str, int]]
 ) -> SavedProgram | None:
     """The file that --model-id names, if it is one; words that say nothing about it are refused."""
-    if model_id is None or Path(model_id).suffix not in _SUFFIXES or Path(model_id).is_dir():
+    if model_id is None or not is_saved(model_id):
         if axes:
             raise click.UsageError("--axis fixes the open axes of an ONNX file; pass one by --model-id FILE.onnx", ctx)
         return None

@@ -71,11 +71,14 @@ class SavedRequest(BuildRequest):
     def check(self) -> None:
         self.require_degree()
 
+    def model_question(self) -> dict[str, object]:
+        kind, axes = self.program.path.suffix, dict(self.program.sizes)
+        return {"program": {"kind": kind, "files": self.program.digests(), "axes": axes}}
+
     def _program_inputs(self) -> dict[str, object]:
-        kind = self.program.path.suffix
-        libraries = {name: library_version(name) for name in _LIBRARIES[kind]}
+        libraries = {name: library_version(name) for name in _LIBRARIES[self.program.path.suffix]}
         return {
-            "program": {"kind": kind, "files": self.program.digests(), "axes": dict(self.program.sizes)},
+            **self.model_question(),
             "compiler": {"backend": "emulator", "source": compiler_digest()},
             "libraries": libraries,
         }

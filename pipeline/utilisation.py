@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 _IN_SHORT: Final = "in_short"
 
 
-def to_bytes(found: "Mapping[str, tuple[Utilisation, Padding]]") -> bytes:
-    """By program; with the figures the line in which a person reads them."""
-    document = {name: _document(*figures) for name, figures in found.items()}
-    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+def to_bytes(documents: Mapping[str, object]) -> bytes:
+    """By program."""
+    return json.dumps(documents, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _document(used: "Utilisation", padding: "Padding") -> dict[str, object]:
+def document(used: "Utilisation", padding: "Padding") -> dict[str, object]:
+    """Of one program; with the figures the line in which a person reads them."""
     padded = f"; padded with zeros: {padding}" if padding else ""
     return {_IN_SHORT: used.sentence() + padded, "padding": asdict(padding), **used.document()}
 

@@ -1,5 +1,6 @@
 """How far an emulated answer is from PyTorch's, in figures; whether that is near enough is the caller's threshold."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 Arrays: TypeAlias = Mapping[str, "np.ndarray[Any, Any]"]
 
 USUAL_YARDSTICK: Final = "PyTorch fp32"
+_SHOWN: Final = 4  # outputs of a program that are told one by one
 _ROWS_AT_A_TIME = 64  # of logits: a row may have 256,000 entries, and is looked at in float64
 
 
@@ -42,7 +44,7 @@ class Deviation:
     kl: float | None = None  # from the reference's softmax to ours, in nats, mean over positions
     top1: float | None = None  # the share of positions whose likeliest entry is the same
 
-    def as_json(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, str]:
         """Four significant digits say all; as text, because a manifest holds no floats."""
         figures = {"max_absolute": self.max_absolute, "mean_absolute": self.mean_absolute}
         figures |= {"max_relative": self.max_relative}
@@ -72,14 +74,33 @@ def compare(ours: Arrays, reference: Arrays) -> list[Deviation]:
 
 
 def sentences(report: Mapping[str, object]) -> Iterator[str]:
-    """A stored report as people read it. It may be a stranger's: what is not as we write it is passed over."""
+    """A stored report as people read it: where outputs are many, as the caches of a decoder are, the first of a program
+    and the worst of its others.
+
+    It may be a stranger's: what is not as we write it is passed over.
+    """
     for program, outputs in report.items():
-        for row in outputs if isinstance(outputs, list) else ():
-            match row:
-                case {"output": str(output), "cosine": str(cosine), "max_relative": str(error)}:
-                    yardstick = row.get("yardstick", USUAL_YARDSTICK)
-                    text = f"{program} {output}: against {yardstick} cosine {cosine}, largest relative error {error}"
-                    yield from [text] if text.isprintable() else []
+        rows = [row for row in outputs if _is_ours(program, row)] if isinstance(outputs, list) else []
+        if len(rows) > _SHOWN:
+            worst = min(rows[1:], key=lambda row: float(row["cosine"]))
+            yield _sentence(program, rows[0])
+            yield f"{_sentence(program, worst)}; the worst of {len(rows) - 1} others"
+        else:
+            yield from (_sentence(program, row) for row in rows)
+
+
+def _is_ours(program: str, row: object) -> bool:
+    match row:
+        case {"output": str(output), "cosine": str(cosine), "max_relative": str(error), **rest}:
+            said = (program, output, cosine, error, str(rest.get("yardstick", "")))
+            return all(map(str.isprintable, said)) and re.fullmatch(r"-?[0-9.e+-]+|nan|-?inf", cosine) is not None
+    return False
+
+
+def _sentence(program: str, row: Mapping[str, str]) -> str:
+    yardstick = row.get("yardstick", USUAL_YARDSTICK)
+    near = f"cosine {row['cosine']}, largest relative error {row['max_relative']}"
+    return f"{program} {row['output']}: against {yardstick} {near}"
 
 
 def _deviation(name: str, ours: "np.ndarray[Any, Any]", reference: "np.ndarray[Any, Any]") -> Deviation:

@@ -1,54 +1,56 @@
 """nxpipe's own compiler, and the emulator's answer as evidence."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from artifact_store.digest import sha256_hex
+from artifact_store.parts import keep_part, part_of
 from pipeline import artifact_files
-from pipeline.backends.made import Made, MadeProgram
+from pipeline.backends.made import PROGRAM, Made
 from pipeline.errors import DoesNotFit
-from pipeline.evidence import NO_EVIDENCE, Step, gather
-from pipeline.request import BuildRequest, Shape
-from pipeline.utilisation import to_bytes as utilisation_file
+from pipeline.evidence import Step, gather
+from pipeline.materials import Materials
+from pipeline.request import BuildRequest, Shape, compiler_digest, digest_of
+from pipeline.utilisation import document as utilisation_document
 from pipeline.verify import Thresholds
 
 if TYPE_CHECKING:
+    from artifact_store import Store
+    from artifact_store.documents import Blob
     from emulator.compile import Program
-    from emulator.utilisation import Utilisation
-    from pipeline.models.weights import Tensors
 
 
-@dataclass(frozen=True)
-class _Emitted:
-    """A program of instructions as it is stored, with the tables that are stored beside it, by digest."""
+class Emulator:
+    def front(self, request: BuildRequest, shape: Shape, step: Step) -> "Program":
+        return compiled(request, shape, step)
 
-    code: bytes
-    tables: Mapping[str, bytes]
-    utilisation: "Utilisation"
+    def program(self, request: BuildRequest, shape: Shape, front: "Program", store: "Store", step: Step) -> Made:
+        """Equal graphs are lowered once, whatever they came from."""
+        graph = front.graph.to_bytes()
+        key = digest_of(_emission_question(request, front, sha256_hex(graph)))
+        emission = part_of(store, key)
+        if emission is None:
+            files, facts = _emitted(request, shape, front, store, step)
+            emission = keep_part(store, key, files, facts)
+        return Made(
+            {artifact_files.graph(shape.name): store.put_blob(graph), **{f.path: f.blob for f in emission.files}},
+            {"degree": front.degree, "graph_key": front.graph.key, **emission.facts},
+        )
 
-
-def emulated(request: BuildRequest, tensors: "Tensors", step: Step, thresholds: Thresholds) -> Made:
-    programs: dict[Shape, Program] = {}
-    emitted: dict[Shape, _Emitted] = {}
-    for shape in sorted(request.shapes):
-        programs[shape] = compiled(request, shape, step)
-        emitted[shape] = _emitted(request, shape, programs[shape], step)
-    evidence = gather(request, programs, tensors, step, thresholds) if request.verified else NO_EVIDENCE
-    files = dict(evidence.golden)
-    for shape, one in emitted.items():
-        files[artifact_files.graph(shape.name)] = programs[shape].graph.to_bytes()
-        files |= {artifact_files.constant(digest): data for digest, data in one.tables.items()}
-    files[artifact_files.UTILISATION] = utilisation_file(
-        {shape.name: (one.utilisation, programs[shape].padding) for shape, one in emitted.items()}
-    )
-    return Made(
-        programs=tuple(
-            MadeProgram(shape, programs[shape].degree, programs[shape].graph.key, one.code)
-            for shape, one in emitted.items()
-        ),
-        files=files,
-        report=evidence.report,
-    )
+    def evidence(
+        self,
+        request: BuildRequest,
+        shape: Shape,
+        front: "Program",
+        materials: Materials,
+        store: "Store",
+        step: Step,
+        thresholds: Thresholds,
+    ) -> Made:
+        found = gather(request, shape, front, materials, step, thresholds)
+        golden = {path: store.put_blob(data) for path, data in found.golden.items()}
+        return Made(golden, {"report": found.report})
 
 
 def compiled(request: BuildRequest, shape: Shape, step: Step) -> "Program":
@@ -65,8 +67,28 @@ def compiled(request: BuildRequest, shape: Shape, step: Step) -> "Program":
             raise request.without_degree(error.reason, error.degrees) from error
 
 
-def _emitted(request: BuildRequest, shape: Shape, program: "Program", step: Step) -> _Emitted:
-    """Through its back end. A program that breaks a rule of its core is not stored."""
+def _emission_question(request: BuildRequest, program: "Program", graph: str) -> dict[str, object]:
+    """All that the back end reads, down to the modules that it names in its figures."""
+    from emulator.memory import room
+
+    return {
+        "format": "nxpipe.emission/1",
+        "graph": graph,
+        "whole": sha256_hex(program.whole.to_bytes()),
+        "degree": program.degree,
+        "parameters": {name: asdict(piece) for name, piece in program.parameters.items()},
+        "states": {name: asdict(piece) for name, piece in program.states.items()},
+        "padding": asdict(program.padding),
+        "core": request.target.core,
+        "room": room(request.target),
+        "compiler": compiler_digest(),
+    }
+
+
+def _emitted(
+    request: BuildRequest, shape: Shape, program: "Program", store: "Store", step: Step
+) -> tuple[Mapping[str, "Blob"], dict[str, object]]:
+    """Through the back end. A program that breaks a rule of its core is not stored."""
     from emulator.emit import emit
     from emulator.errors import OutOfMemory
     from emulator.executable import to_bytes
@@ -81,4 +103,9 @@ def _emitted(request: BuildRequest, shape: Shape, program: "Program", step: Step
             raise DoesNotFit(f"{request.source.id} {shape.name}: {error}") from error
         check(executable.program)
         stored, tables = executable.without_large_constants()
-        return _Emitted(to_bytes(stored), tables, utilisation(executable.program))
+        files = {artifact_files.constant(digest): data for digest, data in tables.items()} | {PROGRAM: to_bytes(stored)}
+        used = utilisation(executable.program)
+        return (
+            {path: store.put_blob(data) for path, data in files.items()},
+            {"utilisation": utilisation_document(used, program.padding)},
+        )

@@ -1,31 +1,58 @@
-"""What a backend hands to the walk of a build: all that is published, but for the weights."""
+"""What makes programs of a request: nxpipe's own compiler, or AWS's. Each makes one program at a time, and keeps the
+bytes in the store as it goes."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from pipeline.request import Shape
+from pipeline.evidence import Step
+from pipeline.request import BuildRequest, Shape
 
 if TYPE_CHECKING:
-    from pipeline.evidence import Step
-    from pipeline.models.weights import Tensors
+    from artifact_store import Store
+    from artifact_store.documents import Blob
+    from pipeline.materials import Materials
     from pipeline.verify import Thresholds
 
-
-@dataclass(frozen=True)
-class MadeProgram:
-    shape: Shape
-    degree: int
-    graph_key: str
-    code: bytes
+PROGRAM: Final = "program"  # among the files of a part; all others go by their paths in an artifact
 
 
 @dataclass(frozen=True)
 class Made:
-    programs: tuple[MadeProgram, ...]
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    report: Mapping[str, object] = field(default_factory=dict)
+    """What becomes a part: blobs that are stored, by path, and facts."""
+
+    files: Mapping[str, "Blob"]
+    facts: Mapping[str, object]
 
 
-# Of a request of its own kind, and the weights that the model asks for.
-Backend: TypeAlias = Callable[[Any, "Tensors", "Step", "Thresholds"], Made]
+class Backend(Protocol):
+    def front(self, request: Any, shape: Shape, step: Step) -> Any:
+        """As far as a program comes before it is one: what both of the others begin with."""
+        ...
+
+    def program(self, request: Any, shape: Shape, front: Any, store: "Store", step: Step) -> Made:
+        """Facts are at least `degree` and `graph_key`."""
+        ...
+
+    def evidence(
+        self,
+        request: Any,
+        shape: Shape,
+        front: Any,
+        materials: "Materials",
+        store: "Store",
+        step: Step,
+        thresholds: "Thresholds",
+    ) -> Made:
+        """The fact is `report`: how far each output is from the yardstick's."""
+        ...
+
+
+def backend_of(request: BuildRequest) -> Backend:
+    if request.backend == "neuronx":
+        from pipeline.backends.neuronx.compile import Neuronx
+
+        return Neuronx()
+    from pipeline.backends.emulator import Emulator
+
+    return Emulator()

@@ -1,135 +1,109 @@
 """`nxpipe build`."""
 
 import os
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline import utilisation
+from pipeline.building.options import execution_options
 from pipeline.cli import Command
 from pipeline.commands.store.itself import open_the_store_itself
 from pipeline.config import load_config
-from pipeline.config.sections import Backend, Build
 from pipeline.options import config_option, store_option
-from pipeline.order_options import order_options, orders, refuse_words_without_effect
-from pipeline.output import Console, human_bytes
-from pipeline.progress import watching
+from pipeline.order_options import order_options, refuse_words_without_effect
+from pipeline.output import Console
+from pipeline.parameters import Numbers, TargetList
 from pipeline.saved import axis_option, saved_program
-from pipeline.verify import sentences
 
 if TYPE_CHECKING:
-    from pipeline.build import Built
+    from pipeline.building.asked import Asked
+    from pipeline.config import Config
 
 
-@click.command(cls=Command)
-@order_options("build")
-@click.option(
-    "--force",
-    is_flag=True,
-    help="Build even when the store holds the artifact, whose bytes must come out equal, or remembers a failure.",
-)
-@click.option(
-    "--backend",
-    type=click.Choice(get_args(Backend)),
-    help=f"{Build.model_fields['backend'].description}  [default: what nxpipe.toml says, else emulator]",
-)
-@click.option("--no-verify", is_flag=True, help="Publish without comparing the emulated output with PyTorch's.")
+class _Build(Command):
+    """Remembers its words, for a build that is cut short and resumed."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta["nxpipe.words"] = list(args)
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_Build)
+@order_options("build", target=TargetList(), tp="1", degrees=Numbers(64))
+@execution_options
 @axis_option
 @store_option
 @config_option
 @click.pass_context
 def build(
-    ctx: click.Context,
-    /,
-    config_path: Path,
-    store: str | None,
-    model_id: str | None,
-    names: tuple[str, ...],
-    axes: tuple[tuple[str, int], ...],
-    force: bool,
-    backend: Backend | None,
-    no_verify: bool,
-    **flags: Any,
+    ctx: click.Context, /, config_path: Path, store: str | None, resume: bool, dry_run: bool, **said: Any
 ) -> None:
     """Compile a model on the emulator, verify it, publish the artifact.
 
-    Without --model-id, every model of nxpipe.toml is built, as described there. An artifact that the store
-    holds already is not built again, nor one that failed for a reason of its own. Prints one line for each artifact,
-    how near each output is to PyTorch, and how each program uses the cores. A .pt2 or .onnx file is built from its own
-    graph and weights.
+    Without --model-id, every model of nxpipe.toml is built, as described there. Targets and degrees make artifacts;
+    batches, buckets and phases make the programs in each. What the store holds is not made again, nor what failed for a
+    reason of its own. Prints one line for each artifact, how near each output is to PyTorch, and how each program uses
+    the cores. A .pt2 or .onnx file is built from its own graph and weights.
 
     \b
     Example:
       nxpipe build --model-id bert-base-uncased --weights random:0
-      nxpipe build --model-id ./my-llama --target trn2.48xlarge --buckets 128,512
+      nxpipe build --model-id ./my-llama --target inf2.48xlarge,trn2.48xlarge --tp 2,8 --buckets 128,512 --dry-run
       nxpipe build --model-id ./encoder.onnx --axis batch=1
     """
-    from pipeline.build import build as carry_out
-    from pipeline.saved_request import SavedRequest
+    from pipeline.building.run import Run, finish
+    from pipeline.building.unfinished import Unfinished
     from pipeline.verify import Thresholds
 
     console: Console = ctx.obj
-    refuse_words_without_effect(ctx, model_id, flags)
-    described = load_config(config_path, os.environ, missing_ok=model_id is not None)
-    file = saved_program(ctx, model_id, flags, axes)
-    asked = orders(model_id, flags, described, names, config_path.parent)
-    requests = [
-        replace(order.request() if file is None else SavedRequest.of(file, order), verified=not no_verify)
-        for order in asked
-    ]
-    if (backend or described.build.backend) == "neuronx":
-        from pipeline.backends.neuronx.request import NeuronxRequest
-
-        requests = [NeuronxRequest.of(request) for request in requests]
+    state = config_path.parent / ".nxpipe"
+    unfinished = Unfinished(state)
+    if resume:
+        _say_again(ctx, unfinished)
+        return
+    described = load_config(config_path, os.environ, missing_ok=said["model_id"] is not None)
+    asked = _asked(ctx, described, config_path.parent, **said)
+    if asked and asked[0].backend == "neuronx":
         console.say("  A NEFF runs on a Neuron device only, so nothing is verified here.")
     opened = open_the_store_itself(store, config_path, console)
-    thresholds = Thresholds.of(described)
-    answers = []
-    for request in requests:
-        done = carry_out(
-            request,
-            opened,
-            console.step,
-            console.say,
-            thresholds=thresholds,
-            force=force,
-            watch=partial(watching, console),
-        )
-        programs = utilisation.read(done.published.manifest, opened)
-        answers.append(_as_json(done, programs))
-        if not console.json:
-            console.result(_as_text(done, programs))
-    if console.json:
-        console.data(answers)
+    run = Run(console, opened, described, Thresholds.of(described), state, said)
+    plan = run.plan(asked)
+    if dry_run:
+        ctx.exit(run.show(plan))
+    unfinished.begin(ctx.meta["nxpipe.words"])
+    results = run.carry_out(plan)
+    code = finish(run, results)
+    if code == 0:
+        unfinished.end()
+    ctx.exit(code)
 
 
-def _as_text(done: "Built", programs: dict[str, Any]) -> str:
-    published, manifest = done.published, done.published.manifest
-    count = len(manifest.executables)
-    headline = (
-        "cached" if done.cached else "built",
-        f"{published.model_id}@{published.request_key[:12]}",
-        published.target,
-        f"{count} program{'s' if count > 1 else ''}",
-        human_bytes(published.size_bytes),
+def _asked(ctx: click.Context, described: "Config", root: Path, **said: Any) -> tuple["Asked", ...]:
+    from pipeline.building.matrix import WORDS, asked_for
+
+    flags = {word: said[word] for word in WORDS}
+    refuse_words_without_effect(ctx, said["model_id"], flags)
+    saved_program(ctx, said["model_id"], flags, said["axes"])
+    return asked_for(
+        said["model_id"],
+        flags,
+        described,
+        said["names"],
+        root,
+        axes=said["axes"],
+        backend=said["backend"] or described.build.backend,
+        verified=not said["no_verify"],
     )
-    parts = [*sentences(manifest.report), *(f"{name}: {line}" for name, line in utilisation.sentences(programs))]
-    return "\n".join(["  ".join(headline), *(f"  {text}" for text in parts)])
 
 
-def _as_json(done: "Built", programs: dict[str, Any]) -> dict[str, object]:
-    published = done.published
-    return {
-        "model": published.model_id,
-        "request_key": published.request_key,
-        "manifest": published.manifest_digest,
-        "cache": "hit" if done.cached else "miss",
-        "target": published.target,
-        "programs": [program.name for program in published.manifest.executables],
-        "size_bytes": published.size_bytes,
-        "verification": published.manifest.report,
-        "utilisation": programs,
-    }
+def _say_again(ctx: click.Context, unfinished: Any) -> None:
+    typed = [word for word in ctx.meta["nxpipe.words"] if word != "--resume"]
+    if typed:
+        raise click.UsageError(
+            f"--resume says the words of the last build again, so {typed[0]} has no place beside it", ctx
+        )
+    words = unfinished.words()
+    ctx.obj.say(f"  nxpipe build {' '.join(words)}")
+    with build.make_context("build", words, parent=ctx.parent) as again:
+        build.invoke(again)

@@ -1,18 +1,13 @@
 """`nxpipe channel log` and `nxpipe channel show`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from artifact_store.errors import Refused
 from pipeline.cli import Command, Group
 from pipeline.commands.store.itself import open_the_store_itself
 from pipeline.options import config_option, store_option
 from pipeline.output import Console
-
-if TYPE_CHECKING:
-    from pipeline.channel_view import Entry
 
 
 @click.group(cls=Group)
@@ -56,7 +51,8 @@ def log(console: Console, name: str | None, last: int, store: str | None, config
         console.data([log_data(entry) for entry in entries])
     else:
         _print(console, [log_text(entry) for entry in entries], view.store.url)
-    _refuse_what_nobody_should_believe(entries)
+    for entry in entries:
+        entry.require_belief()
 
 
 @channel.command(cls=Command)
@@ -88,7 +84,8 @@ def show(console: Console, name: str | None, store: str | None, config_path: Pat
     else:
         texts = [state_text(entry, names) for entry, names in zip(entries, signers, strict=True)]
         _print(console, texts, view.store.url)
-    _refuse_what_nobody_should_believe(entries)
+    for entry in entries:
+        entry.require_belief()
 
 
 def _print(console: Console, texts: list[str], url: str) -> None:
@@ -96,13 +93,3 @@ def _print(console: Console, texts: list[str], url: str) -> None:
         console.result("\n\n".join(texts))
     else:
         console.say(f"{url} has no channel yet; to make one: nxpipe promote MODEL@KEY --channel NAME")
-
-
-def _refuse_what_nobody_should_believe(entries: "list[Entry]") -> None:
-    for entry in entries:
-        if entry.fault:
-            one = entry.generation
-            raise Refused(
-                f"generation {one.generation} of channel {one.channel} {entry.fault}; find out who wrote it, and "
-                "promote or roll back again with a trusted key"
-            )

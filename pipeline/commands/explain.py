@@ -1,150 +1,261 @@
-"""`nxpipe explain`."""
+"""`nxpipe explain`, which is `nxpipe store explain` too."""
 
 import os
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from artifact_store.names import SHOWN
 from pipeline.cli import Command
 from pipeline.config import load_config
-from pipeline.options import config_option
-from pipeline.order_options import order_options, orders, refuse_words_without_effect
-from pipeline.output import Console
-from pipeline.saved import SavedProgram, axis_option, saved_program
+from pipeline.config.sections import Backend
+from pipeline.garbage import no_collection
+from pipeline.nearness import difference_table, differences_as_json, name_of
+from pipeline.options import config_option, store_option
+from pipeline.order import words
+from pipeline.order_options import order_options, refuse_words_without_effect
+from pipeline.output import Console, table
+from pipeline.parameters import Numbers, TargetList
+from pipeline.saved import axis_option, saved_program
+from pipeline.store_url import open_the_store
 
 if TYPE_CHECKING:
-    from emulator.capture import CaptureRequest
-    from emulator.graph import Graph
-    from emulator.passes import Pass, PassOptions
-    from emulator.passes.shard import Padding
-    from pipeline.order import Order
-
-_CAPTURE = "capture"  # before the first pass
+    from artifact_store import Store
+    from artifact_store.index.nearest import Near
+    from artifact_store.index.segments import Report
+    from pipeline.building.asked import Asked
+    from pipeline.config import Config
+    from pipeline.explaining import Answer, ProgramAnswer
 
 
 @click.command(cls=Command)
-@order_options("explain")
-@click.option("--after", metavar="PASS", help="Stop after this pass, or after `capture`.  [default: the last pass]")
+@click.argument("model", required=False)
+@order_options("explain", target=TargetList(), tp="1", degrees=Numbers(64))
+@click.option(
+    "--nearest",
+    "count",
+    type=click.IntRange(1, 100),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="How many artifacts to compare with.",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(get_args(Backend)),
+    help="Whose compiler the build is for.  [default: what nxpipe.toml says, else emulator]",
+)
+@click.option("--no-verify", is_flag=True, help="Explain a build that verifies nothing.")
+@click.option("--after", metavar="PASS", help="Print the programs after this pass, or after `capture`, instead.")
 @click.option("--passes", "listed", is_flag=True, help="List the passes, in their order, and look at no model.")
 @axis_option
+@store_option
 @config_option
 @click.pass_context
 def explain(
     ctx: click.Context,
     /,
+    model: str | None,
+    store: str | None,
     config_path: Path,
-    model_id: str | None,
-    names: tuple[str, ...],
-    axes: tuple[tuple[str, int], ...],
+    count: int,
     after: str | None,
     listed: bool,
-    **flags: Any,
+    **said: Any,
 ) -> None:
-    """Print a model's programs after one of the compiler's passes.
+    """Say why a build is answered by the store or not, field by field.
 
-    A pass that runs a second time is listed with its turn: fold_constants, fold_constants:2. At --tp above 1 the
-    program is that of every rank, with the exchanges between ranks in it.
+    MODEL is the name of a model in nxpipe.toml; without it and --model-id, all of them are explained, each as
+    `nxpipe build` would ask for it. For what is not in the store, the artifact and the program are shown that were
+    asked for in the words most like these, with every field that differs. MODEL may be an artifact of the store too
+    (MODEL@KEY, or a key), which is then compared with the others.
+
+    With --after it prints the programs as they are after one of the compiler's passes. A pass that runs a second time
+    is listed with its turn: fold_constants, fold_constants:2. At --tp above 1 the program is that of every rank.
 
     \b
     Example:
-      nxpipe explain --passes
-      nxpipe explain --model-id bert-base-uncased --after fuse
+      nxpipe explain bert
+      nxpipe explain --model-id bert-base-uncased --weights random:0 --autocast all
       nxpipe explain --model-id ./my-llama --tp 8 --after shard
-      nxpipe explain --model-id ./encoder.onnx --axis batch=1
+      nxpipe store explain bert-base-uncased@4e9ce0 --nearest 3
     """
-    from emulator.passes import PASSES
-
-    console: Console = ctx.obj
-    labels = _labels(PASSES)
     if listed:
-        console.data(labels) if console.json else console.result("\n".join(labels))
+        _list_passes(ctx.obj)
         return
-    if after is not None and after not in labels:
-        raise click.BadParameter(f"there is no pass {after!r}; there are {', '.join(labels)}", param_hint="--after")
-    refuse_words_without_effect(ctx, model_id, flags)
-    file = saved_program(ctx, model_id, flags, axes)
-    described = load_config(config_path, os.environ, missing_ok=model_id is not None)
-    steps = PASSES[: labels.index(after)] if after else PASSES
+    flags = {word: said[word] for word in words()}
+    refuse_words_without_effect(ctx, said["model_id"], flags)
+    saved_program(ctx, said["model_id"], flags, said["axes"])
+    if model is not None and (said["model_id"] or said["names"]):
+        raise click.UsageError("MODEL, --model-id and --only each say what to explain; pass one of them", ctx)
+    wanted = _Wanted(model, flags, said, config_path)
+    if after is not None:
+        _print_programs(ctx.obj, wanted.asked(), after)
+        return
+    with no_collection():
+        opened = open_the_store(store, config_path, ctx.obj)
+        answers = list(wanted.answers(opened, count, ctx.obj.detail))
+    if ctx.obj.json:
+        ctx.obj.data([_as_json(answer) for answer in answers])
+    else:
+        ctx.obj.result("\n\n".join(section for answer in answers for section in _page(answer, opened.url)))
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What is to be explained: builds, or an artifact that the store holds."""
+
+    model: str | None
+    flags: Mapping[str, Any]
+    said: Mapping[str, Any]
+    config_path: Path
+
+    @cached_property
+    def config(self) -> "Config":
+        missing_ok = self.said["model_id"] is not None or self.model is not None
+        return load_config(self.config_path, os.environ, missing_ok=missing_ok)
+
+    @property
+    def is_stored(self) -> bool:
+        """What can only be an artifact needs no configuration, which may be broken."""
+        from pipeline.named import is_artifact
+
+        if self.model is None:
+            return False
+        return is_artifact(self.model) or self.model not in [model.name for model in self.config.models]
+
+    def asked(self) -> "tuple[Asked, ...]":
+        from pipeline.building.matrix import asked_for
+
+        return asked_for(
+            self.said["model_id"],
+            self.flags,
+            self.config,
+            self.said["names"] or ([self.model] if self.model else ()),
+            self.config_path.parent,
+            axes=self.said["axes"],
+            backend=self.said["backend"] or self.config.build.backend,
+            verified=not self.said["no_verify"],
+        )
+
+    def answers(self, store: "Store", count: int, report: "Report") -> "Iterator[Answer]":
+        from pipeline.building.plan import make_plan
+        from pipeline.building.timings import Timings
+        from pipeline.explaining import of_artifact, of_request
+        from pipeline.verify import Thresholds
+
+        if self.is_stored:
+            yield of_artifact(store.resolve(str(self.model)), store, count, report)
+            return
+        timings = Timings(self.config_path.parent / ".nxpipe" / "timings.json")
+        for one in make_plan(self.asked(), store, Thresholds.of(self.config), timings).artifacts:
+            yield of_request(one.asked.request(), one, store, count, report)
+
+
+def _page(answer: "Answer", url: str) -> Iterator[str]:
+    headline = f"{answer.model}@{answer.key[:SHOWN]} {'is' if answer.is_hit else 'is not'} in {url}"
+    if answer.is_hit and answer.programs:
+        yield headline
+    else:
+        yield headline if answer.nearest else f"{headline}, and no other artifact is to compare it with"
+        yield from map(_compared, answer.nearest)
+    if answer.programs:
+        rows = [(one.cell.shape.name, one.cell.state, _reason(one)) for one in answer.programs]
+        yield table(("program", "state", "why"), rows)
+    for program in answer.programs:
+        if (near := program.nearest) and near.differences:
+            count = len(near.differences)
+            yield (
+                f"{program.cell.shape.name}: {near.shape.name} of {name_of(near.artifact)} differs in "
+                f"{count} field{'' if count == 1 else 's'}\n{difference_table(near.differences, 'stored', 'wanted')}"
+            )
+
+
+def _compared(near: "Near") -> str:
+    count = len(near.differences)
+    return (
+        f"{name_of(near)} differs in {count} of {near.fields} fields\n"
+        f"{difference_table(near.differences, 'stored', 'wanted')}"
+    )
+
+
+def _reason(program: "ProgramAnswer") -> str:
+    cell, near = program.cell, program.nearest
+    if cell.fault:
+        return cell.fault.message
+    if near is None:
+        return cell.why
+    stored = f"{near.shape.name} of {name_of(near.artifact)}"
+    return f"the nearest is {stored}" if near.differences else f"the same as {stored}, whose part is no longer kept"
+
+
+def _as_json(answer: "Answer") -> dict[str, object]:
+    return {
+        "model": answer.model,
+        "request_key": answer.key,
+        "in_store": answer.is_hit,
+        "nearest": [
+            {
+                "request_key": near.published.request_key,
+                "model": near.published.model_id,
+                "target": near.published.target,
+                "fields": near.fields,
+                "differences": differences_as_json(near.differences, "stored", "wanted"),
+            }
+            for near in answer.nearest
+        ],
+        "programs": [_program_as_json(program) for program in answer.programs],
+    }
+
+
+def _program_as_json(program: "ProgramAnswer") -> dict[str, object]:
+    cell, near = program.cell, program.nearest
+    return {
+        "program": cell.shape.name,
+        "key": cell.key,
+        "state": cell.state,
+        "in_store": program.is_hit,
+        "why": _reason(program),
+        "nearest": None
+        if near is None
+        else {
+            "request_key": near.artifact.published.request_key,
+            "program": near.shape.name,
+            "differences": differences_as_json(near.differences, "stored", "wanted"),
+        },
+    }
+
+
+# Passes
+
+
+def _list_passes(console: Console) -> None:
+    from emulator.passes import PASSES
+    from pipeline.after_pass import labels
+
+    listed = labels(PASSES)
+    console.data(listed) if console.json else console.result("\n".join(listed))
+
+
+def _print_programs(console: Console, asked: "Sequence[Asked]", after: str) -> None:
+    from emulator.passes import PASSES
+    from pipeline.after_pass import labels, programs
+
+    known = labels(PASSES)
+    if after not in known:
+        raise click.BadParameter(f"there is no pass {after!r}; there are {', '.join(known)}", param_hint="--after")
     answers = []
-    for order in orders(model_id, flags, described, names, config_path.parent):
-        for program, graph, padding in _programs(order, file, steps, console):
-            label = after or labels[-1]
-            said = {"model": order.model_id, "program": program, "after": label, "graph": str(graph)}
+    for one in asked:
+        model, steps = one.order.model_id, PASSES[: known.index(after)]
+        for program, graph, padding in programs(one, steps, console.step):
+            said = {"model": model, "program": program, "after": after, "graph": str(graph)}
             answers.append(said | {"padding": asdict(padding)})
             if not console.json:
                 padded = f"; padded with zeros: {padding}" if padding else ""
-                console.result(f"{order.model_id} {program} after {label}: {len(graph.nodes)} nodes{padded}\n{graph}\n")
+                console.result(f"{model} {program} after {after}: {len(graph.nodes)} nodes{padded}\n{graph}\n")
     if console.json:
         console.data(answers)
-
-
-def _labels(passes: "Sequence[Pass]") -> list[str]:
-    """Capture and each pass, by names that tell the second turn of one from its first."""
-    turns: Counter[str] = Counter()
-    labels = [_CAPTURE]
-    for step in passes:
-        turns[step.__name__] += 1
-        turn = turns[step.__name__]
-        labels.append(step.__name__ if turn == 1 else f"{step.__name__}:{turn}")
-    return labels
-
-
-def _programs(
-    order: "Order", file: SavedProgram | None, steps: "Sequence[Pass]", console: Console
-) -> "Iterator[tuple[str, Graph, Padding]]":
-    """Each program by name, and what of it is padding; those of a model are captured exactly as a build of all of them
-    captures them."""
-    from emulator.capture import capture
-    from emulator.passes import PassOptions, run_passes
-    from pipeline.request import capture_request, default_phases
-
-    (target,) = order.targets()
-    options = PassOptions(order.autocast, order.autocast_type, target.compiler_target, order.tp or 1)
-    if file is not None:
-        with console.step(f"compile {file.name}"):
-            graph, padding = _divided(file.compile(options, steps[: _shard(steps)]), options, steps)
-        yield "program", graph, padding
-        return
-    source = order.source(files=False)
-    shapes = order.shapes(source, default_phases(source.task))
-    for shape in shapes:
-        with console.step(f"compile {shape.name}"):
-            request = capture_request(source, shape, shapes)
-            planned = _with_plan(options, request)
-            whole = run_passes(capture(request), planned, steps[: _shard(steps)])
-            graph, padding = _divided(whole, planned, steps)
-        yield shape.name, graph, padding
-
-
-def _shard(steps: "Sequence[Pass]") -> int:
-    """Where among passes a model is divided."""
-    from emulator.passes.shard import shard
-
-    return steps.index(shard) if shard in steps else len(steps)
-
-
-def _divided(whole: "Graph", options: "PassOptions", steps: "Sequence[Pass]") -> "tuple[Graph, Padding]":
-    """What the passes from the division on make of a graph, and what padding that takes."""
-    from emulator.passes import run_passes
-    from emulator.passes.shard import NO_PADDING, padding, plan
-    from emulator.repeat import unroll
-
-    rest = steps[_shard(steps) :]
-    graph = run_passes(whole, options, rest)
-    if not rest or options.tensor_parallel == 1:
-        return graph, NO_PADDING
-    layers = unroll(whole)
-    return graph, padding(layers, plan(layers, options.tensor_parallel, dict(options.published_plan)))
-
-
-def _with_plan(options: "PassOptions", request: "CaptureRequest") -> "PassOptions":
-    """The division among ranks that the model's authors published, which a build follows too."""
-    if options.tensor_parallel == 1:
-        return options
-    from emulator.capture.published import published_plan
-
-    return replace(options, published_plan=published_plan(request))

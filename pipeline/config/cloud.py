@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from pipeline.config.forms import Absent, Unit, text
-from pipeline.config.kinds import DISTINCT, LIST, MAYBE_EMPTY, Day, Email, Folder, Image, OidcProvider
+from pipeline.config.kinds import DISTINCT, LIST, MAYBE_EMPTY, Day, Email, Folder, Image, OidcProvider, Slug
 from pipeline.config.table import Table
 
 _Sdk = Annotated[str, text("[0-9]+(?:\\.[0-9]+){1,3}", 'a version of the Neuron SDK such as "2.32.0"', longest=32)]
@@ -56,6 +56,11 @@ class Release(Table):
     ] = Field(description="The repository.", examples=["example/models"])
     environment: Annotated[str, text("[A-Za-z0-9_-]+", "the name of a GitHub environment", longest=100)] = Field(
         default="release", description="The environment of the jobs that may publish.", examples=["release"]
+    )
+    channels: Annotated[tuple[Slug, ...], MAYBE_EMPTY, DISTINCT] = Field(
+        default=("staging", "production"),
+        description="The channels that jobs may promote to, each in the environment of its name.",
+        examples=[["staging", "production"]],
     )
     provider: Annotated[OidcProvider | None, Absent("it is made")] = Field(
         default=None,

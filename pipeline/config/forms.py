@@ -31,7 +31,7 @@ class Form:
     choices: tuple[str, ...] = ()
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        as_in_the_file = core_schema.plain_serializer_function_ser_schema(self.write, when_used="json")
+        as_in_the_file = core_schema.plain_serializer_function_ser_schema(self.write, when_used="json-unless-none")
         return core_schema.no_info_plain_validator_function(self.read, serialization=as_in_the_file)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:

@@ -154,7 +154,7 @@ _UNITS: Final = {
 }
 
 
-def _parse_duration(value: Any) -> timedelta:
+def parse_duration(value: Any) -> timedelta:
     match = re.fullmatch("([0-9]{1,9})(ms|[smhd])", value) if isinstance(value, str) else None
     if match is None:
         raise ValueError
@@ -169,10 +169,10 @@ def write_duration(value: timedelta) -> str:
 
 def duration(shortest: str, longest: str) -> Form:
     """A length of time between two others, as in "90s" or "10m"."""
-    least, most = _parse_duration(shortest), _parse_duration(longest)
+    least, most = parse_duration(shortest), parse_duration(longest)
 
     def read(value: object) -> timedelta:
-        length = _parse_duration(value)
+        length = parse_duration(value)
         if not least <= length <= most:
             raise ValueError
         return length
@@ -198,7 +198,7 @@ Day = Annotated[
 _SIZES: Final = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20}
 
 
-def _read_size(value: Any) -> int:
+def parse_size(value: Any) -> int:
     match = re.fullmatch("([1-9][0-9]{0,5})([MGT]iB)", value) if isinstance(value, str) else None
     if match is None:
         raise ValueError
@@ -215,7 +215,7 @@ Size = Annotated[
     int,
     Form(
         'a size: a whole number and one of the units MiB, GiB, TiB, such as "20GiB"',
-        _read_size,
+        parse_size,
         _write_size,
         {"type": "string", "pattern": "^[1-9][0-9]{0,5}[MGT]iB$"},
     ),

@@ -28,6 +28,25 @@ def _usual_phases(earlier: dict[str, Any]) -> tuple[Phase, ...]:
     return ("prefill",) if earlier["task"] == "text-generation" else ("forward",)
 
 
+class Variant(Table):
+    """More artifacts of the same model: every one of these targets with every one of these degrees."""
+
+    targets: Annotated[tuple[InstanceType, ...], LIST, DISTINCT] = Field(
+        description="The instance types to compile for.", examples=[["trn1.32xlarge", "trn2.48xlarge"]]
+    )
+    tp: Annotated[tuple[Annotated[Degree, Unit("logical NeuronCores")], ...], LIST, ASCENDING] = Field(
+        default=(1,), description="Tensor parallelism: over how many cores one copy is spread.", examples=[[8, 32]]
+    )
+
+    @field_validator("tp")
+    @classmethod
+    def _fits_every_target(cls, degrees: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
+        for target in info.data.get("targets", ()):
+            if degrees[-1] > INSTANCES[target].logical_cores:
+                raise refuse(f"at most {INSTANCES[target].logical_cores}, the logical cores of {target}")
+        return degrees
+
+
 class Model(Table):
     """One model and the programs that are compiled from it: one for each phase, batch and bucket."""
 
@@ -80,6 +99,9 @@ class Model(Table):
         description="Where the weights come from: the hub, a folder of safetensors, or a seed for weights that only "
         "tests and trials need.",
         examples=["random:0"],
+    )
+    also: tuple[Variant, ...] = Field(
+        default=(), strict=False, description="What else the same model is compiled for, with all its programs."
     )
 
     @field_validator("path")

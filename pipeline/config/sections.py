@@ -151,8 +151,8 @@ class Build(Table):
         description='How many compile jobs run at once; "auto" goes by the cores and the memory at hand.',
         examples=[4],
     )
-    timeout: Annotated[timedelta, duration("1m", "7d")] = Field(
-        default=timedelta(hours=2), description="When one compile job is given up.", examples=["2h"]
+    timeout: Annotated[timedelta | None, duration("1m", "7d"), Absent("as long as it takes")] = Field(
+        default=None, description="When one compile job is given up.", examples=["2h"]
     )
 
 

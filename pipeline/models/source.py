@@ -53,7 +53,7 @@ def _without_notes(config: Mapping[str, object]) -> dict[str, object]:
 
 def resolve(model_id: str, *, revision: str | None = None, task: str | None = None, files: bool = False) -> ModelSource:
     """Find a model by folder or hub id. `files` asks for its weights too, not only its configuration."""
-    if _looks_like_folder(model_id):
+    if looks_like_folder(model_id):
         folder = Path(model_id).expanduser()
         config = _read_config(folder)
         return ModelSource(folder.resolve().name, None, config, task or task_of(config), folder)
@@ -71,7 +71,7 @@ def resolve(model_id: str, *, revision: str | None = None, task: str | None = No
     return ModelSource(model_id, commit, config, task or task_of(config), folder)
 
 
-def _looks_like_folder(model_id: str) -> bool:
+def looks_like_folder(model_id: str) -> bool:
     return model_id.startswith((".", "/", "~")) or Path(model_id).is_dir()
 
 

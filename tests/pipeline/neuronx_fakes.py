@@ -1,6 +1,7 @@
 """Stand-ins for AWS's packages, as strict as their public reference: whatever it does not list, they refuse.
 
-`neuronx-cc` writes a NEFF, unless the variable PLAY holds an error to fail with.
+`neuronx-cc` writes a NEFF, unless the variable PLAY holds an error to fail with. `trace` is not cached, as documented;
+with PLAY_CACHED it leaves what a cached compilation leaves in the cache, its lock included.
 """
 
 import sys
@@ -51,8 +52,20 @@ pathlib.Path(asked.output).write_bytes(b"\\1" * 1024 + body)
 
 # The module stands for the HLO that torch-xla would make: what the model answers to its example.
 TORCH_NEURONX = """
-import json, pathlib, shlex, shutil, subprocess
+import hashlib, json, os, pathlib, shlex, shutil, subprocess
+from importlib.metadata import version
 import torch
+
+def leave_in_cache(module, flags, neff):
+    digests = hashlib.md5(module).hexdigest()[:20], hashlib.md5(" ".join(flags).encode()).hexdigest()[:8]
+    cache = pathlib.Path(os.environ["NEURON_COMPILE_CACHE_URL"]) / f"neuronxcc-{version('neuronx-cc')}+0acef03a"
+    entry = cache / "MODULE_{}+{}".format(*digests)
+    entry.mkdir(parents=True)
+    (entry / "model.hlo_module.pb.lock").write_bytes(b"")
+    (entry / "model.hlo_module.pb").write_bytes(module)
+    (entry / "compile_flags.json").write_text(json.dumps(flags))
+    (entry / "model.neff").write_bytes(neff)
+    (entry / "model.done").write_bytes(b"")
 
 def trace(func, example_inputs, *_, input_output_aliases={}, compiler_workdir=None, compiler_args=None,
           partitioner_config=None, inline_weights_to_neff=True, cpu_backend=False):
@@ -74,7 +87,9 @@ def trace(func, example_inputs, *_, input_output_aliases={}, compiler_workdir=No
     status = subprocess.run([*command, *arguments]).returncode
     if status != 0:
         raise RuntimeError(f"neuronx-cc failed with {status}")
-    neff.read_bytes()
+    made = neff.read_bytes()
+    if os.environ.get("PLAY_CACHED"):
+        leave_in_cache((model / "graph.hlo").read_bytes(), arguments, made)
     return torch.jit.ScriptModule()
 """
 
@@ -91,6 +106,9 @@ class Toolchain:
 
     def play(self, what: str) -> None:
         self.monkeypatch.setenv("PLAY", what)
+
+    def cache(self) -> None:
+        self.monkeypatch.setenv("PLAY_CACHED", "1")
 
     def release(self, name: str, release: str) -> None:
         folder = self.packages / f"{name.replace('-', '_')}.dist-info"
@@ -111,7 +129,7 @@ def toolchain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toolchain:
     program.chmod(0o755)
     monkeypatch.syspath_prepend(str(made.packages))
     monkeypatch.setenv("PATH", str(made.programs), prepend=":")
-    for name in ("PLAY", "NEURON_CC_FLAGS", "NEURON_COMPILE_CACHE_URL"):
+    for name in ("PLAY", "PLAY_CACHED", "NEURON_CC_FLAGS", "NEURON_COMPILE_CACHE_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XLA_USE_BF16", "1")
     return made

@@ -1,5 +1,8 @@
 """What a store knows of a request spares the next builder the work: a failure, and that somebody is at it."""
 
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -8,8 +11,6 @@ from pathlib import Path
 import pytest
 
 from artifact_store import Store, open_store
-from artifact_store.canonical import canonical_json
-from artifact_store.digest import sha256_hex
 from artifact_store.leases import Leases
 from emulator.errors import CaptureError
 from emulator.hardware import instance
@@ -50,22 +51,23 @@ def request_(bert: Path) -> BuildRequest:
     return BuildRequest(resolve(str(bert)), RandomWeights(0), (Shape("forward", 1, 8),), instance("inf2.xlarge"))
 
 
-def key_of(request: BuildRequest) -> str:
-    return sha256_hex(canonical_json(request.key_inputs()))
+def key_of(request: BuildRequest, shape: Shape | None = None) -> str:
+    """Of the first thing that is made."""
+    return request.program_key(shape or min(request.shapes))
 
 
-def test_a_build_that_is_interrupted_between_two_programs_publishes_nothing_and_can_be_repeated(
+def test_a_build_that_is_interrupted_between_two_programs_publishes_nothing_and_is_taken_up_where_it_was(
     request_: BuildRequest, store: Store
 ) -> None:
     two = replace(request_, shapes=(Shape("forward", 1, 8), Shape("forward", 1, 16)))
     with pytest.raises(KeyboardInterrupt):
         build(two, store, Steps(KeyboardInterrupt(), "emit forward-b1-s16"), nobody, thresholds=ALLOWED)
     assert not store.list()
-    assert Leases(store.backend).current(key_of(two)) is None
+    assert Leases(store.backend).current(key_of(two, two.shapes[1])) is None
     steps = Steps()
     assert not build(two, store, steps, nobody, thresholds=ALLOWED).cached
-    assert [title for title in steps.taken if title.partition(" ")[0] in ("compile", "emit")] == [
-        f"{work} forward-b1-s{length}" for length in (8, 16) for work in ("compile", "emit")
+    assert [title for title in steps.taken if title.partition(" ")[0] in ("compile", "emit", "emulate")] == [
+        f"{work} forward-b1-s16" for work in ("compile", "emit", "emulate")
     ]
 
 
@@ -157,6 +159,15 @@ def test_nobody_waits_for_a_builder_that_died(request_: BuildRequest, store: Sto
     assert Leases(store.backend, seconds=0.5).take(key_of(request_), "dead 1") is not None
     assert not build(request_, store, Steps(), heard.append, thresholds=ALLOWED).cached
     assert len(heard) <= 1
+
+
+def test_a_builder_that_was_killed_on_this_machine_is_not_waited_for_at_all(
+    request_: BuildRequest, store: Store
+) -> None:
+    killed = subprocess.Popen([sys.executable, "-c", "pass"])
+    killed.wait()
+    assert Leases(store.backend).take(key_of(request_), f"{socket.gethostname()}:{killed.pid} 0123") is not None
+    assert not build(request_, store, Steps(), nobody, thresholds=ALLOWED).cached
 
 
 @pytest.mark.parametrize(

@@ -282,7 +282,7 @@ def test_the_schema_refuses_what_the_command_refuses(wrong: dict[str, Any]) -> N
 
 def test_the_schemas_defaults_are_as_the_file_writes_them() -> None:
     properties = json_schema()["$defs"]
-    assert properties["Build"]["properties"]["timeout"]["default"] == "2h"
+    assert properties["Rollout"]["properties"]["bake_max"]["default"] == "1h"
     assert properties["Store"]["properties"]["cache_limit"]["default"] == "20GiB"
 
 

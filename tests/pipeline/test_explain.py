@@ -1,14 +1,41 @@
-"""`nxpipe explain`: the compiler's passes, one at a time."""
+"""`nxpipe explain`: why the store answers a build or not, and the compiler's passes, one at a time."""
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from artifact_store import Store, open_store
+from artifact_store.parts import keep_part
 from emulator.passes import PASSES
+from pipeline.exit_codes import OK, USAGE
+from pipeline.models.weights import parse_weights
+from pipeline.request import BuildRequest
+from tests.pipeline.conftest import LLAMA, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
+from tests.pipeline.predicted import name_of, publish
+from tests.pipeline.test_bench import asked
 
 __all__ = ["nxpipe"]
+
+DESCRIBED = """
+[project]
+name = "search"
+[store]
+url = "file://store"
+[[models]]
+name = "chat"
+path = "models/tiny-llama"
+task = "text-generation"
+target = "inf2.xlarge"
+phases = ["prefill", "decode"]
+buckets = [16, 32]
+weights = "random:0"
+"""
+PROGRAMS = {"decode-b1-s32", "prefill-b1-s16", "prefill-b1-s32"}
 
 
 @pytest.fixture
@@ -43,7 +70,7 @@ def test_each_pass_shows_its_work(nxpipe: InProcess, model: str) -> None:
 
 
 def test_the_program_of_a_rank_shows_its_exchanges(nxpipe: InProcess, model: str) -> None:
-    assert "all_reduce(" in graph_after(nxpipe, model, "--tp", "2")
+    assert "all_reduce(" in graph_after(nxpipe, model, "--tp", "2", "--after", "roll")
     assert "all_reduce(" not in graph_after(nxpipe, model, "--tp", "2", "--after", "autocast")
 
 
@@ -51,3 +78,101 @@ def test_a_pass_that_does_not_exist_is_refused_with_those_that_do(nxpipe: InProc
     answer = nxpipe("explain", "--model-id", model, "--after", "tiling")
     assert answer.code == 2
     assert "there is no pass 'tiling'; there are capture, fold_constants" in answer.err
+
+
+# Why
+
+
+@pytest.fixture
+def request_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildRequest:
+    """What a build of the only model in this folder's nxpipe.toml asks for."""
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "models" / "tiny-llama", dict(LLAMA))
+    (tmp_path / "nxpipe.toml").write_text(DESCRIBED)
+    return asked(tmp_path)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(str(tmp_path / "store"))
+
+
+def explained(nxpipe: InProcess, *words: str) -> dict[str, Any]:
+    answer = nxpipe("explain", *words, "--json")
+    assert answer.code == OK.number, answer.err
+    (found,) = json.loads(answer.out)
+    assert isinstance(found, dict)
+    return found
+
+
+def states(found: Mapping[str, Any]) -> dict[str, str]:
+    return {program["program"]: program["state"] for program in found["programs"]}
+
+
+def test_what_is_published_is_a_hit_with_all_its_programs(
+    nxpipe: InProcess, request_here: BuildRequest, store: Store
+) -> None:
+    built = publish(store, "built", {16: 1.0}, model="tiny-llama", inputs=request_here.key_inputs())
+    found = explained(nxpipe, "chat")
+    assert (found["in_store"], found["request_key"]) == (True, built.request_key)
+    assert states(found) == dict.fromkeys(PROGRAMS, "published")
+    assert f"{name_of(built)} is in" in nxpipe("explain").out
+
+
+def test_each_program_of_a_miss_is_held_against_the_program_most_like_it(
+    nxpipe: InProcess, request_here: BuildRequest, store: Store
+) -> None:
+    other = replace(request_here, autocast="all", shapes=request_here.shapes[:1])
+    near = publish(store, "near", {16: 1.0}, inputs=other.key_inputs())
+    publish(store, "far", {16: 1.0})
+    found = explained(nxpipe, "chat")
+    assert not found["in_store"]
+    assert {each["field"] for each in found["nearest"][0]["differences"]} == {"options.autocast", "shapes"}
+    programs = {each["program"]: each["nearest"] for each in found["programs"]}
+    assert {each["request_key"] for each in programs.values()} == {near.request_key}
+    said = {name: {each["field"] for each in one["differences"]} for name, one in programs.items()}
+    (same,) = [shape.name for shape in other.shapes]
+    # The only prefill had a cache as long as itself.
+    assert said == {
+        name: {"options.autocast", "shapes", "cache"} - ({"shapes"} if name == same else set()) for name in PROGRAMS
+    }
+    page = nxpipe("explain", "chat").out
+    assert f"prefill-b1-s32: {same} of {name_of(near)} differs in" in page
+
+
+def test_programs_hold_no_weights_and_are_the_same_whatever_they_are(
+    nxpipe: InProcess, request_here: BuildRequest, store: Store
+) -> None:
+    """What is told of a program of an artifact is exactly what a build asks of it."""
+    other = replace(request_here, weights=parse_weights("random:1", None))
+    near = publish(store, "other weights", {16: 1.0}, inputs=other.key_inputs())
+    found = explained(nxpipe, "chat")
+    assert [each["field"] for each in found["nearest"][0]["differences"]] == ["weights.seed"]
+    assert {each["program"] for each in found["programs"] if each["nearest"]["differences"] == []} == PROGRAMS
+    assert f"the same as decode-b1-s32 of {name_of(near)}, whose part is no longer kept" in nxpipe("explain").out
+
+
+def test_parts_are_hits_of_their_own(nxpipe: InProcess, request_here: BuildRequest, store: Store) -> None:
+    first, second, third = sorted(request_here.shapes)
+    for shape in (first, second):
+        keep_part(store, request_here.program_key(shape), {}, {})
+    keep_part(store, request_here.evidence_key(first), {}, {})
+    found = explained(nxpipe, "chat")
+    assert states(found) == {first.name: "committed", second.name: "to do", third.name: "to do"}
+    why = {each["program"]: (each["in_store"], each["why"]) for each in found["programs"]}
+    assert why == {
+        first.name: (True, ""),
+        second.name: (False, "compiled, and not yet verified with these weights"),
+        third.name: (False, "not in the store"),
+    }
+    unverified = explained(nxpipe, "chat", "--no-verify")
+    assert states(unverified) == {first.name: "committed", second.name: "committed", third.name: "to do"}
+
+
+def test_one_thing_is_explained_at_a_time(nxpipe: InProcess, request_here: BuildRequest) -> None:
+    for words in (("chat", "--only", "chat"), ("chat", "--model-id", "models/tiny-llama"), ("chat", "--tp", "2")):
+        assert nxpipe("explain", *words).code == USAGE.number
+
+
+def test_the_old_name_is_the_same_command(nxpipe: InProcess, request_here: BuildRequest) -> None:
+    assert nxpipe("store", "explain", "--only", "chat").out == nxpipe("explain", "chat").out

@@ -17,6 +17,7 @@ from artifact_store.digest import sha256_hex
 from emulator.capture import capture, example_inputs
 from emulator.hardware import instance
 from pipeline import doctor
+from pipeline.backends.made import PROGRAM
 from pipeline.backends.neuronx.compile import compile_neff
 from pipeline.backends.neuronx.flags import compiler_environment, compiler_flags
 from pipeline.backends.neuronx.limited import Limits
@@ -26,6 +27,7 @@ from pipeline.errors import BuildRefused, DoesNotFit, MissingSoftware
 from pipeline.exit_codes import exit_code_of
 from pipeline.models.source import resolve
 from pipeline.models.weights import RandomWeights
+from pipeline.neuron_cache.entry import kept_by
 from pipeline.output import Console
 from pipeline.request import BuildRequest, Shape
 from pipeline.verify import Thresholds
@@ -77,6 +79,7 @@ def test_the_command_publishes_a_neff_in_the_layout_of_every_artifact(
     assert failed.code == 11
     assert "status 70 and NCC_IXLV002" in failed.err
     toolchain.play("")
+    toolchain.cache()
     answer = nxpipe(*words)  # what may pass was not remembered
     assert answer.code == 0, answer.err
     (built,) = json.loads(answer.out)
@@ -95,6 +98,9 @@ def test_the_command_publishes_a_neff_in_the_layout_of_every_artifact(
     assert [shape for shape, _ in module["outputs"]] == [list(array.shape) for array in answers.values()]
     expected = [float(np.abs(array).sum()) for array in answers.values()]
     np.testing.assert_allclose([total for _, total in module["outputs"]], expected, rtol=1e-5)
+    (cached,) = kept_by(manifest)  # of what the compiler cached, the lock alone stays behind
+    assert set(cached.files) == {"compile_flags.json", "model.done", "model.hlo_module.pb", "model.neff"}
+    assert (cached.program, cached.files["model.neff"]) == (program.name, program.blob)
     refused = nxpipe("verify", built["request_key"], "--store", f"file://{tmp_path}/store")
     assert refused.code == 11
     assert "which the emulator cannot run" in refused.err
@@ -113,7 +119,7 @@ def test_a_decode_takes_and_gives_its_cache(llama: Path) -> None:
     shape = Shape("decode", 1, 32)
     request = asked(llama, shape)
     graph = capture(request.capture(shape))
-    _, module = inside(compile_neff(request, shape, graph, request.tensors(), ROOM))
+    _, module = inside(compile_neff(request, shape, graph, request.tensors(), ROOM)[PROGRAM])
     cache = ["torch.bfloat16", [1, 2, 32, 8]]
     assert module["inputs"][:2] == [["torch.int64", [1, 1]], ["torch.int64", [1]]]
     assert module["inputs"][2:] == [cache] * 4

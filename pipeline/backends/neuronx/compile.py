@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from artifact_store.canonical import canonical_json
-from pipeline.backends.made import Made, MadeProgram
+from pipeline.backends.made import PROGRAM, Made
+from pipeline.backends.neuronx.cached import cache_entries
 from pipeline.backends.neuronx.faults import CompilerFailed, explain
 from pipeline.backends.neuronx.flags import compiler_environment, compiler_flags
 from pipeline.backends.neuronx.limited import Limits, OutOfMemory, OutOfTime, run_limited
@@ -20,9 +21,10 @@ from pipeline.machine import available_memory
 from pipeline.models.weights import Tensors
 from pipeline.output import human_bytes
 from pipeline.request import Shape
-from pipeline.verify import Arrays, Thresholds
+from pipeline.verify import Arrays
 
 if TYPE_CHECKING:
+    from artifact_store import Store
     from emulator.capture import CaptureRequest
     from emulator.graph import Graph, Value
 
@@ -30,6 +32,7 @@ LONGEST: Final = 2 * 3600.0  # seconds that one program may take
 _READ: Final = 1 << 20  # bytes of the end of a log, where the errors are
 _NOTED: Final = 8000  # characters of the output that travel with an error
 _SAID: Final = "said.txt"
+_CACHE: Final = "cache"
 _HEADER: Final = 1024  # bytes, before the archive that a NEFF is
 
 
@@ -50,17 +53,26 @@ class Job:
         """Where the NEFF is looked for; AWS's cache, which may hold another one, is beside it."""
         return self.folder / "neuronx"
 
+    @property
+    def cache(self) -> Path:
+        """AWS's, unless the user has another one."""
+        return self.folder / _CACHE
 
-def neffs(request: NeuronxRequest, tensors: Tensors, step: Step, _: Thresholds) -> Made:
-    programs, ports = [], {}
-    for shape in sorted(request.shapes):
+
+class Neuronx:
+    def front(self, request: NeuronxRequest, shape: Shape, step: Step) -> "Graph":
         with step(f"capture {shape.name}"):
-            graph = _captured(request, shape)
+            return _captured(request, shape)
+
+    def program(self, request: NeuronxRequest, shape: Shape, front: "Graph", store: "Store", step: Step) -> Made:
         with step(f"compile {shape.name} with neuronx-cc"):
             limits = Limits(LONGEST, available_memory())
-            programs.append(MadeProgram(shape, 1, graph.key, compile_neff(request, shape, graph, tensors, limits)))
-        ports[f"ports/{shape.name}.json"] = _ports(graph)
-    return Made(tuple(programs), ports)
+            made = compile_neff(request, shape, front, request.tensors(), limits)
+        files = {**made, f"ports/{shape.name}.json": _ports(front)}
+        return Made({path: store.put_blob(data) for path, data in files.items()}, {"degree": 1, "graph_key": front.key})
+
+    def evidence(self, request: NeuronxRequest, shape: Shape, *_: object) -> NoReturn:
+        raise BuildRefused(f"{request.source.id} {shape.name}: a NEFF runs on a device only, and cannot be verified")
 
 
 def _captured(request: NeuronxRequest, shape: Shape) -> "Graph":
@@ -70,7 +82,10 @@ def _captured(request: NeuronxRequest, shape: Shape) -> "Graph":
     return capture(request.capture(shape))
 
 
-def compile_neff(request: NeuronxRequest, shape: Shape, graph: "Graph", tensors: Tensors, limits: Limits) -> bytes:
+def compile_neff(
+    request: NeuronxRequest, shape: Shape, graph: "Graph", tensors: Tensors, limits: Limits
+) -> dict[str, bytes]:
+    """The program, and what the compiler has put into its cache for it."""
     from emulator.capture import example_inputs
 
     with TemporaryDirectory(prefix="nxpipe-neuronx-") as name:
@@ -80,10 +95,11 @@ def compile_neff(request: NeuronxRequest, shape: Shape, graph: "Graph", tensors:
             inputs=example_inputs(graph, request.source.config, seed=0),
             outputs=tuple(graph.outputs),
             arguments=shlex.join(compiler_flags(request)),
-            environment=compiler_environment(request, os.environ, Path(name) / "cache"),
+            environment=compiler_environment(request, os.environ, Path(name) / _CACHE),
             folder=Path(name),
         )
-        return _neff(request.source.id, shape.name, job, limits)
+        neff = _neff(request.source.id, shape.name, job, limits)
+        return {PROGRAM: neff, **cache_entries(job.cache, shape.name)}
 
 
 def _neff(model: str, program: str, job: Job, limits: Limits) -> bytes:

@@ -7,7 +7,7 @@ from pathlib import Path
 from pipeline.backends.neuronx.flags import TARGETS, compiler_flags, wrapper_words
 from pipeline.backends.neuronx.toolchain import toolchain
 from pipeline.errors import BuildRefused
-from pipeline.request import BuildRequest, compiler_digest, source_digest
+from pipeline.request import BuildRequest, Shape, compiler_digest, source_digest
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,10 @@ class NeuronxRequest(BuildRequest):
                 f"{', '.join(TARGETS)}; choose an instance of those, or --backend emulator"
             )
         wrapper_words(os.environ)
+
+    def program_question(self, shape: Shape) -> dict[str, object]:
+        """Its weights are inside of a NEFF."""
+        return super().program_question(shape) | {"weights": self.weights.identity()}
 
     def _program_inputs(self) -> dict[str, object]:
         compiler = {

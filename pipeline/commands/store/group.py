@@ -8,12 +8,12 @@ STORE_COMMANDS = {
     "fetch": ("pipeline.commands.store.fetch:fetch", "Bring an artifact into a folder, verified and ready to serve."),
     "keygen": ("pipeline.commands.store.keygen:keygen", "Make a signing key, or write the public half of one."),
     "diff": (
-        "pipeline.commands.store.diff:diff",
-        "Compare two artifacts: key inputs, programs, weights, files, report.",
+        "pipeline.commands.diff:diff",
+        "Compare two artifacts: key inputs, programs, graphs, weights, files, report.",
     ),
     "explain": (
-        "pipeline.commands.store.explain:explain",
-        "Say why a build is not answered by the store: the nearest artifacts, field by field.",
+        "pipeline.commands.explain:explain",
+        "Say why a build is answered by the store or not, field by field.",
     ),
     "export": (
         "pipeline.commands.store.bundle:export",

@@ -1,0 +1,38 @@
+"""What a build was made with, as far as it helps to understand its figures. Nothing says whose machine it was."""
+
+import os
+import platform
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Self
+
+from pipeline import VERSION
+from pipeline.request import LIBRARIES, compiler_digest
+
+
+@dataclass(frozen=True)
+class About:
+    """The machine of the driver, and versions by name; of the compiler it is the digest of its source."""
+
+    cores: int
+    memory: int
+    system: str
+    versions: dict[str, str]
+
+    @classmethod
+    def here(cls) -> Self:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return cls(cores, memory, f"{platform.system()} {platform.machine()}", _versions())
+
+
+def _versions() -> dict[str, str]:
+    own = {"nxpipe": VERSION, "compiler": compiler_digest(), "python": platform.python_version()}
+    return own | {name: found for name in LIBRARIES if (found := _installed(name))}
+
+
+def _installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""  # who hands cells to others need not have it

@@ -1,0 +1,101 @@
+"""An artifact put together from the parts of its programs: the same bytes, whoever made them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from artifact_store import Published, Store
+from artifact_store.canonical import canonical_json
+from artifact_store.documents import Blob
+from artifact_store.errors import Incomplete
+from artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
+from artifact_store.parts import Part, part_of
+from artifact_store.weights import Elements, put_weights
+from pipeline.artifact_files import UTILISATION
+from pipeline.backends.made import PROGRAM
+from pipeline.evidence import Step
+from pipeline.progress import Watch
+from pipeline.request import BuildRequest, Shape
+from pipeline.utilisation import to_bytes as utilisation_file
+
+if TYPE_CHECKING:
+    from pipeline.models.weights import Tensors
+
+
+@dataclass(frozen=True)
+class _Program:
+    shape: Shape
+    part: Part
+    evidence: Part | None
+
+    def executable(self) -> Executable:
+        shape, facts = self.shape, self.part.facts
+        return Executable.model_validate(
+            {
+                "name": shape.name,
+                "phase": shape.phase,
+                "batch": shape.batch,
+                "sequence": shape.sequence,
+                "tensor_parallel": facts["degree"],
+                "graph_key": facts["graph_key"],
+                "blob": self.part.blob(PROGRAM),
+            }
+        )
+
+    def files(self) -> dict[str, Blob]:
+        """All that is kept beside the program."""
+        parts = (self.part, self.evidence) if self.evidence else (self.part,)
+        return {file.path: file.blob for part in parts for file in part.files if file.path != PROGRAM}
+
+
+def publish(request: BuildRequest, tensors: "Tensors", store: Store, step: Step, watch: Watch) -> Published:
+    """Make the artifact visible; every cell of it has been made."""
+    programs = [_parts_of(request, shape, store) for shape in sorted(request.shapes)]
+    with step(f"store {len(tensors)} tensors"):
+        size = sum(tensors.kinds[name].nbytes for name in tensors)
+        with watch(f"store {request.source.id}", size) as sent:
+            weights = put_weights(store.blobs, _elements(tensors), sent)
+    with step("publish"):
+        return store.publish(_manifest(request, programs, weights, store))
+
+
+def _parts_of(request: BuildRequest, shape: Shape, store: Store) -> _Program:
+    part = part_of(store, request.program_key(shape))
+    evidence = part_of(store, request.evidence_key(shape)) if request.verified else None
+    if part is None or (request.verified and evidence is None):
+        raise Incomplete(
+            f"{request.source.id}: what was made for {shape.name} is no longer in {store.url}; "
+            "run the same command again, which makes it anew"
+        )
+    return _Program(shape, part, evidence)
+
+
+def _manifest(request: BuildRequest, programs: list[_Program], weights: tuple[Tensor, ...], store: Store) -> Manifest:
+    source = request.source
+    files: dict[str, Blob] = {}
+    for program in programs:
+        files |= program.files()
+    figures: dict[str, Any] = {each.shape.name: each.part.facts.get("utilisation") for each in programs}
+    if all(figures.values()):
+        files[UTILISATION] = store.put_blob(utilisation_file(figures))
+    if source.config:
+        files["config.json"] = store.put_blob(canonical_json(source.relevant_config()))
+    return Manifest(
+        model=ModelRef(id=source.id, revision=source.revision, task=source.task),
+        target=request.target.compiler_target,
+        backend=request.backend,
+        key_inputs=store.put_blob(canonical_json(request.key_inputs())),
+        executables=tuple(program.executable() for program in programs),
+        weights=weights,
+        files=tuple(File(path=path, blob=files[path]) for path in sorted(files)),
+        report={each.shape.name: each.evidence.facts["report"] for each in programs if each.evidence},
+    )
+
+
+def _elements(tensors: "Tensors") -> Iterator[Elements]:
+    """One after the other, so that no more of them are in memory than are stored at once."""
+    import numpy as np
+
+    for name in tensors:
+        kind, elements = tensors.kinds[name], np.ascontiguousarray(tensors[name])
+        yield Elements(name, str(kind.dtype), kind.shape, elements.reshape(-1).view(np.uint8).data)

@@ -1,0 +1,77 @@
+"""What a worker does: one item, from its document to its end. The store it names is all that it has to do with."""
+
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import TYPE_CHECKING, Final
+
+from pipeline.building.cell import Maker
+from pipeline.building.events import Ended, Event, Said
+from pipeline.building.faults import fault_of
+from pipeline.building.item import Item
+from pipeline.materials import Shelf
+from pipeline.output import human_bytes
+
+if TYPE_CHECKING:
+    from artifact_store import Store
+    from artifact_store.backends.protocol import Sent
+
+_SHELF: Final = Shelf()  # of this process, which mostly makes one cell of a model after the other
+_SAID_EVERY: Final = 2.0  # seconds
+_KIB: Final = 1024
+
+
+def carry_out(item: Item, tell: Callable[[Event], None]) -> Ended:
+    """Whatever goes wrong is in what it returns; only an interruption is raised."""
+    began, fault, made = time.monotonic(), None, False
+    try:
+        made = _made(item, tell)
+    except Exception as error:
+        fault = fault_of(error)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
+    return Ended(item.key, time.monotonic() - began, cached=not made, memory=memory, fault=fault)
+
+
+def _made(item: Item, tell: Callable[[Event], None]) -> bool:
+    def say(text: str) -> None:
+        tell(Said(item.key, text.strip()))
+
+    @contextmanager
+    def step(title: str) -> Iterator[None]:
+        say(title)
+        yield
+
+    request = item.asked.request()
+    request.check()
+    store = _store(item.store, item.kms_key)
+    maker = Maker(store, step, say, item.thresholds, force=item.force, shelf=_SHELF)
+    if item.shape is not None:
+        return maker.make(request, item.shape)
+    if not item.force and store.find(item.key) is not None:
+        return False
+    maker.publish(request, partial(_watched, say))
+    return True
+
+
+@cache
+def _store(url: str, kms_key: str | None) -> "Store":
+    from artifact_store.url import open_store
+
+    return open_store(url, kms_key=kms_key)
+
+
+@contextmanager
+def _watched(say: Callable[[str], None], title: str, total: int) -> Iterator["Sent"]:
+    """Bytes on their way, told from time to time."""
+    done, spoke = 0, time.monotonic()
+
+    def sent(size: int) -> None:
+        nonlocal done, spoke
+        done += size
+        if time.monotonic() - spoke >= _SAID_EVERY:
+            spoke = time.monotonic()
+            say(f"{title}: {100 * min(done, total) // max(total, 1)} % of {human_bytes(total)}")
+
+    yield sent

@@ -1,0 +1,85 @@
+"""One program of a request made, or found made: as parts in the store, each committed by itself."""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+from artifact_store import Published, Store
+from artifact_store.parts import Part, keep_part, part_of
+from pipeline.backends.made import Made, backend_of
+from pipeline.building.assemble import publish
+from pipeline.evidence import Step
+from pipeline.failed import refuse_what_failed_before, remembering
+from pipeline.materials import Shelf
+from pipeline.progress import Watch
+from pipeline.request import BuildRequest, Shape
+from pipeline.turn import turn
+from pipeline.verify import Thresholds
+
+
+class Maker:
+    """Makes cells one after the other; what it has loaded for one may serve the next. With `force` it makes what is
+    there as well, whose bytes must come out equal, and waits for nobody."""
+
+    def __init__(
+        self,
+        store: Store,
+        step: Step,
+        say: Callable[[str], None],
+        thresholds: Thresholds,
+        *,
+        force: bool = False,
+        shelf: Shelf | None = None,
+    ) -> None:
+        self._store = store
+        self._step = step
+        self._say = say
+        self._thresholds = thresholds
+        self._force = force
+        self._shelf = shelf or Shelf()
+
+    def make(self, request: BuildRequest, shape: Shape) -> bool:
+        """False: all of it was there."""
+        backend = backend_of(request)
+        front: Callable[[], Any] = cache(partial(backend.front, request, shape, self._step))
+
+        def program() -> Made:
+            return backend.program(request, shape, front(), self._store, self._step)
+
+        def evidence() -> Made:
+            materials = self._shelf.of(request, self._step)
+            return backend.evidence(request, shape, front(), materials, self._store, self._step, self._thresholds)
+
+        key = request.program_key(shape)
+        made = self._part(key, program)
+        if request.verified:
+            made = self._part(request.evidence_key(shape, key), evidence) or made
+        return made
+
+    def publish(self, request: BuildRequest, watch: Watch) -> Published:
+        """The artifact, all of whose cells are there."""
+        tensors = self._shelf.of(request, self._step).tensors
+        return publish(request, tensors, self._store, self._step, watch)
+
+    def _part(self, key: str, make: Callable[[], Made]) -> bool:
+        if self._force:
+            self._keep(key, make)
+            return True
+        if self._is_known(key):
+            return False
+        with turn(self._store, key, self._say):
+            if self._is_known(key):
+                return False
+            self._keep(key, make)
+            return True
+
+    def _is_known(self, key: str) -> bool:
+        if part_of(self._store, key) is not None:
+            return True
+        refuse_what_failed_before(self._store, key, self._thresholds)
+        return False
+
+    def _keep(self, key: str, make: Callable[[], Made]) -> Part:
+        with remembering(self._store, key, self._thresholds):
+            made = make()
+        return keep_part(self._store, key, made.files, dict(made.facts))

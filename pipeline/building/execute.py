@@ -1,0 +1,57 @@
+"""From a plan to its results: who carries it out, who watches, what is left to read."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from artifact_store import Store
+from pipeline.building.agenda import Agenda
+from pipeline.building.drive import Policy, drive
+from pipeline.building.events import Event
+from pipeline.building.planned import Plan
+from pipeline.building.results import Results
+from pipeline.building.timings import Timings, name_of
+from pipeline.executors.protocol import Executor, Limits
+
+
+@dataclass(frozen=True)
+class Means:
+    """Who carries items out, and within which limits. `project` and `region` say where the build farm is."""
+
+    executor: str
+    limits: Limits
+    jobs: int | None
+    address: str | None
+    project: str
+    region: str | None
+
+
+def execute(
+    plan: Plan, store: Store, agenda: Agenda, means: Means, policy: Policy, watch: Callable[[Event], None]
+) -> Results:
+    return drive(plan, agenda, _executor(plan, store, means, watch), policy, watch)
+
+
+def note_timings(results: Results, timings: Timings) -> None:
+    """What was made, for the estimates of the next plan."""
+    built = [one for one in results.cells() if one.fate == "built" and one.seconds]
+    timings.note({name_of(one.artifact.asked.request(), one.cell.shape): (one.cell.work, one.seconds) for one in built})
+
+
+def _executor(plan: Plan, store: Store, means: Means, watch: Callable[[Event], None]) -> Executor:
+    if means.executor == "ray":
+        from pipeline.executors.ray import RayExecutor
+
+        return RayExecutor(means.address, means.limits, means.jobs)
+    if means.executor == "batch":
+        from pipeline.executors.batch import BatchExecutor
+        from pipeline.executors.batch_farm import find_farm
+
+        return BatchExecutor(store, find_farm(means.project, means.region), means.limits)
+    to_do = sum(cell.state == "to do" for _, cell in plan.cells())
+    if to_do <= 1 and means.limits == Limits():
+        from pipeline.executors.inline import InlineExecutor
+
+        return InlineExecutor(watch)
+    from pipeline.executors.local import LocalExecutor, processors
+
+    return LocalExecutor(means.jobs or max(min(processors(), to_do), 1), means.limits)

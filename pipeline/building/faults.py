@@ -1,0 +1,43 @@
+"""From an error to what the driver of a build makes of it: docs/building.md, section 4."""
+
+import traceback
+from typing import Final
+
+from artifact_store.errors import BadUrl, Changed, Denied, Incomplete, StoreUnavailable, UnsafeBackend
+from pipeline.building.events import Fault, Sort
+from pipeline.crash import report_crash
+from pipeline.errors import AwsError, MissingSoftware, NotEnoughMemory
+from pipeline.exit_codes import INTERNAL, exit_code_of
+from pipeline.failed import is_of_the_machine
+
+# No other cell would fare better.
+_HERE: Final = (MissingSoftware, AwsError, BadUrl, Denied, UnsafeBackend)
+_MAY_PASS: Final = (OSError, MemoryError, StoreUnavailable, Changed, Incomplete, NotEnoughMemory)
+
+
+def fault_of(error: Exception) -> Fault:
+    row = exit_code_of(error)
+    return Fault(
+        sort=sort_of(error),
+        kind=type(error).__qualname__,
+        message=_sentence(error) if row else report_crash(error, verbose=False),
+        code=(row or INTERNAL).number,
+        log="".join(traceback.format_exception(error)),
+    )
+
+
+def sort_of(error: Exception) -> Sort:
+    """Only what is known to pass is tried again: an error that nobody foresaw would come again."""
+    if isinstance(error, _HERE):
+        return "here"
+    passes = isinstance(error, _MAY_PASS) or is_of_the_machine(error)
+    return "environmental" if passes else "deterministic"
+
+
+def _sentence(error: Exception) -> str:
+    """In one line: it stands in tables and in logs of others."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
+    if isinstance(error, MemoryError):
+        return f"out of memory: {error or 'this work is too large for this machine'}."
+    return " ".join(str(error).split())

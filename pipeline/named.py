@@ -1,0 +1,117 @@
+"""What a word on the command line names: an artifact of the store, or a channel with all that it serves."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from artifact_store.errors import NotFound
+from artifact_store.names import SHOWN
+
+if TYPE_CHECKING:
+    from artifact_store import Store
+    from artifact_store.channel.generation import Served
+    from artifact_store.manifest import Manifest
+
+_KEY: Final = re.compile("[0-9a-f]{6,64}")
+
+
+def name_of(manifest: "Manifest") -> str:
+    return f"{manifest.model.id}@{manifest.request_key[:SHOWN]}"
+
+
+def is_artifact(word: str) -> bool:
+    """Whether it can be nothing else."""
+    return "@" in word or _KEY.fullmatch(word) is not None
+
+
+def artifact(word: str, store: "Store") -> "Manifest":
+    """By a name, as `nxpipe store show` takes it, or by the digest of a manifest, which no record need name."""
+    try:
+        return store.resolve(word).manifest
+    except NotFound:
+        found = _by_digest(word, store)
+        if found is None:
+            raise
+        return found
+
+
+@dataclass(frozen=True)
+class Named:
+    """One artifact; or those of a channel, of each model and target one."""
+
+    word: str
+    is_channel: bool
+    artifacts: "tuple[Manifest, ...]"
+
+    def beside(self, other: "Manifest") -> "Manifest | None":
+        """The one to compare another artifact with."""
+        if not self.is_channel:
+            return self.artifacts[0]
+        return next((one for one in self.artifacts if _slot(one) == _slot(other)), None)
+
+
+def named(word: str, store: "Store", config_path: Path) -> Named:
+    """A word that can name no artifact is a channel, be it that nothing was promoted to it yet."""
+    from artifact_store.channel.log import channels
+
+    if word in channels(store.backend):
+        return Named(word, True, _served(word, store, config_path))
+    if is_artifact(word):
+        return Named(word, False, (artifact(word, store),))
+    return Named(word, True, ())
+
+
+def pair(words: Sequence[str], store: "Store", config_path: Path) -> "tuple[Manifest, Manifest]":
+    """Two artifacts; of a channel the one of the same model and target as the other word's."""
+    before, after = (_either(word, store, config_path) for word in words)
+    found = [
+        (old, new)
+        for old in before.artifacts
+        for new in after.artifacts
+        if not (before.is_channel or after.is_channel) or _slot(old) == _slot(new)
+    ]
+    if len(found) == 1:
+        return found[0]
+    both = ", ".join(f"{new.model.id} for {new.target}" for _, new in found) or "nothing of one model and target"
+    raise NotFound(f"{before.word} and {after.word} have in common: {both}; name an artifact, as MODEL@KEY")
+
+
+def _either(word: str, store: "Store", config_path: Path) -> Named:
+    found = named(word, store, config_path)
+    return found if found.artifacts else Named(word, False, (artifact(word, store),))
+
+
+def _served(channel: str, store: "Store", config_path: Path) -> "tuple[Manifest, ...]":
+    """What is served now, by a generation that may be believed."""
+    from pipeline.channel_view import ChannelView
+
+    (entry,) = ChannelView.of(store, config_path).history(channel, 1)
+    entry.require_belief()
+    return tuple(_promoted(served, channel, store) for served in entry.generation.artifacts)
+
+
+def _promoted(served: "Served", channel: str, store: "Store") -> "Manifest":
+    found = _by_digest(served.manifest.sha256, store)
+    if found is None:
+        raise NotFound(f"channel {channel} serves {served.name}, whose manifest is not in {store.url}; build it again")
+    return found
+
+
+def _slot(manifest: "Manifest") -> tuple[str, str]:
+    return manifest.model.id, manifest.target
+
+
+def _by_digest(digest: str, store: "Store") -> "Manifest | None":
+    from artifact_store.documents import Blob
+    from artifact_store.layout import digest_path, is_key
+    from artifact_store.manifest import MAX_MANIFEST_BYTES, Manifest
+    from artifact_store.verified import read_at_most
+
+    stat = store.backend.stat(digest_path(digest)) if is_key(digest) else None
+    if stat is None:
+        return None
+    return Manifest.from_bytes(
+        read_at_most(MAX_MANIFEST_BYTES, store.blobs.chunks(Blob(sha256=digest, size=stat.size)))
+    )

@@ -1,0 +1,236 @@
+"""The report of a build: as data it is exact and names nobody, as a page it shows that data and does nothing else."""
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from artifact_store.canonical import canonical_json
+from pipeline.build_report.about import About
+from pipeline.build_report.document import document
+from pipeline.build_report.html import page
+from pipeline.build_report.recorder import Recorder
+from pipeline.building.events import Begun, Ended, Event, Fault, Said
+from pipeline.building.results import Results
+from tests.build_report.world import (
+    BEGAN,
+    NO_SPACE,
+    TOO_LARGE,
+    Clock,
+    artifact,
+    cell,
+    course,
+    ends,
+    matrix,
+    plan,
+    results,
+    shape,
+)
+
+ABOUT = About(2, 8_000_000_000, "Linux x86_64", {"nxpipe": "0.1.0"})
+HOME = Path("/home/somebody")
+
+
+def recorded(events: list[Event], seconds: float = 1.0) -> Recorder:
+    """Each event comes that much later than the one before."""
+    clock = Clock()
+    recorder = Recorder(clock)
+    for event in events:
+        clock.time += seconds
+        recorder.handle(event)
+    return recorder
+
+
+def report(of: Results, recorder: Recorder | None = None, predicted: Any = None) -> dict[str, Any]:
+    return document(of, recorder or Recorder(Clock()), predicted, ABOUT, HOME)
+
+
+class Page(HTMLParser):
+    """Every element with its attributes, and every text with the element that it stands in."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self._inside: list[str] = []
+        self.feed(data.decode())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._inside.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._inside.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append((self._inside[-1] if self._inside else "", data))
+
+    def said(self) -> str:
+        return "".join(data for tag, data in self.texts if tag not in ("style", "script"))
+
+
+# As data
+
+
+def test_a_report_says_what_became_of_each_cell_and_what_it_took() -> None:
+    one, two = cell("m", shape(64), why="weights: a before b", seconds=3.0), cell("m", shape(128), "committed")
+    of = plan(artifact("m", one, two))
+    fault = Ended(one.key, 2.5, memory=5, fault=NO_SPACE)
+    events: list[Event] = [Begun(one.key, "host-17"), Said(one.key, "compile"), fault, Begun(one.key, "host-4")]
+    found = report(results(of, [fault], attempts={one.key: 2}, interrupted=True), recorded(events))
+    assert {key: found[key] for key in ("format", "verdict", "exit_code", "began_at", "seconds", "counts")} == {
+        "format": "nxpipe.build-report/1",
+        "verdict": "interrupted",
+        "exit_code": 130,
+        "began_at": BEGAN,
+        "seconds": 83.5,
+        "counts": {"failed": 1, "waiting": 1},
+    }
+    (only,) = found["artifacts"]
+    assert (only["title"], only["published"], only["asked"]["order"]["model_id"]) == ("m", False, "m")
+    first = only["cells"][0]
+    assert first["before"] == {"state": "to do", "why": "weights: a before b", "estimated_seconds": 3.0}
+    assert (first["became"], first["attempts"], first["seconds"], first["memory_bytes"]) == ("failed", 2, 2.5, 5)
+    assert first["missing"] == {
+        "reason": "system", "message": NO_SPACE.message, "sort": "environmental", "kind": "OSError",
+    }  # fmt: skip
+    assert [(each["worker"], each["began"], each["over"], each["outcome"]) for each in found["attempts"]] == [
+        (1, 1.0, 3.0, "failed"),
+        (2, 4.0, None, "cut short"),
+    ]
+    assert found["attempts"][0]["steps"] == [[2.0, "compile"]]
+    assert json.loads(canonical_json(found)) == json.loads(json.dumps(found))
+
+
+def test_a_report_names_neither_the_user_nor_a_machine() -> None:
+    one = cell("m", shape())
+    fault = Fault("deterministic", "BuildRefused", "look at /home/somebody/x.py, not at /home/somebody-else", 11)
+    of = results(plan(artifact("/home/somebody/models/m", one)), [Ended(one.key, 1.0, fault=fault)])
+    found = report(of, recorded([Begun(one.key, "ip-10-0-0-17.ec2.internal")]))
+    text = canonical_json(found).decode()
+    assert "ec2.internal" not in text
+    assert re.findall(r"/home/[\w-]*", text) == ["/home/somebody-else"] * text.count("/home/somebody-else")
+    assert found["artifacts"][0]["title"] == "~/models/m"
+    assert found["artifacts"][0]["asked"]["order"]["model_id"] == "~/models/m"
+
+
+def test_what_a_program_is_predicted_to_take_stands_beside_what_its_build_took() -> None:
+    figures = {"in_short": "1.50 ms predicted", "time": {"bound_by": "tensor", "latency_ns": 1.5e6, "busy_ns": {}}}
+    of = matrix(1, [1], [64, 128])
+    predicted = {
+        of.artifacts[0].key: {
+            "forward-b1-s64": figures,
+            "forward-b1-s128": {"in_short": ["not", "as", "we", "write", "it"]},
+        }
+    }
+    found = report(results(of, ends(course(of))), predicted=predicted)
+    first, second = found["artifacts"][0]["cells"]
+    assert first["predicted"] == {"in_short": "1.50 ms predicted", "latency_ns": 1.5e6, "bound_by": "tensor"}
+    assert second["predicted"] is None
+    assert "1.50 msbound by tensor" in Page(page(found)).said()
+
+
+def test_what_this_machine_is_said_to_be_holds() -> None:
+    here = About.here()
+    assert here.cores >= 1
+    assert here.memory > 1_000_000
+    assert {"nxpipe", "compiler", "python"} <= here.versions.keys()
+
+
+def test_a_talkative_attempt_keeps_its_first_steps_only() -> None:
+    one = cell("m", shape())
+    events: list[Event] = [Begun(one.key, "w"), *(Said(one.key, f"line {number}") for number in range(1000))]
+    (attempt,) = recorded(events).attempts
+    assert [text for _, text in attempt.steps] == [f"line {number}" for number in range(50)]
+
+
+# As a page
+
+
+def hostile_report(text: str) -> dict[str, Any]:
+    one = cell("m", shape(), why=text)
+    fault = Fault("deterministic", "BuildRefused", text, 11)
+    of = results(plan(artifact(text, one)), [Ended(one.key, 1.0, fault=fault)])
+    return report(of, recorded([Begun(one.key, text), Said(one.key, text), Ended(one.key, 1.0, fault=fault)]))
+
+
+HOSTILE = (
+    "</style></script><script>alert(1)</script>",
+    "\" onload='x' <img src=http://evil.example>",
+    "<!--",
+    "&amp;lt;",
+)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_strangers_words_are_text_on_the_page(text: str) -> None:
+    _shows(text)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1))
+def test_any_words_are_text_on_the_page(text: str) -> None:
+    _shows(text)
+
+
+def _shows(text: str) -> None:
+    harmless, shown = Page(page(hostile_report("harmless"))), Page(page(hostile_report(text)))
+    assert [tag for tag, _ in shown.elements] == [tag for tag, _ in harmless.elements]
+    assert [set(said) for _, said in shown.elements] == [set(said) for _, said in harmless.elements]
+    assert ("td", text) in shown.texts or text in shown.said()
+
+
+def test_a_page_asks_nobody_for_anything_and_runs_nothing_but_its_own_script() -> None:
+    of = matrix(2, [1, 4], [64, 128])
+    data = page(report(results(of, ends(course(of))), recorded(course(of))))
+    shown = Page(data)
+    for tag, said in shown.elements:
+        assert not {"src", "href", "style"} & set(said), (tag, said)
+        assert not any(name.startswith("on") for name in said)
+    policy = next(said["content"] for _, said in shown.elements if said.get("http-equiv") == "Content-Security-Policy")
+    (script,), (style,) = ([data for tag, data in shown.texts if tag == name] for name in ("script", "style"))
+    digests = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in (style, script)]
+    assert policy == f"default-src 'none'; style-src 'sha256-{digests[0]}'; script-src 'sha256-{digests[1]}'"
+    assert b"@import" not in data
+    assert b"url(" not in data
+
+
+def test_failures_come_before_everything_else() -> None:
+    of = matrix(2, [1], [64, 128])
+    failing = of.artifacts[1].cells[1].key
+    said = Page(page(report(results(of, ends(course(of, faults={failing: TOO_LARGE})))))).said()
+    assert said.index(TOO_LARGE.message) < said.index("Artifacts")
+    programs = said[said.index("Programs") :]
+    assert programs.index("failed") < programs.index("waiting") < programs.index("built")
+
+
+def test_the_timeline_has_a_row_for_each_worker_and_a_bar_for_each_attempt() -> None:
+    of = matrix(1, [1], [64, 128, 256])
+    one, two, three = (each.key for _, each in of.cells())
+    events: list[Event] = [Begun(one, "a"), Begun(two, "b"), Ended(one, 2.0), Begun(three, "a"), Ended(two, 3.0)]
+    shown = Page(page(report(results(of), recorded(events, 10.0))))
+    bars = [said for tag, said in shown.elements if tag == "svg" and (said.get("class") or "").startswith("bar ")]
+    whole = 83.5
+    expected = [("built", 10, 0, 20), ("built", 20, 24, 30), ("cut-short", 40, 0, whole - 40)]
+    assert [(bar["class"], bar["x"], bar["y"], bar["width"]) for bar in bars] == [
+        (f"bar {became}", f"{100 * x / whole:.3f}%", str(y), f"{100 * width / whole:.3f}%")
+        for became, x, y, width in expected
+    ]
+    assert "worker 2" in shown.said()
+
+
+def test_a_build_of_thousands_of_cells_is_a_page_that_a_browser_opens() -> None:
+    of = matrix(10, range(1, 21), range(64, 64 * 17, 64))
+    events = course(of)
+    data = page(report(results(of, ends(events)), recorded(events, 0.1)))
+    assert len(data) < 3_000_000
+    assert "attempts not drawn" in Page(data).said()

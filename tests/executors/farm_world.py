@@ -1,0 +1,142 @@
+"""A build farm on the local AWS: a queue and a definition like those of the stack, and items for it."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import boto3
+from moto.batch.models import Job, batch_backends
+
+from artifact_store.digest import sha256_hex
+from pipeline.building.asked import Asked
+from pipeline.building.events import Ended, Event
+from pipeline.building.item import Item
+from pipeline.executors.batch import BatchExecutor
+from pipeline.order import Order
+from pipeline.request import Shape
+from pipeline.verify import Thresholds
+from tests.cloud.mends.batch_jobs import IMAGES
+from tests.conftest import ROOT
+
+REGION: Final = "us-east-2"
+ACCOUNT: Final = "123456789012"
+STORE: Final = "s3://artifacts/models"
+MIB: Final = 1024**2
+_LONGEST: Final = 60.0  # seconds until a test gives up
+_RETRIES: Final = {
+    "attempts": 3,
+    "evaluateOnExit": [{"action": "RETRY", "onStatusReason": "Host EC2*"}, {"action": "EXIT", "onReason": "*"}],
+}
+
+
+def deploy_farm(project: str = "demo", store: str = f"{STORE}/", memory: int = 512) -> None:
+    """As `stacks/farm.py` describes it, by the calls of CloudFormation."""
+    ec2, batch = boto3.client("ec2"), boto3.client("batch")
+    subnet = ec2.describe_subnets()["Subnets"][0]
+    group = ec2.create_security_group(GroupName=f"{project}-farm", Description="builders", VpcId=subnet["VpcId"])
+    iam = boto3.client("iam")
+    iam.create_instance_profile(InstanceProfileName=f"{project}-farm")
+    profile = iam.get_instance_profile(InstanceProfileName=f"{project}-farm")["InstanceProfile"]["Arn"]
+    machines = batch.create_compute_environment(
+        computeEnvironmentName=f"{project}-farm",
+        type="MANAGED",
+        computeResources={
+            "type": "SPOT",
+            "minvCpus": 0,
+            "maxvCpus": 64,
+            "instanceTypes": ["m7i.large"],
+            "instanceRole": profile,
+            "subnets": [subnet["SubnetId"]],
+            "securityGroupIds": [group["GroupId"]],
+        },
+    )["computeEnvironmentArn"]
+    order: Any = [{"order": 1, "computeEnvironment": machines}]
+    batch.create_job_queue(jobQueueName=f"{project}-builds", priority=1, state="ENABLED", computeEnvironmentOrder=order)
+    define_job(project, store, memory)
+
+
+def define_job(project: str = "demo", store: str = f"{STORE}/", memory: int = 512) -> str:
+    """Another revision, if there is one."""
+    retries: Any = _RETRIES
+    told = boto3.client("batch").register_job_definition(
+        jobDefinitionName=f"{project}-build",
+        type="container",
+        containerProperties={
+            "image": "nxpipe",
+            "command": ["nxpipe", "build"],
+            "environment": [{"name": "NXPIPE_STORE_URL", "value": store}, {"name": "PYTHONPATH", "value": str(ROOT)}],
+            "resourceRequirements": [{"type": "VCPU", "value": "2"}, {"type": "MEMORY", "value": str(memory)}],
+        },
+        retryStrategy=retries,
+    )
+    arn: str = told["jobDefinitionArn"]
+    return arn
+
+
+@contextmanager
+def the_image() -> Iterator[None]:
+    IMAGES["nxpipe"] = [sys.executable, "-m", "tests.executors.farm_image"]
+    try:
+        yield
+    finally:
+        del IMAGES["nxpipe"]
+
+
+def asked(model: str = "bert-base-uncased", weights: str | None = "random:0") -> Asked:
+    order = Order(model, None, None, "inf2.xlarge", 1, None, (1,), (128,), "matmult", "bf16", weights)
+    return Asked(order)
+
+
+def item(title: str, memory: int = 0, what: Asked | None = None) -> Item:
+    """Each title is a question of its own."""
+    own, shape = asked(weights=f"random:{int(sha256_hex(title.encode())[:12], 16)}"), Shape("forward", 1, 128)
+    return Item(
+        key=own.request().evidence_key(shape),
+        title=title,
+        asked=what or own,
+        shape=shape,
+        store="file:///elsewhere",
+        kms_key=None,
+        thresholds=Thresholds(0.999, 0.05),
+        force=False,
+        work=1.0,
+        memory=memory,
+    )
+
+
+def followed(
+    executor: BatchExecutor, count: int, react: Callable[[Event], None] = lambda event: None
+) -> tuple[list[Event], dict[str, Ended]]:
+    """All events until so many items have ended, and the ends by key: exactly one each."""
+    seen: list[Event] = []
+    ends: dict[str, Ended] = {}
+    deadline = time.monotonic() + _LONGEST
+    while len(ends) < count:
+        assert time.monotonic() < deadline, seen
+        for event in executor.events(5.0):
+            seen.append(event)
+            react(event)
+            if isinstance(event, Ended):
+                assert event.key not in ends, event
+                ends[event.key] = event
+    return seen, ends
+
+
+def until(so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + _LONGEST
+    while not so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def jobs() -> dict[str, Job]:
+    found: dict[str, Job] = batch_backends[ACCOUNT][REGION]._jobs
+    return found
+
+
+def parents() -> list[dict[str, Any]]:
+    """The jobs that were submitted, as Batch describes them."""
+    ids = [id_ for id_ in jobs() if ":" not in id_]
+    return [dict(one) for one in boto3.client("batch").describe_jobs(jobs=ids)["jobs"]] if ids else []

@@ -1,0 +1,40 @@
+"""What a test of an executor waits for: its events, files, the end of a process."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pipeline.building.events import Ended, Event
+from pipeline.executors.protocol import Executor
+
+_PATIENCE = 60  # seconds; what takes longer has failed
+
+
+def until(executor: Executor, done: Callable[[list[Event]], bool]) -> list[Event]:
+    happened: list[Event] = []
+    deadline = time.monotonic() + _PATIENCE
+    while not done(happened):
+        assert time.monotonic() < deadline, happened
+        happened += executor.events(1)
+    return happened
+
+
+def ends(events: Sequence[Event]) -> list[Ended]:
+    return [event for event in events if isinstance(event, Ended)]
+
+
+def until_ended(executor: Executor, count: int = 1) -> list[Event]:
+    return until(executor, lambda events: len(ends(events)) >= count)
+
+
+def is_there(pid: int) -> bool:
+    """A process that has ended and that nobody asked about is not."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

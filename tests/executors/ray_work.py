@@ -1,0 +1,49 @@
+"""Stands for the work of an item where a test is about who carries it out. The item's title says what it does."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline.building.asked import Asked
+from pipeline.building.events import Ended, Event, Fault, Said
+from pipeline.building.item import Item
+from pipeline.order import Order
+from pipeline.verify import Thresholds
+
+FAULT = Fault("deterministic", "BuildRefused", "it cannot be lowered", 11, "Traceback:\n  a line\n")
+_ORDER = Order("m", None, None, "inf2.xlarge", None, None, (1,), None, "none", "bf16", None)
+_FOREVER = 600
+
+
+def item(key: str, what: str, memory: int = 2**20) -> Item:
+    return Item(key, what, Asked(_ORDER), None, "file:///nowhere", Thresholds(0.9, 0.1), False, 1.0, memory)
+
+
+def work(item: Item, tell: Callable[[Event], None]) -> Ended:
+    tell(Said(item.key, f"{os.environ['OMP_NUM_THREADS']} thread"))
+    what, _, argument = item.title.partition(" ")
+    if what == "fail":
+        return Ended(item.key, 1.5, memory=7, fault=FAULT)
+    if what == "break":
+        raise ZeroDivisionError("around the work")
+    if what == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "grow":
+        held = b"x" * int(argument)
+        time.sleep(_FOREVER + len(held))
+    if what == "hang":
+        _tell_pids(argument)
+        time.sleep(_FOREVER)
+    for line in range(3):
+        tell(Said(item.key, f"line {line}"))
+    return Ended(item.key, 0.5, memory=7)
+
+
+def _tell_pids(path: str) -> None:
+    """Of this process, and of one that it has started, as a compiler is."""
+    if path:
+        child = subprocess.Popen(["sleep", str(_FOREVER)])
+        Path(path).write_text(f"{os.getpid()} {child.pid}\n")

@@ -1,0 +1,301 @@
+"""Items on a build farm: jobs run as processes on the local AWS, by the real `nxpipe worker`."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError
+from moto.batch.models import batch_backends
+
+from artifact_store.parts import part_keys
+from artifact_store.runs import keep_outcome
+from artifact_store.store import Store
+from artifact_store.url import open_store
+from pipeline.building.events import Begun, Ended, Event, Said, to_document
+from pipeline.errors import AwsError
+from pipeline.executors.batch import LARGEST_ARRAY, BatchExecutor, Pace
+from pipeline.executors.batch_farm import PROJECT_TAG, find_farm
+from pipeline.executors.protocol import Limits
+from pipeline.exit_codes import COMPILE
+from tests.cloud.mends.batch_jobs import FLOOR, lose_machine
+from tests.cloud.server import local_aws
+from tests.executors.farm_world import MIB, STORE, deploy_farm, followed, item, jobs, parents, the_image, until
+
+QUICK = Pace(poll=0.05, waiting=0.2)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[dict[str, str]]:
+    with local_aws() as environment, the_image():
+        yield environment
+
+
+@pytest.fixture
+def store(server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Store:
+    """In an account that has a farm and nothing else."""
+    from moto.moto_api._internal.models import moto_api_backend
+
+    moto_api_backend.reset()
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+    place: Any = {"LocationConstraint": server["AWS_REGION"]}
+    boto3.client("s3").create_bucket(Bucket="artifacts", CreateBucketConfiguration=place)
+    deploy_farm()
+    return open_store(STORE)
+
+
+def executor(store: Store, limits: Limits = Limits(), pace: Pace = QUICK) -> BatchExecutor:  # noqa: B008
+    return BatchExecutor(store, find_farm("demo", None), limits, pace)
+
+
+def process_of(job: str) -> Any:
+    return vars(jobs()[job])["own"]["process"]
+
+
+def when_begun(key: str, act: Callable[[str], None], store: Store) -> Callable[[Event], None]:
+    """Once the worker of an item has committed its part."""
+
+    def react(event: Event) -> None:
+        if isinstance(event, Begun) and event.key == key:
+            until(lambda: key in part_keys(store))
+            act(event.worker)
+
+    return react
+
+
+def test_every_item_of_an_array_ends_once_by_the_outcome_that_its_worker_left(store: Store) -> None:
+    items = [item("make a"), item("refuse b"), item("make c")]
+    runs = executor(store)
+    for one in items:
+        assert runs.takes(one)
+        runs.start(one)
+    assert not jobs()  # nothing is submitted before events are asked for
+    seen, ends = followed(runs, 3)
+    a, b, c = (ends[one.key] for one in items)
+    assert (a, c.fault) == (Ended(items[0].key, 0.5, memory=1), None)
+    assert b.fault is not None
+    assert (b.fault.sort, b.fault.kind, b.fault.code) == ("deterministic", "Unlowered", COMPILE.number)
+    assert b.fault.log.endswith("x" * 1000)
+    assert part_keys(store) == {items[0].key, items[2].key}
+    (parent,) = parents()
+    assert parent["arrayProperties"]["size"] == 3
+    until(lambda: parents()[0]["status"] == "FAILED")
+    failed = jobs()[f"{parent['jobId']}:1"]
+    assert failed.exit_code == COMPILE.number
+    assert vars(failed)["own"]["attempts"] == 1  # a failure of its own is not for Batch to repeat
+    begun = [event.worker for event in seen if isinstance(event, Begun)]
+    assert sorted(begun) == [f"{parent['jobId']}:{place}" for place in range(3)]
+    logs = boto3.client("logs")
+    stream = jobs()[f"{parent['jobId']}:0"].log_stream_name
+    told = logs.get_log_events(logGroupName="/aws/batch/job", logStreamName=str(stream))["events"]
+    assert any(line["message"] == "step of make a" for line in told)
+    assert not runs.events(0.0)
+
+
+def test_an_image_of_another_version_ends_the_build_before_it_answers_another_question(store: Store) -> None:
+    runs, one = executor(store), item("make a")
+    runs.start(replace(one, key=item("make b").key))
+    _, ends = followed(runs, 1)
+    ((_, end),) = ends.items()
+    assert end.fault is not None
+    assert (end.fault.sort, end.fault.kind) == ("here", "MissingSoftware")
+    assert not part_keys(store)
+
+
+def test_one_item_is_a_plain_job_and_tagged_for_whoever_may_end_it(store: Store) -> None:
+    runs = executor(store, Limits(seconds=10))
+    runs.start(item("make alone"))
+    _, ends = followed(runs, 1)
+    assert [end.fault for end in ends.values()] == [None]
+    (parent,) = parents()
+    assert "arrayProperties" not in parent
+    assert parent["tags"] == {PROJECT_TAG: "demo"}
+    assert parent["timeout"] == {"attemptDurationSeconds": 60}  # Batch knows no less
+
+
+def test_batch_repeats_a_child_whose_machine_was_taken_away(store: Store) -> None:
+    one = item("hang on")
+    runs = executor(store)
+    runs.start(one)
+    seen, ends = followed(runs, 1, when_begun(one.key, lambda job: lose_machine(jobs()[job]), store))
+    assert ends[one.key] == Ended(one.key, 0.5, cached=True, memory=1)
+    assert [event.key for event in seen if isinstance(event, Begun)] == [one.key]
+    assert vars(jobs()[parents()[0]["jobId"]])["own"]["attempts"] == 2
+
+
+def test_a_worker_that_was_killed_is_a_fault_of_its_surroundings_and_the_next_attempt_another_run(store: Store) -> None:
+    one = item("hang on")
+    runs = executor(store)
+    runs.start(one)
+    _, ends = followed(runs, 1, when_begun(one.key, lambda job: os.kill(process_of(job).pid, signal.SIGKILL), store))
+    fault = ends[one.key].fault
+    assert fault is not None
+    assert fault.sort == "environmental"
+    (parent,) = parents()
+    assert fault.message == (
+        f"job {parent['jobId']} of the build farm ended without an outcome and with exit code 137: Essential container "
+        f"in task exited; its log is the stream {parent['container']['logStreamName']}."
+    )
+    runs.start(one)
+    _, ends = followed(runs, 1)
+    assert ends[one.key] == Ended(one.key, 0.5, cached=True, memory=1)
+    commands = [jobs()[each["jobId"]].container_overrides["command"] for each in parents()]
+    assert len({tuple(command) for command in commands}) == 2  # or the first outcome would answer for the second
+
+
+def test_what_takes_more_memory_or_time_than_it_may_has_hit_a_limit(store: Store) -> None:
+    grows, hangs = item("grow"), item("hang on")
+    FLOOR.open(room=0)
+    runs = executor(store, Limits(seconds=60, memory=256 * MIB))
+    for one in (grows, hangs):
+        runs.start(one)
+    runs.events(0.0)
+    jobs()[f"{parents()[0]['jobId']}:1"].timeout = {"attemptDurationSeconds": 2}
+    FLOOR.open(room=4)
+    _, ends = followed(runs, 2)
+    faults = {key: end.fault for key, end in ends.items()}
+    assert [(fault.sort, fault.kind) for one in (grows, hangs) if (fault := faults[one.key])] == [
+        ("limit", "OutOfMemory"),
+        ("limit", "OutOfTime"),
+    ]
+    assert all(
+        {"type": "MEMORY", "value": "256"} in job.container_overrides["resourceRequirements"] for job in jobs().values()
+    )
+
+
+def test_closing_ends_what_runs_and_what_waits_and_keeps_what_is_committed(store: Store) -> None:
+    items = [item(f"hang {name}") for name in "abc"]
+    FLOOR.open(room=1)
+    runs = executor(store)
+    for one in items:
+        runs.start(one)
+    begun: list[str] = []
+    while not begun:
+        begun = [event.worker for event in runs.events(5.0) if isinstance(event, Begun)]
+    until(lambda: part_keys(store))
+    runs.close()
+    assert process_of(begun[0]).wait(30) != 0
+    until(lambda: parents()[0]["status"] == "FAILED")
+    assert sum("own" in vars(job) and "process" in vars(job)["own"] for job in jobs().values()) == 1
+    assert part_keys(store) == {items[0].key}
+    assert runs.events(0.0) == ()
+
+
+def test_a_driver_that_dies_leaves_its_array_at_work_for_the_next_one(store: Store) -> None:
+    items = [item("make a"), item("make b")]
+    first = executor(store)
+    for one in items:
+        first.start(one)
+    first.events(0.0)
+    del first
+    until(lambda: part_keys(store) == {one.key for one in items})
+    next_one = executor(store)
+    next_one.start(items[0])
+    _, ends = followed(next_one, 1)
+    assert ends[items[0].key].cached
+
+
+def test_no_machine_is_no_failure_and_is_said_once_with_the_reason(store: Store) -> None:
+    FLOOR.open(room=0)
+    FLOOR.why_not = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - no spot instances"
+    runs = executor(store)
+    for name in "ab":
+        runs.start(item(f"make {name}"))
+    said = list(runs.events(30.0))
+    assert [event.text for event in said if isinstance(event, Said)] == [
+        f"job {parents()[0]['jobId']} waits for machines, and so do its items: {FLOOR.why_not}"
+    ]
+    assert runs.events(0.5) == ()
+    FLOOR.open(room=2)
+    _, ends = followed(runs, 2)
+    assert all(end.fault is None for end in ends.values())
+
+
+def test_ten_thousand_children_cost_a_handful_of_requests_a_look(store: Store) -> None:
+    FLOOR.open(room=0)
+    farm = find_farm("demo", None)
+    asked: list[str] = []
+    farm.batch.meta.events.register("before-call.batch", lambda model, **_: asked.append(model.name))
+    runs = BatchExecutor(store, farm, Limits(), replace(QUICK, waiting=600))
+    items = [item(f"make {number}") for number in range(LARGEST_ARRAY)]
+    for one in items:
+        assert runs.takes(one)
+        runs.start(one)
+    assert not runs.takes(item("one more"))
+    assert runs.events(0.0) == ()
+    assert asked == ["SubmitJob", "DescribeJobs"]
+    (array,) = (job for job in jobs().values() if job._child_jobs)
+    children, digest = array._child_jobs or [], array.container_overrides["command"][-1]
+    for place in (3, 9_998):
+        keep_outcome(store, digest, place, to_document(Ended(items[place].key, 1.0)))
+        children[place]._mark_stopped(success=True)
+    for child in children[5000:5020]:
+        child.status = "RUNNING"
+    children[7]._mark_stopped(success=False)
+    asked.clear()
+    found = runs.events(0.5)
+    assert {event.key for event in found if isinstance(event, Begun)} >= {one.key for one in items[5000:5020]}
+    ends = {event.key: event.fault and event.fault.sort for event in found if isinstance(event, Ended)}
+    assert ends == {items[3].key: None, items[9_998].key: None, items[7].key: "environmental"}
+    assert asked == ["DescribeJobs", "ListJobs", "ListJobs", "DescribeJobs"]  # all; that run; that failed; why
+    asked.clear()
+    assert runs.events(0.0) == ()
+    assert set(asked) <= {"DescribeJobs"}
+    runs.close()
+
+
+def test_a_network_that_is_gone_for_a_while_is_waited_for_and_a_refusal_is_not(store: Store) -> None:
+    farm = find_farm("demo", None)
+    faults: list[Exception] = [EndpointConnectionError(endpoint_url="batch"), EndpointConnectionError(endpoint_url="b")]
+
+    def break_off(**_: object) -> None:
+        if faults:
+            raise faults.pop()
+
+    farm.batch.meta.events.register("before-call.batch.DescribeJobs", break_off)
+    runs = BatchExecutor(store, farm, Limits(), QUICK)
+    runs.start(item("make a"))
+    seen, ends = followed(runs, 1)
+    assert [end.fault for end in ends.values()] == [None]
+    assert len([event for event in seen if isinstance(event, Said) and "asked again" in event.text]) == 1
+    assert len(parents()) == 1  # what was submitted is not submitted again
+    runs.start(item("make b"))
+    answer: Any = {"Error": {"Code": "ExpiredTokenException"}, "ResponseMetadata": {"HTTPStatusCode": 403}}
+    faults.append(ClientError(answer, "DescribeJobs"))
+    with pytest.raises(AwsError, match="ExpiredToken"):
+        runs.events(5.0)
+    runs.close()
+    impatient = BatchExecutor(store, farm, Limits(), replace(QUICK, silence=-1.0))
+    impatient.start(item("make c"))
+    faults.append(EndpointConnectionError(endpoint_url="batch"))
+    with pytest.raises(AwsError, match="Could not connect"):
+        impatient.events(5.0)
+
+
+def test_an_array_that_fails_before_it_has_children_ends_all_of_its_items(store: Store) -> None:
+    FLOOR.open(room=0)
+    runs = executor(store)
+    for name in "ab":
+        runs.start(item(f"make {name}"))
+    runs.events(0.0)
+    (array,) = (job for job in jobs().values() if job._child_jobs)
+    array._child_jobs, array.job_stopped_reason = None, "Access to the queue was lost"
+    array._mark_stopped(success=False)
+    _, ends = followed(runs, 2)
+    assert all(end.fault and "Access to the queue was lost" in end.fault.message for end in ends.values())
+
+
+def test_what_cannot_be_started_is_told_by_what_batch_says_of_it(store: Store) -> None:
+    for job in batch_backends["123456789012"]["us-east-2"]._job_definitions.values():
+        job.container_properties["image"] = "absent"
+    runs = executor(store)
+    runs.start(item("make a"))
+    _, ends = followed(runs, 1)
+    ((_, end),) = ends.items()
+    assert end.fault is not None
+    assert end.fault.sort == "environmental"
+    assert "CannotPullContainerError" in end.fault.message

@@ -1,0 +1,66 @@
+"""Artifacts whose programs say how long they take, without a compiler."""
+
+import json
+from collections.abc import Mapping
+
+from artifact_store import Published, Store
+from artifact_store.canonical import canonical_json
+from artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
+from artifact_store.weights import Elements, put_weights
+from emulator.graph import Graph
+
+MODEL = "acme/tiny-bert"
+
+
+def publish(
+    store: Store,
+    note: str,
+    milliseconds: Mapping[int, float | None],
+    *,
+    model: str = MODEL,
+    target: str = "inf2",
+    degree: int = 1,
+    inputs: Mapping[str, object] | None = None,
+    graph: Graph | None = None,
+    weights: Mapping[str, Elements] | None = None,
+) -> Published:
+    """One program for each bucket. What is given nowhere else differs by the note."""
+    figures = {
+        f"forward-b1-s{bucket}": {
+            "time": {"latency_ns": None if ms is None else ms * 1e6},
+            "instructions": {"static": 100 + len(note), "carried_out": 1000},
+            "footprint": {"code": 4096},
+        }
+        for bucket, ms in milliseconds.items()
+    }
+    files = {"utilisation.json": json.dumps(figures).encode()}
+    if graph is not None:
+        files |= {f"graphs/{name}": graph.to_bytes() for name in figures}
+    tensors: tuple[Tensor, ...] = put_weights(store.blobs, (weights or {}).values())
+    return store.publish(
+        Manifest(
+            model=ModelRef(id=model, revision=None, task="fill-mask"),
+            target=target,
+            backend="emulator",
+            key_inputs=store.put_blob(canonical_json(dict(inputs or {"note": note, "target": target}))),
+            executables=tuple(
+                Executable(
+                    name=f"forward-b1-s{bucket}",
+                    phase="forward",
+                    batch=1,
+                    sequence=bucket,
+                    tensor_parallel=degree,
+                    graph_key=graph.key if graph else "0" * 64,
+                    blob=store.put_blob(f"{note} {bucket}".encode()),
+                )
+                for bucket in milliseconds
+            ),
+            weights=tensors,
+            files=tuple(File(path=path, blob=store.put_blob(data)) for path, data in sorted(files.items())),
+            report={name: [{"cosine": "0.99"}] for name in figures},
+        )
+    )
+
+
+def name_of(one: Published) -> str:
+    return f"{one.model_id}@{one.request_key[:12]}"
