@@ -18,10 +18,10 @@ from pipeline.comparison import (
 )
 from pipeline.errors import BuildRefused, ModelSourceError
 from pipeline.evidence import Step
-from pipeline.executor import Executor
 from pipeline.models.depth import first_layers
 from pipeline.models.prompts import batches_of
 from pipeline.request import BuildRequest, Shape
+from pipeline.runner import Runner
 from pipeline.saved_request import SavedRequest
 from pipeline.verify import Arrays
 
@@ -92,8 +92,8 @@ def ways(request: BuildRequest, graph: "Graph", trial: Trial, plan: Plan = ()) -
     return {mode: later(PassOptions(mode, *said)) for mode in dict.fromkeys((request.autocast, *trial.modes))}
 
 
-def executor(request: BuildRequest, trial: Trial) -> Executor:
-    return Executor(trial.execution, request.target.core)
+def runner(request: BuildRequest, trial: Trial) -> Runner:
+    return Runner(trial.execution, request.target.core)
 
 
 def published(request: BuildRequest, shape: Shape) -> Plan:
@@ -116,7 +116,7 @@ def _case(request: BuildRequest, shape: Shape, tensors: "Tensors", trial: Trial,
         program=shape.name,
         fed=fed,
         inputs=inputs,
-        ways={mode: on_emulator(one, tensors, executor(request, trial)) for mode, one in compiled.items()},
+        ways={mode: on_emulator(one, tensors, runner(request, trial)) for mode, one in compiled.items()},
         references={
             "PyTorch fp32": in_pytorch(request.capture(shape), tensors, "float32"),
             "PyTorch bf16": in_pytorch(request.capture(shape), tensors, "bfloat16"),
@@ -186,6 +186,6 @@ def compare_file(request: SavedRequest, trial: Trial, step: Step) -> Comparison:
     def ask(batches: Batches) -> list[Answer]:
         return [Answer(request.truth(shape, tensors, batch), {}) for batch in batches]
 
-    who = executor(request, trial)
+    who = runner(request, trial)
     emulated = {mode: on_emulator(one, tensors, who) for mode, one in ways(request, graph, trial).items()}
     return compare_case(Case(shape.name, "random inputs", inputs, emulated, {request.yardstick: ask}), step)

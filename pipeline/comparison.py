@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pipeline.errors import NotEnoughMemory
 from pipeline.evidence import Step
-from pipeline.executor import FAST, Execution, Executor
 from pipeline.machine import available_memory
 from pipeline.output import human_bytes
+from pipeline.runner import FAST, Execution, Runner
 from pipeline.verify import Arrays, Deviation, Thresholds, compare
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def as_it_is(graph: "Graph") -> "Graph":
     return graph
 
 
-def on_emulator(compiled: Compiled, parameters: Arrays, executor: Executor) -> Emulated:
+def on_emulator(compiled: Compiled, parameters: Arrays, executor: Runner) -> Emulated:
     """The emulator's answers with a program that is compiled when it is its turn, from all of its ranks."""
 
     def emulate(batches: Batches, layers_like: "Answer | None") -> tuple[list["Answer"], "Statistics | None"]:

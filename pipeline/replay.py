@@ -13,9 +13,9 @@ from pipeline.cases import in_pytorch
 from pipeline.comparison import Asked, Batches, Case, Comparison, Emulated, compare_case
 from pipeline.errors import ModelSourceError
 from pipeline.evidence import Step
-from pipeline.executor import Execution, Executor
 from pipeline.models.source import ModelSource
 from pipeline.request import Shape, capture_request
+from pipeline.runner import Execution, Runner
 from pipeline.stored import Stored, StoredProgram, read_artifact
 from pipeline.verify import USUAL_YARDSTICK, Arrays
 
@@ -48,17 +48,17 @@ def _cases(artifact: Stored, one: StoredProgram, execution: Execution) -> Iterat
             "its answers against; build it again without --no-verify"
         )
     inputs, fed = artifact.inputs(one)
-    emulated = {"as stored": _as_stored(one, artifact.weights, Executor(execution, artifact.core))}
+    emulated = {"as stored": _as_stored(one, artifact.weights, Runner(execution, artifact.core))}
     for name, reference in references.items():
         yield Case(one.executable.name, fed, [inputs], emulated, {name: reference})
 
 
-def _as_stored(one: StoredProgram, weights: Arrays, executor: Executor) -> Emulated:
+def _as_stored(one: StoredProgram, weights: Arrays, runner: Runner) -> Emulated:
     done: list[tuple[list[Answer], Statistics | None]] = []
 
     def emulate(batches: Batches, _: "Answer | None") -> tuple[list["Answer"], "Statistics | None"]:
         if not done:
-            loaded = executor.load(one.program, weights, one.instructions)
+            loaded = runner.load(one.program, weights, one.instructions)
             done.append(([_answer(loaded.run(batch)) for batch in batches], loaded.work))
         return done[0]
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import BuildRefused, ModelSourceError
 from pipeline.evidence import Step
-from pipeline.executor import Execution, Executor, Running
 from pipeline.models.source import ModelSource
 from pipeline.request import BuildRequest, Shape
+from pipeline.runner import Execution, Runner, Running
 from pipeline.verify import Arrays
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def run_model(request: BuildRequest, fed: Fed, execution: Execution, step: Step)
     from pipeline.comparison import refuse_what_memory_cannot_hold
 
     request.check()
-    name, executor = request.source.id, Executor(execution, request.target.core)
+    name, runner = request.source.id, Runner(execution, request.target.core)
     tensors = request.tensors()
     refuse_what_memory_cannot_hold(name, tensors.kinds)
     for shape in sorted(request.shapes):
@@ -80,7 +80,7 @@ def run_model(request: BuildRequest, fed: Fed, execution: Execution, step: Step)
         random = example_inputs(program.whole, request.source.config, seed=0)
         batches = fed.to(program, random | _blank_states(program, random), request.source, shape)
         with step(f"load {shape.name}"):
-            running = executor.load(program, tensors)
+            running = runner.load(program, tensors)
         yield _ran(name, shape.name, running, batches, fed.words("random inputs"), len(fed.texts), step)
 
 
@@ -89,13 +89,13 @@ def run_artifact(published: "Published", store: "Store", fed: Fed, execution: Ex
     from pipeline.stored import read_artifact
 
     artifact = read_artifact(published, store, step)
-    executor = Executor(execution, artifact.core)
+    runner = Runner(execution, artifact.core)
     for one in artifact.programs:
         made = one.executable
         usual, words = artifact.inputs(one)
         batches = fed.to(one.program, usual, artifact.source, Shape(made.phase, made.batch, made.sequence))
         with step(f"load {made.name}"):
-            running = executor.load(one.program, artifact.weights, one.instructions)
+            running = runner.load(one.program, artifact.weights, one.instructions)
         yield _ran(published.model_id, made.name, running, batches, fed.words(words), len(fed.texts), step)
 
 

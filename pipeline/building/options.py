@@ -60,7 +60,7 @@ _OPTIONS = (
 )
 
 
-def execution_options(function: _Function) -> _Function:
+def means_options(function: _Function) -> _Function:
     return _with(_OPTIONS, function)
 
 

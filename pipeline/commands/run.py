@@ -10,10 +10,10 @@ import click
 from pipeline.cli import Command
 from pipeline.config import load_config
 from pipeline.errors import WouldOverwrite
-from pipeline.executor import Execution, Mode, execution_options, sentence
 from pipeline.options import config_option, store_option
 from pipeline.order_options import order_options, orders, refuse_words_without_effect
 from pipeline.output import Console, table
+from pipeline.runner import Execution, Mode, execution_options, sentence
 from pipeline.saved import axis_option, saved_program
 
 if TYPE_CHECKING:

@@ -73,7 +73,7 @@ def execution_options(command: _Command) -> _Command:
 
 
 @dataclass(frozen=True)
-class Executor:
+class Runner:
     """`core` is the generation of cores, which only `isa` has."""
 
     execution: Execution
