@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pipeline.cases import executor, published, read_texts, tensors_of, ways
+from pipeline.cases import published, read_texts, runner, tensors_of, ways
 from pipeline.comparison import Comparison, Run, Trial, as_it_is
 from pipeline.errors import BuildRefused
 from pipeline.evidence import Step
@@ -61,7 +61,7 @@ def _compared(request: BuildRequest, trial: Trial, size: tuple[int, int], step: 
     modes = [ways(request, graph, trial, plan) for graph in graphs]
     for mode in modes[0]:
         with step(f"{trial.steps} steps emulated, {mode}"):
-            loaded = [executor(request, trial).load(way[mode](as_it_is), tensors) for way in modes]
+            loaded = [runner(request, trial).load(way[mode](as_it_is), tensors) for way in modes]
             run = held(mode, (loaded[0].run, loaded[1].run))
             prefill, decode = (each.work for each in loaded)
             emulated.append(replace(run, work=prefill + decode if prefill and decode else None))

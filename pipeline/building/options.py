@@ -60,7 +60,7 @@ _OPTIONS = (
 )
 
 
-def means_options(function: _Function) -> _Function:
+def build_options(function: _Function) -> _Function:
     return _with(_OPTIONS, function)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.building.options import means_options
+from pipeline.building.options import build_options
 from pipeline.cli import Command
 from pipeline.commands.store.itself import open_the_store_itself
 from pipeline.config import load_config
@@ -31,7 +31,7 @@ class _Build(Command):
 
 @click.command(cls=_Build)
 @order_options("build", target=TargetList(), tp="1", degrees=Numbers(64))
-@means_options
+@build_options
 @axis_option
 @store_option
 @config_option
