@@ -68,12 +68,18 @@ test-fleets:
 test-others:
 	$(BIN)/pytest $(SWEEPS) $(patsubst %,--ignore=%,$(COMMANDS) $(COMPILER) $(FLEETS) $(MACHINE))
 
-check: setup  ## lint, types, import rules, generated pages; under 30 s
+WORKFLOWS := $(wildcard .github/workflows/*.yml) pipeline/templates/nxpipe-release.yml
+ACTIONS := $(wildcard .github/actions/*/action.yml) pipeline/templates/nxpipe/action.yml
+
+check: setup  ## lint, types, import rules, generated pages, workflows; under 30 s
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/python -m pipeline.reference check
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows $(WORKFLOWS)
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-actions $(ACTIONS)
+	$(BIN)/zizmor --offline --no-progress --quiet --strict-collection --persona auditor $(WORKFLOWS) $(ACTIONS)
 
 AUDIT := .audit
 

@@ -28,6 +28,7 @@ _DECISIONS: Final = (
     (_SOLUTIONS, "IAM5", "*-cluster/Artifacts/DefaultPolicy/Resource", "objects below one prefix of one bucket"),
     (_SOLUTIONS, "IAM5", "*/Publishing/Resource", "objects below one prefix of one bucket, by listed actions"),
     (_SOLUTIONS, "IAM5", "*-endpoint-*/Role/*", "reads below one prefix, has interfaces in our subnets and one log"),
+    (_SOLUTIONS, "IAM5", "*-release/*Policy/Resource", "objects below one prefix of one bucket, by listed actions"),
     (_SOLUTIONS, "IAM5", "*-rollout-*/Roles/*", "reads without ARNs; executions of one machine, one folder"),
     (_SOLUTIONS, "IAM5", "*-serve-*/Role/DefaultPolicy/Resource", "reads below one prefix, answers one group's hooks"),
     (_SOLUTIONS, "IAM5", "*-train-*/JobRole/DefaultPolicy/Resource", "objects below listed prefixes of two buckets"),

@@ -1,17 +1,20 @@
-"""Releases: jobs of one GitHub repository, in one of its environments, may publish. No key is stored anywhere.
+"""Releases: what jobs of one GitHub repository may do, by the environment that they run in. No key is stored anywhere.
 
-Which branches and tags may use the environment, and who must approve, is kept by GitHub with the environment: a token
-of a job that runs in one names the environment, and no branch.
+In one they publish, in that of a channel they promote to it, and of a pull request they only read. Which branches and
+tags may use an environment, and who must approve, is kept by GitHub with the environment: a token of a job that runs in
+one names the environment, and no branch.
 """
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 from aws_cdk import CfnOutput, Duration, Stack, aws_iam
 from constructs import Construct
 
 from pipeline.config.cloud import Release
-from stacks.handles import StoreHandle
+from stacks.handles import ReleaseHandle, StoreHandle
 from stacks.project_tag import tag_project
+from stacks.promoting import promoting, reading
 from stacks.publishing import publishing, signing
 
 _ISSUER: Final = "token.actions.githubusercontent.com"
@@ -19,8 +22,26 @@ _AUDIENCE: Final = "sts.amazonaws.com"
 LONGEST_RELEASE: Final = Duration.hours(6)  # GitHub ends a job then
 
 
+@dataclass(frozen=True)
+class _Jobs:
+    """`word` begins the names of their role, `subject` is what their tokens say beside the repository."""
+
+    word: str
+    subject: str
+    does: str
+    variable: str  # where GitHub keeps the role's name
+    longest: Duration = LONGEST_RELEASE
+
+
+def _in(environment: str, word: str, does: str) -> _Jobs:
+    subject = f"environment:{environment}"
+    return _Jobs(word, subject, does, f"NXPIPE_ROLE_ARN of the environment {environment}")
+
+
 class ReleaseStack(Stack):
-    """A role that GitHub's word opens, and what it may do."""
+    """Roles that GitHub's word opens, and what each may do."""
+
+    handle: ReleaseHandle
 
     def __init__(
         self,
@@ -36,33 +57,44 @@ class ReleaseStack(Stack):
     ) -> None:
         """`signing_key` is the ARN of a key in KMS, if that is what signs."""
         super().__init__(scope, id_, description=f"Releases of {project} from GitHub", **kwargs)
-        role = self._role(project, release)
+        self._provider, self._repository = self._provider_of(release), release.repository
+
+        def signs() -> list[aws_iam.PolicyStatement]:
+            return signing(signing_key) if signing_key else []
+
+        publish = _in(release.environment, "", f"Publish artifacts of {project}")
+        self.handle = ReleaseHandle(role=self._role(publish, [*publishing(store, prefix), *signs()]))
+        variable = "NXPIPE_READ_ROLE_ARN of the repository"
+        plan = _Jobs("Read", "pull_request", f"Read artifacts of {project}", variable, Duration.hours(1))
+        self._role(plan, reading(store, prefix))
+        for channel in release.channels:
+            word = f"Promote{channel.title().replace('-', '')}"
+            promote = _in(channel, word, f"Promote artifacts of {project} to {channel}")
+            self._role(promote, [*reading(store, prefix), *promoting(store, prefix, channel), *signs()])
+        tag_project(self, project)
+
+    def _role(self, jobs: _Jobs, statements: list[aws_iam.PolicyStatement]) -> aws_iam.Role:
+        said = {f"{_ISSUER}:aud": _AUDIENCE, f"{_ISSUER}:sub": f"repo:{self._repository}:{jobs.subject}"}
+        role = aws_iam.Role(
+            self,
+            f"{jobs.word}Role",
+            description=f"{jobs.does}, from {self._repository}",
+            path="/nxpipe/",
+            max_session_duration=jobs.longest,
+            assumed_by=aws_iam.WebIdentityPrincipal(self._provider, {"StringEquals": said}),
+        )
         aws_iam.ManagedPolicy(
             self,
-            "Publishing",
-            description=f"Publish artifacts of {project}",
+            f"{jobs.word}Policy",
+            description=jobs.does,
             path="/nxpipe/",
             roles=[role],
-            statements=[*publishing(store, prefix), *(signing(signing_key) if signing_key else [])],
+            statements=statements,
         )
-        tag_project(self, project)
-        CfnOutput(self, "RoleArn", value=role.role_arn, description="The variable NXPIPE_ROLE_ARN of the repository")
+        CfnOutput(self, f"{jobs.word}RoleArn", value=role.role_arn, description=f"The variable {jobs.variable}")
+        return role
 
-    def _role(self, project: str, release: Release) -> aws_iam.Role:
-        said = {
-            f"{_ISSUER}:aud": _AUDIENCE,
-            f"{_ISSUER}:sub": f"repo:{release.repository}:environment:{release.environment}",
-        }
-        return aws_iam.Role(
-            self,
-            "Role",
-            description=f"Taken by releases of {project} in {release.repository}",
-            path="/nxpipe/",
-            max_session_duration=LONGEST_RELEASE,
-            assumed_by=aws_iam.WebIdentityPrincipal(self._provider(release), {"StringEquals": said}),
-        )
-
-    def _provider(self, release: Release) -> str:
+    def _provider_of(self, release: Release) -> str:
         """GitHub's provider: an account has room for one, so one that is there already is used.
 
         It has no thumbprints: AWS trusts GitHub's certificate by its own authorities.

@@ -11,7 +11,11 @@ from typing import Final
 from pipeline.errors import WouldOverwrite
 from pipeline.templates.configuration import configuration
 
-_WORKFLOW: Final = Path(__file__).with_name("nxpipe-release.yml")
+_HERE: Final = Path(__file__).parent
+_GITHUB: Final = {
+    ".github/workflows/nxpipe-release.yml": _HERE / "nxpipe-release.yml",
+    ".github/actions/nxpipe/action.yml": _HERE / "nxpipe/action.yml",
+}
 _STATE: Final = ".nxpipe/"  # the local store and its cache
 
 
@@ -32,11 +36,10 @@ class Change:
 
 def plan(root: Path, model_id: str, task: str | None) -> tuple[Change, ...]:
     """Everything that a repository needs to release one model."""
-    workflow = f".github/workflows/{_WORKFLOW.name}"
     ignored = _read(root / ".gitignore")
     changes = (
         Change(root, "nxpipe.toml", _read(root / "nxpipe.toml"), configuration(root, model_id, task)),
-        Change(root, workflow, _read(root / workflow), _WORKFLOW.read_text(encoding="utf-8")),
+        *(Change(root, name, _read(root / name), file.read_text(encoding="utf-8")) for name, file in _GITHUB.items()),
         Change(root, ".gitignore", ignored, _ignoring(ignored or ""), amends=True),
     )
     return tuple(change for change in changes if not (change.amends and change.before == change.after))

@@ -50,16 +50,38 @@ def make(
     return Made(store, stack)
 
 
-def role_of(made: Made) -> str:
-    return outputs(made.release)["RoleArn"].rpartition("/")[2]
+def of(subject: str, repository: str = "example/models") -> Context:
+    return {f"{ISSUER}:aud": "sts.amazonaws.com", f"{ISSUER}:sub": f"repo:{repository}:{subject}"}
+
+
+def role_of(made: Made, word: str = "") -> str:
+    """Of the jobs that publish, of those of a pull request with "Read", of those that promote with "PromoteStaging"."""
+    return outputs(made.release)[f"{word}RoleArn"].rpartition("/")[2]
 
 
 def token(**claims: str) -> Context:
     return {f"{ISSUER}:{name}": value for name, value in (OF_A_RELEASE | claims).items()}
 
 
-def opened_by(made: Made, claims: Context) -> bool:
-    return allowed(trust_of(role_of(made)), "sts:AssumeRoleWithWebIdentity", "", claims)
+def opened_by(made: Made, claims: Context, word: str = "") -> bool:
+    return allowed(trust_of(role_of(made, word)), "sts:AssumeRoleWithWebIdentity", "", claims)
+
+
+def refused(made: Made, word: str, writes: list[tuple[str, str]]) -> list[str]:
+    """The paths of the writes that the role may not make; S3 is told which ones create."""
+    may, bucket = statements_of(role_of(made, word)), f"arn:aws:s3:::{outputs(made.store)['BucketName']}"
+    announced = [(act, path) for act, path in writes if act != "make durable"]
+    assert announced
+    return [
+        path
+        for act, path in announced
+        if not allowed(
+            may,
+            "s3:DeleteObject" if act == "remove" else "s3:PutObject",
+            f"{bucket}/models/{path}",
+            {"s3:if-none-match": "*"} if act.startswith("create") else {},
+        )
+    ]
 
 
 @pytest.fixture
@@ -108,33 +130,68 @@ def test_a_release_adds_and_reads_but_never_deletes_nor_moves_a_channel(deployed
     assert not allowed(may, "s3:GetObject", "arn:aws:s3:::elsewhere/models/ac/x")
 
 
-def test_all_that_a_publication_writes_is_allowed_and_nothing_of_a_promotion(deployed: Made, tmp_path: Path) -> None:
-    may, bucket = statements_of(role_of(deployed)), f"arn:aws:s3:::{outputs(deployed.store)['BucketName']}"
+def published_and_promoted(folder: Path) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """What a publication writes into a store, and what a promotion to production does."""
     writes: list[tuple[str, str]] = []
-    store = Store(watched(LocalFolder(tmp_path), lambda act, path: writes.append((act, path))))
-
-    def refused() -> list[str]:
-        """The paths of all writes since the last look that a release may not make; S3 is told which ones create."""
-        made = [(act, path) for act, path in writes if act != "make durable"]
-        writes.clear()
-        assert made
-        return [
-            path
-            for act, path in made
-            if not allowed(
-                may,
-                "s3:DeleteObject" if act == "remove" else "s3:PutObject",
-                f"{bucket}/models/{path}",
-                {"s3:if-none-match": "*"} if act.startswith("create") else {},
-            )
-        ]
-
+    store = Store(watched(LocalFolder(folder), lambda act, path: writes.append((act, path))))
     manifest = put(store)
     verified: dict[str, object] = {each.name: [{"cosine": "0.99"}] for each in manifest.executables}
     published = store.publish(manifest.model_copy(update={"report": verified}))
-    assert refused() == []
+    made = list(writes)
+    writes.clear()
     promote(store, "production", [published], Author("ann", "because"), Requirements())
-    assert {path.split("/")[0] for path in refused()} == {"channels", "pins"}
+    return made, writes
+
+
+def test_all_that_a_publication_writes_is_allowed_and_nothing_of_a_promotion(deployed: Made, tmp_path: Path) -> None:
+    publication, promotion = published_and_promoted(tmp_path)
+    assert refused(deployed, "", publication) == []
+    assert {path.split("/")[0] for path in refused(deployed, "", promotion)} == {"channels", "pins"}
+
+
+def test_a_channel_is_moved_from_its_own_environment_and_from_no_other(deployed: Made, tmp_path: Path) -> None:
+    subjects = {
+        "": "environment:release",
+        "PromoteStaging": "environment:staging",
+        "PromoteProduction": "environment:production",
+        "Read": "pull_request",
+    }
+    for word in subjects:
+        opens = [each for each, said in subjects.items() if opened_by(deployed, of(said), word)]
+        assert opens == [word]
+    publication, promotion = published_and_promoted(tmp_path)
+    assert refused(deployed, "PromoteProduction", promotion) == []
+    assert {path.split("/")[1] for path in refused(deployed, "PromoteStaging", promotion)} == {"production"}
+    for word in ("PromoteProduction", "PromoteStaging"):
+        assert len(refused(deployed, word, publication)) == len(
+            [act for act, _ in publication if act != "make durable"]
+        )
+
+
+def test_who_promotes_removes_his_own_pins_and_replaces_no_generation(deployed: Made) -> None:
+    may, bucket = (
+        statements_of(role_of(deployed, "PromoteProduction")),
+        f"arn:aws:s3:::{outputs(deployed.store)['BucketName']}",
+    )
+    assert not allowed(may, "s3:DeleteObject", f"{bucket}/models/pins/for-ever")
+    for folder in ("channels/production/", "cas/", "sig/", "ac/"):
+        assert not allowed(may, "s3:DeleteObject", f"{bucket}/models/{folder}x"), folder
+    assert not allowed(may, "s3:PutObject", f"{bucket}/models/channels/production/log/0000000001")
+
+
+def test_a_pull_request_reads_the_store_and_changes_nothing(deployed: Made, tmp_path: Path) -> None:
+    may, stores = statements_of(role_of(deployed, "Read")), outputs(deployed.store)
+    bucket, through_s3 = f"arn:aws:s3:::{stores['BucketName']}", {"kms:ViaService": f"s3.{REGION}.amazonaws.com"}
+    assert allowed(may, "s3:ListBucket", bucket)
+    assert allowed(may, "kms:Decrypt", stores["KeyArn"], through_s3)
+    assert not allowed(may, "kms:GenerateDataKey", stores["KeyArn"], through_s3)
+    assert not allowed(may, "s3:GetObject", f"{bucket}/elsewhere/x")
+    for folder in (*CREATED_ONCE, *REPLACED, layout.CHANNELS, layout.PINS):
+        assert allowed(may, "s3:GetObject", f"{bucket}/models/{folder}x"), folder
+    for writes in published_and_promoted(tmp_path):
+        assert len(refused(deployed, "Read", writes)) == len([act for act, _ in writes if act != "make durable"])
+    for claims in (of("pull_request"), of("pull_request", repository="example/models-fork")):
+        assert opened_by(deployed, claims, "Read") == (claims == of("pull_request"))
 
 
 def test_the_key_serves_a_release_through_s3_alone(deployed: Made) -> None:
@@ -167,8 +224,8 @@ def test_a_release_without_a_key_in_kms_signs_with_none(deployed: Made) -> None:
 
 
 def test_every_folder_of_the_store_is_a_publishers_or_is_kept_from_it() -> None:
-    names = ("BLOBS", "ACTIONS", "GRAPHS", "FAILURES", "LEASES", "SIGNATURES", "RECORD_SEGMENTS", "INPUT_SEGMENTS")
-    published = [getattr(layout, name) for name in (*names, "LISTINGS")]
+    names = ("BLOBS", "ACTIONS", "PARTS", "FAILURES", "LEASES", "RUNS", "SIGNATURES", "REPORTS")
+    published = [getattr(layout, name) for name in (*names, "RECORD_SEGMENTS", "INPUT_SEGMENTS", "LISTINGS")]
     for folder in published:
         assert any(folder.startswith(own) for own in (*CREATED_ONCE, *REPLACED)), folder
     for own in (*CREATED_ONCE, *REPLACED):
@@ -176,8 +233,9 @@ def test_every_folder_of_the_store_is_a_publishers_or_is_kept_from_it() -> None:
 
 
 def test_no_action_that_writes_has_a_wildcard_and_no_statement_is_about_everything() -> None:
-    (policy,) = [one for one in template_of(make().release)["Resources"].values() if "ManagedPolicy" in one["Type"]]
-    for statement in policy["Properties"]["PolicyDocument"]["Statement"]:
+    policies = [one for one in template_of(make().release)["Resources"].values() if "ManagedPolicy" in one["Type"]]
+    assert len(policies) == 4
+    for statement in [each for policy in policies for each in policy["Properties"]["PolicyDocument"]["Statement"]]:
         actions = statement["Action"] if isinstance(statement["Action"], list) else [statement["Action"]]
         assert not [action for action in actions if "*" in action]
         assert statement["Resource"] != "*"

@@ -13,7 +13,7 @@ from stacks.balancer import COLOUR_HEADER
 from stacks.project_tag import PROJECT_TAG
 from tests.cloud.census import census
 from tests.cloud.mends.refreshes import hosts_answer
-from tests.stacks.fleet_world import CERTIFICATE, IMAGE, OTHER_IMAGE, World, configured, world
+from tests.stacks.fleet_world import CERTIFICATE, IMAGE, OTHER_IMAGE, World, configured, read_only, world
 from tests.stacks.linting import complaints
 from tests.stacks.local import REGION, deploy, destroy, resources
 from tests.stacks.permissions import allowed, statements_of
@@ -195,12 +195,12 @@ def test_a_destroyed_fleet_leaves_nothing_behind(deployed: World) -> None:
 # Templates
 
 
-def of(tmp_path: Path, type_: str, **asked: Any) -> dict[str, dict[str, Any]]:
-    return world(configured(tmp_path, **asked), tmp_path).of(type_)
+def of(type_: str, **asked: Any) -> dict[str, dict[str, Any]]:
+    return read_only(**asked).of(type_)
 
 
-def test_several_types_or_spot_make_a_mixed_group_and_the_template_says_no_market(tmp_path: Path) -> None:
-    made = world(configured(tmp_path, types=("inf2.xlarge", "inf2.8xlarge"), capacity=SPOT), tmp_path)
+def test_several_types_or_spot_make_a_mixed_group_and_the_template_says_no_market() -> None:
+    made = read_only(types=("inf2.xlarge", "inf2.8xlarge"), capacity=SPOT)
     policy = made.of("AWS::AutoScaling::AutoScalingGroup")["Blue"]["MixedInstancesPolicy"]
     assert [one["InstanceType"] for one in policy["LaunchTemplate"]["Overrides"]] == ["inf2.xlarge", "inf2.8xlarge"]
     distribution = policy["InstancesDistribution"]
@@ -209,14 +209,14 @@ def test_several_types_or_spot_make_a_mixed_group_and_the_template_says_no_marke
     assert "InstanceMarketOptions" not in template["LaunchTemplateData"]
 
 
-def test_a_warm_pool_is_kept_for_each_colour(tmp_path: Path) -> None:
-    pools = of(tmp_path, "AWS::AutoScaling::WarmPool", capacity=WARM)
+def test_a_warm_pool_is_kept_for_each_colour() -> None:
+    pools = of("AWS::AutoScaling::WarmPool", capacity=WARM)
     assert [pool["AutoScalingGroupName"] for pool in pools.values()] == [{"Ref": "Blue"}, {"Ref": "Green"}]
     assert all((pool["MinSize"], pool["PoolState"]) == (1, "Stopped") for pool in pools.values())
 
 
-def test_a_reservation_is_named_and_nothing_is_launched_beside_it(tmp_path: Path) -> None:
-    made = world(configured(tmp_path, capacity=RESERVED), tmp_path)
+def test_a_reservation_is_named_and_nothing_is_launched_beside_it() -> None:
+    made = read_only(capacity=RESERVED)
     (template,) = made.of("AWS::EC2::LaunchTemplate").values()
     target = template["LaunchTemplateData"]["CapacityReservationSpecification"]["CapacityReservationTarget"]
     assert target == {"CapacityReservationId": "cr-0a1b2c3d4e5f60718"}
@@ -224,8 +224,8 @@ def test_a_reservation_is_named_and_nothing_is_launched_beside_it(tmp_path: Path
     assert policy["MaxHealthyPercentage"] == 100
 
 
-def test_a_capacity_blocks_fleet_is_empty_but_between_its_start_and_45_minutes_before_its_end(tmp_path: Path) -> None:
-    made = world(configured(tmp_path, types=("trn1.32xlarge",), capacity=BLOCK), tmp_path)
+def test_a_capacity_blocks_fleet_is_empty_but_between_its_start_and_45_minutes_before_its_end() -> None:
+    made = read_only(types=("trn1.32xlarge",), capacity=BLOCK)
     for each in made.of("AWS::AutoScaling::AutoScalingGroup").values():
         assert (each["MinSize"], each["DesiredCapacity"]) == ("0", "0")
     actions = made.of("AWS::AutoScaling::ScheduledAction")
@@ -239,9 +239,9 @@ def test_a_capacity_blocks_fleet_is_empty_but_between_its_start_and_45_minutes_b
     assert template["LaunchTemplateData"]["InstanceMarketOptions"] == {"MarketType": "capacity-block"}
 
 
-def test_with_a_certificate_plain_http_is_not_spoken(tmp_path: Path) -> None:
+def test_with_a_certificate_plain_http_is_not_spoken() -> None:
     more = f'certificate = "{CERTIFICATE}"\nclients = ["10.0.0.0/8"]'
-    made = world(configured(tmp_path, more=more), tmp_path)
+    made = read_only(more=more)
     (listener,) = made.of("AWS::ElasticLoadBalancingV2::Listener").values()
     assert (listener["Port"], listener["Protocol"]) == (443, "HTTPS")
     assert "TLS13" in listener["SslPolicy"]
@@ -249,25 +249,25 @@ def test_with_a_certificate_plain_http_is_not_spoken(tmp_path: Path) -> None:
     assert [(one["CidrIp"], one["FromPort"]) for one in front["SecurityGroupIngress"]] == [("10.0.0.0/8", 443)]
 
 
-def test_callers_are_the_networks_own_if_nobody_is_named(tmp_path: Path) -> None:
-    groups = of(tmp_path, "AWS::EC2::SecurityGroup")
+def test_callers_are_the_networks_own_if_nobody_is_named() -> None:
+    groups = of("AWS::EC2::SecurityGroup")
     (front,) = (each for id_, each in groups.items() if id_.startswith("Front"))
     assert [one["CidrIp"] for one in front["SecurityGroupIngress"]] == ["10.20.0.0/16"]
 
 
-def test_all_names_that_people_see_begin_with_the_projects(tmp_path: Path) -> None:
-    template = world(configured(tmp_path), tmp_path).template
+def test_all_names_that_people_see_begin_with_the_projects() -> None:
+    template = read_only().template
     for one in template["Resources"].values():
         for key in ("AutoScalingGroupName", "LaunchTemplateName", "AlarmName"):
             if isinstance(one["Properties"].get(key), str):
                 assert one["Properties"][key].startswith("demo-search")
 
 
-def test_whatever_changes_in_a_fleet_the_text_of_its_weights_stays(tmp_path: Path) -> None:
+def test_whatever_changes_in_a_fleet_the_text_of_its_weights_stays() -> None:
     """CloudFormation touches a rule whose text has changed, and would put back the weights of the first day."""
 
     def text(**asked: Any) -> Any:
-        found = of(tmp_path, "AWS::ElasticLoadBalancingV2::ListenerRule", **asked)
+        found = of("AWS::ElasticLoadBalancingV2::ListenerRule", **asked)
         return next(each for id_, each in found.items() if "Weights" in id_)
 
     usual = text()
@@ -280,6 +280,6 @@ def test_the_same_description_gives_the_same_bytes(tmp_path: Path) -> None:
     assert make() == make()
 
 
-def test_cfn_lint_finds_nothing_to_say_of_a_warm_pool_and_a_standby_either(tmp_path: Path) -> None:
-    template = world(configured(tmp_path, capacity=WARM, more=STANDBY), tmp_path).template
+def test_cfn_lint_finds_nothing_to_say_of_a_warm_pool_and_a_standby_either() -> None:
+    template = read_only(capacity=WARM, more=STANDBY).template
     assert complaints(template, "us-east-2") == []
