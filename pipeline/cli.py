@@ -151,7 +151,10 @@ def main() -> NoReturn:
         sys.stdout.flush()
     except BrokenPipeError:
         code = _reader_left()
-    except SystemExit:
+    except SystemExit as ended:
+        if ended.code == exit_codes.TERMINATED.number:
+            click.echo("Terminated; nothing half-written is left behind.", err=True)
+            unwound(exit_codes.TERMINATED.number)
         if sys.stdout is stdout:
             raise
         code = _reader_left()  # for which click has put another in its place, and exit code 1

@@ -1,0 +1,91 @@
+"""The gates in their order, each passed once, and what became of them: up to the first that fails."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from artifact_store.documents import written_now
+from pipeline.exit_codes import INTERNAL, INTERRUPTED, TERMINATED, exit_code_of
+from pipeline.release.gate import Gate, Outcome, Passage, Settled, State
+from pipeline.release.making import Build, Check
+from pipeline.release.proving import Bench, Verify
+from pipeline.release.rolling import Rollout
+from pipeline.release.serving import Promote, Sign
+
+if TYPE_CHECKING:
+    from pipeline.release.state import Release
+
+CHAIN: Final[tuple[Gate, ...]] = (Check(), Build(), Verify(), Bench(), Sign(), Promote(), Rollout())
+_CUT_SHORT: Final = "cut short; the same words go on from here"
+
+
+@dataclass
+class Course:
+    """`tell` hears of each gate as it is passed."""
+
+    tell: Callable[["Course"], None]
+    began_at: str = field(default_factory=written_now)
+    passages: list[Passage] = field(default_factory=list)
+    is_over: bool = False
+    _began: float = field(default_factory=time.monotonic)
+
+    @property
+    def code(self) -> int:
+        return self.passages[-1].code if self.passages else 0
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def all(self) -> Sequence[Passage]:
+        """Of every gate, whether it was come to or not."""
+        rest = (Passage(gate.name, "not run", "") for gate in CHAIN[len(self.passages) :])
+        return [*self.passages, *rest]
+
+    def run(self, release: "Release") -> int:
+        """The exit code; an error is passed on, once it has been noted."""
+        for gate in CHAIN:
+            began = time.monotonic()
+            try:
+                passage = _through(gate, release)
+            except BaseException as error:
+                self._note(_broken(gate, error), began)
+                raise
+            self._note(passage, began)
+            if passage.code:
+                break
+        return self.code
+
+    def _note(self, passage: Passage, began: float) -> None:
+        self.passages.append(replace(passage, seconds=round(time.monotonic() - began, 3)))
+        self.is_over = bool(passage.code) or len(self.passages) == len(CHAIN)
+        self.tell(self)
+
+
+def foreseen(release: "Release") -> list[Passage]:
+    """Every gate as it stands now: what a run would begin with."""
+    return [_left_out(gate, release) or Passage(gate.name, "to do", gate.intention(release)) for gate in CHAIN]
+
+
+def _through(gate: Gate, release: "Release") -> Passage:
+    return _left_out(gate, release) or _passed(gate.name, gate.run(release))
+
+
+def _left_out(gate: Gate, release: "Release") -> Passage | None:
+    if gate.name in release.words.skipped:
+        return Passage(gate.name, "skipped", f"--skip {gate.name}")
+    settled: Settled | None = gate.settled(release)
+    return Passage(gate.name, settled.state, settled.sentence) if settled else None
+
+
+def _passed(name: str, outcome: Outcome) -> Passage:
+    state: State = "interrupted" if outcome.code == INTERRUPTED.number else "failed" if outcome.code else "passed"
+    return Passage(name, state, outcome.sentence, outcome.code, figures=outcome.figures)
+
+
+def _broken(gate: Gate, error: BaseException) -> Passage:
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else TERMINATED
+        return Passage(gate.name, "interrupted", _CUT_SHORT, code.number)
+    return Passage(gate.name, "failed", str(error), (exit_code_of(error) or INTERNAL).number)

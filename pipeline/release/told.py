@@ -1,0 +1,62 @@
+"""A release in words: a table on the terminal, and one on the page of a run on GitHub."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from pipeline.build_report.github import MOST
+from pipeline.build_report.markup import Markup, tag
+from pipeline.build_report.words import duration, plain
+from pipeline.output import table
+from pipeline.release.gate import Passage
+from pipeline.release.page import gates
+
+_COLOURS: Final = {"passed": "green", "done": "green", "failed": "red", "interrupted": "yellow"}
+_SHOWN: Final = 2000  # characters of a sentence
+
+
+def as_line(one: Passage) -> str:
+    """As a gate is left."""
+    took = click.style(f"  {duration(one.seconds)}", dim=True) if one.seconds >= 0.1 else ""
+    return f"{one.gate:8} {_state(one)} {plain(one.sentence)}{took}"
+
+
+def as_table(passages: Sequence[Passage]) -> str:
+    return table(("gate", "", ""), [(one.gate, _state(one), plain(one.sentence)) for one in passages])
+
+
+def as_text(report: Mapping[str, Any], passages: Sequence[Passage]) -> str:
+    lines = [as_table(passages)]
+    if report["artifacts"]:
+        lines += ["", *(f"{one['name']} for {one['target']}" for one in report["artifacts"])]
+    if report["verdict"] == "released" and not report["way_back"]:
+        lines += ["", f"nothing to go back to: channel {report['channel']} served none of it before"]
+    if report["way_back"]:
+        lines += ["", *(f"undo with: {command}" for command in report["way_back"])]
+    return "\n".join(lines)
+
+
+def write_summary(report: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    """Append to the file that GitHub shows, unless it has no room for that."""
+    name = environ.get("GITHUB_STEP_SUMMARY")
+    if not name:
+        return
+    path, text = Path(name), _summary(report).encode("utf-8", "replace")
+    if (path.stat().st_size if path.exists() else 0) + len(text) <= MOST:
+        with path.open("ab") as file:
+            file.write(text)
+
+
+def _summary(report: Mapping[str, Any]) -> str:
+    """HTML in a block of its own, of which markdown reads nothing up to the next empty line; and there is none."""
+    mark = "✅" if report["verdict"] == "released" else "❌"
+    said = {**report, "gates": [{**one, "sentence": plain(one["sentence"])[:_SHOWN]} for one in report["gates"]]}
+    back: list[Markup] = [tag("pre", command) for command in map(plain, report["way_back"])]
+    head = tag("h2", f"{mark} nxpipe release to {report['channel']}: {report['verdict']}")
+    return f"{tag('div', head, gates(said), back)}\n\n"
+
+
+def _state(one: Passage) -> str:
+    return click.style(f"{one.state:11}", fg=_COLOURS.get(one.state))

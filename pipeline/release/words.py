@@ -1,0 +1,26 @@
+"""What a person asks of a release."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+GATES: Final = ("check", "build", "verify", "bench", "sign", "promote", "rollout")
+
+
+@dataclass(frozen=True)
+class Words:
+    """`source` is the channel whose artifacts are released, without which they are built; `how` says how that is done,
+    as `nxpipe build` takes it. `place` are the options, and what was typed for them, that the way back has to
+    repeat: the store and the file."""
+
+    channel: str
+    source: str | None
+    names: tuple[str, ...]
+    threshold: float
+    skipped: frozenset[str]
+    wait: bool
+    actor: str
+    reason: str
+    key: str | None
+    how: Mapping[str, Any]
+    place: Mapping[str, str]

@@ -1,0 +1,117 @@
+"""A team with two small models, six programs, a key and a store."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from artifact_store import open_store
+from artifact_store.channel.generation import Generation
+from artifact_store.channel.log import ChannelLog
+from artifact_store.trust.key_files import make_key_file
+from tests.pipeline.command import Answer
+from tests.pipeline.conftest import BERT, LLAMA, write_model
+from tests.pipeline.in_process import InProcess
+
+CELLS: Final = 6
+GATES: Final = ("check", "build", "verify", "bench", "sign", "promote", "rollout")
+CONFIG: Final = """
+[project]
+name = "demo"
+region = "us-east-2"
+[store]
+url = "STORE"
+[signing]
+key = "file:release.key"
+require = ["staging"]
+[[models]]
+name = "bert"
+path = "models/tiny-bert"
+task = "feature-extraction"
+target = "inf2.xlarge"
+buckets = [8, 16, 32]
+weights = "random:0"
+[[models]]
+name = "llama"
+path = "models/tiny-llama"
+task = "text-generation"
+target = "trn1.2xlarge"
+phases = ["prefill"]
+buckets = [8, 16, 32]
+weights = "random:0"
+""" + "".join(
+    f"""
+[[fleets]]
+kind = "training"
+name = "{channel}"
+model = "llama"
+channel = "{channel}"
+instance_types = ["trn1.32xlarge"]
+capacity = {{ kind = "on-demand" }}
+nodes = 2
+zone = "us-east-2a"
+"""
+    for channel in ("staging", "production")
+)
+
+
+def make_project(folder: Path, store: str = "file://store") -> Path:
+    for name, config in (("tiny-bert", BERT), ("tiny-llama", LLAMA)):
+        write_model(folder / "models" / name, config | {"num_hidden_layers": 1})
+    (folder / "nxpipe.toml").write_text(CONFIG.replace("STORE", store))
+    make_key_file(folder / "release.key")
+    return folder
+
+
+def deepen(config: Path) -> None:
+    """As many layers again."""
+    said = json.loads(config.read_text())
+    config.write_text(json.dumps(said | {"num_hidden_layers": 2 * said["num_hidden_layers"]}))
+
+
+@dataclass
+class Team:
+    """Where it works is where this process is."""
+
+    nxpipe: InProcess
+    store: str = "store"
+    said: list[str] = field(default_factory=list)  # a release's own last words
+
+    def release(self, *words: str, code: int = 0) -> dict[str, Any]:
+        answer = self.nxpipe("release", *words, "--json")
+        assert answer.code == code, answer.err
+        self.said = answer.err.splitlines()
+        report: dict[str, Any] = json.loads(answer.out)
+        return report
+
+    def does(self, command: str) -> Answer:
+        """What a report says to type."""
+        name, *words = command.split()
+        assert name == "nxpipe"
+        return self.nxpipe(*words)
+
+    def log(self, channel: str) -> list[Generation]:
+        """The newest first."""
+        log = ChannelLog(open_store(self.store).backend, channel)
+        return list(log.back_from(log.tip()))
+
+    def served(self, channel: str) -> dict[str, str]:
+        """Manifests by model."""
+        newest = next(iter(self.log(channel)), None)
+        return {each.model_id: each.manifest.sha256 for each in newest.artifacts} if newest else {}
+
+    def describes(self, old: str, new: str) -> None:
+        path = Path("nxpipe.toml")
+        text = path.read_text()
+        assert text.count(old) >= 1
+        path.write_text(text.replace(old, new, 1))
+
+
+def states(report: Mapping[str, Any]) -> dict[str, str]:
+    return {gate["gate"]: gate["state"] for gate in report["gates"]}
+
+
+def gate(report: Mapping[str, Any], name: str) -> dict[str, Any]:
+    (found,) = (one for one in report["gates"] if one["gate"] == name)
+    return dict(found)
