@@ -83,8 +83,12 @@ def signature_folder(manifest_digest: str) -> str:
     return f"{SIGNATURES}{manifest_digest}/"
 
 
+def report_folder(manifest_digest: str) -> str:
+    return f"{REPORTS}{manifest_digest}/"
+
+
 def report_path(manifest_digest: str, moment: str, kind: str) -> str:
-    return f"{REPORTS}{manifest_digest}/{moment}.{kind}"
+    return f"{report_folder(manifest_digest)}{moment}.{kind}"
 
 
 def listing_path(manifest: Manifest) -> str:

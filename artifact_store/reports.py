@@ -7,9 +7,11 @@ import re
 
 from artifact_store.backends.protocol import Payload
 from artifact_store.errors import InvalidDocument
-from artifact_store.layout import is_key, report_path
+from artifact_store.layout import is_key, report_folder, report_path
 from artifact_store.store import Store
 
+KINDS = ("html", "json")
+_MOMENT = re.compile(r"\d{8}T\d{6}(\.\d{1,6})?Z")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z")
 
 
@@ -26,3 +28,15 @@ def store_report(store: Store, manifest_digest: str, began_at: str, *, html: byt
         raise InvalidDocument(f"{manifest_digest!r} is not the digest of a manifest")
     for kind, data in (("html", html), ("json", json)):
         store.backend.replace(report_path(manifest_digest, moment_of(began_at), kind), Payload.of(data))
+
+
+def moments_of(store: Store, manifest_digest: str) -> list[str]:
+    """When the builds began whose reports are kept, the newest last."""
+    names = (path.rpartition("/")[2] for path in store.backend.paths(report_folder(manifest_digest)))
+    found = {moment for moment, dot, kind in (name.rpartition(".") for name in names) if dot and kind in KINDS}
+    return sorted(filter(_MOMENT.fullmatch, found))
+
+
+def read_report(store: Store, manifest_digest: str, moment: str, kind: str) -> bytes | None:
+    chunks = store.backend.read(report_path(manifest_digest, moment, kind))
+    return None if chunks is None else b"".join(chunks)

@@ -97,8 +97,13 @@ class Run:
 def finish(run: Run, results: Results) -> int:
     """Say what came of it, keep the reports, and give the exit code."""
     note_timings(results, run.timings)
-    published = published_of(run.store, results)
-    figures = {one.request_key: utilisation.read(one.manifest, run.store) for one in published.values()}
+    try:
+        published = published_of(run.store, results)
+        figures = {one.request_key: utilisation.read(one.manifest, run.store) for one in published.values()}
+    except StoreUnavailable:
+        if not results.missing():
+            raise
+        published, figures = {}, {}  # what went wrong is said below
     show_artifacts(run.console, published, figures, results)
     files = _kept_reports(run, results, published, figures)
     show_end(run.console, results, files)

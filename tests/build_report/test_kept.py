@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from artifact_store import Store
+from artifact_store import Store, open_store
 from artifact_store.backends.local import LocalFolder
 from artifact_store.backends.protocol import Payload
 from artifact_store.errors import InvalidDocument
@@ -17,6 +17,9 @@ from pipeline.build_report.keeping import keep_report
 from pipeline.build_report.recorder import Recorder
 from tests.artifact_store.samples import put
 from tests.build_report.world import BEGAN, course, ends, matrix, results
+from tests.pipeline.in_process import InProcess, nxpipe
+
+__all__ = ["nxpipe"]
 
 MOMENT = "20261121T190147.250000Z"
 
@@ -100,3 +103,20 @@ def test_a_report_lies_beside_a_manifest_or_nowhere(tmp_path: Path) -> None:
 def test_a_time_names_files_that_every_system_can_hold() -> None:
     assert moment_of(BEGAN) == MOMENT
     assert moment_of("2026-11-21T19:01:47Z") == "20261121T190147Z"
+
+
+def test_the_report_of_an_artifact_is_read_back_the_newest_of_several(tmp_path: Path, nxpipe: InProcess) -> None:
+    store = open_store(str(tmp_path / "store"))
+    published = store.publish(put(store, "a"))
+    name, where = published.request_key[:12], ("--store", str(tmp_path / "store"))
+    bare = nxpipe("store", "report", name, *where)
+    assert bare.code == 21
+    assert "no report of a build is kept" in bare.err
+    for year in ("2026", "2027"):
+        began = f"{year}{BEGAN[4:]}"
+        store_report(store, published.manifest_digest, began, html=f"<p>{year}".encode(), json=year.encode())
+    assert nxpipe("store", "report", name, *where).out == "2027\n"
+    page = tmp_path / "page.html"
+    assert nxpipe("store", "report", name, *where, "--to", str(page)).code == 0
+    assert page.read_text() == "<p>2027"
+    assert nxpipe("store", "report", name, *where, "--to", str(page)).code == 5

@@ -32,6 +32,7 @@ STORE_COMMANDS = {
     "gc": ("pipeline.commands.store.gc:gc", "Remove what nothing needs, and artifacts that the rules give up."),
     "ls": ("pipeline.commands.store.listing:ls", "List every artifact, the newest first."),
     "pin": ("pipeline.commands.store.pin:pin", "Keep an artifact from being collected, or list the pins."),
+    "report": ("pipeline.commands.store.report:report", "Write the report of the build that made an artifact."),
     "sign": ("pipeline.commands.store.sign:sign", "Sign an artifact, together with what it was made of."),
     "unpin": ("pipeline.commands.store.pin:unpin", "Remove a pin; a later collection may take what it kept."),
     "verify-signature": (
