@@ -47,7 +47,7 @@ def fitted_tau(history: Sequence[Tallies]) -> float:
     @cache
     def fit(at: int) -> float:
         tau = _TAUS[at]
-        return sum(_mixed(*table, 0.0, tau) if tau else _at_zero(*table) for table in tables)
+        return math.fsum(_mixed(*table, 0.0, tau) if tau else _at_zero(*table) for table in tables)
 
     low, high = 0, len(_TAUS) - 1
     while low < high:  # it rises to one best tau, and falls behind it

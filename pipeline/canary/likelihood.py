@@ -88,7 +88,7 @@ def _mean(n: int, m: int, k: int, ratio: float) -> float:
 
 def _deviation(n: int, m: int, k: int, mean: float) -> float:
     cells = (mean, n - mean, k - mean, m - k + mean)
-    return 0.0 if min(cells) <= 0 else sum(1 / cell for cell in cells) ** -0.5
+    return 0.0 if min(cells) <= 0 else math.fsum(1 / cell for cell in cells) ** -0.5
 
 
 def _log_term(n: int, m: int, k: int, x: int, theta: float) -> float:

@@ -46,5 +46,5 @@ def bets_below(grid: tuple[float, ...], ratio: float) -> tuple[tuple[int, float]
 
 
 def _shared(bets: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    whole = sum(bet for _, bet in bets)
+    whole = math.fsum(bet for _, bet in bets)
     return tuple((at, math.log(bet / whole)) for at, bet in bets)

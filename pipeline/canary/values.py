@@ -23,7 +23,7 @@ def worse(plan: Plan, steps: Sequence[StepEvidence], metric: int, ratio: float) 
     """Against "never above `ratio`", of one metric: bets from the first minute, and from where each step began."""
     bets, null = bets_above(plan.ratios, ratio), plan.ratios.index(ratio)
     begins = begin_bets(len(plan.steps))
-    grown = [_log(sum(begins[len(steps) :]))]  # what is to be bet on later steps lies still
+    grown = [_log(math.fsum(begins[len(steps) :]))]  # what is to be bet on later steps lies still
     for bet, curve in zip(begins, _since_each(steps, metric), strict=False):
         grown.append(_log(bet) + _bet(bets, curve, null))
     return log_sum(grown)

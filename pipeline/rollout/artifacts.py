@@ -5,6 +5,7 @@ A colour's channel is moved before the colour has an instance; the fleet's own o
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -77,23 +78,32 @@ class Artifacts:
 
     def settled(self, candidate: Candidate) -> bool:
         """Whether the fleet's channel serves what was promoted, or has been moved by somebody else since."""
-        tip = self._tip(candidate.channel)
-        served = self._of(tip)
-        there = served is not None and served.request_key == candidate.artifact
-        return there or (tip.generation if tip else 0) != candidate.generation
+        return self._settled(candidate, self._tip(candidate.channel))
 
     def settle(self, candidate: Candidate, rollout: str) -> None:
         """The rollout has promoted: the fleet's channel follows. Once more changes nothing."""
-        found = self.store.find(candidate.artifact)
+        found, channel = self.store.find(candidate.artifact), candidate.channel
         if found is None:
             raise NotFound(f"{candidate.name} is gone from {self.store.url}; publish it again")
-        needs = requirements(self.store, self.config, self.folder, candidate.channel)
-        author = self._author(candidate.channel, _PROMOTED.format(rollout))
-        try:
-            change.promote(self.store, candidate.channel, [found], author, needs, expected=candidate.generation)
-        except Refused:
-            if not self.settled(candidate):  # by somebody else, at this moment
-                raise
+        needs = requirements(self.store, self.config, self.folder, channel)
+        author = self._author(channel, _PROMOTED.format(rollout))
+        while not self._settled(candidate, tip := self._tip(channel)):
+            seen = tip.generation if tip else 0
+            try:
+                change.promote(self.store, channel, [found], author, needs, expected=seen)
+            except Refused:
+                now = self._tip(channel)
+                if (now.generation if now else 0) == seen:  # not because somebody was faster
+                    raise
+
+    def _settled(self, candidate: Candidate, tip: Generation | None) -> bool:
+        """What the channel serves of other models, other fleets may have moved meanwhile: that is no matter here."""
+        served, log = self._of(tip), ChannelLog(self.store.backend, candidate.channel)
+        if served is not None and served.request_key == candidate.artifact:
+            return True
+        before = self._of(log.read(candidate.generation))
+        since = takewhile(lambda each: each.generation > candidate.generation, log.back_from(tip))
+        return any(self._of(each) != before for each in since)
 
     def _promote(self, channel: str, artifact: Published, why: str) -> None:
         policy = signing_policy(self.config, self.folder)

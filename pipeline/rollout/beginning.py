@@ -33,7 +33,7 @@ def tell(console: Console, one: Opened, what: Begin) -> None:
     for line in [
         *_steps(asked.plan, asked.pace.final),
         *_latencies(what.history),
-        *_prospects(asked.plan, what.history),
+        *_prospects(asked.plan, what.history, asked.pace.period),
     ]:
         console.say(f"  {line}")
 
@@ -60,15 +60,16 @@ def _latencies(known: History) -> Iterator[str]:
         )
 
 
-def _prospects(plan: Plan, known: History) -> Iterator[str]:
-    """By the planner, on the traffic that there is."""
+def _prospects(plan: Plan, known: History, minute: int) -> Iterator[str]:
+    """By the planner, on the traffic that there is; a minute of the plan may have less seconds than sixty."""
     if not known.rps:
         yield "nothing can be said of what it will find: the old version had no traffic lately"
         return
     # A version without an error has some rate all the same; a hundredth of what it may have is a guess that is said.
     guess = max(known.error_rate, plan.objective / 100)
     yield f"at {known.rps:.3g} requests a second, of which {guess:.2g} fail:"
-    found = prospects(plan, Service(known.rps, guess))
+    rps = known.rps * minute / 60
+    found = prospects(plan, Service(rps, guess))
     for each in found:
         ends = f"over in about {each.advances:.0f} minutes" if each.advances else "hardly ever over"
         missed = [fault.fault.name for fault in each.faults if fault.chance < POWER and _judged(plan, fault.fault.name)]
@@ -76,7 +77,7 @@ def _prospects(plan: Plan, known: History) -> Iterator[str]:
             f"; does not see {', '.join(missed)}" if missed else ""
         )
     if any(fault.chance < POWER for fault in found[0].faults if _judged(plan, fault.fault.name)):
-        yield f"what would: nxpipe rollout plan --rps {known.rps:.3g} --base-error {guess:.2g}"
+        yield f"what would: nxpipe rollout plan --rps {rps:.3g} --base-error {guess:.2g}"
 
 
 def _judged(plan: Plan, fault: str) -> bool:

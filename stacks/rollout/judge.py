@@ -12,6 +12,7 @@ from stacks.kept_log import kept_log
 
 _ROOT: Final = Path(__file__).parents[2]  # in a checkout and where nxpipe is installed: its packages are neighbours
 _PACKAGE: Final = "pipeline/canary"
+RUNTIME: Final = "python3.13"
 _LONG_AGO: Final = (1980, 1, 1, 0, 0, 0)
 
 
@@ -35,7 +36,7 @@ class Judge(Construct):
             "Function",
             function_name=name,
             description="Says what the counts of a rollout mean",
-            runtime="python3.13",
+            runtime=RUNTIME,
             architectures=["arm64"],
             handler="pipeline.canary.handler.handle",
             code=aws_lambda.CfnFunction.CodeProperty(s3_bucket=code.s3_bucket_name, s3_key=code.s3_object_key),

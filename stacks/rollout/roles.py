@@ -30,7 +30,7 @@ class Things:
 
 
 class Roles(Construct):
-    """One for each machine."""
+    """One for each machine, and a policy for whoever releases: roles of people and of jobs are others' to make."""
 
     def __init__(self, scope: Construct, id_: str, things: Things) -> None:
         super().__init__(scope, id_)
@@ -46,6 +46,13 @@ class Roles(Construct):
         _let(self.watch, ("cloudwatch:DescribeAlarms", "cloudwatch:GetMetricData"), "*")
         self._move_traffic(self.watchdog)
         _let(self.watchdog, ("states:DescribeExecution",), *map(_executions, (things.release, things.watchdog)))
+        self.releasing = aws_iam.ManagedPolicy(
+            self,
+            "Releasing",
+            description="Start, watch, pause, approve and end the rollouts of one fleet",
+            path="/nxpipe/",
+            statements=_releasing(things),
+        )
 
     def _role(self, machine: str) -> aws_iam.Role:
         ours = {"StringEquals": {"aws:SourceAccount": Stack.of(self).account}}
@@ -83,6 +90,19 @@ class Roles(Construct):
         """For what that service writes on the role's behalf."""
         via = {"StringEquals": {"kms:ViaService": f"{service}.{Stack.of(self).region}.amazonaws.com"}}
         _let(role, ("kms:Decrypt", "kms:GenerateDataKey"), key, only=via)
+
+
+def _releasing(things: Things) -> list[aws_iam.PolicyStatement]:
+    """What `nxpipe rollout` calls, beside the store. Who may start a machine moves no weight himself."""
+    start, watch = ["states:StartExecution"], ["states:DescribeStateMachine", "states:ListExecutions"]
+    follow = ["states:DescribeExecution", "states:GetExecutionHistory"]
+    reads = ["cloudwatch:GetMetricData", "elasticloadbalancing:DescribeRules"]
+    return [
+        aws_iam.PolicyStatement(actions=[*start, *watch], resources=[things.release]),
+        aws_iam.PolicyStatement(actions=follow, resources=[_executions(things.release)]),
+        aws_iam.PolicyStatement(actions=["dynamodb:GetItem", "dynamodb:UpdateItem"], resources=[things.table]),
+        aws_iam.PolicyStatement(actions=reads, resources=["*"]),
+    ]
 
 
 def _executions(machine: str) -> str:

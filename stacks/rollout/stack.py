@@ -78,6 +78,8 @@ class RolloutStack(Stack):
         self.handle = RolloutHandle(fleet=fleet.name, machine=things.release, table=self._table)
         tag_project(self, project)
         CfnOutput(self, "MachineArn", value=things.release, description=f"Moves the traffic of {fleet.name}")
+        releasing = roles.releasing.managed_policy_arn
+        CfnOutput(self, "ReleasingPolicyArn", value=releasing, description=f"For whoever releases to {fleet.name}")
 
     def _make_table(self) -> aws_dynamodb.Table:
         """One item. What it says matters while a rollout is under way; between two, the rule itself tells."""

@@ -3,6 +3,7 @@ they can know of metrics.
 """
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -10,6 +11,9 @@ from typing import Any
 
 import boto3
 import pytest
+from moto.stepfunctions.parser.asl.component.state.exec.state_task.service.state_task_service_sfn import (
+    StateTaskServiceSfn,
+)
 
 from tests.cloud.mends.events import strike
 
@@ -128,6 +132,25 @@ def test_a_machine_waits_for_another_one_and_hears_what_it_said() -> None:
         "End": True,
     }
     assert output(machine({"Ask": ask}, "outer"), {"word": "yes"}) == {"said": "yes"}
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_execution_that_is_stopped_before_it_waits_for_another_one_waits_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inner, over = machine({"Wait": {"Type": "Wait", "Seconds": 600, "End": True}}, "inner"), threading.Event()
+    stock = StateTaskServiceSfn._eval_integration_pattern
+
+    def stopped(task: Any, env: Any, *rest: Any, **more: Any) -> None:
+        execution = env.states.context_object.context_object_data["Execution"]["Id"]
+        boto3.client("stepfunctions").stop_execution(executionArn=execution)
+        stock(task, env, *rest, **more)
+        over.set()
+
+    monkeypatch.setattr(StateTaskServiceSfn, "_eval_integration_pattern", stopped)
+    waits = {"Resource": "arn:aws:states:::states:startExecution.sync:2", "Parameters": {"StateMachineArn": inner}}
+    assert run(machine({"Ask": {"Type": "Task", "End": True, **waits}}, "outer"))["status"] == "ABORTED"
+    assert over.wait(30)
 
 
 # Whom they wake

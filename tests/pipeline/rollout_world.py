@@ -22,6 +22,7 @@ from tests.pipeline.in_process import InProcess
 
 REGION: Final = "us-east-2"
 MODEL: Final = "acme/bert"
+VERIFIED: Final[dict[str, object]] = {"forward-b1-s128": [{"output": "logits", "cosine": "0.9999"}]}
 CONFIG: Final = """
 [project]
 name = "PROJECT"
@@ -78,9 +79,19 @@ class Fleet:
         return f"{MODEL}@{self.artifacts[version].request_key[:12]}"
 
     def served(self, channel: str) -> str:
+        (name,) = self.all_served(channel)
+        return name
+
+    def all_served(self, channel: str) -> list[str]:
         told = json.loads(self.nxpipe("channel", "show", channel, "--json").out)
-        (artifact,) = (told[0] if isinstance(told, list) else told)["artifacts"]
-        return f"{MODEL}@{artifact['request_key'][:12]}"
+        artifacts = (told[0] if isinstance(told, list) else told)["artifacts"]
+        return [f"{each['model_id']}@{each['request_key'][:12]}" for each in artifacts]
+
+    def publish(self, model: str) -> str:
+        """An artifact of a model that another fleet serves."""
+        store = open_store("store")
+        made = store.publish(put(store, request=9, model=model).model_copy(update={"report": VERIFIED}))
+        return f"{model}@{made.request_key[:12]}"
 
     # What the machines do
 
@@ -138,6 +149,14 @@ class Fleet:
         ]
         action = {"Type": "forward", "ForwardConfig": {"TargetGroups": groups}}
         boto3.client("elbv2").modify_rule(RuleArn=self.front["rule"], Actions=[action])
+
+    def count(self, requests: int, seconds: int) -> None:
+        """That blue had, in each of the last seconds."""
+        series = {"LoadBalancer": self.front["balancer"], "TargetGroup": self.front["colours"]["blue"]["series"]}
+        about = {"MetricName": "RequestCount", "Value": requests}
+        dimensions = [{"Name": name, "Value": value} for name, value in series.items()]
+        data = [{**about, "Dimensions": dimensions, "Timestamp": time.time() - ago} for ago in range(1, seconds + 1)]
+        boto3.client("cloudwatch").put_metric_data(Namespace="AWS/ApplicationELB", MetricData=data)
 
     def look(self, minutes: int, requests: tuple[int, int] = (0, 0), failed: tuple[int, int] = (0, 0)) -> None:
         """The real judge looks, so many minutes after the step began; each minute had these counts of green and blue.
@@ -210,9 +229,8 @@ def make_fleet(nxpipe: InProcess, front: dict[str, Any]) -> Fleet:
     """Here, in a project of its own, behind a front that others have used before."""
     store, project = open_store("store"), f"demo{next(_numbers)}"
     Path("nxpipe.toml").write_text(CONFIG.replace("PROJECT", project))
-    verified: dict[str, object] = {"forward-b1-s128": [{"output": "logits", "cosine": "0.9999"}]}
     samples = [put(store, request=number, model=MODEL) for number in range(3)]
-    published = [store.publish(each.model_copy(update={"report": verified})) for each in samples]
+    published = [store.publish(each.model_copy(update={"report": VERIFIED})) for each in samples]
     made = Fleet(project, nxpipe, published, front)
     boto3.client("dynamodb").create_table(
         TableName=made.table,

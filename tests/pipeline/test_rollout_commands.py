@@ -14,8 +14,11 @@ import pytest
 from moto import mock_aws
 
 from pipeline import exit_codes
+from pipeline.canary.plan import Plan
 from pipeline.output import Console
+from pipeline.rollout.drift import minutes_until
 from pipeline.rollout.follow import follow
+from pipeline.rollout.planner import Service, in_favour
 from pipeline.rollout.status import Status
 from tests.cloud.install import install
 from tests.pipeline.in_process import InProcess, nxpipe
@@ -148,6 +151,16 @@ def test_a_channel_that_takes_signed_artifacts_only_holds_its_colours_to_that(fl
 # The end
 
 
+def test_a_rehearsal_is_foreseen_by_what_its_short_minutes_bring(fleet: Fleet) -> None:
+    with Path("nxpipe.toml").open("a") as file:
+        file.write("[rollout]\nsteps = [100]\n")
+    fleet.count(30, seconds=10)
+    said = fleet.start(1, "--minute", "1").err
+    minutes = minutes_until(in_favour(Plan.of((100,)), Service(30 / 60, base_error=0.0001), 0))
+    assert "at 30 requests a second" in said
+    assert f"95 %: over in about {minutes:.0f} minutes" in said
+
+
 def test_a_promotion_moves_the_fleets_channel_once(fleet: Fleet) -> None:
     fleet.says("promoted", "all is well")
     answer = fleet.start(1, "--minute", "1", "--wait")
@@ -178,6 +191,16 @@ def test_a_channel_that_somebody_has_moved_meanwhile_is_left_as_it_is(fleet: Fle
     assert fleet.nxpipe("promote", fleet.name(2), "--channel", "production").code == 0
     assert fleet.rollout("status", "search", "--wait").code == 0
     assert fleet.served("production") == fleet.name(2)
+
+
+def test_of_two_fleets_on_one_channel_each_moves_what_it_runs_itself(fleet: Fleet) -> None:
+    fleet.says("promoted", "all is well")
+    assert fleet.start(1).code == 0
+    fleet.until_ended()
+    other = fleet.publish("acme/other")
+    assert fleet.nxpipe("promote", other, "--channel", "production").code == 0
+    assert fleet.rollout("status", "search", "--wait").code == 0
+    assert sorted(fleet.all_served("production")) == sorted([fleet.name(1), other])
 
 
 @pytest.mark.parametrize(

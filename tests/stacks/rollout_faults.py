@@ -76,8 +76,8 @@ def injected(fault: Fault) -> Iterator[threading.Event]:
 
     def concerned(state: Any, env: Any) -> bool:
         nonlocal execution
-        found = env.states.context_object.context_object_data["Execution"]["Id"]
-        here = state.name == fault.state and f":demo-search-{fault.machine}:" in found
+        found = _execution(env)
+        here = state.name == fault.state and _runs(fault.machine, found)
         if here and not met.is_set():
             met.set()
             execution = found
@@ -86,8 +86,7 @@ def injected(fault: Fault) -> Iterator[threading.Event]:
 
     def stopping(stock: Callable[..., None], state: Any, env: Any) -> None:
         if fault.kind == "is stopped" and concerned(state, env):
-            arn = env.states.context_object.context_object_data["Execution"]["Id"]
-            client_of("stepfunctions", REGION).stop_execution(executionArn=arn)
+            client_of("stepfunctions", REGION).stop_execution(executionArn=_execution(env))
         stock(state, env=env)
 
     def failing(stock: Callable[..., None], state: Any, **given: Any) -> None:
@@ -103,6 +102,30 @@ def injected(fault: Fault) -> Iterator[threading.Event]:
         for kind in (StateTaskServiceAwsSdk, StateTaskServiceLambda, StateTaskServiceSfn):
             _around(patch, kind, "_eval_service_task", failing)
         yield met
+
+
+@contextmanager
+def meanwhile(machine: Machine, name: str, do: Callable[[], None]) -> Iterator[None]:
+    """Somebody else does something at the moment when an execution first comes to this state."""
+    done = threading.Event()
+
+    def coming(stock: Callable[..., None], state: Any, env: Any) -> None:
+        if state.name == name and _runs(machine, _execution(env)) and not done.is_set():
+            done.set()
+            do()
+        stock(state, env=env)
+
+    with pytest.MonkeyPatch.context() as patch:
+        _around(patch, CommonStateField, "_eval_body", coming)
+        yield
+
+
+def _execution(env: Any) -> str:
+    return str(env.states.context_object.context_object_data["Execution"]["Id"])
+
+
+def _runs(machine: Machine, execution: str) -> bool:
+    return f":demo-search-{machine}:" in execution
 
 
 def _around(patch: pytest.MonkeyPatch, kind: type, name: str, new: Callable[..., None]) -> None:

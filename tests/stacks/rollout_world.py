@@ -150,6 +150,12 @@ class Front:
         groups = found["Actions"][0]["ForwardConfig"]["TargetGroups"]
         return {self.colours[each["TargetGroupArn"]]: each["Weight"] for each in groups}
 
+    def weigh(self, weights: Mapping[str, int]) -> None:
+        """By hand."""
+        groups = [{"TargetGroupArn": arn, "Weight": weights[colour]} for arn, colour in self.colours.items()]
+        forward = {"Type": "forward", "ForwardConfig": {"TargetGroups": groups}}
+        _client("elbv2").modify_rule(RuleArn=self.rule, Actions=[forward])
+
 
 def record() -> dict[str, str]:
     found = _client("dynamodb").get_item(TableName=TABLE, Key={"fleet": {"S": FLEET}}).get("Item", {})
@@ -169,6 +175,12 @@ def passed(execution: str) -> list[str]:
     pages = _client("stepfunctions").get_paginator("get_execution_history").paginate(executionArn=execution)
     details = [each.get("stateEnteredEventDetails") for page in pages for each in page["events"]]
     return [each["name"] for each in details if each]
+
+
+def watched() -> bool:
+    """Whether a watchdog is at work."""
+    machine = MACHINE.replace("rollout", "watchdog")
+    return bool(_client("stepfunctions").list_executions(stateMachineArn=machine, statusFilter="RUNNING")["executions"])
 
 
 def evidence(execution: str) -> list[dict[str, Any]]:
@@ -216,6 +228,10 @@ def signal(word: str) -> None:
         ExpressionAttributeNames={"#signal": "signal", "#owner": "owner"},
         ExpressionAttributeValues={":word": {"S": word}},
     )
+
+
+def wake_the_clock() -> None:
+    _client("events").enable_rule(Name=CLOCK)
 
 
 def given_away() -> None:

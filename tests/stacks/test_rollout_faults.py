@@ -1,13 +1,15 @@
 """Whatever fails, wherever it fails: traffic ends up whole, with a version that is there."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event
 from typing import Final
 
 import pytest
 
 from pipeline.canary.plan import Plan
 from tests.cloud.mends.events import strike
-from tests.stacks.rollout_faults import Fault, faults, injected
+from tests.stacks.rollout_faults import Fault, faults, injected, meanwhile
 from tests.stacks.rollout_world import (
     CLOCK,
     NEVER_SURE,
@@ -28,6 +30,8 @@ from tests.stacks.rollout_world import (
     stop,
     traffic,
     until,
+    wake_the_clock,
+    watched,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.runs]
@@ -41,16 +45,11 @@ _WAYS: Final = {
     "stopped early": ("Stop",),
     "refused": ("Refuse",),
     "undecided": ("AskPeople",),
+    "ended between two steps": ("SeeOwner", "Me", "Mine", "Ended"),
+    "moved by somebody else": ("NotShifted",),
+    "locked for good": ("WakeAgain",),
 }
 _OTHERWISE: Final = {"watchdog": "killed"}
-_AT_NO_TIME: Final = (
-    "WakeAgain",
-    "SeeOwner",
-    "Me",
-    "Mine",
-    "Ended",
-    "NotShifted",
-)  # it takes another fault, or a word at the right moment
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +59,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
 
 
 def way_to(fault: Fault) -> str:
-    ways = [way for way, states in _WAYS.items() if fault.machine == "rollout" and fault.state in states]
+    ways = [way for way, states in _WAYS.items() if fault.state in states]
     return ways[0] if ways else _OTHERWISE.get(fault.machine, "healthy")
 
 
@@ -79,9 +78,9 @@ def go(way: str, front: Front, people: Traffic) -> str:
         execution = start(pace=PACE | {"warm_tries": 50})
         until(lambda: "WarmUp" in passed(execution))
         signal("abort")
-    elif way in ("killed", "undecided"):
+    elif way in ("killed", "locked for good", "undecided"):
         execution = start(plan=NEVER_SURE)
-        if way == "killed":
+        if way != "undecided":
             until(lambda: "Watch" in passed(execution))
             stop(execution)
     else:
@@ -89,18 +88,38 @@ def go(way: str, front: Front, people: Traffic) -> str:
     return execution
 
 
-def helped(way: str, execution: str) -> None:
+@contextmanager
+def on(way: str, front: Front) -> Iterator[None]:
+    """What happens on it beside the fault."""
+    if way == "ended between two steps":
+        with meanwhile("rollout", "NextStep", lambda: signal("abort")):
+            yield
+    elif way == "moved by somebody else":
+        with meanwhile("rollout", "SeeShift", lambda: front.weigh({"blue": 50, "green": 50})):
+            yield
+    elif way == "locked for good":
+        with injected(Fault("watchdog", "Unlock", "stays broken")):
+            yield
+    else:
+        yield
+
+
+def helped(way: str, execution: str, fault: Fault, met: Event) -> None:
     if way == "undecided":
         until(lambda: not running(execution) or "AskPeople" in passed(execution))
         if running(execution):
             signal("abort")
+    if way == "locked for good" and fault.kind in ("stays broken", "is stopped"):
+        until(met.is_set)
+        until(lambda: not watched())
+        wake_the_clock()  # a person must
 
 
 def running(execution: str) -> bool:
     return "owner" in record()
 
 
-@pytest.mark.parametrize("fault", [each for each in faults() if each.state not in _AT_NO_TIME], ids=str)
+@pytest.mark.parametrize("fault", list(faults()), ids=str)
 def test_traffic_ends_up_whole(fleet: Front, monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
     for name, value in WHO.items():
         monkeypatch.setenv(name, value)
@@ -109,11 +128,11 @@ def test_traffic_ends_up_whole(fleet: Front, monkeypatch: pytest.MonkeyPatch, fa
             assert outcome(start(plan=QUICK)) == "promoted"
     way, old = way_to(fault), stable()
     new = other(old)
-    with injected(fault) as met:
+    with on(way, fleet), injected(fault) as met:
         errors = {old: 0.0, new: 0.5 if way == "bad" else 0.0}
         with traffic(fleet, errors=errors, answers=way != "blocked") as people:
             execution = go(way, fleet, people)
-            helped(way, execution)
+            helped(way, execution, fault, met)
             ended(execution)
             until(whole(fleet))
             until(met.is_set, 30)

@@ -105,6 +105,20 @@ def test_the_machine_that_looks_can_move_nothing(template: dict[str, Any]) -> No
     assert actions & WRITES == {"lambda:InvokeFunction", "s3:PutObject"}
 
 
+def test_who_releases_starts_this_machine_and_writes_this_record_and_changes_nothing_else(
+    template: dict[str, Any],
+) -> None:
+    (policy,) = of(template, "AWS::IAM::ManagedPolicy").values()
+    writes = {}
+    for statement in policy["PolicyDocument"]["Statement"]:
+        for action in listed(statement["Action"]):
+            if not action.partition(":")[2].startswith(("Get", "Describe", "List")):
+                writes[action] = json.dumps(statement["Resource"])
+    assert writes.keys() == {"states:StartExecution", "dynamodb:UpdateItem"}
+    assert writes["states:StartExecution"].endswith(':stateMachine:demo-search-rollout"')
+    assert writes["dynamodb:UpdateItem"] == json.dumps({"Fn::GetAtt": [*of(template, "AWS::DynamoDB::Table"), "Arn"]})
+
+
 def test_every_call_is_bounded_tried_again_and_leads_somewhere_when_it_fails(template: dict[str, Any]) -> None:
     release = machines(template)["rollout"]["States"]
     for name, state in release.items():

@@ -15,6 +15,9 @@ from moto.stepfunctions.parser.asl.component.state.exec.state_task.service impor
     state_task_service_aws_sdk as aws_sdk,
 )
 from moto.stepfunctions.parser.asl.component.state.exec.state_task.service.state_task_service import StateTaskService
+from moto.stepfunctions.parser.asl.component.state.exec.state_task.service.state_task_service_callback import (
+    StateTaskServiceCallback,
+)
 from moto.stepfunctions.parser.asl.component.state.exec.state_task.service.state_task_service_sfn import (
     StateTaskServiceSfn,
 )
@@ -55,6 +58,7 @@ def mend() -> None:
     for kind in (aws_sdk.StateTaskServiceAwsSdk, StateTaskServiceSfn):
         around(kind, "_normalise_parameters", _spell_request)
         around(kind, "_normalise_response", _spell_response)
+    around(StateTaskServiceCallback, "_eval_sync", _wait)
     around(BaseExecutionWorkerCommunication, "terminated", _tell_of_the_end)
     json_path._contains_slice_or_wildcard_array = lambda path: bool(_SEVERAL.search(path))
     json_path._is_singleton_array_access = lambda path: not _SEVERAL.search(path)
@@ -115,6 +119,13 @@ def _to_machine(value: Any, shape: Any) -> Any:
     if shape.type_name == "map" and isinstance(value, dict):
         return {name: _to_machine(each, shape.value) for name, each in value.items()}
     return value.read().decode() if hasattr(value, "read") else value
+
+
+def _wait(stock: Any, task: Any, env: Any, **more: Any) -> Any:
+    """An execution that was stopped waits for nobody: moto does not work out for how long it would, and passes on
+    whatever lies in that place.
+    """
+    return stock(task, env=env, **more) if env.is_running() else None
 
 
 def _tell_of_the_end(stock: Any, execution_ends: BaseExecutionWorkerCommunication) -> None:
