@@ -30,7 +30,7 @@ class Agenda:
             return Item(
                 key=cell.key if cell else artifact.key,
                 title=f"{artifact.title}, {cell.shape.name}" if cell else artifact.title,
-                asked=artifact.asked,
+                asked=artifact.asked.anywhere(),
                 shape=cell.shape if cell else None,
                 store=plan.store,
                 thresholds=thresholds,

@@ -6,8 +6,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from pipeline.models.source import looks_like_folder
 from pipeline.order import Order
 from pipeline.request import BuildRequest
+from pipeline.saved import SavedProgram, is_saved
 
 Backend: TypeAlias = Literal["emulator", "neuronx"]
 _AT_ONCE = 64  # requests that a process remembers: a model is looked up once, not once a cell
@@ -27,6 +29,15 @@ class Asked:
         """Look the model up: its configuration, and what its weights are."""
         return _request(replace(self, name=None))
 
+    def anywhere(self) -> "Asked":
+        """The same for a process that stands in another folder than this one."""
+        model, weights = self.order.model_id, self.order.weights
+        if looks_like_folder(model) or is_saved(model):
+            model = _absolute(model)
+        if weights and weights != "hub" and not weights.startswith("random:"):
+            weights = _absolute(weights)
+        return replace(self, order=replace(self.order, model_id=model, weights=weights))
+
     def document(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -39,8 +50,6 @@ class Asked:
 
 @lru_cache(_AT_ONCE)
 def _request(asked: Asked) -> BuildRequest:
-    from pipeline.saved import SavedProgram, is_saved
-
     if is_saved(asked.order.model_id):
         from pipeline.saved_request import SavedRequest
 
@@ -54,6 +63,10 @@ def _request(asked: Asked) -> BuildRequest:
 
         return NeuronxRequest.of(request)
     return request
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
 
 
 def _tuples(value: Any) -> Any:

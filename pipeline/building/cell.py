@@ -5,6 +5,7 @@ from functools import cache, partial
 from typing import Any
 
 from artifact_store import Published, Store
+from artifact_store.errors import Incomplete
 from artifact_store.parts import Part, keep_part, part_of
 from pipeline.backends.made import Made, backend_of
 from pipeline.building.assemble import publish
@@ -57,9 +58,14 @@ class Maker:
         return made
 
     def publish(self, request: BuildRequest, watch: Watch) -> Published:
-        """The artifact, all of whose cells are there."""
+        """The artifact, all of whose cells are there. No listing shows that a part has lost a blob: it is made anew."""
         tensors = self._shelf.of(request, self._step).tensors
-        return publish(request, tensors, self._store, self._step, watch)
+        try:
+            return publish(request, tensors, self._store, self._step, watch)
+        except Incomplete:
+            for shape in sorted(request.shapes):
+                self.make(request, shape)
+            return publish(request, tensors, self._store, self._step, watch)
 
     def _part(self, key: str, make: Callable[[], Made]) -> bool:
         if self._force:

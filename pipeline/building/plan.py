@@ -91,7 +91,7 @@ class _Planner:
 
     def _open(self, one: _Artifact, cell: _Cell) -> PlannedCell:
         work = work_of(one.request, cell.shape)
-        if cell.key in self.parts:
+        if self.parts.issuperset(cell.keys):
             return PlannedCell(cell.key, cell.shape, "committed", work=work)
         if fault := self._remembered(cell):
             return PlannedCell(cell.key, cell.shape, "failed", work=work, fault=fault)

@@ -18,7 +18,7 @@ class Timings:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known: dict[str, list[float]] = {}
-        with suppress(OSError, ValueError):  # none yet, or not ours
+        with suppress(OSError, ValueError, TypeError, AttributeError):  # none yet, or not ours
             read = json.loads(path.read_text())
             self._known = {str(name): [float(work), float(seconds)] for name, (work, seconds) in read.items()}
 

@@ -35,7 +35,7 @@ class LocalExecutor:
         return not self._busy or (len(self._busy) < self._jobs and taken + item.memory <= self._memory)
 
     def start(self, item: Item) -> None:
-        worker = self._idle.pop() if self._idle else WorkerProcess(self._threads)
+        worker = self._idle_worker() or WorkerProcess(self._threads)
         self._busy.append(worker)
         worker.give(item)
 
@@ -57,6 +57,15 @@ class LocalExecutor:
             worker.kill()
         self._busy.clear()
         self._idle.clear()
+
+    def _idle_worker(self) -> WorkerProcess | None:
+        """One that was killed when it had nothing to do costs no item an attempt."""
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.death() is None:
+                return worker
+            worker.kill()
+        return None
 
     def _hear(self, worker: WorkerProcess) -> list[Event]:
         assert worker.item is not None

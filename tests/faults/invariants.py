@@ -19,7 +19,9 @@ from artifact_store.layout import (
     LISTINGS,
     PARTS,
     PINS,
+    REPORTS,
     RETIRED,
+    RUNS,
     action_path,
     blob_path,
     generation_path,
@@ -86,7 +88,7 @@ def _broken_blobs(objects: Objects) -> Iterator[str]:
 
 
 def _strangers(objects: Objects) -> Iterator[str]:
-    known = (BLOBS, ACTIONS, PARTS, CHANNELS, PINS, RETIRED, LISTINGS, *_MAY_LIE_ABOUT)
+    known = (BLOBS, ACTIONS, PARTS, CHANNELS, PINS, REPORTS, RETIRED, RUNS, LISTINGS, *_MAY_LIE_ABOUT)
     for path, data in objects.items():
         if not path.startswith(known):
             yield f"{path} is at no place of the format page"

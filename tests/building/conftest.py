@@ -1,0 +1,3 @@
+from tests.pipeline.conftest import bert
+
+__all__ = ["bert"]

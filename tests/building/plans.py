@@ -1,0 +1,73 @@
+"""Plans of builds that never happen, of any shape: artifacts that share cells, in all states that a plan knows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from pipeline.building.asked import Asked
+from pipeline.building.events import Fault, Sort
+from pipeline.building.planned import Plan, PlannedArtifact, PlannedCell, State
+from pipeline.exit_codes import STORE
+from pipeline.order import Order
+from pipeline.request import Shape
+from pipeline.verify import Thresholds
+
+THRESHOLDS = Thresholds(0.9, 0.1)
+ASKED = Asked(Order("m", None, None, "inf2.xlarge", 1, None, (1,), None, "none", "bf16", "random:0"))
+REMEMBERED = Fault("deterministic", "BuildRefused", "it failed before", 11)
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a build meets: how each attempt at each item ends. What is not in it ends well."""
+
+    plan: Plan
+    faults: Mapping[str, Sequence[Fault | None]]
+
+    def end(self, key: str, attempt: int) -> Fault | None:
+        told = self.faults.get(key, ())
+        return told[attempt] if attempt < len(told) else None
+
+
+def artifact(key: str, *cells: PlannedCell) -> PlannedArtifact:
+    return PlannedArtifact(key, key, ASKED, cells, memory=1)
+
+
+def cell(key: str, state: State = "to do", work: float = 1.0) -> PlannedCell:
+    fault = REMEMBERED if state in ("failed", "refused") else None
+    return PlannedCell(key, Shape("forward", 1, 8), state, work=work, fault=fault)
+
+
+def fault(sort: Sort, code: int = 11) -> Fault:
+    return Fault(sort, "Error", f"a fault that is {sort}", code)
+
+
+FAULTS = st.one_of(
+    st.none(),
+    st.builds(fault, st.sampled_from(("deterministic", "environmental", "limit", "here")), st.sampled_from((11, 30))),
+    st.just(fault("environmental", STORE.number)),
+)
+
+
+@st.composite
+def courses(draw: st.DrawFn) -> Course:
+    names = [f"cell {number}" for number in range(draw(st.integers(1, 7)))]
+    states: st.SearchStrategy[State] = st.sampled_from(("to do", "to do", "to do", "committed", "failed"))
+    known = {name: cell(name, draw(states), draw(st.integers(0, 3))) for name in names}
+    artifacts = [_artifact(draw, number, known) for number in range(draw(st.integers(1, 4)))]
+    keys = [*names, *(each.key for each in artifacts)]
+    told = st.lists(FAULTS, min_size=1, max_size=4)
+    faults = draw(st.dictionaries(st.sampled_from(keys), told, max_size=3))
+    return Course(Plan("file:///nowhere", tuple(artifacts)), faults)
+
+
+def _artifact(draw: st.DrawFn, number: int, known: Mapping[str, PlannedCell]) -> PlannedArtifact:
+    some = draw(st.lists(st.sampled_from(sorted(known)), min_size=1, max_size=4, unique=True))
+    cells = [known[name] for name in some]
+    kind = draw(st.sampled_from(("open", "open", "open", "published", "refused")))
+    if kind == "published":
+        cells = [cell(each.key, "published") for each in cells]
+    if kind == "refused":
+        return artifact("", *(cell("", "refused") for _ in cells))
+    return artifact(f"artifact {number}", *cells)

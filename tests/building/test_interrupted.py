@@ -1,0 +1,91 @@
+"""Ctrl-C at a terminal, once and twice, and SIGTERM: workers end at once, and what was committed is found again."""
+
+import fcntl
+import os
+import pty
+import signal
+import termios
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from pipeline.exit_codes import INTERRUPTED, TERMINATED
+from tests.building.world import PATIENCE, Running, World, saved_world, wait_for
+
+CTRL_C = b"\x03"
+
+
+class Terminal:
+    """One that a build runs at: keys go in, and what it shows is read all the time."""
+
+    def __init__(self) -> None:
+        self._here, self.there = pty.openpty()
+        self.shown = b""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def press(self, key: bytes) -> None:
+        os.write(self._here, key)
+
+    def close(self) -> str:
+        os.close(self.there)
+        self._reader.join(PATIENCE)
+        os.close(self._here)
+        return self.shown.decode(errors="replace")
+
+    def _read(self) -> None:
+        with suppress(OSError):  # nobody is at the other end any more
+            while data := os.read(self._here, 4096):
+                self.shown += data
+
+
+@contextmanager
+def held_in_the_middle(world: World, terminal: Terminal) -> Iterator[Running]:
+    """Something is committed, and more is under way that comes to no end by itself."""
+    at_it = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.there)
+    with world.running("--jobs", "2", **at_it, preexec_fn=_in_the_foreground) as run:
+        wait_for(lambda: (world.store / "parts").is_dir() and any((world.store / "parts").iterdir()))
+        run.stop_workers()
+        yield run
+
+
+def _in_the_foreground() -> None:
+    """Of this terminal. A shell that started the tests in the background has left Ctrl-C ignored."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
+def test_ctrl_c_ends_the_workers_and_the_next_build_goes_on(times: int, tmp_path: Path) -> None:
+    world, terminal = saved_world(tmp_path), Terminal()
+    with held_in_the_middle(world, terminal) as run:
+        for _ in range(times):
+            terminal.press(CTRL_C)
+        assert run.process.wait(PATIENCE) == INTERRUPTED.number
+        run.nothing_is_left()
+    assert "Interrupted" in terminal.close()
+    goes_on(world)
+
+
+def test_sigterm_ends_the_workers_and_the_next_build_goes_on(tmp_path: Path) -> None:
+    world, terminal = saved_world(tmp_path), Terminal()
+    with held_in_the_middle(world, terminal) as run:
+        run.process.send_signal(signal.SIGTERM)
+        assert run.process.wait(PATIENCE) == TERMINATED.number
+        run.nothing_is_left()
+    assert "Terminated" in terminal.close()
+    goes_on(world)
+
+
+def goes_on(world: World) -> None:
+    """With the same words, which need not be typed again."""
+    committed = world.parts()
+    assert committed
+    resumed = World(world.folder, ("--resume",))
+    fates = resumed.build_all()
+    assert {key for key, fate in fates.items() if fate == "found"} == fates.keys() & committed.keys()
+    assert committed.items() <= world.parts().items()
+    assert resumed.build().code != 0  # there is nothing left to resume
