@@ -30,8 +30,8 @@ class Backend(Protocol):
         """As far as a program comes before it is one: what both of the others begin with."""
         ...
 
-    def program(self, request: Any, shape: Shape, front: Any, store: "Store", step: Step) -> Made:
-        """Facts are at least `degree` and `graph_key`."""
+    def program(self, request: Any, shape: Shape, front: Any, store: "Store", step: Step, *, force: bool) -> Made:
+        """Facts are at least `degree` and `graph_key`. With `force`, nothing that the store holds is taken for it."""
         ...
 
     def evidence(

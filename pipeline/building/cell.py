@@ -45,7 +45,7 @@ class Maker:
         front: Callable[[], Any] = cache(partial(backend.front, request, shape, self._step))
 
         def program() -> Made:
-            return backend.program(request, shape, front(), self._store, self._step)
+            return backend.program(request, shape, front(), self._store, self._step, force=self._force)
 
         def evidence() -> Made:
             materials = self._shelf.of(request, self._step)

@@ -41,6 +41,11 @@ class Steps:
         yield
 
 
+def done(steps: Steps) -> list[str]:
+    """What was computed, in order."""
+    return [title.partition(" ")[0] for title in steps.taken if title.startswith(("compile", "emit", "emulate"))]
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return open_store(str(tmp_path / "store"))
@@ -69,6 +74,20 @@ def test_a_build_that_is_interrupted_between_two_programs_publishes_nothing_and_
     assert [title for title in steps.taken if title.partition(" ")[0] in ("compile", "emit", "emulate")] == [
         f"{work} forward-b1-s16" for work in ("compile", "emit", "emulate")
     ]
+
+
+def test_new_weights_and_equal_cores_write_no_program_again_and_force_takes_nothing_for_granted(
+    request_: BuildRequest, store: Store
+) -> None:
+    def steps_of(request: BuildRequest, *, force: bool = False) -> list[str]:
+        steps, heard = Steps(), list[str]()
+        build(request, store, steps, heard.append, thresholds=ALLOWED, force=force)
+        return done(steps)
+
+    assert steps_of(request_) == ["compile", "emit", "emulate"]
+    assert steps_of(replace(request_, weights=RandomWeights(1))) == ["compile", "emulate"]
+    assert steps_of(replace(request_, target=instance("trn1.2xlarge"))) == ["compile", "emulate"]  # the same cores
+    assert steps_of(request_, force=True) == ["compile", "emit", "emulate"]
 
 
 def nobody(text: str) -> None:

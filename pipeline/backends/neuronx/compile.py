@@ -64,7 +64,9 @@ class Neuronx:
         with step(f"capture {shape.name}"):
             return _captured(request, shape)
 
-    def program(self, request: NeuronxRequest, shape: Shape, front: "Graph", store: "Store", step: Step) -> Made:
+    def program(
+        self, request: NeuronxRequest, shape: Shape, front: "Graph", store: "Store", step: Step, *, force: bool
+    ) -> Made:
         with step(f"compile {shape.name} with neuronx-cc"):
             limits = Limits(LONGEST, available_memory())
             made = compile_neff(request, shape, front, request.tensors(), limits)
