@@ -53,6 +53,8 @@ def _compared(builder: GraphBuilder, mask: Value) -> tuple[Array, Array] | None:
 
 
 def _sees_up_to_itself(keys: Array, rows: Array) -> bool:
-    seen = np.searchsorted(keys, rows, side="right")
-    expected = np.minimum(np.arange(1, rows.size + 1), keys.size)
-    return bool((keys[1:] >= keys[:-1]).all() and np.array_equal(seen, expected))
+    """Each row is at or behind the keys up to its own, in whatever order those are, and before all others."""
+    seen = np.minimum(np.arange(1, rows.size + 1), keys.size)
+    furthest = np.maximum.accumulate(keys)[seen - 1]
+    nearest = np.minimum.accumulate(keys[::-1])[::-1][np.minimum(seen, keys.size - 1)]
+    return bool(((furthest <= rows) & ((seen == keys.size) | (rows < nearest))).all())

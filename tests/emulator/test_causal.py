@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from emulator.builder import GraphBuilder
@@ -43,6 +43,7 @@ def require_found_if_causal(graph: Graph, mask: Array) -> None:
 
 
 @given(PLACES, PLACES, st.booleans())
+@example([0, 2, 1], [0], False)
 def test_places_that_are_compared_so_that_each_row_sees_up_to_itself_are_found(
     keys: list[int], rows: list[int], turned: bool
 ) -> None:
