@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 20
 
-.PHONY: help setup demo demo-rollout test test-all test-commands test-compiler test-fleets test-machine test-others check audit cloud-up docs lock bench clean
+.PHONY: help setup demo demo-rollout test test-all test-builds test-commands test-compiler test-fleets test-machine test-others check audit cloud-up docs lock bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -38,20 +38,24 @@ demo: $(VENV)/.ready  ## build, verify and publish two models into a local store
 demo-rollout: setup  ## roll a good and a bad version out on a local AWS, from an empty account to their ends
 	$(BIN)/python -m tests.cloud.rollout_demo
 
-# The tests in five parts, side by side; the account of each is printed whole when it ends. They often wait for servers
+# The tests in six parts, side by side; the account of each is printed whole when it ends. They often wait for servers
 # and commands, so that it takes more than two of them to keep two cores busy. The longest begin first.
+BUILDS := tests/build_report tests/building tests/executors tests/github tests/release
 COMMANDS := tests/pipeline
 COMPILER := tests/emulator tests/conformance
 MACHINE := tests/core tests/executable tests/isa tests/lower tests/models_isa tests/mutation tests/runtime
 FLEETS := tests/agent tests/cloud tests/stacks
-PARTS := test-others test-fleets test-commands test-compiler test-machine
-SIDE_BY_SIDE = $(MAKE) --no-print-directory --jobs 5 --keep-going --output-sync=target $(PARTS)
+PARTS := test-commands test-compiler test-others test-fleets test-machine test-builds
+SIDE_BY_SIDE = $(MAKE) --no-print-directory --jobs 6 --keep-going --output-sync=target $(PARTS)
 
 test: setup  ## run what CI runs
 	+$(SIDE_BY_SIDE)
 
-test-all: setup  ## the same with the slow sweeps
-	+$(SIDE_BY_SIDE) SWEEPS='-m "slow or not slow"'
+test-all: setup  ## the same with the slow sweeps, and more examples
+	+$(SIDE_BY_SIDE) SWEEPS='-m "slow or not slow" --hypothesis-profile=thorough'
+
+test-builds:
+	$(BIN)/pytest $(SWEEPS) $(BUILDS)
 
 test-commands:
 	$(BIN)/pytest $(SWEEPS) $(COMMANDS)
@@ -66,7 +70,7 @@ test-fleets:
 	$(BIN)/pytest $(SWEEPS) $(FLEETS)
 
 test-others:
-	$(BIN)/pytest $(SWEEPS) $(patsubst %,--ignore=%,$(COMMANDS) $(COMPILER) $(FLEETS) $(MACHINE))
+	$(BIN)/pytest $(SWEEPS) $(patsubst %,--ignore=%,$(BUILDS) $(COMMANDS) $(COMPILER) $(FLEETS) $(MACHINE))
 
 WORKFLOWS := $(wildcard .github/workflows/*.yml) pipeline/templates/nxpipe-release.yml
 ACTIONS := $(wildcard .github/actions/*/action.yml) pipeline/templates/nxpipe/action.yml

@@ -1,6 +1,7 @@
 """What every test may rely on: no user's cache, no hub, no AWS account, no NXPIPE_* variable leaks in."""
 
 import os
+import signal
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -11,9 +12,13 @@ from hypothesis import HealthCheck, settings
 ROOT = Path(__file__).parent.parent
 _NUMBERS: Final = count()  # pytest would find the next one by listing all folders, for each test again
 
-# A busy machine is not a defect: no test fails for being slow.
-settings.register_profile("nxpipe", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A busy machine is no defect: no test fails for being slow. Each run draws other examples; `make test-all` draws more.
+settings.register_profile("nxpipe", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("thorough", settings.get_profile("nxpipe"), max_examples=200)
 settings.load_profile("nxpipe")
+
+# What a shell runs in the background is deaf to Ctrl-C, and so is all that it starts: tests send it to commands.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from pipeline.building.drive import Policy, drive
 from pipeline.building.events import Event
 from pipeline.building.planned import Plan
 from pipeline.building.results import Results
+from pipeline.building.size import LITTLE
 from pipeline.building.timings import Timings, name_of
 from pipeline.executors.protocol import Executor, Limits
 
@@ -47,11 +48,11 @@ def _executor(plan: Plan, store: Store, means: Means, watch: Callable[[Event], N
         from pipeline.executors.batch_farm import find_farm
 
         return BatchExecutor(store, find_farm(means.project, means.region), means.limits)
-    to_do = sum(cell.state == "to do" for _, cell in plan.cells())
-    if to_do <= 1 and means.limits == Limits():
+    to_do = [cell.work for _, cell in plan.cells() if cell.state == "to do"]
+    if means.limits == Limits() and (len(to_do) <= 1 or (means.jobs is None and sum(to_do) <= LITTLE)):
         from pipeline.executors.inline import InlineExecutor
 
         return InlineExecutor(watch)
     from pipeline.executors.local import LocalExecutor, processors
 
-    return LocalExecutor(means.jobs or max(min(processors(), to_do), 1), means.limits)
+    return LocalExecutor(means.jobs or max(min(processors(), len(to_do)), 1), means.limits)

@@ -11,6 +11,7 @@ from pipeline.request import BuildRequest, Shape
 _ALONE: Final = 900 << 20  # bytes of a worker with its libraries and a small model, as measured on two small encoders
 _PER_PARAMETER: Final = 12  # bytes: fp32 weights, the emulator's rounded copy, and the reference's
 _BASE: Final = 5e9  # multiply-adds that take as long as what every cell takes: capture, passes, a program's check
+LITTLE: Final = 4 * _BASE  # no more than this is done sooner here than another process has its libraries at hand
 
 
 def parameters_of(config: Mapping[str, object]) -> int:

@@ -1,4 +1,4 @@
-"""This process itself, one item at a time: for the build of one cell, which needs no second process."""
+"""This process itself, one item at a time: for a build that is not worth a second process."""
 
 from collections.abc import Callable, Sequence
 from typing import Final

@@ -93,6 +93,7 @@ def test_the_tasks_of_a_driver_that_is_killed_end_and_ray_has_said_nothing(
         assert driver.communicate()[0] == ""
 
 
+@pytest.mark.slow
 def test_a_ray_of_its_own_ends_with_the_executor(tmp_path: Path) -> None:
     with a_driver("", tmp_path / "pids", "close") as driver:
         assert driver.communicate()[0] == ""
