@@ -11,6 +11,7 @@ from pipeline.building.planned import Plan
 from pipeline.building.results import Results
 from pipeline.building.size import LITTLE
 from pipeline.building.timings import Timings, name_of
+from pipeline.executors.inline import InlineExecutor
 from pipeline.executors.protocol import Executor, Limits
 
 
@@ -29,7 +30,9 @@ class Means:
 def execute(
     plan: Plan, store: Store, agenda: Agenda, means: Means, policy: Policy, watch: Callable[[Event], None]
 ) -> Results:
-    return drive(plan, agenda, _executor(plan, store, means, watch), policy, watch)
+    """Where nothing is left to do, no cluster is started for it."""
+    executor = _executor(plan, store, means, watch) if agenda else InlineExecutor(watch)
+    return drive(plan, agenda, executor, policy, watch)
 
 
 def note_timings(results: Results, timings: Timings) -> None:
@@ -50,8 +53,6 @@ def _executor(plan: Plan, store: Store, means: Means, watch: Callable[[Event], N
         return BatchExecutor(store, find_farm(means.project, means.region), means.limits)
     to_do = [cell.work for _, cell in plan.cells() if cell.state == "to do"]
     if means.limits == Limits() and (len(to_do) <= 1 or (means.jobs is None and sum(to_do) <= LITTLE)):
-        from pipeline.executors.inline import InlineExecutor
-
         return InlineExecutor(watch)
     from pipeline.executors.local import LocalExecutor, processors
 

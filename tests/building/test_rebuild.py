@@ -145,3 +145,11 @@ def test_a_rebuild_of_thirty_cells_that_are_there_loads_no_library_that_builds(a
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert "artifact_store" in imported
     assert not imported & HEAVY
+
+
+def test_no_cluster_is_started_for_a_build_that_has_nothing_to_do(tmp_path: Path) -> None:
+    world = saved_world(tmp_path, targets="inf2.48xlarge")
+    world.build_all()
+    assert world.build("--executor", "ray", "--address", "127.0.0.1:1").code == 0
+    refused = world.build("--executor", "ray", "--address", "127.0.0.1:1", "--force")
+    assert (refused.code, "No Ray cluster" in refused.err) == (17, True)
