@@ -75,6 +75,7 @@ def test_memory_is_bounded_by_the_length_of_the_file(section: Section, filler: b
     assert bytes_taken(data) < BYTES_A_BYTE * len(data)
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_where_everything_has_been_seen_before() -> None:
     """Ten thousand copies of one instruction that waits for everybody take a few bytes each in the file."""
     wait = tuple(Wait(engine, index(0) + 1) for engine in Engine)

@@ -13,6 +13,8 @@ from tests.executors.following import ends, is_there, until, until_ended, wait_f
 from tests.executors.ray_cluster import RayCluster
 from tests.executors.ray_work import FAULT, item, work
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def executor(ray_nodes: RayCluster) -> Iterator[RayExecutor]:

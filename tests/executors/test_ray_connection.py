@@ -83,7 +83,8 @@ def test_a_driver_that_is_no_node_is_served_by_the_cluster_s_client_server(ray_n
     assert faults["b"].sort == "environmental"
 
 
-@pytest.mark.parametrize("own", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [True, False])
 def test_the_tasks_of_a_driver_that_is_killed_end_and_ray_has_said_nothing(
     own: bool, ray_nodes: RayCluster, tmp_path: Path
 ) -> None:

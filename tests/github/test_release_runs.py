@@ -24,6 +24,8 @@ from tests.github.runner import Machine, Outcome, Run, Step, carry_out, carry_ou
 from tests.github.stand_ins import STAND_INS, configure_aws_credentials
 from tests.pipeline.conftest import BERT, LLAMA, write_model
 
+pytestmark = pytest.mark.slow
+
 STORE = "s3://artifacts/models"
 WORKFLOW = ".github/workflows/nxpipe-release.yml"
 ROLES = {name: f"arn:aws:iam::123456789012:role/{name}" for name in ("read", "release", "staging", "production")}

@@ -10,6 +10,8 @@ from tests.cloud.server import local_aws
 from tests.pipeline.in_process import InProcess
 from tests.release.world import CELLS, GATES, Team, gate, make_project, states
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def bucket(sealed_environment: None) -> Iterator[str]:
