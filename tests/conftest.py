@@ -1,7 +1,9 @@
 """What every test may rely on: no user's cache, no hub, no AWS account, no NXPIPE_* variable leaks in."""
 
+import gc
 import os
 import signal
+from collections.abc import Generator
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -19,6 +21,16 @@ settings.load_profile("nxpipe")
 
 # What a shell runs in the background is deaf to Ctrl-C, and so is all that it starts: tests send it to commands.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+gc.disable()  # until all is imported: torch, CDK and moto are a lot for the collector to go through again and again
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    collected = yield
+    gc.freeze()  # what is imported now stays
+    gc.enable()
+    return collected
 
 
 @pytest.fixture(autouse=True)

@@ -3,10 +3,9 @@
 `pytest tests/stacks -m "not runs"` reads templates only.
 """
 
-import gc
 import subprocess
-from collections.abc import Generator, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +16,9 @@ from moto import mock_aws
 from tests.cloud.install import install
 from tests.stacks.local import REGION
 from tests.stacks.matrix import Matrix, matrix_in_the_making
+
+_MATRIX: Final = Path(__file__).parent / "test_matrix.py"
+_BEGUN: Final = pytest.StashKey[Callable[[], Matrix]]()
 
 
 @pytest.fixture
@@ -42,29 +44,24 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
-    """What is imported now stays: CDK, cfn-lint and moto are a lot for the collector to go through again and again."""
-    gc.disable()
-    collected = yield
-    gc.freeze()
-    gc.enable()
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """The matrix takes longest. It is begun before the tests are known, and ended again if none of them asks for it."""
+    with ExitStack() as unless_asked:
+        if any(path in (_MATRIX, *_MATRIX.parents) for path in _asked_for(session.config)):
+            session.config.stash[_BEGUN] = unless_asked.enter_context(matrix_in_the_making())
+        collected = yield
+        if any("matrix" in getattr(item, "fixturenames", ()) for item in session.items):
+            session.config.add_cleanup(unless_asked.pop_all().close)
     return collected
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _matrix(request: pytest.FixtureRequest) -> Iterator[Future[Matrix] | None]:
-    """Begun before the first test, if any waits for it."""
-    if any("matrix" in getattr(item, "fixturenames", ()) for item in request.session.items):
-        with matrix_in_the_making() as begun:
-            yield begun
-    else:
-        yield None
+def _asked_for(config: pytest.Config) -> list[Path]:
+    return [(config.invocation_params.dir / each.partition("::")[0]).resolve() for each in config.args]
 
 
 @pytest.fixture(scope="session")
-def matrix(_matrix: Future[Matrix] | None) -> Matrix:
-    assert _matrix is not None
-    return _matrix.result()
+def matrix(request: pytest.FixtureRequest) -> Matrix:
+    return request.config.stash[_BEGUN]()
 
 
 @pytest.fixture(autouse=True)

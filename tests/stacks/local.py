@@ -20,8 +20,11 @@ _CONTEXT: Final = json.loads((Path(__file__).parents[2] / "cdk.json").read_text(
 
 
 def new_app(context: Mapping[str, str] = _NOTHING, **settings: Any) -> App:
-    """An app under the feature flags that the real one runs with; nobody reads its tree beside the templates."""
-    return App(context={**_CONTEXT, **context}, tree_metadata=False, **settings)
+    """An app under the feature flags that the real one runs with; nobody reads its tree beside the templates. CDK's own
+    validation takes longer than all else, and has its say of the whole project in test_cdk_app and at each deployment.
+    """
+    context = {**_CONTEXT, **context}
+    return App(context=context, tree_metadata=False, builtin_cloud_formation_validation=False, **settings)
 
 
 @cache

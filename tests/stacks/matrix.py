@@ -1,15 +1,15 @@
 """All fleets that can be and that cannot, as projects; and what comes of those that can.
 
-They are made and judged in a process of their own: it begins with the first test, and the others need not wait for it.
+They are made and judged in a process of their own, beside the tests that need none of it.
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from multiprocessing import get_context
+from multiprocessing.pool import Pool
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeAlias
@@ -22,6 +22,7 @@ from emulator.hardware import INSTANCES
 from stacks.guards import guard
 from tests.stacks.linting import complaints, complaints_of_alike
 from tests.stacks.local import REGION, new_app
+from tests.stacks.silence import be_silent
 from tests.stacks.whole import CERTIFICATE, write_locks
 
 PURPOSES: Final = ("serving", "training")
@@ -141,39 +142,41 @@ class Matrix:
 
 
 @contextmanager
-def matrix_in_the_making() -> Iterator[Future[Matrix]]:
-    """A new process rather than a fork, which would speak to this one's node."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as beside:
-        yield beside.submit(matrix)
+def matrix_in_the_making() -> Iterator[Callable[[], Matrix]]:
+    """A new process rather than a fork, which would speak to this one's node. It ends with the block, done or not."""
+    with TemporaryDirectory() as folder, get_context("spawn").Pool(1, be_silent) as beside:
+        making = beside.apply_async(make_all, (Path(folder),))
+        yield lambda: judged(making.get(), beside)
 
 
-def matrix() -> Matrix:
+def make_all(folder: Path) -> dict[str, Made]:
     """Without alarms and rollouts, which know nothing of instances, and whose tests are elsewhere."""
-    with (
-        patch.object(app, "ObserveStack", MagicMock()),
-        patch.object(app, "RolloutStack", MagicMock()),
-        TemporaryDirectory() as folder,
-    ):
-        made = {network: make(network, Path(folder, network)) for network in NETWORKS}
-    return Matrix(made, judge(made))
+    with patch.object(app, "ObserveStack", MagicMock()), patch.object(app, "RolloutStack", MagicMock()):
+        return {network: make(network, folder / network) for network in NETWORKS}
 
 
-def judge(made: Mapping[str, Made]) -> Said:
+def judged(made: Mapping[str, Made], beside: Pool) -> Matrix:
+    """One half here, and one beside."""
     every = {
         (network, stack): without_name(stack, template)
         for network, each in made.items()
         for stack, template in each.templates.items()
     }
-    found = {at: complaints(template, REGION) for at, template in every.items() if at[1] == "all-network"}
-    for kind in ("all-serve-", "all-train-", "all-storage", "all-cache"):
-        found |= complaints_of_alike({at: each for at, each in every.items() if at[1].startswith(kind)}, REGION)
-    return found
+
+    def called(start: str) -> dict[tuple[str, str], dict[str, Any]]:
+        return {at: template for at, template in every.items() if at[1].startswith(start)}
+
+    serving = beside.apply_async(complaints_of_alike, (called("all-serve-"), REGION))
+    said: Said = {at: complaints(template, REGION) for at, template in called("all-network").items()}
+    for kind in ("all-train-", "all-storage", "all-cache"):
+        said |= complaints_of_alike(called(kind), REGION)
+    return Matrix(made, said | serving.get())
 
 
 def make(network: str, folder: Path) -> Made:
     folder.mkdir()
     write_locks(folder)
-    cdk = new_app(builtin_cloud_formation_validation=False, outdir=str(folder / "out"))
+    cdk = new_app(outdir=str(folder / "out"))
     path = folder / "nxpipe.toml"
     path.write_text(project(network, *(fleet for fleet in POSSIBLE if fleet.network == network)))
     config = app.deployable(path)

@@ -182,7 +182,10 @@ FAULTY = {
         WHOLE.replace("us-east-2", "eu-west-1"),
         "no image of training hosts for eu-west-1",
     ),
-    "a fleet that answers in plain text": (WHOLE.replace("certificate =", "#"), "NXP-NET-3"),
+    "a fleet that answers in plain text": (
+        WHOLE.partition('[[fleets]]\nkind = "training"')[0].replace("certificate =", "#"),
+        "NXP-NET-3",
+    ),
     "an image that a closed network does not reach": (
         WHOLE.replace("123456789012.dkr.ecr.us-east-2.amazonaws.com/nxpipe", "ghcr.io/example/nxpipe"),
         "copy it into the project's own repository",
@@ -202,7 +205,7 @@ def test_a_configuration_that_cannot_be_deployed_is_told_in_its_own_sentences(
     text, told = FAULTY[what]
     config.write_text(text)
     context = {"config": str(config)}
-    code = main(new_app(context, outdir=str(config.parent / "out"), builtin_cloud_formation_validation=False))
+    code = main(new_app(context, outdir=str(config.parent / "out")))
     assert code == (33 if what in BROKEN_RULES else 3)
     assert told in capfd.readouterr().err
 
@@ -229,7 +232,7 @@ def test_a_missing_configuration_is_told_through_the_cdk_command_too(tmp_path: P
 def test_account_and_region_of_the_project_pin_where_the_stacks_go(config: Path) -> None:
     config.write_text(NXPIPE_TOML + 'account = "123456789012"\nregion = "eu-west-1"\n')
     output = config.parent / "out"
-    assert main(new_app({"config": str(config)}, outdir=str(output), builtin_cloud_formation_validation=False)) == 0
+    assert main(new_app({"config": str(config)}, outdir=str(output))) == 0
     stack = json.loads((output / "manifest.json").read_text())["artifacts"]["demo-storage"]
     assert stack["environment"] == "aws://123456789012/eu-west-1"
     assert stack["properties"]["terminationProtection"] is True
