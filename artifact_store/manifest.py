@@ -21,6 +21,7 @@ from artifact_store.documents import (
     parse_document,
 )
 from artifact_store.errors import InvalidDocument
+from artifact_store.names import short_name
 
 MAX_MANIFEST_BYTES: Final = 32 * 1024**2
 MAX_KEY_INPUTS_BYTES: Final = 4 * 1024**2
@@ -99,6 +100,10 @@ class Manifest(Document):
     def request_key(self) -> str:
         """What was asked for, by the digest of the question."""
         return self.key_inputs.sha256
+
+    @property
+    def name(self) -> str:
+        return short_name(self.model.id, self.request_key)
 
     def blobs(self) -> tuple[Blob, ...]:
         """Every distinct object, in the order of first mention."""

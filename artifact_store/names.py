@@ -1,12 +1,13 @@
 """What a person types for an artifact, and which one is meant."""
 
-import difflib
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from artifact_store.errors import NotFound
-from artifact_store.record import Published
+
+if TYPE_CHECKING:
+    from artifact_store.record import Published
 
 SHOWN: Final = 12  # hex digits of a key that are shown, and enough to type back
 _MIN_PREFIX: Final = 6
@@ -14,7 +15,11 @@ _KEY_PREFIX: Final = re.compile(rf"[0-9a-f]{{{_MIN_PREFIX},64}}")
 _MAX_CANDIDATES: Final = 5
 
 
-def choose(name: str, published: Sequence[Published], url: str) -> Published:
+def short_name(model_id: str, request_key: str) -> str:
+    return f"{model_id}@{request_key[:SHOWN]}"
+
+
+def choose(name: str, published: "Sequence[Published]", url: str) -> "Published":
     """The one artifact that is named `MODEL`, `MODEL@KEYPREFIX` or `KEYPREFIX`."""
     found = _matches(name, published)
     if len(found) == 1:
@@ -26,7 +31,7 @@ def choose(name: str, published: Sequence[Published], url: str) -> Published:
     raise NotFound(f"there is no artifact {name!r} in {url}; {_nearest(name, published)}")
 
 
-def _matches(name: str, published: Sequence[Published]) -> list[Published]:
+def _matches(name: str, published: "Sequence[Published]") -> "list[Published]":
     by_model = [one for one in published if one.model_id == name]
     if by_model:
         return by_model
@@ -38,7 +43,9 @@ def _matches(name: str, published: Sequence[Published]) -> list[Published]:
     return []
 
 
-def _nearest(name: str, published: Sequence[Published]) -> str:
+def _nearest(name: str, published: "Sequence[Published]") -> str:
+    import difflib
+
     models = sorted({one.model_id for one in published})
     wanted = name.rpartition("@")[0] or name
     close = difflib.get_close_matches(wanted, models, n=_MAX_CANDIDATES, cutoff=0.6)
@@ -47,7 +54,7 @@ def _nearest(name: str, published: Sequence[Published]) -> str:
     return f"it holds {_shown(published)}; a name reads MODEL, MODEL@KEY or at least {_MIN_PREFIX} hex digits of a key"
 
 
-def _shown(published: Sequence[Published]) -> str:
-    names = [f"{one.model_id}@{one.request_key[:SHOWN]}" for one in published[:_MAX_CANDIDATES]]
+def _shown(published: "Sequence[Published]") -> str:
+    names = [one.name for one in published[:_MAX_CANDIDATES]]
     more = len(published) - len(names)
     return ", ".join(names) + (f" and {more} more" if more else "")

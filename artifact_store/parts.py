@@ -14,7 +14,7 @@ from artifact_store.digest import sha256_hex
 from artifact_store.documents import Blob, Digest, Document, JsonObject, SafePath, Sealed, WriteId
 from artifact_store.errors import Conflict, Incomplete, NotFound
 from artifact_store.index.leaves import differences
-from artifact_store.layout import PARTS, blob_path, is_key, part_path
+from artifact_store.layout import blob_path, part_path
 from artifact_store.store import Store
 
 MAX_PART_BYTES: Final = 1024**2
@@ -87,12 +87,6 @@ def keep_part(store: Store, key: str, files: Mapping[str, Blob], facts: dict[str
     if winner.result != part.result:
         raise Conflict(f"part {key}", winner.result, part.result, store.url, _difference(winner, part))
     return winner
-
-
-def part_keys(store: Store) -> frozenset[str]:
-    """Of every part there is, by one listing."""
-    names = (path.removeprefix(PARTS) for path in store.backend.paths(PARTS))
-    return frozenset(filter(is_key, names))
 
 
 def _difference(before: Part, after: Part) -> str:

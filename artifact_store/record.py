@@ -9,6 +9,7 @@ from typing import Literal
 from artifact_store.documents import Blob, Digest, ModelId, Name, Sealed, Size, Time, WriteId, written_now
 from artifact_store.layout import action_path
 from artifact_store.manifest import Manifest
+from artifact_store.names import short_name
 
 
 class ActionRecord(Sealed):
@@ -61,6 +62,10 @@ class Published:
     @property
     def model_id(self) -> str:
         return self.record.model_id
+
+    @property
+    def name(self) -> str:
+        return short_name(self.model_id, self.request_key)
 
     @property
     def target(self) -> str:

@@ -78,7 +78,7 @@ class Store:
         """The artifact that answers a key, its manifest verified; blobs are verified when they are read."""
         # What is not a key answers nothing; least of all may it be taken for a path.
         record = self._sought(request_key) if is_key(request_key) else None
-        return self._published(record, self._manifest(record)) if record else None
+        return self._published(record, self._manifest_of(record)) if record else None
 
     def list(self, report: Report = unheard) -> Sequence[Published]:
         """Every artifact, newest first, without reading a manifest; `report` hears how the index fares."""
@@ -94,6 +94,10 @@ class Store:
         if found is None:
             raise NotFound(f"{name!r} was removed from {self.url} a moment ago; see what is left, and name another")
         return found
+
+    def manifest(self, blob: Blob) -> Manifest:
+        """The manifest that a record or a channel names, verified. What else may be in a blob is an InvalidDocument."""
+        return Manifest.from_bytes(read_at_most(MAX_MANIFEST_BYTES, self.blobs.chunks(blob)))
 
     def key_inputs(self, manifest: Manifest) -> dict[str, object]:
         """What was asked for, in full; its digest is the request key."""
@@ -127,7 +131,7 @@ class Store:
         from artifact_store.difference import ManifestDifference
 
         self.blobs.keep(document)  # until it is collected, so that `store diff` can tell all of it
-        how = ManifestDifference.between(self._manifest(stored), offered).in_short()
+        how = ManifestDifference.between(self._manifest_of(stored), offered).in_short()
         raise Conflict(f"request key {stored.request_key}", stored.manifest.sha256, document.sha256, self.url, how)
 
     def _sought(self, request_key: str) -> ActionRecord | None:
@@ -137,10 +141,10 @@ class Store:
     def _record(self, request_key: str) -> ActionRecord | None:
         return self.records.read(ActionRecord, action_path(request_key))
 
-    def _manifest(self, record: ActionRecord) -> Manifest:
+    def _manifest_of(self, record: ActionRecord) -> Manifest:
         where = self._where(blob_path(record.manifest))
         try:
-            manifest = Manifest.from_bytes(read_at_most(MAX_MANIFEST_BYTES, self.blobs.chunks(record.manifest)))
+            manifest = self.manifest(record.manifest)
             if manifest.request_key != record.request_key:
                 raise InvalidDocument(f"it answers {manifest.request_key}, not {record.request_key}")
         except NotFound as error:
@@ -150,4 +154,4 @@ class Store:
         return manifest
 
     def _published(self, record: ActionRecord, manifest: Manifest | None = None) -> Published:
-        return Published(record, load=lambda: manifest or self._manifest(record))
+        return Published(record, load=lambda: manifest or self._manifest_of(record))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from pipeline import utilisation
 from pipeline.difference.programs import FIGURES, identity, number_at
-from pipeline.named import name_of
 
 if TYPE_CHECKING:
     from artifact_store import Store
@@ -76,7 +75,7 @@ def bench(manifest: "Manifest", before: "Manifest | None", store: "Store") -> li
     """Each program beside that of the same phase, batch, bucket and degree."""
     known = timed(before, store) if before else {}
     return [
-        Line(name_of(manifest), manifest.target, name_of(before) if before else None, program, known.get(identity))
+        Line(manifest.name, manifest.target, before.name if before else None, program, known.get(identity))
         for identity, program in timed(manifest, store).items()
     ]
 

@@ -11,10 +11,10 @@ from artifact_store import Store
 from artifact_store.channel.generation import Generation, Served
 from artifact_store.channel.log import ChannelLog, channels
 from artifact_store.documents import seconds_since_1970
-from artifact_store.errors import NotFound, Refused
+from artifact_store.errors import NotFound
 from artifact_store.trust.policy import Policy
 from pipeline.config import load_config
-from pipeline.signing import signing_policy
+from pipeline.signing import require_belief, signing_policy
 from pipeline.suggest import did_you_mean
 
 
@@ -33,12 +33,7 @@ class Entry:
         return time.time() - seconds_since_1970(self.generation.at)
 
     def require_belief(self) -> None:
-        if self.fault:
-            one = self.generation
-            raise Refused(
-                f"generation {one.generation} of channel {one.channel} {self.fault}; find out who wrote it, and "
-                "promote or roll back again with a trusted key"
-            )
+        require_belief(self.generation, self.fault)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import click
 
 from pipeline import exit_codes
+from pipeline.errors import sentence_of
 from pipeline.interrupts import heed_interrupts, unwound
 from pipeline.output import Console
 
@@ -190,12 +191,7 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, click.UsageError):
         where = error.ctx.command_path if error.ctx else "nxpipe"
         return f"{error.format_message().rstrip('.')} (see {where} -h)"
-    if isinstance(error, OSError) and error.strerror:
-        about = f"{error.filename}: " if error.filename else ""
-        return f"{about}{error.strerror}."
-    if isinstance(error, MemoryError):
-        return f"out of memory: {error or 'this work is too large for this machine'}."
-    return str(error)
+    return sentence_of(error)
 
 
 def _reader_left() -> int:

@@ -61,3 +61,12 @@ class TemplateInvalid(PipelineError):
 
 class WouldOverwrite(PipelineError):
     """A file of the user's stands where a command would write."""
+
+
+def sentence_of(error: Exception) -> str:
+    """What it says to a person; those of the operating system do not say it in a sentence themselves."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
+    if isinstance(error, MemoryError):
+        return f"out of memory: {error or 'this work is too large for this machine'}."
+    return str(error)

@@ -4,6 +4,7 @@ Errors are named by text, not imported: an error that was raised has its module 
 table costs nothing on the paths where nothing goes wrong.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -278,3 +279,9 @@ def exit_code_of(error: BaseException) -> ExitCode | None:
         if row is not None:
             return row
     return None
+
+
+def one_code(codes: Iterable[int]) -> int:
+    """That of a build: of what is missing the code that all have in common, if there is one; 0 where nothing is."""
+    different = set(codes)
+    return OK.number if not different else different.pop() if len(different) == 1 else INCOMPLETE.number

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from artifact_store.errors import NotFound
-from artifact_store.names import SHOWN
 
 if TYPE_CHECKING:
     from artifact_store import Store
@@ -15,10 +14,6 @@ if TYPE_CHECKING:
     from artifact_store.manifest import Manifest
 
 _KEY: Final = re.compile("[0-9a-f]{6,64}")
-
-
-def name_of(manifest: "Manifest") -> str:
-    return f"{manifest.model.id}@{manifest.request_key[:SHOWN]}"
 
 
 def is_artifact(word: str) -> bool:
@@ -106,12 +101,6 @@ def _slot(manifest: "Manifest") -> tuple[str, str]:
 def _by_digest(digest: str, store: "Store") -> "Manifest | None":
     from artifact_store.documents import Blob
     from artifact_store.layout import digest_path, is_key
-    from artifact_store.manifest import MAX_MANIFEST_BYTES, Manifest
-    from artifact_store.verified import read_at_most
 
     stat = store.backend.stat(digest_path(digest)) if is_key(digest) else None
-    if stat is None:
-        return None
-    return Manifest.from_bytes(
-        read_at_most(MAX_MANIFEST_BYTES, store.blobs.chunks(Blob(sha256=digest, size=stat.size)))
-    )
+    return store.manifest(Blob(sha256=digest, size=stat.size)) if stat else None

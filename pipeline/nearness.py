@@ -36,13 +36,7 @@ def _in_one_line(near: "Near") -> str:
     differing = near.differences[:_SHOWN]
     said = [f"{_plain(one.path)}: {value(one.before)} there, {value(one.after)} here" for one in differing]
     more = len(near.differences) - len(said)
-    return f"the nearest is {name_of(near)}, with {'; '.join(said)}" + (f"; and {more} more" if more else "")
-
-
-def name_of(near: "Near") -> str:
-    from artifact_store.names import SHOWN
-
-    return f"{near.published.model_id}@{near.published.request_key[:SHOWN]}"
+    return f"the nearest is {near.published.name}, with {'; '.join(said)}" + (f"; and {more} more" if more else "")
 
 
 def difference_table(differences: "Sequence[Difference]", before: str, after: str) -> str:

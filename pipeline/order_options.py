@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args
 
 import click
 from click.core import ParameterSource
@@ -36,7 +36,11 @@ def order_options(
 def _options(
     does: str, target: click.ParamType[Any], tp: int | str | None, degrees: click.ParamType[Any]
 ) -> list[Callable[[Any], Any]]:
-    return [
+    return [*_models(does), *_device(target, tp, degrees), *_PROGRAMS, *_NUMERICS, *_WEIGHTS]
+
+
+def _models(does: str) -> Sequence[Callable[[Any], Any]]:
+    return (
         click.option(
             "--model-id",
             metavar="ID|FOLDER|FILE",
@@ -53,6 +57,13 @@ def _options(
         click.option(
             "--task", type=click.Choice(get_args(Task)), help=f"{_field('task')}  [default: what config.json names]"
         ),
+    )
+
+
+def _device(
+    target: click.ParamType[Any], tp: int | str | None, degrees: click.ParamType[Any]
+) -> Sequence[Callable[[Any], Any]]:
+    return (
         click.option("--target", type=target, default="inf2.xlarge", show_default=True, help=_field("target")),
         click.option(
             "--tp",
@@ -61,42 +72,50 @@ def _options(
             show_default=bool(tp) or "the smallest that fits",
             help=_field("tp"),
         ),
-        click.option("--batches", type=Numbers(1024), default="1", show_default=True, help=_field("batches")),
-        click.option(
-            "--buckets",
-            type=Numbers(131072),
-            show_default="128, or as many as the model knows",
-            help=_field("buckets"),
-        ),
-        click.option("--phases", type=Phases(), help=f"{_field('phases')}  [default: by task]"),
-        click.option(
-            "--autocast",
-            "--auto-cast",
-            type=click.Choice(get_args(Autocast)),
-            default="matmult",
-            show_default=True,
-            help=_field("autocast"),
-        ),
-        click.option(
-            "--autocast-type",
-            "--auto-cast-type",
-            type=click.Choice(get_args(AutocastType)),
-            default="bf16",
-            show_default=True,
-            help=_field("autocast_type"),
-        ),
-        click.option(
-            "--weights",
-            metavar="random:SEED|hub|FOLDER",
-            help=f"{_field('weights')}  [default: the folder's own, or the hub's]",
-        ),
-        click.option("--revision", metavar="REV", help=_field("revision")),
-    ]
+    )
 
 
 def _field(name: str) -> str:
     """What the configuration says of the same thing."""
     return str(Model.model_fields[name].description)
+
+
+_PROGRAMS: Final = (
+    click.option("--batches", type=Numbers(1024), default="1", show_default=True, help=_field("batches")),
+    click.option(
+        "--buckets",
+        type=Numbers(131072),
+        show_default="128, or as many as the model knows",
+        help=_field("buckets"),
+    ),
+    click.option("--phases", type=Phases(), help=f"{_field('phases')}  [default: by task]"),
+)
+_NUMERICS: Final = (
+    click.option(
+        "--autocast",
+        "--auto-cast",
+        type=click.Choice(get_args(Autocast)),
+        default="matmult",
+        show_default=True,
+        help=_field("autocast"),
+    ),
+    click.option(
+        "--autocast-type",
+        "--auto-cast-type",
+        type=click.Choice(get_args(AutocastType)),
+        default="bf16",
+        show_default=True,
+        help=_field("autocast_type"),
+    ),
+)
+_WEIGHTS: Final = (
+    click.option(
+        "--weights",
+        metavar="random:SEED|hub|FOLDER",
+        help=f"{_field('weights')}  [default: the folder's own, or the hub's]",
+    ),
+    click.option("--revision", metavar="REV", help=_field("revision")),
+)
 
 
 def refuse_words_without_effect(ctx: click.Context, model_id: str | None, flags: dict[str, Any]) -> None:

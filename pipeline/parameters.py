@@ -101,3 +101,20 @@ class Bytes(click.ParamType[int]):
             return parse_size(str(value))
         except ValueError:
             self.fail(f"{value!r} is not a size, as in 500MiB or 8GiB", param, ctx)
+
+
+class Percentage(click.ParamType[float]):
+    """As a fraction."""
+
+    name = "PERCENT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        try:
+            percent = float(str(value).removesuffix("%"))
+        except ValueError:
+            percent = -1.0
+        if not 0 <= percent < float("inf"):
+            self.fail(f"{value!r} is not a percentage from 0 on, as in 5%", param, ctx)
+        return percent / 100

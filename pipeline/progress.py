@@ -7,13 +7,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Final, Self
 
 import click
 
-from artifact_store.backends.protocol import Sent, nobody
+from artifact_store.backends.protocol import Sent
 from pipeline.output import Console, human_bytes
 
 _BAR: Final = 24  # characters
@@ -25,10 +25,6 @@ _Clock = Callable[[], float]
 
 # Told what is stored, and of how many bytes; tells of those that went out.
 Watch = Callable[[str, int], AbstractContextManager[Sent]]
-
-
-def unwatched(_: str, __: int) -> AbstractContextManager[Sent]:
-    return nullcontext(nobody)
 
 
 class Progress:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from artifact_store import Store
     from artifact_store.channel.change import Sign
+    from artifact_store.channel.generation import Generation
     from artifact_store.trust.keys import PublicKey, Signer
     from artifact_store.trust.policy import Policy, TrustedKey
     from pipeline.config import Config
@@ -40,6 +41,15 @@ def signing_policy(config: "Config", folder: Path) -> "Policy | None":
     if not trusted and signing.key:
         trusted = (TrustedKey("signing.key", _public_half(signing.key, folder)),)
     return Policy(trusted, _with_colours(config, signing.require), signing.threshold)
+
+
+def require_belief(generation: "Generation", fault: str | None) -> None:
+    """What a generation says is acted on only where the policy finds no fault with it."""
+    if fault:
+        raise Refused(
+            f"generation {generation.generation} of channel {generation.channel} {fault}; find out who wrote it, and "
+            "promote or roll back again with a trusted key"
+        )
 
 
 def _with_colours(config: "Config", channels: "Sequence[str]") -> frozenset[str]:

@@ -10,7 +10,6 @@ from artifact_store.channel.log import Appended, ChannelLog
 from artifact_store.documents import as_time
 from artifact_store.errors import Corrupt, NotFound, Refused
 from artifact_store.layout import action_path
-from artifact_store.manifest import Manifest
 from artifact_store.pins import Pins
 from artifact_store.record import ActionRecord, Published
 from artifact_store.store import Store
@@ -139,8 +138,7 @@ def _will_stay(store: Store, served: Served) -> bool:
     record = store.records.read(ActionRecord, action_path(served.request_key))
     if record is not None and record.manifest == served.manifest:
         return True
-    manifest = Manifest.from_bytes(store.read_blob(served.manifest))
-    return not any(store.blobs.settle((served.manifest, *manifest.blobs())))
+    return not any(store.blobs.settle((served.manifest, *store.manifest(served.manifest).blobs())))
 
 
 def _next(
@@ -193,15 +191,15 @@ def _insist_on_tip(tip: Generation | None, expected: int | None, channel: str) -
 
 
 def _insist_on_artifact(store: Store, one: Published, channel: str, requirements: Requirements) -> None:
-    name = f"{one.model_id}@{one.request_key[:12]}"
     for blob, fault in store.blobs.settle(one.manifest.blobs()):
         raise Refused(
-            f"{name} is incomplete: blob {blob.sha256} of {blob.size} bytes {fault} in {store.url}; publish it again"
+            f"{one.name} is incomplete: blob {blob.sha256} of {blob.size} bytes {fault} in {store.url}; "
+            "publish it again"
         )
     unproved = [each.name for each in one.manifest.executables if not one.manifest.report.get(each.name)]
     if unproved:
         raise Refused(
-            f"{name} was published without verification of {', '.join(unproved)}; build it again with verification"
+            f"{one.name} was published without verification of {', '.join(unproved)}; build it again with verification"
         )
     if requirements.doubt is not None and (sentence := requirements.doubt(Served.of(one))):
         raise Refused(sentence)

@@ -9,6 +9,7 @@ from artifact_store.canonical import canonical_json
 from artifact_store.digest import sha256_hex
 from artifact_store.documents import Blob, Count, Digest, Document, Label, ModelId, Name, Sealed, Text, Time, WriteId
 from artifact_store.layout import generation_path, head_path
+from artifact_store.names import short_name
 from artifact_store.record import Published
 from artifact_store.trust.dsse import pre_authentication_encoding
 
@@ -38,7 +39,7 @@ class Served(Document):
 
     @property
     def name(self) -> str:
-        return f"{self.model_id}@{self.request_key[:12]}"
+        return short_name(self.model_id, self.request_key)
 
 
 class Signature(Document):

@@ -8,12 +8,11 @@ from artifact_store.channel.log import ChannelLog
 from artifact_store.documents import Blob
 from artifact_store.errors import ChannelEmpty, Corrupt, InvalidDocument, NotFound
 from artifact_store.layout import is_key
-from artifact_store.manifest import MAX_MANIFEST_BYTES, Manifest
+from artifact_store.manifest import Manifest
 from artifact_store.store import Store
 from artifact_store.transfer.reading import StoreFromAfar
 from artifact_store.transfer.remembered import Remembered
 from artifact_store.transfer.source import Sources
-from artifact_store.verified import read_at_most
 
 _OTHER_VERSION = "read it with the version of nxpipe that wrote it"
 
@@ -78,6 +77,6 @@ def _choose(tip: Generation, model: str | None, target: str | None, url: str) ->
 
 def _manifest(store: Store, blob: Blob) -> Manifest:
     try:
-        return Manifest.from_bytes(read_at_most(MAX_MANIFEST_BYTES, store.blobs.chunks(blob)))
+        return store.manifest(blob)
     except InvalidDocument as fault:
         raise Corrupt(f"manifest {blob.sha256} in {store.url}", str(fault), _OTHER_VERSION) from fault

@@ -25,7 +25,7 @@ class Packs:
         for tensor in manifest.weights:
             if tensor.pack is not None:
                 expected = self._expected.setdefault(tensor.pack.sha256, {})
-                expected.setdefault(tensor.blob, f"{tensor.name} of {manifest.model.id}@{manifest.request_key[:12]}")
+                expected.setdefault(tensor.blob, f"{tensor.name} of {manifest.name}")
 
     def hold(self, blob: Blob) -> bool:
         return blob.sha256 in self._expected

@@ -33,13 +33,12 @@ from artifact_store.layout import (
     number_of,
     retired_path,
 )
-from artifact_store.manifest import MAX_MANIFEST_BYTES, Manifest
+from artifact_store.manifest import Manifest
 from artifact_store.parts import Part
 from artifact_store.pins import Pin
 from artifact_store.record import ActionRecord
 from artifact_store.store import Store
 from artifact_store.upkeep.kinds import Kind, kind_of
-from artifact_store.verified import read_at_most
 
 DAY: Final = 24 * 3600.0
 _AT_ONCE: Final = 64  # documents in memory
@@ -120,7 +119,7 @@ def nothing(manifest: Manifest, blob: Blob) -> None:
 
 def read_manifest(store: Store, blob: Blob) -> Manifest:
     try:
-        return Manifest.from_bytes(read_at_most(MAX_MANIFEST_BYTES, store.blobs.chunks(blob)))
+        return store.manifest(blob)
     except InvalidDocument as fault:
         raise Corrupt(f"{store.url}/{digest_path(blob.sha256)}", str(fault), _OTHER_VERSION) from fault
 

@@ -74,6 +74,6 @@ def _require_signatures(policy: "Policy", store: "Store", channel: str, digest: 
     names = policy.signers(store, digest, channel, store.backend.now())
     if len(names) < policy.threshold:
         raise Refused(
-            f"{manifest.model.id}@{manifest.request_key[:12]} has {len(names)} of the {policy.threshold} signatures "
+            f"{manifest.name} has {len(names)} of the {policy.threshold} signatures "
             f"that channel {channel} asks for, and is not served; sign it with: nxpipe store sign"
         )

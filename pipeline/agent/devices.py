@@ -27,17 +27,16 @@ def require_devices(instance_type: str, folder: Path) -> int:
 
 def require_programs_for(instance_type: str, manifest: "Manifest") -> None:
     entry = _entry(instance_type)
-    name = f"{manifest.model.id}@{manifest.request_key[:12]}"
     if manifest.target != entry.compiler_target:
         raise NotReady(
-            f"{name} has programs for {manifest.target}, and a {instance_type} runs those for {entry.compiler_target}; "
-            "build the model for this fleet and promote that"
+            f"{manifest.name} has programs for {manifest.target}, and a {instance_type} runs those for "
+            f"{entry.compiler_target}; build the model for this fleet and promote that"
         )
     degree = max((each.tensor_parallel for each in manifest.executables), default=1)
     if degree > entry.logical_cores:
         raise NotReady(
-            f"{name} is spread over {degree} logical cores, and a {instance_type} has {entry.logical_cores}; build it "
-            "with a smaller tp, or choose a larger instance type"
+            f"{manifest.name} is spread over {degree} logical cores, and a {instance_type} has {entry.logical_cores}; "
+            "build it with a smaller tp, or choose a larger instance type"
         )
 
 

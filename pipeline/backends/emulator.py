@@ -76,7 +76,7 @@ def _emission_question(request: BuildRequest, program: "Program", graph: str) ->
     return {
         "format": "nxpipe.emission/1",
         "graph": graph,
-        "whole": sha256_hex(program.whole.to_bytes()),
+        "whole": graph if program.whole is program.graph else sha256_hex(program.whole.to_bytes()),
         "degree": program.degree,
         "parameters": {name: asdict(piece) for name, piece in program.parameters.items()},
         "states": {name: asdict(piece) for name, piece in program.states.items()},

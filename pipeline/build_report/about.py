@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Self
 
 from pipeline import VERSION
+from pipeline.machine import processors
 from pipeline.request import LIBRARIES, compiler_digest
 
 
@@ -22,8 +23,7 @@ class About:
     @classmethod
     def here(cls) -> Self:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return cls(cores, memory, f"{platform.system()} {platform.machine()}", _versions())
+        return cls(processors(), memory, f"{platform.system()} {platform.machine()}", _versions())
 
 
 def _versions() -> dict[str, str]:

@@ -64,7 +64,7 @@ def _artifact(
         "key": artifact.key,
         "title": artifact.title,
         "asked": artifact.asked.document(),
-        "published": all(one.fate in ("found", "built") for one in cells),
+        "published": not any(one.is_missing for one in cells),
         "cells": [_cell(results, one) | {"predicted": _figures(predicted, one.cell.shape.name)} for one in cells],
     }
 
@@ -82,7 +82,7 @@ def _cell(results: Results, one: CellResult) -> dict[str, Any]:
         "attempts": one.attempts,
         "seconds": round(one.seconds, 3),
         "memory_bytes": one.memory,
-        "missing": _missing(results, one) if one.fate in ("failed", "not tried") else None,
+        "missing": _missing(results, one) if one.is_missing else None,
     }
 
 

@@ -5,7 +5,7 @@ command to the runner.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -30,16 +30,23 @@ def in_github(environ: Mapping[str, str]) -> bool:
     return environ.get("GITHUB_ACTIONS") == "true"
 
 
-def write_summary(results: Results, environ: Mapping[str, str]) -> Path | None:
-    """Append to the file that GitHub shows; None where there is none, or no room in it."""
+def append_summary(summary: Callable[[int], str], environ: Mapping[str, str]) -> Path | None:
+    """To the file that GitHub shows, of whose room `summary` is told; None where there is none, or no room in it."""
     name = environ.get("GITHUB_STEP_SUMMARY")
     if not name:
         return None
     path = Path(name)
-    text = step_summary(results, MOST - (path.stat().st_size if path.exists() else 0))
-    with path.open("a", encoding="utf-8", newline="\n") as file:
+    room = MOST - (path.stat().st_size if path.exists() else 0)
+    text = summary(room).encode("utf-8", "replace")
+    if not 0 < len(text) <= room:
+        return None
+    with path.open("ab") as file:
         file.write(text)
-    return path if text else None
+    return path
+
+
+def write_summary(results: Results, environ: Mapping[str, str]) -> Path | None:
+    return append_summary(lambda room: step_summary(results, room), environ)
 
 
 def step_summary(results: Results, room: int = MOST) -> str:
@@ -110,7 +117,7 @@ def _missing_rows(results: Results) -> Iterator[str]:
 
 
 def _rows(results: Results) -> Iterator[str]:
-    there = [one for one in results.cells() if one.fate in ("found", "built")]
+    there = [one for one in results.cells() if not one.is_missing]
     for lot in folds(there, lambda one: one.cell.shape, lambda one: (one.artifact.key, one.fate)):
         yield _row("✅", lot, lot.members[0].fate)
 

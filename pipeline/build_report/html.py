@@ -1,18 +1,17 @@
 """A build report as one page: no request to anywhere, nothing to run to read it, what is missing first."""
 
-import base64
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from pipeline.build_report.markup import Child, Markup, tag, text
 from pipeline.build_report.reasons import BECAME
+from pipeline.build_report.sheet import moment, sheet
 from pipeline.build_report.timeline import timeline
 from pipeline.build_report.words import counted, duration
 from pipeline.output import human_bytes
 
-_HERE: Final = Path(__file__).parent
+_SCRIPT: Final = Path(__file__).with_name("page.js")
 _MADE: Final = ("found", "built", "waiting")
 _OPEN: Final = 8  # lots of cells that are listed without a click
 _COLUMNS: Final = ("program", "of", "before", "became", "tries", "time", "memory", "predicted")
@@ -22,23 +21,7 @@ Report = Mapping[str, Any]
 
 
 def page(report: Report) -> bytes:
-    style, script = ((_HERE / name).read_text() for name in ("page.css", "page.js"))
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_policy(style, script)),
-        tag("title", f"Build report, {_moment(report)}"),
-        tag("style", Markup(style)),
-    )
-    body = tag("body", tag("main", list(_sections(report))), tag("script", Markup(script)))
-    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n".encode()
-
-
-def _policy(style: str, script: str) -> str:
-    """Nothing but these very words: a text that got past all escaping would still do nothing."""
-    digests = (base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in (style, script))
-    return "default-src 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'".format(*digests)
+    return sheet(f"Build report, {moment(report)}", _sections(report), _SCRIPT.read_text())
 
 
 def _sections(report: Report) -> Iterator[Markup]:
@@ -58,7 +41,7 @@ def _sections(report: Report) -> Iterator[Markup]:
 def _header(report: Report) -> Markup:
     verdict = report["verdict"]
     exit_code = f"exit code {report['exit_code']}" if report["exit_code"] else ""
-    about = [_moment(report), duration(report["seconds"]), f"executor {report['executor']}", exit_code]
+    about = [moment(report), duration(report["seconds"]), f"executor {report['executor']}", exit_code]
     return tag(
         "header",
         tag("h1", "Build report", tag("span", verdict, class_=f"verdict {verdict}")),
@@ -127,7 +110,7 @@ def _artifacts(artifacts: Sequence[Report]) -> Markup:
 
 def _programs(cells: Sequence[tuple[Report, Report]]) -> Markup:
     """Failures first; whoever runs the script may sort and filter."""
-    order = ("failed", "not tried", "waiting", "built", "found")
+    order = ("failed", "not retried", "not tried", "waiting", "built", "found")
     rows = [_program(*pair) for pair in sorted(cells, key=lambda pair: order.index(pair[1]["became"]))]
     return _table(_COLUMNS, rows, _NUMBERS, id="programs")
 
@@ -175,7 +158,3 @@ def _pill(word: Child, kind: str) -> Markup:
 
 def _class(fate: str) -> str:
     return fate.replace(" ", "-")
-
-
-def _moment(report: Report) -> str:
-    return f"{report['began_at'][:19].replace('T', ' ')} UTC"

@@ -6,12 +6,12 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from pipeline.build_report.folding import Fold, folds, in_general
 from pipeline.build_report.words import plain
-from pipeline.building.events import Sort
+from pipeline.building.events import Fault, Sort
 from pipeline.building.results import CellResult, Results
 from pipeline.exit_codes import INCOMPLETE, INTERNAL, INTERRUPTED, TABLE
 
 # `waiting`: the cell is made and kept, and its artifact lacks others.
-Became: TypeAlias = Literal["found", "built", "failed", "not tried", "waiting"]
+Became: TypeAlias = Literal["found", "built", "failed", "not retried", "not tried", "waiting"]
 BECAME: Final[tuple[Became, ...]] = get_args(Became)
 
 _ROWS: Final = {row.number: row for row in TABLE}
@@ -20,6 +20,8 @@ _WAYS: Final[Mapping[Sort, str]] = {
     "limit": "Allow more with `--timeout` or `--memory-limit`, or ask for a smaller program.",
     "environmental": "Mend what the message names, then run the same command again: what is there is not built again.",
 }
+
+_MEND_THE_OTHER: Final = "Mend that one and run the same command again, or run it with `--keep-going`."
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ def tallied(results: Results) -> dict[Became, int]:
 
 def reason(results: Results, one: CellResult) -> Reason:
     """Why this one is missing."""
+    if one.fault and one.fate == "not retried":
+        return _not_retried(results, one.fault)
     if one.fault:
         row = _ROWS.get(one.fault.code, INTERNAL)
         return Reason("failed", row.name, plain(one.fault.message), _WAYS.get(one.fault.sort, row.way_out))
@@ -63,9 +67,16 @@ def reason(results: Results, one: CellResult) -> Reason:
         return Reason("waiting", INCOMPLETE.name, text, "Mend the others; this one is not made again.")
     if results.interrupted:
         return Reason("not tried", INTERRUPTED.name, "the build was interrupted before its turn", INTERRUPTED.way_out)
-    text = "it was not tried after another had failed"
-    way_out = "Mend that one and run the same command again, or run it with `--keep-going`."
-    return Reason("not tried", INCOMPLETE.name, text, way_out)
+    return Reason("not tried", INCOMPLETE.name, "it was not tried after another had failed", _MEND_THE_OTHER)
+
+
+def _not_retried(results: Results, fault: Fault) -> Reason:
+    met = f"its last attempt met: {plain(fault.message)}"
+    if results.interrupted:
+        text = f"the build was interrupted before another attempt was over; {met}"
+        return Reason("not retried", INTERRUPTED.name, text, INTERRUPTED.way_out)
+    text = f"it was not tried again after another had failed; {met}"
+    return Reason("not retried", INCOMPLETE.name, text, _MEND_THE_OTHER)
 
 
 def missing(results: Results) -> list[Lack]:

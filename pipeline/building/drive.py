@@ -48,6 +48,7 @@ class _Run:
         self._running: dict[str, Item] = {}
         self._later: list[tuple[float, Item]] = []
         self._ended: dict[str, Ended] = {}
+        self._put_off: set[str] = set()
         self._attempts = Counter[str]()
         self._is_stopped = not policy.keep_going and any(cell.fault for _, cell in plan.cells())
 
@@ -64,6 +65,7 @@ class _Run:
         return Results(
             plan=self._plan,
             ended=self._ended,
+            put_off=self._put_off,
             attempts=self._attempts,
             began_at=began_at,
             seconds=time.monotonic() - began,
@@ -104,6 +106,7 @@ class _Run:
         item = self._running.pop(event.key)
         event = replace(event, seconds=round(event.seconds, 3))
         self._ended[event.key] = event
+        self._put_off.discard(event.key)
         if event.fault is None:
             self._watch(event)
             self._agenda.made(item)
@@ -114,6 +117,7 @@ class _Run:
             self._is_stopped |= not self._policy.keep_going or _is_everybodys(event.fault)
 
     def _try_again(self, item: Item, fault: Fault) -> None:
+        self._put_off.add(item.key)
         pause = min(self._policy.pause * 2 ** (self._attempts[item.key] - 1), _LONGEST_PAUSE)
         pause *= 0.5 + _CHANCE.random() / 2
         self._watch(Said(item.key, f"tried again in {pause:.0f} s: {fault.message}"))

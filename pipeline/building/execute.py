@@ -13,6 +13,7 @@ from pipeline.building.size import LITTLE
 from pipeline.building.timings import Timings, name_of
 from pipeline.executors.inline import InlineExecutor
 from pipeline.executors.protocol import Executor, Limits
+from pipeline.machine import processors
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,6 @@ def _executor(plan: Plan, store: Store, means: Means, watch: Callable[[Event], N
     to_do = [cell.work for _, cell in plan.cells() if cell.state == "to do"]
     if means.limits == Limits() and (len(to_do) <= 1 or (means.jobs is None and sum(to_do) <= LITTLE)):
         return InlineExecutor(watch)
-    from pipeline.executors.local import LocalExecutor, processors
+    from pipeline.executors.local import LocalExecutor
 
     return LocalExecutor(means.jobs or max(min(processors(), len(to_do)), 1), means.limits)

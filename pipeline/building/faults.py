@@ -6,7 +6,7 @@ from typing import Final
 from artifact_store.errors import BadUrl, Changed, Denied, Incomplete, StoreUnavailable, UnsafeBackend
 from pipeline.building.events import Fault, Sort
 from pipeline.crash import report_crash
-from pipeline.errors import AwsError, MissingSoftware, NotEnoughMemory
+from pipeline.errors import AwsError, MissingSoftware, NotEnoughMemory, sentence_of
 from pipeline.exit_codes import INTERNAL, exit_code_of
 from pipeline.failed import is_of_the_machine
 
@@ -20,7 +20,7 @@ def fault_of(error: Exception) -> Fault:
     return Fault(
         sort=sort_of(error),
         kind=type(error).__qualname__,
-        message=_sentence(error) if row else report_crash(error, verbose=False),
+        message=_line(error) if row else report_crash(error, verbose=False),
         code=(row or INTERNAL).number,
         log="".join(traceback.format_exception(error)),
     )
@@ -34,10 +34,6 @@ def sort_of(error: Exception) -> Sort:
     return "environmental" if passes else "deterministic"
 
 
-def _sentence(error: Exception) -> str:
-    """In one line: it stands in tables and in logs of others."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
-    if isinstance(error, MemoryError):
-        return f"out of memory: {error or 'this work is too large for this machine'}."
-    return " ".join(str(error).split())
+def _line(error: Exception) -> str:
+    """It stands in tables and in logs of others."""
+    return " ".join(sentence_of(error).split())

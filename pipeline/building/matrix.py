@@ -1,38 +1,52 @@
 """The artifacts of a run: models x targets x degrees, from the words of the command line or of nxpipe.toml."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
+
+import click
 
 from pipeline.building.asked import Asked, Backend
 from pipeline.config import Config
 from pipeline.config.models import Model
 from pipeline.order import Order, words
-from pipeline.order_options import chosen_models
+from pipeline.order_options import chosen_models, refuse_words_without_effect
+from pipeline.saved import saved_program
 
-WORDS: Final = tuple(words())
+
+def refuse_idle_words(ctx: click.Context, said: Mapping[str, Any]) -> None:
+    """Those that the model, or where it comes from, would leave without effect."""
+    flags = {word: said[word] for word in words()}
+    refuse_words_without_effect(ctx, said["model_id"], flags)
+    saved_program(ctx, said["model_id"], flags, said["axes"])
 
 
-def asked_for(
-    model_id: str | None,
-    flags: Mapping[str, Any],
-    config: Config,
-    names: Sequence[str],
-    root: Path,
-    *,
-    axes: tuple[tuple[str, int], ...],
-    backend: Backend,
-    verified: bool,
+def of_words(said: Mapping[str, Any], config: Config, names: Sequence[str], root: Path) -> tuple[Asked, ...]:
+    """Those of a command line, which names a model of its own or leaves that to nxpipe.toml."""
+    model_id, verified = said["model_id"], not said["no_verify"]
+    if model_id is None:
+        return of_file(config, names, root, backend=said["backend"], verified=verified)
+    backend = said["backend"] or config.build.backend
+    first = Order.from_flags(model_id, {**said, "target": said["target"][0], "tp": said["tp"][0]})
+    every = _every(first, said["target"], said["tp"])
+    return _each_once(Asked(order, None, said["axes"], backend, verified) for order in every)
+
+
+def of_file(
+    config: Config, names: Sequence[str], root: Path, *, backend: Backend | None = None, verified: bool = True
 ) -> tuple[Asked, ...]:
-    """Each once, though it may have been asked for in two ways."""
-    if model_id is not None:
-        single = dict(flags) | {"target": flags["target"][0], "tp": flags["tp"][0]}
-        first = Order.from_flags(model_id, single)
-        pairs: list[tuple[str | None, Order]] = [(None, order) for order in _every(first, flags["target"], flags["tp"])]
-    else:
-        pairs = [(model.name, order) for model in chosen_models(config, names) for order in _all_of(model, root)]
-    return tuple(dict.fromkeys(Asked(order, name, axes, backend, verified) for name, order in pairs))
+    """Those of nxpipe.toml, or of the models that are named, by the compiler that it names unless told otherwise."""
+    return _each_once(
+        Asked(order, model.name, (), backend or config.build.backend, verified)
+        for model in chosen_models(config, names)
+        for order in _all_of(model, root)
+    )
+
+
+def _each_once(asked: Iterable[Asked]) -> tuple[Asked, ...]:
+    """Though it may have been asked for in two ways."""
+    return tuple(dict.fromkeys(asked))
 
 
 def _all_of(model: Model, root: Path) -> Iterator[Order]:

@@ -52,8 +52,15 @@ class _Artifact:
 
 
 def make_plan(
-    asked: Sequence[Asked], store: Store, thresholds: Thresholds, timings: Timings, *, force: bool = False
+    asked: Sequence[Asked],
+    store: Store,
+    thresholds: Thresholds,
+    timings: Timings,
+    *,
+    force: bool = False,
+    hints: bool = False,
 ) -> Plan:
+    """With `hints`, what is not there is told with what is nearest to it, which takes a search."""
     found = [_looked_up(one) for one in asked]
     artifacts = [one for one in found if isinstance(one, _Artifact)]
     published = _present(store, ACTIONS, action_path, [one.key for one in artifacts])
@@ -63,7 +70,7 @@ def make_plan(
     open_keys = [key for one in artifacts if not one.is_published for cell in one.cells for key in cell.keys]
     parts = frozenset() if force else _present(store, PARTS, part_path, open_keys)
     failures = frozenset() if force else _present(store, FAILURES, failure_path, set(open_keys) - parts)
-    planner = _Planner(store, thresholds, timings, parts, failures, force=force)
+    planner = _Planner(store, thresholds, timings, parts, failures, force=force, hints_left=_EXPLAINED if hints else 0)
     return Plan(store.url, tuple(planner.say(one) if isinstance(one, _Artifact) else one for one in found))
 
 
@@ -77,7 +84,7 @@ class _Planner:
     parts: frozenset[str]
     failures: frozenset[str]
     force: bool
-    explained: int = 0
+    hints_left: int
 
     def say(self, one: _Artifact) -> PlannedArtifact:
         if one.is_published:
@@ -108,9 +115,9 @@ class _Planner:
         return None
 
     def _nearest(self, request: BuildRequest) -> str:
-        if self.explained >= _EXPLAINED:
+        if not self.hints_left:
             return _NOTHING
-        self.explained += 1
+        self.hints_left -= 1
         return (why_missed(self.store, request.key_inputs()) or _NOTHING).strip()
 
 

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from pipeline.building.asked import Asked
 from pipeline.building.events import Fault
+from pipeline.exit_codes import one_code
 from pipeline.request import Shape
 
 # docs/building.md, section 3.
@@ -50,6 +51,11 @@ class Plan:
         for artifact in self.artifacts:
             for cell in artifact.cells:
                 yield artifact, cell
+
+    @property
+    def exit_code(self) -> int:
+        """Of a dry run: what cannot be done is not well."""
+        return one_code(cell.fault.code for _, cell in self.cells() if cell.fault)
 
     def document(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,21 +1,21 @@
 """What a run amounted to: every cell that was asked for, and what became of it."""
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from pipeline.building.events import Ended, Fault
 from pipeline.building.planned import Plan, PlannedArtifact, PlannedCell
-from pipeline.exit_codes import INCOMPLETE, INTERRUPTED, OK
+from pipeline.exit_codes import INCOMPLETE, INTERRUPTED, one_code
 
-# `found`: the store had it; `built`: this run made it; all else is missing.
-Fate: TypeAlias = Literal["found", "built", "failed", "not tried"]
+# `found`: the store had it; `built`: this run made it; all else is missing. Only what was given up has failed.
+Fate: TypeAlias = Literal["found", "built", "failed", "not retried", "not tried"]
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """`fault` is the cell's own, or that of publishing the artifact that it is part of."""
+    """`fault` is the cell's own, or that of publishing the artifact that it is part of; of one that was not retried it
+    is what the last attempt met."""
 
     artifact: PlannedArtifact
     cell: PlannedCell
@@ -25,11 +25,15 @@ class CellResult:
     memory: int
     fault: Fault | None
 
+    @property
+    def is_missing(self) -> bool:
+        return self.fate not in ("found", "built")
+
 
 @dataclass(frozen=True)
 class Results:
-    """`ended`: the last end of every item by its key. `interrupted`: by a person. `left_behind`: what could not
-    be ended of what the executor had begun."""
+    """`ended`: the last end of every item by its key. `put_off`: those to which another attempt was due that did not
+    end. `interrupted`: by a person. `left_behind`: what could not be ended of what the executor had begun."""
 
     plan: Plan
     ended: Mapping[str, Ended]
@@ -38,32 +42,36 @@ class Results:
     seconds: float
     executor: str
     interrupted: bool = False
+    put_off: Set[str] = frozenset()
     left_behind: str = ""
 
     def cells(self) -> list[CellResult]:
         return [self._cell(artifact, cell) for artifact, cell in self.plan.cells()]
 
     def missing(self) -> list[CellResult]:
-        return [one for one in self.cells() if one.fate in ("failed", "not tried")]
-
-    def counts(self) -> Mapping[Fate, int]:
-        return Counter(one.fate for one in self.cells())
+        return [one for one in self.cells() if one.is_missing]
 
     @property
     def exit_code(self) -> int:
-        """0 only when every cell is in a published artifact."""
+        """0 only when every cell is in a published artifact. What was not retried leaves it to what stopped the run."""
         if self.interrupted:
             return INTERRUPTED.number
         missing = self.missing()
-        codes = {one.fault.code if one.fault else INCOMPLETE.number for one in missing}
-        return OK.number if not missing else codes.pop() if len(codes) == 1 else INCOMPLETE.number
+        deciding = [one for one in missing if one.fate != "not retried"] or missing
+        return one_code(one.fault.code if one.fault else INCOMPLETE.number for one in deciding)
 
     def _cell(self, artifact: PlannedArtifact, cell: PlannedCell) -> CellResult:
         own, publishing = self.ended.get(cell.key), self.ended.get(artifact.key)
         published = artifact.is_published or (publishing is not None and publishing.fault is None)
-        fault = next((end.fault for end in (own, publishing) if end is not None and end.fault is not None), cell.fault)
-        made = own is not None and own.fault is None and not own.cached
-        fate: Fate = ("built" if made else "found") if published else "failed" if fault else "not tried"
+        bad = next((end for end in (own, publishing) if end is not None and end.fault is not None), None)
+        fault = bad.fault if bad else cell.fault
+        fate: Fate
+        if published:
+            fate = "built" if own is not None and own.fault is None and not own.cached else "found"
+        elif bad is not None and bad.key in self.put_off:
+            fate = "not retried"
+        else:
+            fate = "failed" if fault else "not tried"
         return CellResult(
             artifact=artifact,
             cell=cell,

@@ -23,7 +23,6 @@ from pipeline.building.results import Results
 from pipeline.building.shown import published_of, show_artifacts, show_end
 from pipeline.building.timings import Timings
 from pipeline.executors.protocol import Limits
-from pipeline.exit_codes import INCOMPLETE
 from pipeline.output import Console
 from pipeline.verify import Thresholds
 
@@ -47,19 +46,18 @@ class Run:
 
     @property
     def timings(self) -> Timings:
-        return Timings(self.state / "timings.json")
+        return Timings.kept_in(self.state)
 
     def plan(self, asked: Sequence[Asked]) -> Plan:
-        return make_plan(asked, self.store, self.thresholds, self.timings, force=self.said["force"])
+        return make_plan(asked, self.store, self.thresholds, self.timings, force=self.said["force"], hints=True)
 
     def show(self, plan: Plan) -> int:
-        """A dry run; what cannot be done is not well."""
+        """A dry run."""
         if self.console.json:
             self.console.data(plan_json(plan))
         else:
             self.console.result(plan_table(plan))
-        codes = {cell.fault.code for _, cell in plan.cells() if cell.fault}
-        return 0 if not codes else codes.pop() if len(codes) == 1 else INCOMPLETE.number
+        return plan.exit_code
 
     def carry_out(self, plan: Plan) -> Results:
         kms_key = self.config.store.kms_key

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from artifact_store.names import SHOWN
 from pipeline import utilisation
 from pipeline.build_report.summary import summary
 from pipeline.building.planned import PlannedArtifact
@@ -83,7 +82,7 @@ def _as_text(published: "Published", programs: dict[str, Any], *, cached: bool) 
     count = len(manifest.executables)
     headline = (
         "cached" if cached else "built",
-        f"{published.model_id}@{published.request_key[:SHOWN]}",
+        published.name,
         published.target,
         f"{count} program{'s' if count > 1 else ''}",
         human_bytes(published.size_bytes),

@@ -1,13 +1,13 @@
 """How long cells have taken on this machine, for estimates: a file beside the local state, that may go at any time."""
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from pipeline.request import BuildRequest, Shape, digest_of
+from pipeline.whole_file import write_whole
 
 _KEPT: Final = 2000  # of the newest
 
@@ -21,6 +21,10 @@ class Timings:
         with suppress(OSError, ValueError, TypeError, AttributeError):  # none yet, or not ours
             read = json.loads(path.read_text())
             self._known = {str(name): [float(work), float(seconds)] for name, (work, seconds) in read.items()}
+
+    @classmethod
+    def kept_in(cls, state: Path) -> Self:
+        return cls(state / "timings.json")
 
     def estimate(self, name: str, work: float) -> float | None:
         """What it took the last time, else by how long others took for their size; None before anything was made."""
@@ -39,11 +43,8 @@ class Timings:
             self._known.pop(name, None)
             self._known[name] = [work, round(seconds, 2)]
         kept = dict(list(self._known.items())[-_KEPT:])
-        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         with suppress(OSError):  # an estimate is worth no failed build
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(kept))
-            temporary.replace(self._path)
+            write_whole(self._path, json.dumps(kept).encode())
 
 
 def name_of(request: BuildRequest, shape: Shape) -> str:

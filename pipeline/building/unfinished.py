@@ -1,12 +1,12 @@
 """The words of a build that has begun and not ended well, for `nxpipe build --resume` to say again."""
 
 import json
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from pipeline.errors import BuildRefused
+from pipeline.whole_file import write_whole
 
 
 class Unfinished:
@@ -15,11 +15,8 @@ class Unfinished:
 
     def begin(self, words: Sequence[str]) -> None:
         """Best effort: without it the same words have to be typed again."""
-        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(list(words)))
-            temporary.replace(self._path)
+            write_whole(self._path, json.dumps(list(words)).encode())
 
     def end(self) -> None:
         with suppress(OSError):

@@ -49,6 +49,7 @@ def lock(console: Console, regions: tuple[str, ...], config_path: Path) -> None:
     from pipeline.config import TrainingFleet, load_config
     from pipeline.config.amis import read_lock
     from pipeline.images import find_image, find_training_host
+    from pipeline.whole_file import write_whole
 
     config = load_config(config_path, os.environ)
     before = read_lock(config_path.parent / config.amis.lock)
@@ -61,7 +62,7 @@ def lock(console: Console, regions: tuple[str, ...], config_path: Path) -> None:
             if trains:
                 found.append(find_training_host(region, client))
     after = before.with_images(found, config.amis.sdk)
-    _replace(after)
+    write_whole(after.path, after.text().encode())
     _tell(console, after, found)
 
 
@@ -72,12 +73,6 @@ def _of_the_project(region: str | None, before: "AmiLock") -> tuple[str, ...]:
     if not locked:
         raise click.UsageError("nxpipe.toml names no region, so say one with --region")
     return locked
-
-
-def _replace(lock_file: "AmiLock") -> None:
-    beside = lock_file.path.with_name(f".{lock_file.path.name}.new")
-    beside.write_text(lock_file.text())
-    beside.replace(lock_file.path)
 
 
 def _tell(console: Console, after: "AmiLock", found: "list[LockedImage]") -> None:

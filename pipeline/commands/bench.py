@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -14,6 +14,7 @@ from pipeline.config import load_config
 from pipeline.exit_codes import REGRESSION
 from pipeline.options import config_option, store_option
 from pipeline.output import Console, table
+from pipeline.parameters import Percentage
 from pipeline.request import digest_of
 from pipeline.store_url import open_the_store
 
@@ -25,23 +26,6 @@ if TYPE_CHECKING:
     from pipeline.named import Named
 
 _COLUMNS: Final = ("artifact", "program", "tp", "predicted", "before", "change")
-
-
-class Percentage(click.ParamType[float]):
-    """As a fraction."""
-
-    name = "PERCENT"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
-        try:
-            percent = float(str(value).removesuffix("%"))
-        except ValueError:
-            percent = -1.0
-        if not 0 <= percent < float("inf"):
-            self.fail(f"{value!r} is not a percentage from 0 on, as in 5%", param, ctx)
-        return percent / 100
 
 
 @click.command(cls=Command)
@@ -106,7 +90,7 @@ def bench(
 
 def _artifacts(words: Sequence[str], store: "Store", config_path: Path) -> "Iterator[Manifest]":
     """Those that are named; else those that a build of nxpipe.toml makes."""
-    from pipeline.building.matrix import asked_for
+    from pipeline.building.matrix import of_file
     from pipeline.named import artifact, is_artifact
 
     if words and all(map(is_artifact, words)):  # a configuration that is broken stands in nobody's way
@@ -118,8 +102,7 @@ def _artifacts(words: Sequence[str], store: "Store", config_path: Path) -> "Iter
         if word not in described:
             yield artifact(word, store)
             continue
-        backend = config.build.backend
-        for asked in asked_for(None, {}, config, (word,), config_path.parent, axes=(), backend=backend, verified=True):
+        for asked in of_file(config, (word,), config_path.parent):
             yield _built(asked, store)
 
 

@@ -11,14 +11,14 @@ from pipeline.cli import Command
 from pipeline.commands.store.itself import open_the_store_itself
 from pipeline.config import load_config
 from pipeline.options import config_option, store_option
-from pipeline.order_options import order_options, refuse_words_without_effect
+from pipeline.order_options import order_options
 from pipeline.output import Console
 from pipeline.parameters import Numbers, TargetList
-from pipeline.saved import axis_option, saved_program
+from pipeline.saved import axis_option
+from pipeline.state_folder import state_folder
 
 if TYPE_CHECKING:
-    from pipeline.building.asked import Asked
-    from pipeline.config import Config
+    from pipeline.building.unfinished import Unfinished
 
 
 class _Build(Command):
@@ -52,18 +52,20 @@ def build(
       nxpipe build --model-id ./my-llama --target inf2.48xlarge,trn2.48xlarge --tp 2,8 --buckets 128,512 --dry-run
       nxpipe build --model-id ./encoder.onnx --axis batch=1
     """
+    from pipeline.building.matrix import of_words, refuse_idle_words
     from pipeline.building.run import Run, finish
     from pipeline.building.unfinished import Unfinished
     from pipeline.verify import Thresholds
 
     console: Console = ctx.obj
-    state = config_path.parent / ".nxpipe"
+    state = state_folder(config_path)
     unfinished = Unfinished(state)
     if resume:
         _say_again(ctx, unfinished)
         return
     described = load_config(config_path, os.environ, missing_ok=said["model_id"] is not None)
-    asked = _asked(ctx, described, config_path.parent, **said)
+    refuse_idle_words(ctx, said)
+    asked = of_words(said, described, said["names"], config_path.parent)
     if asked and asked[0].backend == "neuronx":
         console.say("  A NEFF runs on a Neuron device only, so nothing is verified here.")
     opened = open_the_store_itself(store, config_path, console)
@@ -79,25 +81,7 @@ def build(
     ctx.exit(code)
 
 
-def _asked(ctx: click.Context, described: "Config", root: Path, **said: Any) -> tuple["Asked", ...]:
-    from pipeline.building.matrix import WORDS, asked_for
-
-    flags = {word: said[word] for word in WORDS}
-    refuse_words_without_effect(ctx, said["model_id"], flags)
-    saved_program(ctx, said["model_id"], flags, said["axes"])
-    return asked_for(
-        said["model_id"],
-        flags,
-        described,
-        said["names"],
-        root,
-        axes=said["axes"],
-        backend=said["backend"] or described.build.backend,
-        verified=not said["no_verify"],
-    )
-
-
-def _say_again(ctx: click.Context, unfinished: Any) -> None:
+def _say_again(ctx: click.Context, unfinished: "Unfinished") -> None:
     typed = [word for word in ctx.meta["nxpipe.words"] if word != "--resume"]
     if typed:
         raise click.UsageError(

@@ -32,7 +32,7 @@ def lock(console: Console, config_path: Path) -> None:
     from pipeline.config import load_config
     from pipeline.config.cluster_lock import cluster_of
     from pipeline.infra.locking import find_cluster
-    from pipeline.infra.writing import replace
+    from pipeline.whole_file import write_whole
 
     config = load_config(config_path, os.environ)
     cluster, region = cluster_of(config, str(config_path))
@@ -40,7 +40,7 @@ def lock(console: Console, config_path: Path) -> None:
     with console.step(f"Kubernetes {cluster.kubernetes} in {region}"):
         found = find_cluster(region, cluster.kubernetes, images, client)
     path = config_path.parent / cluster.lock
-    replace(path, found.text())
+    write_whole(path, found.text().encode())
     _tell(console, path, found)
 
 

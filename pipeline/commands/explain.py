@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from artifact_store.names import SHOWN
+from artifact_store.names import short_name
 from pipeline.cli import Command
 from pipeline.config import load_config
 from pipeline.config.sections import Backend
 from pipeline.garbage import no_collection
-from pipeline.nearness import difference_table, differences_as_json, name_of
+from pipeline.nearness import difference_table, differences_as_json
 from pipeline.options import config_option, store_option
-from pipeline.order import words
-from pipeline.order_options import order_options, refuse_words_without_effect
+from pipeline.order_options import order_options
 from pipeline.output import Console, table
 from pipeline.parameters import Numbers, TargetList
-from pipeline.saved import axis_option, saved_program
+from pipeline.saved import axis_option
+from pipeline.state_folder import state_folder
 from pipeline.store_url import open_the_store
 
 if TYPE_CHECKING:
@@ -84,15 +84,15 @@ def explain(
       nxpipe explain --model-id ./my-llama --tp 8 --after shard
       nxpipe store explain bert-base-uncased@4e9ce0 --nearest 3
     """
+    from pipeline.building.matrix import refuse_idle_words
+
     if listed:
         _list_passes(ctx.obj)
         return
-    flags = {word: said[word] for word in words()}
-    refuse_words_without_effect(ctx, said["model_id"], flags)
-    saved_program(ctx, said["model_id"], flags, said["axes"])
+    refuse_idle_words(ctx, said)
     if model is not None and (said["model_id"] or said["names"]):
         raise click.UsageError("MODEL, --model-id and --only each say what to explain; pass one of them", ctx)
-    wanted = _Wanted(model, flags, said, config_path)
+    wanted = _Wanted(model, said, config_path)
     if after is not None:
         _print_programs(ctx.obj, wanted.asked(), after)
         return
@@ -110,7 +110,6 @@ class _Wanted:
     """What is to be explained: builds, or an artifact that the store holds."""
 
     model: str | None
-    flags: Mapping[str, Any]
     said: Mapping[str, Any]
     config_path: Path
 
@@ -129,18 +128,10 @@ class _Wanted:
         return is_artifact(self.model) or self.model not in [model.name for model in self.config.models]
 
     def asked(self) -> "tuple[Asked, ...]":
-        from pipeline.building.matrix import asked_for
+        from pipeline.building.matrix import of_words
 
-        return asked_for(
-            self.said["model_id"],
-            self.flags,
-            self.config,
-            self.said["names"] or ([self.model] if self.model else ()),
-            self.config_path.parent,
-            axes=self.said["axes"],
-            backend=self.said["backend"] or self.config.build.backend,
-            verified=not self.said["no_verify"],
-        )
+        names = (self.model,) if self.model else self.said["names"]
+        return of_words(self.said, self.config, names, self.config_path.parent)
 
     def answers(self, store: "Store", count: int, report: "Report") -> "Iterator[Answer]":
         from pipeline.building.plan import make_plan
@@ -151,13 +142,13 @@ class _Wanted:
         if self.is_stored:
             yield of_artifact(store.resolve(str(self.model)), store, count, report)
             return
-        timings = Timings(self.config_path.parent / ".nxpipe" / "timings.json")
+        timings = Timings.kept_in(state_folder(self.config_path))
         for one in make_plan(self.asked(), store, Thresholds.of(self.config), timings).artifacts:
             yield of_request(one.asked.request(), one, store, count, report)
 
 
 def _page(answer: "Answer", url: str) -> Iterator[str]:
-    headline = f"{answer.model}@{answer.key[:SHOWN]} {'is' if answer.is_hit else 'is not'} in {url}"
+    headline = f"{short_name(answer.model, answer.key)} {'is' if answer.is_hit else 'is not'} in {url}"
     if answer.is_hit and answer.programs:
         yield headline
     else:
@@ -170,7 +161,7 @@ def _page(answer: "Answer", url: str) -> Iterator[str]:
         if (near := program.nearest) and near.differences:
             count = len(near.differences)
             yield (
-                f"{program.cell.shape.name}: {near.shape.name} of {name_of(near.artifact)} differs in "
+                f"{program.cell.shape.name}: {near.shape.name} of {near.artifact.published.name} differs in "
                 f"{count} field{'' if count == 1 else 's'}\n{difference_table(near.differences, 'stored', 'wanted')}"
             )
 
@@ -178,7 +169,7 @@ def _page(answer: "Answer", url: str) -> Iterator[str]:
 def _compared(near: "Near") -> str:
     count = len(near.differences)
     return (
-        f"{name_of(near)} differs in {count} of {near.fields} fields\n"
+        f"{near.published.name} differs in {count} of {near.fields} fields\n"
         f"{difference_table(near.differences, 'stored', 'wanted')}"
     )
 
@@ -189,7 +180,7 @@ def _reason(program: "ProgramAnswer") -> str:
         return cell.fault.message
     if near is None:
         return cell.why
-    stored = f"{near.shape.name} of {name_of(near.artifact)}"
+    stored = f"{near.shape.name} of {near.artifact.published.name}"
     return f"the nearest is {stored}" if near.differences else f"the same as {stored}, whose part is no longer kept"
 
 

@@ -9,11 +9,11 @@ from click.core import ParameterSource
 
 from pipeline.building.options import means_options
 from pipeline.cli import Command
-from pipeline.commands.bench import Percentage
 from pipeline.commands.store.itself import open_the_store_itself
 from pipeline.config import load_config
 from pipeline.options import ACTOR, REASON, Label, config_option, store_option
 from pipeline.output import Console
+from pipeline.parameters import Percentage
 from pipeline.release.words import GATES, Words
 from pipeline.signing import key_option
 
@@ -110,8 +110,7 @@ def _foretell(one: "Release") -> int:
     else:
         parts = [as_table(passages), *([plan_table(plan)] if plan else [])]
         one.console.result("\n\n".join(parts))
-    faults = [cell.fault for _, cell in plan.cells() if cell.fault] if plan else []
-    return faults[0].code if faults else 0
+    return plan.exit_code if plan else 0
 
 
 def _carry_out(one: "Release") -> int:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -14,9 +14,10 @@ from pipeline.config import load_config
 from pipeline.config.models import Autocast
 from pipeline.errors import VerificationFailed
 from pipeline.options import config_option, store_option
+from pipeline.order import words
 from pipeline.order_options import order_options, orders, refuse_words_without_effect
 from pipeline.output import Console, table
-from pipeline.runner import Execution, Mode, execution_options, sentence
+from pipeline.runner import Execution, execution_options, sentence
 from pipeline.saved import axis_option, saved_program
 
 if TYPE_CHECKING:
@@ -83,15 +84,7 @@ def verify(
     artifact: str | None,
     model_id: str | None,
     names: tuple[str, ...],
-    axes: tuple[tuple[str, int], ...],
-    also: tuple[str, ...],
-    prompts: Path | None,
-    layers: bool,
-    slice_layers: int | None,
-    steps: int | None,
-    mode: Mode,
-    engine_order: str | None,
-    **flags: Any,
+    **said: Any,
 ) -> None:
     """Compare the emulated model with PyTorch, layer by layer if asked.
 
@@ -110,23 +103,35 @@ def verify(
       nxpipe verify bert-base-uncased@4e9ce0 --store s3://my-artifacts/nxpipe
     """
     from pipeline.comparison import Trial
-    from pipeline.models.prompts import read_prompts
     from pipeline.verify import Thresholds
 
     console: Console = ctx.obj
+    flags = {name: value for name, value in said.items() if name in words()}
     refuse_words_without_effect(ctx, model_id, flags)
     described = load_config(config_path, os.environ, missing_ok=bool(model_id or artifact))
-    execution = Execution.of(mode, engine_order)
-    trial = Trial(also, read_prompts(prompts) if prompts else (), layers, slice_layers, steps or 0, execution)
-    allowed = Thresholds.of(described)
+    trial = _trial(said)
     if artifact is not None:
-        if model_id or names or trial != Trial(execution=execution):
+        if model_id or names or trial != Trial(execution=trial.execution):
             raise click.UsageError("an artifact is verified as it was published: name it alone, with --store", ctx)
-        found = _of_artifact(artifact, store, config_path, execution, console)
-    elif (file := saved_program(ctx, model_id, flags, axes)) is not None:
+        found = _of_artifact(artifact, store, config_path, trial.execution, console)
+    elif (file := saved_program(ctx, model_id, flags, said["axes"])) is not None:
         found = _of_file(file, flags, trial, console)
     else:
         found = _of_models(orders(model_id, flags, described, names, config_path.parent), trial, console)
+    _tell(found, trial, Thresholds.of(described), console)
+
+
+def _trial(said: Mapping[str, Any]) -> "Trial":
+    from pipeline.comparison import Trial
+    from pipeline.models.prompts import read_prompts
+
+    execution = Execution.of(said["mode"], said["engine_order"])
+    prompts = read_prompts(said["prompts"]) if said["prompts"] else ()
+    return Trial(said["also"], prompts, said["layers"], said["slice_layers"], said["steps"] or 0, execution)
+
+
+def _tell(found: Iterable[_Said], trial: "Trial", allowed: "Thresholds", console: Console) -> None:
+    """Each as soon as it is known; all of them, before what is beyond [verify] is an error."""
     documents, faults = [], []
     for said in found:
         documents.append(_as_json(said, trial, allowed))
@@ -149,7 +154,7 @@ def _of_artifact(
 
     opened = open_the_store(store, config_path, console)
     published = opened.resolve(name)
-    title = f"{published.model_id}@{published.request_key[:12]}"
+    title = published.name
     yield from (_Said(title, None, done) for done in compare_artifact(published, opened, console.step, execution))
 
 

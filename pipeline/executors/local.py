@@ -1,7 +1,6 @@
 """Processes of this machine, as many as its processors and its memory allow. Whatever becomes of one, it takes one item
 with it."""
 
-import os
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -11,7 +10,7 @@ from pipeline.building.item import Item
 from pipeline.executors.process import WorkerProcess
 from pipeline.executors.protocol import Limits
 from pipeline.exit_codes import COMPILE, SYSTEM
-from pipeline.machine import available_memory
+from pipeline.machine import available_memory, processors
 from pipeline.output import human_bytes
 
 _SHARE: Final = 0.9  # of the memory that is free at the beginning
@@ -108,8 +107,3 @@ class LocalExecutor:
             )
             return Fault("limit", "OutOfMemory", text, SYSTEM.number, worker.last_words())
         return None
-
-
-def processors() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -4,13 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.errors import WouldOverwrite
-
-
-def replace(path: Path, text: str) -> None:
-    """A reader sees the old file or the new one."""
-    beside = path.with_name(f".{path.name}.new")
-    beside.write_text(text)
-    beside.replace(path)
+from pipeline.whole_file import write_whole
 
 
 def write_all(folder: Path, files: Mapping[str, str], head: str) -> None:
@@ -23,6 +17,6 @@ def write_all(folder: Path, files: Mapping[str, str], head: str) -> None:
             f"{folder / foreign[0]} was not written by this command; move it away, or pass another --out"
         )
     for name, text in files.items():
-        replace(folder / name, text)
+        write_whole(folder / name, text.encode())
     for stale in sorted(ours - files.keys()):
         there[stale].unlink()

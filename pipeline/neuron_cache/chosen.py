@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from artifact_store.channel.log import ChannelLog
 from artifact_store.errors import ChannelEmpty, NotFound
 from artifact_store.manifest import Manifest
-from artifact_store.names import SHOWN, choose
+from artifact_store.names import choose
 from emulator.hardware import INSTANCES
 from pipeline.neuron_cache.entry import Entry, kept_by
 from pipeline.promotion import model_id
@@ -36,7 +36,7 @@ class Chosen:
 
     @property
     def name(self) -> str:
-        return f"{self.manifest.model.id}@{self.manifest.request_key[:SHOWN]}"
+        return self.manifest.name
 
     @property
     def without(self) -> list[str]:
@@ -73,7 +73,7 @@ def served(store: "Store", channel: str) -> list[Chosen]:
     tip = ChannelLog(store.backend, channel).tip()
     if tip is None:
         raise ChannelEmpty(f"channel {channel} of {store.url} is empty; promote an artifact to it")
-    return [_chosen(Manifest.from_bytes(store.read_blob(one.manifest))) for one in tip.artifacts]
+    return [_chosen(store.manifest(one.manifest)) for one in tip.artifacts]
 
 
 def configured(store: "Store", config: "Config", folder: Path, say: Callable[[str], None]) -> list[Chosen]:

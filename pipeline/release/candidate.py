@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from artifact_store.errors import Refused
-from artifact_store.names import SHOWN
+from artifact_store.names import short_name
 
 if TYPE_CHECKING:
     from artifact_store.channel.generation import Served
@@ -28,7 +28,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        return f"{self.model_id}@{self.request_key[:SHOWN]}"
+        return short_name(self.model_id, self.request_key)
 
     @classmethod
     def of(cls, served: "Served") -> "Candidate":

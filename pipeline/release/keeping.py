@@ -1,22 +1,12 @@
-"""Files that appear whole, and the report among them."""
+"""Where a release's report is kept."""
 
 import json
-import secrets
 from pathlib import Path
 from typing import Any
 
 from artifact_store.reports import moment_of
 from pipeline.release.page import page
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
-    try:
-        beside.write_bytes(data)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+from pipeline.whole_file import write_whole
 
 
 def keep(report: dict[str, Any], folder: Path) -> Path:

@@ -85,7 +85,7 @@ def _gravest(report: "Report") -> str:
 
 
 def _failure(results: Results) -> str:
-    faults = list(dict.fromkeys(one.fault.message for one in results.missing() if one.fault))
+    faults = list(dict.fromkeys(one.fault.message for one in results.missing() if one.fault and one.fate == "failed"))
     return faults[0] if len(faults) == 1 else click.unstyle(headline(results))
 
 

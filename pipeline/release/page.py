@@ -1,12 +1,10 @@
 """A release's report as one page, in the style of a build's: no request to anywhere, and nothing in it that runs."""
 
-import base64
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.resources import files
 from typing import Any, Final
 
 from pipeline.build_report.markup import Markup, tag
+from pipeline.build_report.sheet import moment, sheet
 from pipeline.build_report.words import counted, duration
 
 _PILLS: Final = {"passed": "built", "done": "found", "failed": "failed", "interrupted": "not-tried"}
@@ -17,18 +15,7 @@ Report = Mapping[str, Any]
 
 
 def page(report: Report) -> bytes:
-    style = (files("pipeline.build_report") / "page.css").read_text()
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", http_equiv="Content-Security-Policy", content=f"default-src 'none'; style-src 'sha256-{digest}'"),
-        tag("title", f"Release to {report['channel']}, {_moment(report)}"),
-        tag("style", Markup(style)),
-    )
-    body = tag("body", tag("main", list(_sections(report))))
-    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n".encode("utf-8", "replace")
+    return sheet(f"Release to {report['channel']}, {moment(report)}", _sections(report))
 
 
 def gates(report: Report) -> Markup:
@@ -59,7 +46,7 @@ def _sections(report: Report) -> Iterator[Markup]:
 def _header(report: Report) -> Markup:
     verdict, source = report["verdict"], report["from"]
     exit_code = f"exit code {report['exit_code']}" if report["exit_code"] else ""
-    about = [_moment(report), duration(report["seconds"]), f"from {source}" if source else "", exit_code]
+    about = [moment(report), duration(report["seconds"]), f"from {source}" if source else "", exit_code]
     pill = tag("span", verdict, class_=f"verdict {_VERDICTS.get(verdict, _OTHERWISE)}")
     return tag(
         "header",
@@ -94,7 +81,3 @@ def _state(state: str) -> Markup:
 
 def _seconds(one: Report) -> Markup:
     return tag("td", duration(one["seconds"]) if one["seconds"] else "", class_="number")
-
-
-def _moment(report: Report) -> str:
-    return f"{report['began_at'][:19].replace('T', ' ')} UTC"

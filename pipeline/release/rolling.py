@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from artifact_store import Published
     from pipeline.config import ServingFleet
     from pipeline.release.state import Release
+    from pipeline.rollout.beginning import Begun
     from pipeline.rollout.opened import Opened
 
 _MINUTE: Final = 60  # seconds
@@ -76,36 +77,29 @@ def _keep_what_others_run(opened: "list[Opened]") -> None:
 
 
 def _roll(release: "Release", one: "Opened", artifact: "Published") -> _Rolled:
-    from pipeline.rollout.beginning import already, tell
-    from pipeline.rollout.ending import settle
-    from pipeline.rollout.machine import Execution
-    from pipeline.rollout.start import ServedAlready, Wanted, begin, decide
+    from pipeline.rollout.beginning import begin_wanted
+    from pipeline.rollout.start import ServedAlready, Wanted
 
-    settle(one, one.watcher.status())
     wanted = Wanted(artifact, None, again=False, minute=_MINUTE, reason=release.words.reason)
-    decided = decide(one.machine, one.artifacts, wanted, release.config.rollout)
-    fleet = one.fleet.name
-    if isinstance(decided, ServedAlready):
-        figures = {"fleet": fleet, "phase": "none", "artifact": vars(decided.candidate)}
-        return _Rolled(f"fleet {fleet} runs {decided.candidate.name} already, on {decided.colour}", 0, figures)
-    if isinstance(decided, Execution):
-        already(release.console, one, decided)
-        return _followed(release, one, decided.arn, is_over=not decided.running)
-    tell(release.console, one, decided)
-    return _followed(release, one, begin(one.machine, one.artifacts, decided), is_over=False)
+    begun = begin_wanted(release.console, one, wanted)
+    if isinstance(begun, ServedAlready):
+        fleet, candidate = one.fleet.name, begun.candidate
+        figures = {"fleet": fleet, "phase": "none", "artifact": vars(candidate)}
+        return _Rolled(f"fleet {fleet} runs {candidate.name} already, on {begun.colour}", 0, figures)
+    return _followed(release, one, begun)
 
 
-def _followed(release: "Release", one: "Opened", arn: str, *, is_over: bool) -> _Rolled:
+def _followed(release: "Release", one: "Opened", begun: "Begun") -> _Rolled:
     from pipeline.rollout.ending import exit_code, settle
     from pipeline.rollout.follow import follow
     from pipeline.rollout.view import line
 
     watcher, fleet = one.watcher, one.fleet.name
-    if not release.words.wait and not is_over:
-        status = watcher.status(arn)
+    if not release.words.wait and not begun.is_over:
+        status = watcher.status(begun.arn)
         sentence = f"fleet {fleet}: begun; watch it with: nxpipe rollout status {fleet} --wait"
         return _Rolled(sentence, 0, status.as_json(), goes_on=True)
-    status = follow(release.console, fleet, lambda: watcher.status(arn))
+    status = follow(release.console, fleet, lambda: watcher.status(begun.arn))
     settle(one, status)
     return _Rolled(f"fleet {fleet}: {line(status)}", exit_code(status), status.as_json())
 

@@ -3,29 +3,28 @@
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
 from artifact_store.channel.generation import Generation, Served
 from artifact_store.channel.log import ChannelLog
-from artifact_store.errors import NotFound, Refused
-from pipeline.building.matrix import asked_for
+from artifact_store.errors import NotFound
+from pipeline.building.matrix import of_file
 from pipeline.building.run import Run
 from pipeline.order_options import chosen_models
 from pipeline.output import Console
 from pipeline.promotion import model_id
 from pipeline.release.candidate import Candidate, planned
 from pipeline.release.words import Words
-from pipeline.signing import signing_policy
+from pipeline.signing import require_belief, signing_policy
+from pipeline.state_folder import state_folder
 from pipeline.verify import Thresholds
 
 if TYPE_CHECKING:
     from artifact_store import Published, Store
     from pipeline.building.planned import Plan
     from pipeline.config import Config
-
-_STATE: Final = ".nxpipe"
 
 
 class Aside(Console):
@@ -61,7 +60,7 @@ class Release:
     @property
     def kept(self) -> Path:
         """Where reports and records of this machine are."""
-        return self.folder / _STATE / "releases"
+        return state_folder(self.config_path) / "releases"
 
     @cached_property
     def thresholds(self) -> Thresholds:
@@ -70,15 +69,14 @@ class Release:
     @cached_property
     def building(self) -> Run:
         aside, how = Aside(**vars(self.console)), {**self.words.how, "force": False}
-        return Run(aside, self.store, self.config, self.thresholds, self.folder / _STATE, how)
+        return Run(aside, self.store, self.config, self.thresholds, state_folder(self.config_path), how)
 
     @cached_property
     def plan(self) -> "Plan | None":
         """As things stood when it was first asked for; None where nothing is built."""
         if self.words.source is not None:
             return None
-        backend = self.config.build.backend
-        asked = asked_for(None, {}, self.config, self.words.names, self.folder, axes=(), backend=backend, verified=True)
+        asked = of_file(self.config, self.words.names, self.folder)
         if not asked:
             raise click.UsageError("nxpipe.toml describes no model, so there is nothing to release")
         return self.building.plan(asked)
@@ -100,13 +98,10 @@ class Release:
 
     def tip(self, channel: str | None = None) -> Generation | None:
         """Believed, of the channel that is released to, or of another."""
-        name = channel or self.words.channel
-        tip, policy = ChannelLog(self.store.backend, name).tip(), signing_policy(self.config, self.folder)
-        if tip and policy and (fault := policy.fault(tip)):
-            raise Refused(
-                f"generation {tip.generation} of channel {name} {fault}; find out who wrote it, and promote or roll "
-                "back again with a trusted key"
-            )
+        tip = ChannelLog(self.store.backend, channel or self.words.channel).tip()
+        policy = signing_policy(self.config, self.folder)
+        if tip and policy:
+            require_belief(tip, policy.fault(tip))
         return tip
 
     def served(self) -> dict[tuple[str, str], Served]:

@@ -1,12 +1,11 @@
 """A release in words: a table on the terminal, and one on the page of a run on GitHub."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from pipeline.build_report.github import MOST
+from pipeline.build_report.github import append_summary
 from pipeline.build_report.markup import Markup, tag
 from pipeline.build_report.words import duration, plain
 from pipeline.output import table
@@ -39,14 +38,7 @@ def as_text(report: Mapping[str, Any], passages: Sequence[Passage]) -> str:
 
 
 def write_summary(report: Mapping[str, Any], environ: Mapping[str, str]) -> None:
-    """Append to the file that GitHub shows, unless it has no room for that."""
-    name = environ.get("GITHUB_STEP_SUMMARY")
-    if not name:
-        return
-    path, text = Path(name), _summary(report).encode("utf-8", "replace")
-    if (path.stat().st_size if path.exists() else 0) + len(text) <= MOST:
-        with path.open("ab") as file:
-            file.write(text)
+    append_summary(lambda _: _summary(report), environ)
 
 
 def _summary(report: Mapping[str, Any]) -> str:

@@ -11,8 +11,8 @@ from artifact_store.canonical import canonical_json
 from artifact_store.digest import sha256_hex
 from artifact_store.documents import written_now
 from pipeline import VERSION
-from pipeline.release.keeping import write_whole
 from pipeline.request import compiler_digest
+from pipeline.whole_file import write_whole
 
 if TYPE_CHECKING:
     from pipeline.release.state import Release

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from artifact_store.names import short_name
 from pipeline.canary.errors import CanaryError
 from pipeline.canary.pace import Pace
 from pipeline.canary.plan import Plan
@@ -21,7 +22,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        return f"{self.model}@{self.artifact[:12]}"
+        return short_name(self.model, self.artifact)
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,38 @@
-"""What is said before a rollout: what it will do, what it goes by, and what it cannot find out."""
+"""A rollout is begun, and said to be: what it will do, what it goes by, and what it cannot find out."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from pipeline.canary.counts import LATENCIES
 from pipeline.canary.plan import Plan
 from pipeline.output import Console
+from pipeline.rollout.ending import settle
 from pipeline.rollout.history import FEWEST, History
 from pipeline.rollout.machine import Execution
 from pipeline.rollout.opened import Opened
 from pipeline.rollout.planner import POWER, Service, prospects
-from pipeline.rollout.start import Begin, ServedAlready
+from pipeline.rollout.start import Begin, ServedAlready, Wanted, begin, decide
+
+
+@dataclass(frozen=True)
+class Begun:
+    """By this call, or by the same words before."""
+
+    arn: str
+    is_over: bool
+
+
+def begin_wanted(console: Console, one: Opened, wanted: Wanted) -> Begun | ServedAlready:
+    """What the last one may have left to do is done first."""
+    settle(one, one.watcher.status())
+    decided = decide(one.machine, one.artifacts, wanted, one.config.rollout)
+    if isinstance(decided, ServedAlready):
+        return decided
+    if isinstance(decided, Execution):
+        _already(console, decided)
+        return Begun(decided.arn, is_over=not decided.running)
+    _tell(console, one, decided)
+    return Begun(begin(one.machine, one.artifacts, decided), is_over=False)
 
 
 def served_already(console: Console, one: Opened, found: ServedAlready) -> None:
@@ -20,14 +43,14 @@ def served_already(console: Console, one: Opened, found: ServedAlready) -> None:
         console.result(sentence)
 
 
-def already(console: Console, one: Opened, before: Execution) -> None:
+def _already(console: Console, before: Execution) -> None:
     if before.running:
         console.say(f"Rollout {before.name} of it is under way already.")
     else:
         console.say(f"Rollout {before.name} of it has been; start it once more with --again.")
 
 
-def tell(console: Console, one: Opened, what: Begin) -> None:
+def _tell(console: Console, one: Opened, what: Begin) -> None:
     asked = what.asked
     console.say(f"Rollout {what.name} of fleet {one.fleet.name}: {asked.candidate.name}, {asked.old} -> {asked.new}")
     for line in [

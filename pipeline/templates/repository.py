@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from pipeline.errors import WouldOverwrite
+from pipeline.state_folder import NAME
 from pipeline.templates.configuration import configuration
 
 _HERE: Final = Path(__file__).parent
@@ -16,7 +17,7 @@ _GITHUB: Final = {
     ".github/workflows/nxpipe-release.yml": _HERE / "nxpipe-release.yml",
     ".github/actions/nxpipe/action.yml": _HERE / "nxpipe/action.yml",
 }
-_STATE: Final = ".nxpipe/"  # the local store and its cache
+_STATE: Final = f"{NAME}/"  # the local store and its cache
 
 
 @dataclass(frozen=True)

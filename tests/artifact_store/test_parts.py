@@ -11,7 +11,7 @@ from artifact_store import Store
 from artifact_store.documents import Blob
 from artifact_store.errors import Conflict, Corrupt, Incomplete, InvalidDocument, NotFound
 from artifact_store.layout import PARTS, blob_path, part_path
-from artifact_store.parts import Part, PartFile, keep_part, part_keys, part_of
+from artifact_store.parts import Part, PartFile, keep_part, part_of
 from artifact_store.upkeep.fsck import fsck
 from artifact_store.upkeep.gc import carry_out, plan
 from artifact_store.upkeep.rules import Rules
@@ -82,14 +82,6 @@ def test_a_part_that_names_what_is_not_there_is_not_kept(place: Place) -> None:
     with pytest.raises(Incomplete, match=f"cannot keep part {KEY}"):
         keep_part(place.store, KEY, {"program": Blob.of(b"nobody put this")}, {})
     assert not [path for path in place.objects() if path.startswith(PARTS)]
-
-
-def test_the_keys_of_all_parts_are_listed_and_strangers_passed_over(place: Place) -> None:
-    assert part_keys(place.store) == frozenset()
-    made(place.store)
-    made(place.store, OTHER)
-    place.write(f"{PARTS}README", b"hello")
-    assert part_keys(place.store) == {KEY, OTHER}
 
 
 def test_a_part_in_anothers_place_or_damaged_is_corrupt(place: Place) -> None:

@@ -14,9 +14,9 @@ from artifact_store.channel.log import ChannelLog, channels
 from artifact_store.digest import sha256_hex
 from artifact_store.documents import Blob
 from artifact_store.errors import Corrupt, Incomplete, NotFound, Refused, StoreUnavailable
-from artifact_store.layout import part_path
+from artifact_store.layout import PARTS
 from artifact_store.manifest import Manifest
-from artifact_store.parts import Part, keep_part, part_keys, part_of
+from artifact_store.parts import Part, keep_part, part_of
 from artifact_store.pins import Pins
 from artifact_store.upkeep.gc import carry_out, plan
 from artifact_store.upkeep.reach import DAY, History
@@ -192,8 +192,8 @@ def losses(backend: Backend) -> list[str]:
 
 
 def _dangling(store: Store) -> Iterator[str]:
-    for key in part_keys(store):
-        part = store.records.read(Part, part_path(key))
+    for path in store.backend.paths(PARTS):
+        part = store.records.read(Part, path)
         if part is not None and not all(map(store.blobs.is_intact, part.blobs())):
             yield f"{part.path} outlives what it names"
 

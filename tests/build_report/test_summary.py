@@ -65,6 +65,28 @@ def test_an_interrupted_build_says_so_of_what_it_did_not_come_to() -> None:
     assert lines[4] == "  way out: Run the same command again: it resumes."
 
 
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_what_was_not_tried_again_has_not_failed_and_is_told_with_what_it_met(interrupted: bool) -> None:
+    of = matrix(1, [1], [64, 128])
+    flaky, broken = (one.key for _, one in of.cells())
+    done = [Ended(flaky, 2.0, fault=NO_SPACE), Ended(broken, 2.0, fault=TOO_LARGE)]
+    lines = said(results(of, done, interrupted=interrupted, put_off={flaky}))
+    assert "2 programs: 1 failed, 1 not retried;" in lines[0]
+    why, way_out = (
+        ("the build was interrupted before another attempt was over", "Run the same command again: it resumes.")
+        if interrupted
+        else (
+            "it was not tried again after another had failed",
+            "Mend that one and run the same command again, or run it with `--keep-going`.",
+        )
+    )
+    assert lines[6:] == [
+        f"not retried: {why}; its last attempt met: {NO_SPACE.message}",
+        "  acme/model-0, forward-b1-s64",
+        f"  way out: {way_out}",
+    ]
+
+
 def test_what_was_ended_by_a_limit_is_told_of_the_options_that_raise_it() -> None:
     one = cell("m", shape())
     fault = Fault("limit", "TimedOut", "it took more than 60 s", 30)

@@ -1,7 +1,7 @@
 """Plans, events and ends of builds that never happened."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 
 from pipeline.building.asked import Asked
@@ -50,9 +50,10 @@ def results(
     *,
     attempts: Mapping[str, int] | None = None,
     interrupted: bool = False,
+    put_off: Set[str] = frozenset(),
 ) -> Results:
     by_key = {one.key: one for one in ended}
-    return Results(of, by_key, attempts or dict.fromkeys(by_key, 1), BEGAN, 83.5, "local", interrupted)
+    return Results(of, by_key, attempts or dict.fromkeys(by_key, 1), BEGAN, 83.5, "local", interrupted, put_off)
 
 
 def course(of: Plan, worker: str = "local-1", faults: Mapping[str, Fault] | None = None) -> list[Event]:

@@ -8,7 +8,7 @@ from artifact_store.canonical import canonical_json
 from artifact_store.documents import Blob
 from artifact_store.manifest import Executable, Manifest, ModelRef
 from artifact_store.record import ActionRecord
-from pipeline.building.matrix import asked_for
+from pipeline.building.matrix import of_file
 from pipeline.config import load_config
 from pipeline.request import BuildRequest
 
@@ -17,7 +17,7 @@ def publish_all(folder: Path) -> None:
     """All that nxpipe.toml describes; without the flushes to the disk, which would take minutes for thousands."""
     store = open_store(f"file://{folder}/store")
     config = load_config(folder / "nxpipe.toml", {})
-    for asked in asked_for(None, {}, config, (), folder, axes=(), backend="emulator", verified=True):
+    for asked in of_file(config, (), folder):
         request = asked.request()
         manifest = Manifest(
             model=ModelRef(id=request.source.id, revision=None, task=request.source.task),

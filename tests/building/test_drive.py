@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from pipeline.building.agenda import Agenda
 from pipeline.building.drive import Policy, drive
-from pipeline.building.events import Begun, Ended, Event
+from pipeline.building.events import Begun, Ended, Event, Fault
 from pipeline.building.item import Item
-from pipeline.building.planned import Plan
+from pipeline.building.planned import Plan, PlannedCell
 from pipeline.building.results import Results
 from pipeline.exit_codes import INCOMPLETE, INTERRUPTED, STORE
-from tests.building.plans import THRESHOLDS, Course, artifact, cell, courses, fault
+from tests.building.plans import FAULTS, THRESHOLDS, Course, artifact, cell, courses, fault
 
 POLICIES = st.builds(Policy, keep_going=st.booleans(), retries=st.integers(0, 3), pause=st.just(0.0))
 
@@ -152,9 +152,21 @@ def test_the_exit_code_is_0_only_when_every_cell_is_in_a_published_artifact(
     assert (results.exit_code == 0) == (not missing)
     assert len(results.missing()) == sum(len(one.cells) for one in missing)
     for one in results.missing():
-        assert (one.fate == "failed") == (one.fault is not None)
-    codes = {one.fault.code for one in results.missing() if one.fault}
+        assert (one.fate == "not tried") == (one.fault is None)
+    codes = {one.fault.code for one in results.missing() if one.fault and one.fate == "failed"}
     assert results.exit_code in {0, INCOMPLETE.number, *codes}
+
+
+@given(st.fixed_dictionaries({key: st.lists(FAULTS, max_size=3) for key in "abcde"}), POLICIES, EXECUTORS)
+def test_only_what_was_given_up_has_failed(
+    faults: dict[str, list[Fault | None]], policy: Policy, means: tuple[int, Random]
+) -> None:
+    artifacts = (artifact("first", *map(cell, "abc")), artifact("second", *map(cell, "cde")))
+    course = Course(Plan("file:///nowhere", artifacts), faults)
+    results = played(course, policy, Played(course, *means))
+    given_up = {key for key, ended in results.ended.items() if is_final(ended, results.attempts[key], policy)}
+    for one in results.missing():
+        assert (one.fate == "failed") == (one.cell.key in given_up)
 
 
 @given(courses(), EXECUTORS, st.integers(0, 8))
@@ -174,6 +186,38 @@ def test_what_was_begun_is_carried_to_its_end_when_another_is_given_up() -> None
     results = played(course, Policy(), Played(course, 2, Random(0)))
     assert {one.cell.key: one.fate for one in results.cells()} == {"small": "not tried", "bad": "failed"}
     assert results.ended["small"].fault is None
+
+
+@pytest.mark.parametrize(("left", "code"), [([], 11), ([cell("left")], INCOMPLETE.number)], ids=["all", "not all"])
+def test_what_waits_for_another_attempt_when_the_run_is_stopped_has_not_failed(
+    left: list[PlannedCell], code: int
+) -> None:
+    """Be all others tried by then or not."""
+    cells = (cell("flaky", work=3), cell("bad", work=2), *left)
+    passing, grave = fault("environmental", 30), fault("deterministic", 11)
+    course = Course(Plan("file:///nowhere", (artifact("a", *cells),)), {"flaky": [passing], "bad": [grave]})
+    results = played(course, Policy(pause=60.0), Played(course, 1, Random(0)))
+    assert [(one.cell.key, one.fate, one.attempts, one.fault) for one in results.cells()] == [
+        ("flaky", "not retried", 1, passing),
+        ("bad", "failed", 1, grave),
+        *((one.key, "not tried", 0, None) for one in left),
+    ]
+    assert results.exit_code == code
+
+
+@pytest.mark.parametrize(("pause", "after"), [(60.0, 2), (0.0, 3)], ids=["before it begins", "before it ends"])
+def test_an_interruption_of_another_attempt_is_no_failure(pause: float, after: int) -> None:
+    course = Course(Plan("file:///nowhere", (artifact("a", cell("flaky")),)), {"flaky": [fault("environmental")]})
+    results = played(course, Policy(pause=pause), Played(course, 1, Random(0), interrupted_after=after))
+    (one,) = results.missing()
+    assert (one.fate, one.attempts, results.exit_code) == ("not retried", after // 2 + after % 2, INTERRUPTED.number)
+
+
+def test_a_failure_after_all_attempts_is_one_whatever_it_met_before() -> None:
+    course = Course(Plan("file:///nowhere", (artifact("a", cell("x")),)), {"x": [fault("environmental", 30)] * 2})
+    results = played(course, Policy(retries=1, pause=0.0), Played(course, 1, Random(0)))
+    assert [(one.fate, one.attempts) for one in results.missing()] == [("failed", 2)]
+    assert results.exit_code == 30
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def but(asked: Asked, **words: object) -> Asked:
 
 
 def planned(store: Store, *asked: Asked, force: bool = False) -> list[PlannedArtifact]:
-    return list(make_plan(asked, store, THRESHOLDS, Timings(Path("no file")), force=force).artifacts)
+    return list(make_plan(asked, store, THRESHOLDS, Timings(Path("no file")), force=force, hints=True).artifacts)
 
 
 def cells(store: Store, asked: Asked, *, force: bool = False) -> dict[Shape, PlannedCell]:
@@ -119,6 +119,8 @@ def test_what_nobody_made_is_to_do_with_its_reason(store: Store, asked: Asked) -
     publish(store, but(asked, autocast="all"))
     (said,) = {why for _, why in states(store, asked)}
     assert 'options.autocast: "all" there, "none" here' in said
+    (unexplained,) = make_plan([asked], store, THRESHOLDS, Timings(Path("no file"))).artifacts
+    assert {cell.why for cell in unexplained.cells} == {"not in the store"}
 
 
 def test_a_cell_is_committed_when_its_program_and_its_evidence_are_there(store: Store, asked: Asked) -> None:

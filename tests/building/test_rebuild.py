@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from artifact_store import Store, open_store
-from artifact_store.layout import action_path, blob_path
-from artifact_store.parts import part_keys, part_of
+from artifact_store.layout import PARTS, action_path, blob_path, part_path
+from artifact_store.parts import part_of
 from pipeline.building.agenda import Agenda
 from pipeline.building.asked import Asked
 from pipeline.building.drive import Policy, drive
@@ -65,12 +65,13 @@ def test_a_changed_bucket_is_the_only_one_that_is_compiled(here: Here) -> None:
 
 
 def test_new_weights_are_verified_and_nothing_is_compiled_for_them(here: Here) -> None:
-    before = part_keys(here.store)
+    before = set(here.store.backend.paths(PARTS))
     changed = replace(here.order, weights="random:1")
     request = Asked(changed).request()
-    assert {request.program_key(shape) for shape in request.shapes} <= before
+    assert {part_path(request.program_key(shape)) for shape in request.shapes} <= before
     assert set(here.fates(weights="random:1").values()) == {"built"}
-    assert part_keys(here.store) - before == {request.evidence_key(shape) for shape in request.shapes}
+    new = set(here.store.backend.paths(PARTS)) - before
+    assert new == {part_path(request.evidence_key(shape)) for shape in request.shapes}
 
 
 def test_a_committed_cell_that_has_lost_a_blob_is_made_anew_when_its_artifact_is_published(here: Here) -> None:

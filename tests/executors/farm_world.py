@@ -9,7 +9,9 @@ from typing import Any, Final
 import boto3
 from moto.batch.models import Job, batch_backends
 
+from artifact_store import Store
 from artifact_store.digest import sha256_hex
+from artifact_store.layout import PARTS
 from pipeline.building.asked import Asked
 from pipeline.building.events import Ended, Event
 from pipeline.building.item import Item
@@ -122,6 +124,11 @@ def followed(
                 assert event.key not in ends, event
                 ends[event.key] = event
     return seen, ends
+
+
+def kept(store: Store) -> set[str]:
+    """The keys of the items whose parts are there."""
+    return {path.removeprefix(PARTS) for path in store.backend.paths(PARTS)}
 
 
 def until(so: Callable[[], object]) -> None:

@@ -11,7 +11,6 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 from moto.batch.models import batch_backends
 
-from artifact_store.parts import part_keys
 from artifact_store.runs import keep_outcome
 from artifact_store.store import Store
 from artifact_store.url import open_store
@@ -23,7 +22,7 @@ from pipeline.executors.protocol import Limits
 from pipeline.exit_codes import COMPILE
 from tests.cloud.mends.batch_jobs import FLOOR, lose_machine
 from tests.cloud.server import local_aws
-from tests.executors.farm_world import MIB, STORE, deploy_farm, followed, item, jobs, parents, the_image, until
+from tests.executors.farm_world import MIB, STORE, deploy_farm, followed, item, jobs, kept, parents, the_image, until
 
 QUICK = Pace(poll=0.05, waiting=0.2)
 
@@ -61,7 +60,7 @@ def when_begun(key: str, act: Callable[[str], None], store: Store) -> Callable[[
 
     def react(event: Event) -> None:
         if isinstance(event, Begun) and event.key == key:
-            until(lambda: key in part_keys(store))
+            until(lambda: key in kept(store))
             act(event.worker)
 
     return react
@@ -80,7 +79,7 @@ def test_every_item_of_an_array_ends_once_by_the_outcome_that_its_worker_left(st
     assert b.fault is not None
     assert (b.fault.sort, b.fault.kind, b.fault.code) == ("deterministic", "Unlowered", COMPILE.number)
     assert b.fault.log.endswith("x" * 1000)
-    assert part_keys(store) == {items[0].key, items[2].key}
+    assert kept(store) == {items[0].key, items[2].key}
     (parent,) = parents()
     assert parent["arrayProperties"]["size"] == 3
     until(lambda: parents()[0]["status"] == "FAILED")
@@ -103,7 +102,7 @@ def test_an_image_of_another_version_ends_the_build_before_it_answers_another_qu
     ((_, end),) = ends.items()
     assert end.fault is not None
     assert (end.fault.sort, end.fault.kind) == ("here", "MissingSoftware")
-    assert not part_keys(store)
+    assert not kept(store)
 
 
 def test_one_item_is_a_plain_job_and_tagged_for_whoever_may_end_it(store: Store) -> None:
@@ -176,12 +175,12 @@ def test_closing_ends_what_runs_and_what_waits_and_keeps_what_is_committed(store
     begun: list[str] = []
     while not begun:
         begun = [event.worker for event in runs.events(5.0) if isinstance(event, Begun)]
-    until(lambda: part_keys(store))
+    until(lambda: kept(store))
     runs.close()
     assert process_of(begun[0]).wait(30) != 0
     until(lambda: parents()[0]["status"] == "FAILED")
     assert sum("own" in vars(job) and "process" in vars(job)["own"] for job in jobs().values()) == 1
-    assert part_keys(store) == {items[0].key}
+    assert kept(store) == {items[0].key}
     assert runs.events(0.0) == ()
 
 
@@ -192,7 +191,7 @@ def test_a_driver_that_dies_leaves_its_array_at_work_for_the_next_one(store: Sto
         first.start(one)
     first.events(0.0)
     del first
-    until(lambda: part_keys(store) == {one.key for one in items})
+    until(lambda: kept(store) == {one.key for one in items})
     next_one = executor(store)
     next_one.start(items[0])
     _, ends = followed(next_one, 1)

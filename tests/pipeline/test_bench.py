@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from artifact_store import Published, Store, open_store
-from pipeline.building.matrix import asked_for
+from pipeline.building.matrix import of_file
 from pipeline.config import load_config
 from pipeline.exit_codes import NOT_FOUND, OK, REFUSED, REGRESSION, USAGE
 from pipeline.request import BuildRequest
@@ -137,7 +137,7 @@ def test_the_models_of_the_configuration_are_those_that_a_build_has_made(
 def asked(here: Path) -> BuildRequest:
     """What a build asks for of the only model that is described."""
     config = load_config(here / "nxpipe.toml", {})
-    (only,) = asked_for(None, {}, config, (), here, axes=(), backend="emulator", verified=True)
+    (only,) = of_file(config, (), here)
     return only.request()
 
 

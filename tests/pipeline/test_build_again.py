@@ -14,12 +14,12 @@ from artifact_store import Store, open_store
 from artifact_store.leases import Leases
 from emulator.errors import CaptureError
 from emulator.hardware import instance
-from pipeline.build import build
 from pipeline.errors import BuildRefused, VerificationFailed
 from pipeline.models.source import resolve
 from pipeline.models.weights import RandomWeights
 from pipeline.request import BuildRequest, Shape
 from pipeline.verify import Thresholds
+from tests.pipeline.walk import build
 
 ALLOWED = Thresholds(0.9, 0.1)
 STRICT = Thresholds(0.9, 1e-9)

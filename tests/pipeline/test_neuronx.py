@@ -22,7 +22,6 @@ from pipeline.backends.neuronx.compile import compile_neff
 from pipeline.backends.neuronx.flags import compiler_environment, compiler_flags
 from pipeline.backends.neuronx.limited import Limits
 from pipeline.backends.neuronx.request import NeuronxRequest
-from pipeline.build import build
 from pipeline.errors import BuildRefused, DoesNotFit, MissingSoftware
 from pipeline.exit_codes import exit_code_of
 from pipeline.models.source import resolve
@@ -33,6 +32,7 @@ from pipeline.request import BuildRequest, Shape
 from pipeline.verify import Thresholds
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.pipeline.neuronx_fakes import RELEASES, Toolchain, toolchain
+from tests.pipeline.walk import build
 
 __all__ = ["nxpipe", "toolchain"]
 

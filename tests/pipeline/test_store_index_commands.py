@@ -10,11 +10,11 @@ from artifact_store import open_store
 from artifact_store.canonical import canonical_json
 from artifact_store.errors import Conflict
 from artifact_store.manifest import Manifest
-from pipeline.build import build
+from emulator.errors import CaptureError
+from pipeline.building.cell import Maker
 from pipeline.exit_codes import NOT_FOUND, OK, STORE, USAGE
 from pipeline.nearness import why_missed
 from pipeline.order import Order
-from pipeline.verify import Thresholds
 from tests.pipeline.test_store_commands import here, nxpipe, publish
 
 FLAGS: dict[str, Any] = {
@@ -130,18 +130,15 @@ def test_a_build_that_finds_nothing_says_what_was_nearest(here: Path) -> None:
 def test_the_build_itself_says_so(here: Path, bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler is stopped at its door: what is said comes before it."""
     publish(here / "s")
-    said: list[str] = []
-    request = Order.from_flags(str(bert), {**FLAGS, "buckets": (16,)}).request()
 
-    class Stopped(Exception):
-        pass
+    def stop(*_: object) -> bool:
+        raise CaptureError("stopped")
 
-    def stop(title: str) -> Any:
-        raise Stopped(title)
-
-    with pytest.raises(Stopped):
-        build(request, open_store("s"), stop, said.append, thresholds=Thresholds(0.9, 0.1))
-    assert any("the nearest is acme/tiny-bert@" in sentence for sentence in said)
+    monkeypatch.setattr(Maker, "make", stop)
+    answer = nxpipe("build", "--model-id", str(bert), "--weights", "random:0", "--buckets", "16", "--store", "s")
+    before, stopped, _ = answer.err.partition("stopped")
+    assert stopped
+    assert "the nearest is acme/tiny-bert@" in before
 
 
 # diff

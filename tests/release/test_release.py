@@ -168,6 +168,14 @@ def test_a_dry_run_says_every_gate_and_changes_nothing(team: Team, words: tuple[
     assert cells.count("to do") == (0 if words else 1)
 
 
+def test_a_dry_run_has_the_exit_code_of_the_builds_own(team: Team) -> None:
+    reasons = {"buckets = [8, 16, 32]": "buckets = [8, 16, 4096]", "models/tiny-llama": "models/no-llama"}
+    for reason, code in zip(reasons.items(), (exit_codes.COMPILE, exit_codes.INCOMPLETE), strict=True):
+        team.describes(*reason)
+        assert team.nxpipe("build", "--dry-run").code == code.number
+        team.release("--dry-run", code=code.number)
+
+
 def test_what_does_not_compile_ends_at_the_first_gate_with_its_code(team: Team) -> None:
     team.describes("buckets = [8, 16, 32]", "buckets = [8, 16, 4096]")
     report = team.release(code=exit_codes.COMPILE.number)

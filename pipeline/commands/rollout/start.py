@@ -1,6 +1,7 @@
 """`nxpipe rollout start`."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -8,6 +9,10 @@ from pipeline.cli import Command
 from pipeline.options import ACTOR, REASON, Label, config_option, store_option
 from pipeline.output import Console
 from pipeline.signing import key_option
+
+if TYPE_CHECKING:
+    from pipeline.rollout.beginning import Begun
+    from pipeline.rollout.opened import Opened
 
 
 @click.command(cls=Command)
@@ -61,33 +66,32 @@ def start(
       nxpipe rollout start search --channel staging --to green
     """
     from pipeline.actor import current_actor
-    from pipeline.rollout.beginning import already, served_already, tell
-    from pipeline.rollout.ending import end, settle
-    from pipeline.rollout.follow import follow
-    from pipeline.rollout.machine import Execution
+    from pipeline.rollout.beginning import begin_wanted, served_already
     from pipeline.rollout.opened import opened
-    from pipeline.rollout.start import ServedAlready, Wanted, begin, decide
+    from pipeline.rollout.start import ServedAlready, Wanted
 
     console: Console = ctx.obj
     if (artifact is None) == (channel is None):
         raise click.UsageError("name one ARTIFACT, or a --channel that serves it", ctx)
     one = opened(console, fleet, store, config_path, actor=actor or current_actor(), key=key)
     found = one.artifacts.chosen(artifact) if artifact else one.artifacts.served_for_certain(str(channel))
-    settle(one, one.watcher.status())
-    decided = decide(one.machine, one.artifacts, Wanted(found, to, again, int(minute), reason), one.config.rollout)
-    if isinstance(decided, ServedAlready):
-        served_already(console, one, decided)
-        return
-    if isinstance(decided, Execution):
-        arn = decided.arn
-        already(console, one, decided)
+    begun = begin_wanted(console, one, Wanted(found, to, again, int(minute), reason))
+    if isinstance(begun, ServedAlready):
+        served_already(console, one, begun)
     else:
-        tell(console, one, decided)
-        arn = begin(one.machine, one.artifacts, decided)
-    watcher = one.watcher
-    if wait or (isinstance(decided, Execution) and not decided.running):
-        ctx.exit(end(console, one, follow(console, fleet, lambda: watcher.status(arn))))
+        ctx.exit(_watched(console, one, begun, wait))
+
+
+def _watched(console: Console, one: "Opened", begun: "Begun", wait: bool) -> int:
+    """To its end, or by whoever looks at it later."""
+    from pipeline.rollout.ending import end
+    from pipeline.rollout.follow import follow
+
+    watcher, fleet = one.watcher, one.fleet.name
+    if wait or begun.is_over:
+        return end(console, one, follow(console, fleet, lambda: watcher.status(begun.arn)))
     if console.json:
-        console.data(watcher.status(arn).as_json())
+        console.data(watcher.status(begun.arn).as_json())
     else:
         console.result(f"Watch it with: nxpipe rollout status {fleet} --wait")
+    return 0

@@ -87,4 +87,4 @@ def import_(console: Console, bundle: Path, store: str | None, config_path: Path
             }
         )
     else:
-        console.result(f"imported  {published.model_id}@{published.request_key[:12]}  {published.target}")
+        console.result(f"imported  {published.name}  {published.target}")

@@ -123,7 +123,7 @@ def _as_text(wanted: "Wanted", fetched: "Fetched", offline: bool) -> str:
     manifest = wanted.manifest
     wrote = f"wrote {human_bytes(fetched.bytes_written)}" if fetched.bytes_written else "was there already"
     age = f", as it was seen {_ago(wanted.seen_ago)}" if offline and wanted.seen_ago is not None else ""
-    return f"  {manifest.model.id}@{manifest.request_key[:12]} for {manifest.target}: {wrote}{age}"
+    return f"  {manifest.name} for {manifest.target}: {wrote}{age}"
 
 
 def _ago(seconds: float) -> str:

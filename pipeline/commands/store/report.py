@@ -44,7 +44,7 @@ def report(console: Console, name: str, target: Path | None, store: str | None, 
     data = read_report(opened, published.manifest_digest, moments[-1], kind) if moments else None
     if data is None:
         raise NotFound(
-            f"no report of a build is kept beside {published.model_id}@{published.request_key[:12]} in {opened.url}; "
+            f"no report of a build is kept beside {published.name} in {opened.url}; "
             "it was published before reports were, or brought here without one"
         )
     if target is None:

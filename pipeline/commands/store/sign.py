@@ -119,7 +119,4 @@ def _unsigned(published: "Published", store: "Store", keys: "dict[str, PublicKey
 
     claimed = Signatures(store).key_ids(published.manifest_digest)
     others = f"only {', '.join(claimed)} claim to have" if claimed else "nor has any other"
-    return Refused(
-        f"{published.model_id}@{published.request_key[:12]} is not signed by {', '.join(keys)}, {others}; "
-        "sign it with: nxpipe store sign"
-    )
+    return Refused(f"{published.name} is not signed by {', '.join(keys)}, {others}; sign it with: nxpipe store sign")

@@ -1,0 +1,43 @@
+"""The walk of one model in this process: every program of it made or found, then the artifact published. A build does
+the same by a plan and an executor; here each step can be heard, and ended in an error."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+from artifact_store import Store
+from artifact_store.backends.protocol import nobody
+from pipeline.building.cell import Maker
+from pipeline.evidence import Step
+from pipeline.request import BuildRequest, digest_of
+from pipeline.verify import Thresholds
+
+
+@dataclass(frozen=True)
+class Built:
+    cached: bool
+
+
+def build(
+    request: BuildRequest,
+    store: Store,
+    step: Step,
+    say: Callable[[str], None],
+    *,
+    thresholds: Thresholds,
+    force: bool = False,
+) -> Built:
+    """Publish the artifact of this request, or find it published."""
+    request.check()
+    maker = Maker(store, step, say, thresholds, force=force)
+    if not force and _is_published(request, store):
+        return Built(cached=True)
+    made = [maker.make(request, shape) for shape in sorted(request.shapes)]
+    if not any(made) and _is_published(request, store):  # by whoever made them meanwhile
+        return Built(cached=True)
+    maker.publish(request, lambda title, size: nullcontext(nobody))
+    return Built(cached=False)
+
+
+def _is_published(request: BuildRequest, store: Store) -> bool:
+    return store.find(digest_of(request.key_inputs())) is not None
