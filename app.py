@@ -1,48 +1,29 @@
 """The CDK app: reads nxpipe.toml and makes the stacks that it describes.
 
-`npx cdk synth` reads the file in the working directory; `npx cdk synth -c config=PATH` reads another.
+`npx cdk synth` reads the file in the working directory; `npx cdk synth -c config=PATH` reads another. A stack
+is imported when the file asks for it: the parts of CDK that it stands on take long to load.
 """
 
 import os
 import sys
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from aws_cdk import App, Environment, Stack
 
 from pipeline.config import Config, ConfigInvalid, ServingFleet, TrainingFleet
 from pipeline.config.amis import AmiLock
-from pipeline.config.cluster_lock import read_cluster_lock
 from pipeline.config.load import load, read_source
 from pipeline.config.network import ExistingNetwork
 from pipeline.config.place import has_network, misplaced, zones_of
 from pipeline.exit_codes import CONFIGURATION, FINDINGS
 from stacks.agents import NoAgentLocked, locked_agent
 from stacks.amis import fleet_image, lock_of, training_image
-from stacks.cache import CacheStack
-from stacks.cluster import ClusterStack
 from stacks.costs import load_prices
-from stacks.endpoint import EndpointStack
-from stacks.endpoints import Endpoints
-from stacks.farm import FarmStack
 from stacks.guards import guard
-from stacks.handles import (
-    CacheHandle,
-    EndpointHandle,
-    NetworkHandle,
-    ObserveHandle,
-    ReleaseHandle,
-    ServeHandle,
-    StoreHandle,
-)
-from stacks.network import NetworkStack
-from stacks.observe import ObserveStack
+from stacks.handles import CacheHandle, EndpointHandle, ObserveHandle, ReleaseHandle, ServeHandle, StoreHandle
 from stacks.reach import Unreachable
-from stacks.release import ReleaseStack
-from stacks.rollout import RolloutStack
-from stacks.serve import ServeStack, Software
+from stacks.site import Site, store_prefix
 from stacks.store import StoreStack
-from stacks.train import TrainStack
 from stacks.user_data.fleet_file import NoPublicKey
 from stacks.user_data.script import TooLong
 
@@ -82,214 +63,214 @@ def add_stacks(app: App, config: Config, folder: Path) -> None:
     name = config.project.name
     env = Environment(account=config.project.account, region=config.project.region)
     store = StoreStack(app, f"{name}-storage", project=name, env=env, termination_protection=True).handle
-    prefix = store_prefix(config)
-    release = None
-    if config.release:
-        release = ReleaseStack(
-            app,
-            f"{name}-release",
-            project=name,
-            release=config.release,
-            store=store,
-            prefix=prefix,
-            signing_key=kms_key(config),
-            env=env,
-        ).handle
+    release = add_release(app, config, store, env)
     if has_network(config):
+        from stacks.endpoints import Endpoints
+        from stacks.network import NetworkStack
+
         place = NetworkStack(
             app, f"{name}-network", project=name, network=config.network, zones=zones_of(config), env=env
         )
-        add_fleets(app, config, folder, store, place.handle, release, env)
+        add_fleets(Site(app, config, folder, env, store, place.handle), release)
         if not isinstance(config.network, ExistingNetwork):
             callers = [each for each in app.node.children if isinstance(each, Stack)]
             Endpoints(place, "Endpoints", network=place.handle, callers=callers)
 
 
-def add_fleets(
-    app: App,
-    config: Config,
-    folder: Path,
-    store: StoreHandle,
-    network: NetworkHandle,
-    release: ReleaseHandle | None,
-    env: Environment,
-) -> None:
-    name, prefix = config.project.name, store_prefix(config)
-    if config.farm:
-        FarmStack(
-            app,
-            f"{name}-build-farm",
-            project=name,
-            farm=config.farm,
-            network=network,
-            store=store,
-            prefix=prefix,
-            release=release,
-            env=env,
-        )
-    lock = lock_of(config, folder)
-    for fleet in config.fleets:
-        if isinstance(fleet, TrainingFleet):
-            TrainStack(
-                app,
-                f"{name}-train-{fleet.name}",
-                project=name,
-                fleet=fleet,
-                image=training_image(config, lock),
-                network=network,
-                store=store,
-                prefix=prefix,
-                env=env,
-            )
-    cache = add_cache(app, config, store, network, env)
-    serving = add_serving(app, config, folder, lock, store, network, cache, env)
-    if cache:
-        add_cluster(app, config, folder, store, network, cache, env)
-    hosted = add_endpoints(app, config, store, network, env)
-    if serving or hosted:
-        watched = ObserveStack(
-            app,
-            f"{name}-observe",
-            project=name,
-            observe=config.observe,
-            budget=config.budget,
-            guards=config.rollout.guards,
-            fleets=serving,
-            endpoints=hosted,
-            hourly=hourly_prices(config, env.region),
-            env=env,
-        )
-        add_rollouts(app, config, store, serving, watched.handle, env)
-
-
-def add_rollouts(
-    app: App, config: Config, store: StoreHandle, serving: list[ServeHandle], watched: ObserveHandle, env: Environment
-) -> None:
-    handles = {each.fleet: each for each in serving}
-    for fleet in config.fleets:
-        if isinstance(fleet, ServingFleet):
-            RolloutStack(
-                app,
-                f"{config.project.name}-rollout-{fleet.name}",
-                project=config.project.name,
-                fleet=fleet,
-                serve=handles[fleet.name],
-                observe=watched,
-                store=store,
-                prefix=store_prefix(config),
-                alarms=config.rollout.guards.alarms,
-                env=env,
-            )
-
-
-def add_cache(
-    app: App, config: Config, store: StoreHandle, network: NetworkHandle, env: Environment
-) -> CacheHandle | None:
-    """For whoever compiles or loads programs on machines that come and go."""
-    if not config.cluster and not any(isinstance(fleet, ServingFleet) for fleet in config.fleets):
+def add_release(app: App, config: Config, store: StoreHandle, env: Environment) -> ReleaseHandle | None:
+    if not config.release:
         return None
-    name, versions = config.project.name, config.amis.sdk
-    made = CacheStack(app, f"{name}-cache", project=name, network=network, store=store, versions=versions, env=env)
+    from stacks.publishing import kms_key
+    from stacks.release import ReleaseStack
+
+    made = ReleaseStack(
+        app,
+        f"{config.project.name}-release",
+        project=config.project.name,
+        release=config.release,
+        store=store,
+        prefix=store_prefix(config),
+        signing_key=kms_key(config.signing),
+        env=env,
+    )
     return made.handle
 
 
-def add_cluster(
-    app: App,
-    config: Config,
-    folder: Path,
-    store: StoreHandle,
-    network: NetworkHandle,
-    cache: CacheHandle,
-    env: Environment,
-) -> None:
-    name = config.project.name
-    if config.cluster:
-        ClusterStack(
-            app,
-            f"{name}-cluster",
-            project=name,
-            cluster=config.cluster,
-            lock=read_cluster_lock(config, folder / config.cluster.lock),
-            network=network,
-            store=store,
-            prefix=store_prefix(config),
-            cache=cache,
-            env=env,
+def add_fleets(site: Site, release: ReleaseHandle | None) -> None:
+    lock = lock_of(site.config, site.folder)
+    add_farm(site, release)
+    add_training(site, lock)
+    cache = add_cache(site)
+    serving = add_serving(site, lock, cache)
+    if cache:
+        add_cluster(site, cache)
+    hosted = add_endpoints(site)
+    if serving or hosted:
+        add_rollouts(site, serving, add_alarms(site, serving, hosted))
+
+
+def add_farm(site: Site, release: ReleaseHandle | None) -> None:
+    if site.config.farm:
+        from stacks.farm import FarmStack
+
+        FarmStack(
+            site.app,
+            f"{site.project}-build-farm",
+            project=site.project,
+            farm=site.config.farm,
+            network=site.network,
+            store=site.store,
+            prefix=site.prefix,
+            release=release,
+            env=site.env,
         )
 
 
-def add_serving(
-    app: App,
-    config: Config,
-    folder: Path,
-    lock: AmiLock,
-    store: StoreHandle,
-    network: NetworkHandle,
-    cache: CacheHandle | None,
-    env: Environment,
-) -> list[ServeHandle]:
-    name, prefix = config.project.name, store_prefix(config)
-    fleets = [fleet for fleet in config.fleets if isinstance(fleet, ServingFleet)]
+def add_training(site: Site, lock: AmiLock) -> None:
+    fleets = [fleet for fleet in site.config.fleets if isinstance(fleet, TrainingFleet)]
+    if not fleets:
+        return
+    from stacks.train import TrainStack
+
+    for fleet in fleets:
+        TrainStack(
+            site.app,
+            f"{site.project}-train-{fleet.name}",
+            project=site.project,
+            fleet=fleet,
+            image=training_image(site.config, lock),
+            network=site.network,
+            store=site.store,
+            prefix=site.prefix,
+            env=site.env,
+        )
+
+
+def add_cache(site: Site) -> CacheHandle | None:
+    """For whoever compiles or loads programs on machines that come and go."""
+    if not site.config.cluster and not serving_fleets(site):
+        return None
+    from stacks.cache import CacheStack
+
+    made = CacheStack(
+        site.app,
+        f"{site.project}-cache",
+        project=site.project,
+        network=site.network,
+        store=site.store,
+        versions=site.config.amis.sdk,
+        env=site.env,
+    )
+    return made.handle
+
+
+def add_serving(site: Site, lock: AmiLock, cache: CacheHandle | None) -> list[ServeHandle]:
+    fleets = serving_fleets(site)
     if not fleets:
         return []
-    software = Software(image=fleet_image(config, lock), agent=locked_agent(folder), folder=folder.absolute())
+    from stacks.serve import ServeStack, Software
+
+    image, agent = fleet_image(site.config, lock), locked_agent(site.folder)
+    software = Software(image=image, agent=agent, folder=site.folder.absolute())
     return [
         ServeStack(
-            app,
-            f"{name}-serve-{fleet.name}",
-            config=config,
+            site.app,
+            f"{site.project}-serve-{fleet.name}",
+            config=site.config,
             fleet=fleet,
             software=software,
-            network=network,
-            store=store,
-            prefix=prefix,
+            network=site.network,
+            store=site.store,
+            prefix=site.prefix,
             cache=cache,
-            env=env,
+            env=site.env,
         ).handle
         for fleet in fleets
     ]
 
 
-def add_endpoints(
-    app: App, config: Config, store: StoreHandle, network: NetworkHandle, env: Environment
-) -> list[EndpointHandle]:
+def add_cluster(site: Site, cache: CacheHandle) -> None:
+    if site.config.cluster:
+        from pipeline.config.cluster_lock import read_cluster_lock
+        from stacks.cluster import ClusterStack
+
+        ClusterStack(
+            site.app,
+            f"{site.project}-cluster",
+            project=site.project,
+            cluster=site.config.cluster,
+            lock=read_cluster_lock(site.config, site.folder / site.config.cluster.lock),
+            network=site.network,
+            store=site.store,
+            prefix=site.prefix,
+            cache=cache,
+            env=site.env,
+        )
+
+
+def add_endpoints(site: Site) -> list[EndpointHandle]:
+    if not site.config.endpoints:
+        return []
+    from stacks.endpoint import EndpointStack
+
     return [
         EndpointStack(
-            app,
-            f"{config.project.name}-endpoint-{endpoint.name}",
-            project=config.project.name,
+            site.app,
+            f"{site.project}-endpoint-{endpoint.name}",
+            project=site.project,
             endpoint=endpoint,
-            guards=config.rollout.guards,
-            network=network,
-            store=store,
-            prefix=store_prefix(config),
-            env=env,
+            guards=site.config.rollout.guards,
+            network=site.network,
+            store=site.store,
+            prefix=site.prefix,
+            env=site.env,
         ).handle
-        for endpoint in config.endpoints
+        for endpoint in site.config.endpoints
     ]
 
 
-def hourly_prices(config: Config, region: str | None) -> dict[str, float]:
-    """Of an instance of each serving fleet: the dearest of its types, where all their prices are known."""
-    fleets = [fleet for fleet in config.fleets if isinstance(fleet, ServingFleet)]
+def add_alarms(site: Site, serving: list[ServeHandle], hosted: list[EndpointHandle]) -> ObserveHandle:
+    from stacks.observe import ObserveStack
+
     prices = load_prices()
-    found = {fleet.name: [prices.of(region, each) for each in fleet.instance_types] for fleet in fleets}
-    return {
-        name: max(known) for name, every in found.items() if len(known := [one for one in every if one]) == len(every)
-    }
+    hourly = {fleet.name: prices.dearest(site.env.region, fleet.instance_types) for fleet in serving_fleets(site)}
+    made = ObserveStack(
+        site.app,
+        f"{site.project}-observe",
+        project=site.project,
+        observe=site.config.observe,
+        budget=site.config.budget,
+        guards=site.config.rollout.guards,
+        fleets=serving,
+        endpoints=hosted,
+        hourly={name: price for name, price in hourly.items() if price is not None},
+        env=site.env,
+    )
+    return made.handle
 
 
-def kms_key(config: Config) -> str | None:
-    """The key that signs, if it is one of KMS."""
-    kind, _, arn = (config.signing.key or "").partition(":")
-    return arn if kind == "kms" else None
+def add_rollouts(site: Site, serving: list[ServeHandle], watched: ObserveHandle) -> None:
+    if not serving:
+        return
+    from stacks.rollout import RolloutStack
+
+    for fleet, handle in zip(serving_fleets(site), serving, strict=True):
+        RolloutStack(
+            site.app,
+            f"{site.project}-rollout-{fleet.name}",
+            project=site.project,
+            fleet=fleet,
+            serve=handle,
+            observe=watched,
+            store=site.store,
+            prefix=site.prefix,
+            alarms=site.config.rollout.guards.alarms,
+            env=site.env,
+        )
 
 
-def store_prefix(config: Config) -> str:
-    """Where the store lies in its bucket, as the keys of objects begin: "" or "models/", say."""
-    url = urlsplit(config.store.url)
-    folder = url.path.strip("/") if url.scheme == "s3" else ""
-    return f"{folder}/" if folder else ""
+def serving_fleets(site: Site) -> list[ServingFleet]:
+    return [fleet for fleet in site.config.fleets if isinstance(fleet, ServingFleet)]
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ An estimate: requests, bytes and storage depend on use and are not in it. What h
 """
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
@@ -36,6 +36,12 @@ class Prices:
 
     def of(self, region: str | None, what: str) -> float | None:
         return self.known.get(region or "", {}).get(what)
+
+    def dearest(self, region: str | None, types: Iterable[str]) -> float | None:
+        """Of instance types that one may get any of; none where a price of them is not known."""
+        found = [self.of(region, each) for each in types]
+        known = [price for price in found if price is not None]
+        return max(known) if known and len(known) == len(found) else None
 
 
 @dataclass(frozen=True)

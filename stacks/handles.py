@@ -2,58 +2,60 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from aws_cdk import (
-    aws_autoscaling,
-    aws_batch,
-    aws_cloudwatch,
-    aws_dynamodb,
-    aws_ec2,
-    aws_ecr,
-    aws_efs,
-    aws_elasticloadbalancingv2,
-    aws_iam,
-    aws_kms,
-    aws_s3,
-    aws_sns,
-)
+if TYPE_CHECKING:  # each of them takes long to load, and few projects have all
+    from aws_cdk import (
+        aws_autoscaling,
+        aws_batch,
+        aws_cloudwatch,
+        aws_dynamodb,
+        aws_ec2,
+        aws_ecr,
+        aws_efs,
+        aws_elasticloadbalancingv2,
+        aws_iam,
+        aws_kms,
+        aws_s3,
+        aws_sns,
+    )
 
 
 @dataclass(frozen=True)
 class NetworkHandle:
-    vpc: aws_ec2.IVpc
+    vpc: "aws_ec2.IVpc"
     cidr: str
-    subnets: Mapping[str, aws_ec2.ISubnet]  # by zone
-    efa_group: aws_ec2.ISecurityGroup  # all traffic to and from itself
+    subnets: "Mapping[str, aws_ec2.ISubnet]"  # by zone
+    efa_group: "aws_ec2.ISecurityGroup"  # all traffic to and from itself
     closed: bool  # nothing is reached but by endpoints
 
 
 @dataclass(frozen=True)
 class StoreHandle:
-    bucket: aws_s3.IBucket
-    key: aws_kms.IKey
-    logs: aws_s3.IBucket
-    repository: aws_ecr.IRepository
+    bucket: "aws_s3.IBucket"
+    key: "aws_kms.IKey"
+    logs: "aws_s3.IBucket"
+    repository: "aws_ecr.IRepository"
 
 
 @dataclass(frozen=True)
 class CacheHandle:
     """The file system that keeps compiled programs near the fleets."""
 
-    file_system: aws_efs.IFileSystem
-    group: aws_ec2.ISecurityGroup
-    access_points: Mapping[str, aws_efs.IAccessPoint]  # by version of the compiler
+    file_system: "aws_efs.IFileSystem"
+    group: "aws_ec2.ISecurityGroup"
+    access_points: "Mapping[str, aws_efs.IAccessPoint]"  # by version of the compiler
 
 
 @dataclass(frozen=True)
 class ReleaseHandle:
-    role: aws_iam.IRole  # of jobs that publish
+    role: "aws_iam.IRole"  # of jobs that publish
 
 
 @dataclass(frozen=True)
 class FarmHandle:
-    queue: aws_batch.IJobQueue
-    job_definition: aws_batch.IJobDefinition
+    queue: "aws_batch.IJobQueue"
+    job_definition: "aws_batch.IJobDefinition"
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,11 @@ class ServeHandle:
     """One serving fleet, as a rollout and its alarms see it."""
 
     fleet: str
-    load_balancer: aws_elasticloadbalancingv2.ApplicationLoadBalancer
-    listener: aws_elasticloadbalancingv2.IApplicationListener
-    rule: aws_elasticloadbalancingv2.CfnListenerRule  # its weights belong to rollouts
-    target_groups: Mapping[str, aws_elasticloadbalancingv2.ApplicationTargetGroup]  # blue, green, maybe standby
-    groups: Mapping[str, aws_autoscaling.CfnAutoScalingGroup]
+    load_balancer: "aws_elasticloadbalancingv2.ApplicationLoadBalancer"
+    listener: "aws_elasticloadbalancingv2.IApplicationListener"
+    rule: "aws_elasticloadbalancingv2.CfnListenerRule"  # its weights belong to rollouts
+    target_groups: "Mapping[str, aws_elasticloadbalancingv2.ApplicationTargetGroup]"  # blue, green, maybe standby
+    groups: "Mapping[str, aws_autoscaling.CfnAutoScalingGroup]"
 
 
 @dataclass(frozen=True)
@@ -74,20 +76,20 @@ class EndpointHandle:
 
     endpoint: str
     dimensions: Mapping[str, str]  # of its metrics
-    alarms: Sequence[aws_cloudwatch.IAlarm]  # each takes a new artifact's calls back
+    alarms: "Sequence[aws_cloudwatch.IAlarm]"  # each takes a new artifact's calls back
 
 
 @dataclass(frozen=True)
 class TrainHandle:
     fleet: str
-    queue: aws_batch.IJobQueue
+    queue: "aws_batch.IJobQueue"
 
 
 @dataclass(frozen=True)
 class ObserveHandle:
-    release_bad: Mapping[str, aws_cloudwatch.IAlarm]  # by fleet
-    topic: aws_sns.ITopic
-    topic_key: aws_kms.IKey  # whoever tells the topic something needs it too
+    release_bad: "Mapping[str, aws_cloudwatch.IAlarm]"  # by fleet
+    topic: "aws_sns.ITopic"
+    topic_key: "aws_kms.IKey"  # whoever tells the topic something needs it too
 
 
 @dataclass(frozen=True)
@@ -96,4 +98,4 @@ class RolloutHandle:
 
     fleet: str
     machine: str  # ARN
-    table: aws_dynamodb.ITable
+    table: "aws_dynamodb.ITable"

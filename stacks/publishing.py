@@ -8,6 +8,7 @@ from typing import Final
 
 from aws_cdk import Stack, aws_iam
 
+from pipeline.config import Signing
 from stacks.handles import StoreHandle
 
 CREATED_ONCE: Final = ("ac/", "parts/")
@@ -59,3 +60,9 @@ def signing(key: str) -> list[aws_iam.PolicyStatement]:
         ),
         aws_iam.PolicyStatement(sid="TellWhoSigned", actions=["kms:GetPublicKey"], resources=[key]),
     ]
+
+
+def kms_key(said: Signing) -> str | None:
+    """The ARN of the key that signs, if it is one of KMS."""
+    kind, _, arn = (said.key or "").partition(":")
+    return arn if kind == "kms" else None

@@ -45,10 +45,21 @@ class RolloutStack(Stack):
         self._name = f"{project}-{fleet.name}"
         self._fleet = _described(fleet, serve, (observe.release_bad[fleet.name].alarm_name, *alarms))
         self._table = self._make_table()
-        clock = self._arn("events", "rule", f"{self._name}-watchdog")
         folder = f"{prefix}rollouts/{fleet.name}/"
-        things = Things(
-            rule=serve.rule.ref,
+        things = self._things(observe, store, folder)
+        roles = Roles(self, "Roles", things)
+        self._add_machines(things, roles, store.bucket.bucket_name, folder)
+        self._wake_the_watchdog(things)
+        self.handle = RolloutHandle(fleet=fleet.name, machine=things.release, table=self._table)
+        tag_project(self, project)
+        CfnOutput(self, "MachineArn", value=things.release, description=f"Moves the traffic of {fleet.name}")
+        releasing = roles.releasing.managed_policy_arn
+        CfnOutput(self, "ReleasingPolicyArn", value=releasing, description=f"For whoever releases to {fleet.name}")
+
+    def _things(self, observe: ObserveHandle, store: StoreHandle, folder: str) -> Things:
+        """By names that are known before what they name is made: machines start one another."""
+        return Things(
+            rule=self._fleet.rule,
             groups=[self._group_arn(self._fleet.colours[colour].group) for colour in COLOURS],
             table=self._table.table_arn,
             judge=Judge(self, "Judge", name=f"{self._name}-judge").arn,
@@ -56,30 +67,30 @@ class RolloutStack(Stack):
             evidence_key=store.key.key_arn,
             topic=observe.topic.topic_arn,
             topic_key=observe.topic_key.key_arn,
-            clock=clock,
+            clock=self._arn("events", "rule", self._clock),
             release=self._machine_arn("rollout"),
             watch=self._machine_arn("watch"),
             watchdog=self._machine_arn("watchdog"),
         )
+
+    def _add_machines(self, things: Things, roles: Roles, bucket: str, folder: str) -> None:
         means = Means(
             judge=things.judge,
             watch=things.watch,
-            clock=f"{self._name}-watchdog",
+            clock=self._clock,
             topic=things.topic,
-            bucket=store.bucket.bucket_name,
+            bucket=bucket,
             folder=folder,
         )
-        record = Record(self._table.table_name, fleet.name)
-        roles = Roles(self, "Roles", things)
+        record = Record(self._table.table_name, self._fleet.name)
         self._machine("Watch", "watch", watch(self._fleet, record, means), roles.watch)
         self._machine("Watchdog", "watchdog", watchdog(self._fleet, record, means), roles.watchdog)
         self._machine("Release", "rollout", release(self._fleet, record, means), roles.release)
-        self._wake_the_watchdog(things)
-        self.handle = RolloutHandle(fleet=fleet.name, machine=things.release, table=self._table)
-        tag_project(self, project)
-        CfnOutput(self, "MachineArn", value=things.release, description=f"Moves the traffic of {fleet.name}")
-        releasing = roles.releasing.managed_policy_arn
-        CfnOutput(self, "ReleasingPolicyArn", value=releasing, description=f"For whoever releases to {fleet.name}")
+
+    @property
+    def _clock(self) -> str:
+        """The name of the rule that wakes the watchdog."""
+        return f"{self._name}-watchdog"
 
     def _make_table(self) -> aws_dynamodb.Table:
         """One item. What it says matters while a rollout is under way; between two, the rule itself tells."""
@@ -137,7 +148,7 @@ class RolloutStack(Stack):
         aws_events.CfnRule(
             self,
             "Clock",
-            name=f"{self._name}-watchdog",
+            name=self._clock,
             description="While a rollout is under way",
             schedule_expression="rate(1 minute)",
             state="DISABLED",

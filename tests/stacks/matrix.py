@@ -151,7 +151,7 @@ def matrix_in_the_making() -> Iterator[Callable[[], Matrix]]:
 
 def make_all(folder: Path) -> dict[str, Made]:
     """Without alarms and rollouts, which know nothing of instances, and whose tests are elsewhere."""
-    with patch.object(app, "ObserveStack", MagicMock()), patch.object(app, "RolloutStack", MagicMock()):
+    with patch("stacks.observe.ObserveStack", MagicMock()), patch("stacks.rollout.RolloutStack", MagicMock()):
         return {network: make(network, folder / network) for network in NETWORKS}
 
 
