@@ -51,19 +51,32 @@ class Fleet:
         }
         return {colour: groups[targets] for colour, targets in self.targets.items()}
 
+    def weigh(self, weights: Mapping[str, int]) -> None:
+        """By hand."""
+        groups = [{"TargetGroupArn": self.targets[colour], "Weight": weight} for colour, weight in weights.items()]
+        forward = {"Type": "forward", "ForwardConfig": {"TargetGroups": groups}}
+        client_of("elbv2", self.region).modify_rule(RuleArn=self.rule, Actions=[forward])
+
+    def sizes(self) -> dict[str, int]:
+        return {each["AutoScalingGroupName"].rpartition("-")[2]: each["DesiredCapacity"] for each in self._groups()}
+
     def answer_hooks(self) -> None:
         """As the agents of new instances do when they have what they serve."""
-        scaling = client_of("autoscaling", self.region)
-        names = [f"{self.name}-{colour}" for colour in self.targets]
-        for group in scaling.describe_auto_scaling_groups(AutoScalingGroupNames=names)["AutoScalingGroups"]:
+        for group in self._groups():
             for each in group["Instances"]:
                 if each["LifecycleState"] == "Pending:Wait":
-                    scaling.complete_lifecycle_action(
+                    client_of("autoscaling", self.region).complete_lifecycle_action(
                         LifecycleHookName=f"{self.name}-ready",
                         AutoScalingGroupName=group["AutoScalingGroupName"],
                         InstanceId=each["InstanceId"],
                         LifecycleActionResult="CONTINUE",
                     )
+
+    def _groups(self) -> list[dict[str, Any]]:
+        names = [f"{self.name}-{colour}" for colour in self.targets]
+        told = client_of("autoscaling", self.region).describe_auto_scaling_groups(AutoScalingGroupNames=names)
+        found: list[dict[str, Any]] = told["AutoScalingGroups"]
+        return found
 
 
 @dataclass
@@ -72,15 +85,25 @@ class Visitors:
 
     fleet: Fleet
     errors: dict[str, float]
-    requests: int  # a second
+    requests: int = 400  # a second
+    answers: bool = True  # the agents of new instances do
     seen: list[dict[str, int]] = field(default_factory=list)  # all weights that there were
+    lost: bool = False  # whether anybody was ever sent to a colour without instances
     _random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
-    def second(self, at: int) -> None:
-        """Its counts are published when it is over, as a load balancer does with minutes."""
+    def look(self) -> dict[str, int]:
         weights = self.fleet.weights()
         if not self.seen or self.seen[-1] != weights:
             self.seen.append(weights)
+        there = self.fleet.sizes()
+        self.lost = self.lost or any(weight and not there[colour] for colour, weight in weights.items())
+        return weights
+
+    def second(self, at: int) -> None:
+        """Its counts are published when it is over, as a load balancer does with minutes."""
+        if self.answers:
+            self.fleet.answer_hooks()
+        weights = self.look()
         data: list[dict[str, Any]] = []
         for colour, weight in weights.items():
             there = int(self._random.binomial(self.requests, weight / sum(weights.values())))
@@ -105,13 +128,14 @@ class Visitors:
 
 
 @contextmanager
-def visitors(fleet: Fleet, errors: dict[str, float], *, requests: int) -> Iterator[Visitors]:
-    over, made = threading.Event(), Visitors(fleet, errors, requests)
+def visitors(
+    fleet: Fleet, errors: dict[str, float], *, requests: int = 400, answers: bool = True
+) -> Iterator[Visitors]:
+    over, made = threading.Event(), Visitors(fleet, errors, requests, answers)
 
     def come() -> None:
         at = int(time.time())
         while not over.wait(max(0.0, at + 1 - time.time())):
-            fleet.answer_hooks()
             made.second(at)
             at += 1
 
@@ -122,3 +146,4 @@ def visitors(fleet: Fleet, errors: dict[str, float], *, requests: int) -> Iterat
     finally:
         over.set()
         thread.join()
+        made.look()

@@ -7,42 +7,27 @@ tests/stacks holds the two equal.
 import itertools
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import boto3
+import pytest
+from moto import mock_aws
 
 from artifact_store import Published, open_store
 from pipeline.canary.handler import handle
 from pipeline.rollout.asked import Asked
-from tests.artifact_store.samples import put
+from tests.agent.project import CONFIG
+from tests.artifact_store.samples import MODEL, put
+from tests.cloud.install import install
 from tests.pipeline.command import Answer
 from tests.pipeline.in_process import InProcess
 
 REGION: Final = "us-east-2"
-MODEL: Final = "acme/bert"
 VERIFIED: Final[dict[str, object]] = {"forward-b1-s128": [{"output": "logits", "cosine": "0.9999"}]}
-CONFIG: Final = """
-[project]
-name = "PROJECT"
-region = "us-east-2"
-[store]
-url = "file://store"
-[[models]]
-name = "bert"
-id = "acme/bert"
-task = "fill-mask"
-target = "inf2.xlarge"
-[[fleets]]
-kind = "serving"
-name = "search"
-model = "bert"
-channel = "production"
-instance_types = ["inf2.xlarge"]
-capacity = { kind = "on-demand" }
-size = { min = 1, max = 2 }
-"""
+IDENTITY: Final = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_DEFAULT_REGION": REGION}
 
 
 @dataclass
@@ -222,14 +207,34 @@ def _time(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
+@pytest.fixture(scope="module")
+def front() -> Iterator[dict[str, Any]]:
+    """On a local AWS, for all tests of a file."""
+    install()
+    with pytest.MonkeyPatch.context() as patch, mock_aws():
+        for name, value in IDENTITY.items():
+            patch.setenv(name, value)
+        yield make_front()
+
+
+@pytest.fixture
+def fleet(nxpipe: InProcess, front: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    monkeypatch.chdir(tmp_path)
+    for name, value in IDENTITY.items():  # which are taken away before each test
+        monkeypatch.setenv(name, value)
+    made = make_fleet(nxpipe, front)
+    yield made
+    made.stop_all()
+
+
 _numbers: Final = itertools.count()
 
 
 def make_fleet(nxpipe: InProcess, front: dict[str, Any]) -> Fleet:
     """Here, in a project of its own, behind a front that others have used before."""
     store, project = open_store("store"), f"demo{next(_numbers)}"
-    Path("nxpipe.toml").write_text(CONFIG.replace("PROJECT", project))
-    samples = [put(store, request=number, model=MODEL) for number in range(3)]
+    Path("nxpipe.toml").write_text(CONFIG.replace('name = "demo"', f'name = "{project}"\nregion = "{REGION}"'))
+    samples = [put(store, request=number) for number in range(3)]
     published = [store.publish(each.model_copy(update={"report": VERIFIED})) for each in samples]
     made = Fleet(project, nxpipe, published, front)
     boto3.client("dynamodb").create_table(

@@ -5,43 +5,25 @@ The fleet's machine waits, or ends as a test says: tests/pipeline/rollout_world.
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from moto import mock_aws
 
 from pipeline import exit_codes
-from tests.cloud.install import install
-from tests.pipeline.in_process import InProcess
-from tests.pipeline.rollout_world import REGION, Fleet, make_fleet, make_front
+from tests.pipeline.rollout_world import Fleet, fleet, front
 from tests.release.world import gate, states
 
-IDENTITY = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_DEFAULT_REGION": REGION}
+__all__ = ["fleet", "front"]
+
 WORDS = ("release", "--to", "production", "--from", "staging", "--skip", "verify", "--json")
 
 
-@pytest.fixture(scope="module")
-def front() -> Iterator[dict[str, Any]]:
-    install()
-    with pytest.MonkeyPatch.context() as patch, mock_aws():
-        for name, value in IDENTITY.items():
-            patch.setenv(name, value)
-        yield make_front()
-
-
-@pytest.fixture
-def fleet(nxpipe: InProcess, front: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    """Production serves the first artifact, staging the second."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def second_on_staging(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Production serves the first artifact."""
     monkeypatch.setattr("pipeline.rollout.follow._EVERY", 0.05)
-    for name, value in IDENTITY.items():
-        monkeypatch.setenv(name, value)
-    made = make_fleet(nxpipe, front)
-    assert nxpipe("promote", made.name(1), "--channel", "staging").code == 0
-    yield made
-    made.stop_all()
+    assert fleet.nxpipe("promote", fleet.name(1), "--channel", "staging").code == 0
 
 
 def released(fleet: Fleet, *words: str, code: int = 0) -> dict[str, Any]:

@@ -1,12 +1,10 @@
-"""A fleet and what rolls it out, deployed on the local AWS; and people who use the fleet while that happens."""
+"""A fleet and what rolls it out, deployed on the local AWS, and what a person does with them."""
 
 import json
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +18,7 @@ from stacks.rollout import RolloutStack
 from tests.cloud.formation.provider import client_of
 from tests.cloud.install import install
 from tests.cloud.mends.refreshes import hosts_answer
+from tests.cloud.visitors import Fleet
 from tests.stacks.fleet_world import World, configured, world
 from tests.stacks.local import ACCOUNT, HERE, REGION, deploy
 
@@ -98,7 +97,7 @@ def deployed(folder: Path) -> Rolled:
 
 
 @contextmanager
-def fleet_there(folder: Path) -> "Iterator[Front]":
+def fleet_there(folder: Path) -> Iterator[Fleet]:
     """On a local AWS of its own, deployed."""
     install()
     with pytest.MonkeyPatch.context() as patch, mock_aws():
@@ -106,7 +105,7 @@ def fleet_there(folder: Path) -> "Iterator[Front]":
             patch.setenv(name, value)
         bootstrapped()
         deployed(folder)
-        yield Front.found()
+        yield Fleet.found(REGION, "demo-search")
 
 
 def _client(service: str) -> Any:
@@ -115,46 +114,6 @@ def _client(service: str) -> Any:
 
 
 # What a test sees
-
-
-def rule() -> str:
-    elb = _client("elbv2")
-    (balancer,) = elb.describe_load_balancers()["LoadBalancers"]
-    (listener,) = elb.describe_listeners(LoadBalancerArn=balancer["LoadBalancerArn"])["Listeners"]
-    rules = elb.describe_rules(ListenerArn=listener["ListenerArn"])["Rules"]
-    return str(next(each["RuleArn"] for each in rules if each["Priority"] == "100"))
-
-
-@dataclass(frozen=True)
-class Front:
-    """The load balancer, as metrics and people know it."""
-
-    rule: str
-    balancer: str
-    colours: Mapping[str, str]  # by target group
-
-    @classmethod
-    def found(cls) -> "Front":
-        elb = _client("elbv2")
-        (balancer,) = elb.describe_load_balancers()["LoadBalancers"]
-        arns = {}
-        for colour in ("blue", "green"):
-            groups = _client("autoscaling").describe_auto_scaling_groups(
-                AutoScalingGroupNames=[f"demo-search-{colour}"]
-            )
-            arns[groups["AutoScalingGroups"][0]["TargetGroupARNs"][0]] = colour
-        return cls(rule(), balancer["LoadBalancerArn"].partition("loadbalancer/")[2], arns)
-
-    def weights(self) -> dict[str, int]:
-        (found,) = _client("elbv2").describe_rules(RuleArns=[self.rule])["Rules"]
-        groups = found["Actions"][0]["ForwardConfig"]["TargetGroups"]
-        return {self.colours[each["TargetGroupArn"]]: each["Weight"] for each in groups}
-
-    def weigh(self, weights: Mapping[str, int]) -> None:
-        """By hand."""
-        groups = [{"TargetGroupArn": arn, "Weight": weights[colour]} for arn, colour in self.colours.items()]
-        forward = {"Type": "forward", "ForwardConfig": {"TargetGroups": groups}}
-        _client("elbv2").modify_rule(RuleArn=self.rule, Actions=[forward])
 
 
 def record() -> dict[str, str]:
@@ -190,11 +149,6 @@ def evidence(execution: str) -> list[dict[str, Any]]:
     keys = [each["Key"] for each in s3.list_objects_v2(Bucket=bucket, Prefix=folder)["Contents"]]
     kept = [json.load(s3.get_object(Bucket=bucket, Key=key)["Body"]) for key in sorted(keys)]
     return [json.loads(each["text"]) for each in kept]
-
-
-def sizes() -> dict[str, int]:
-    groups = _client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
-    return {each["AutoScalingGroupName"].rpartition("-")[2]: each["DesiredCapacity"] for each in groups}
 
 
 # What a person does
@@ -266,92 +220,3 @@ def until(met: Any, within: float = 120) -> Any:
         assert time.monotonic() < deadline, "it does not come"
         time.sleep(0.05)
     return found
-
-
-# People who use the fleet, and its agents
-
-
-def answer_hooks() -> None:
-    """Instances that have what they serve."""
-    scaling = _client("autoscaling")
-    for group in scaling.describe_auto_scaling_groups()["AutoScalingGroups"]:
-        for each in group["Instances"]:
-            if each["LifecycleState"] == "Pending:Wait":
-                scaling.complete_lifecycle_action(
-                    LifecycleHookName="demo-search-ready",
-                    AutoScalingGroupName=group["AutoScalingGroupName"],
-                    InstanceId=each["InstanceId"],
-                    LifecycleActionResult="CONTINUE",
-                )
-
-
-@dataclass
-class Traffic:
-    """Requests that go where the rule sends them, and what the load balancer counts of them: each second's counts are
-    published when it is over. All of a version's requests take equally long.
-    """
-
-    front: Front
-    errors: Mapping[str, float]  # by colour, the share that fails
-    requests: int = 400  # a second
-    seconds: Mapping[str, float] = field(default_factory=dict)  # by colour, how long a request takes
-    answers: bool = True  # the agents of new instances do
-    seen: list[dict[str, int]] = field(default_factory=list)  # all weights that there were
-    lost: bool = False  # whether anybody was ever sent to a colour without instances
-
-    def look(self) -> dict[str, int]:
-        weights = self.front.weights()
-        if not self.seen or self.seen[-1] != weights:
-            self.seen.append(weights)
-        there = sizes()
-        self.lost = self.lost or any(weight and not there[colour] for colour, weight in weights.items())
-        return weights
-
-    def second(self, at: int) -> None:
-        weights = self.look()
-        total = sum(weights.values())
-        data: list[dict[str, Any]] = []
-        for targets, colour in self.front.colours.items():
-            there = self.requests * weights[colour] // total
-            failed = round(there * self.errors[colour])
-            if there:
-                data += self._counted(targets, at, "RequestCount", there)
-                data += self._counted(targets, at, "HTTPCode_Target_5XX_Count", failed)
-                data += self._counted(targets, at, "TargetResponseTime", self.seconds.get(colour, 0.1), there)
-        if data:
-            _client("cloudwatch").put_metric_data(Namespace="AWS/ApplicationELB", MetricData=data)
-
-    def _counted(self, targets: str, at: int, name: str, value: float, times: int = 1) -> list[dict[str, Any]]:
-        if not value:
-            return []  # nothing happened, so nothing is published
-        dimensions = [
-            {"Name": "LoadBalancer", "Value": self.front.balancer},
-            {"Name": "TargetGroup", "Value": targets.rpartition(":")[2]},
-        ]
-        when = datetime.fromtimestamp(at, UTC)
-        counted = {"Values": [value], "Counts": [times]} if times > 1 else {"Value": value}
-        return [{"MetricName": name, "Dimensions": dimensions, "Timestamp": when, **counted}]
-
-
-@contextmanager
-def traffic(front: Front, **how: Any) -> Iterator[Traffic]:
-    flowing, made = threading.Event(), Traffic(front, **how)
-
-    def flow() -> None:
-        at = int(time.time())
-        while not flowing.is_set():
-            if time.time() >= at + 0.9:
-                if made.answers:
-                    answer_hooks()
-                made.second(at)
-                at += 1
-            flowing.wait(0.02)
-
-    thread = threading.Thread(target=flow, daemon=True)
-    thread.start()
-    try:
-        yield made
-    finally:
-        flowing.set()
-        thread.join()
-        made.look()

@@ -9,14 +9,13 @@ import pytest
 
 from pipeline.canary.plan import Plan
 from tests.cloud.mends.events import strike
+from tests.cloud.visitors import Fleet, Visitors, visitors
 from tests.stacks.rollout_faults import Fault, faults, injected, meanwhile
 from tests.stacks.rollout_world import (
     CLOCK,
     NEVER_SURE,
     PACE,
     WHO,
-    Front,
-    Traffic,
     ended,
     fleet_there,
     other,
@@ -24,11 +23,9 @@ from tests.stacks.rollout_world import (
     passed,
     record,
     signal,
-    sizes,
     stable,
     start,
     stop,
-    traffic,
     until,
     wake_the_clock,
     watched,
@@ -53,7 +50,7 @@ _OTHERWISE: Final = {"watchdog": "killed"}
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     with fleet_there(tmp_path_factory.mktemp("fleet")) as front:
         yield front
 
@@ -69,7 +66,7 @@ def home_of(fault: Fault) -> str | None:
     return (other(colour) if what == "Empty" else colour) or None
 
 
-def go(way: str, front: Front, people: Traffic) -> str:
+def go(way: str, front: Fleet, people: Visitors) -> str:
     """A rollout that takes this way, as far as somebody has to help it."""
     if way == "refused":
         return start(plan={})
@@ -89,7 +86,7 @@ def go(way: str, front: Front, people: Traffic) -> str:
 
 
 @contextmanager
-def on(way: str, front: Front) -> Iterator[None]:
+def on(way: str, front: Fleet) -> Iterator[None]:
     """What happens on it beside the fault."""
     if way == "ended between two steps":
         with meanwhile("rollout", "NextStep", lambda: signal("abort")):
@@ -120,17 +117,17 @@ def running(execution: str) -> bool:
 
 
 @pytest.mark.parametrize("fault", list(faults()), ids=str)
-def test_traffic_ends_up_whole(fleet: Front, monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
+def test_traffic_ends_up_whole(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
     for name, value in WHO.items():
         monkeypatch.setenv(name, value)
     if home_of(fault) == other(stable()):
-        with traffic(fleet, errors={"blue": 0.0, "green": 0.0}):
+        with visitors(fleet, errors={"blue": 0.0, "green": 0.0}):
             assert outcome(start(plan=QUICK)) == "promoted"
     way, old = way_to(fault), stable()
     new = other(old)
     with on(way, fleet), injected(fault) as met:
         errors = {old: 0.0, new: 0.5 if way == "bad" else 0.0}
-        with traffic(fleet, errors=errors, answers=way != "blocked") as people:
+        with visitors(fleet, errors=errors, answers=way != "blocked") as people:
             execution = go(way, fleet, people)
             helped(way, execution, fault, met)
             ended(execution)
@@ -139,7 +136,7 @@ def test_traffic_ends_up_whole(fleet: Front, monkeypatch: pytest.MonkeyPatch, fa
     assert not people.lost, "somebody was sent to a colour without instances"
 
 
-def whole(front: Front) -> Callable[[], bool]:
+def whole(front: Fleet) -> Callable[[], bool]:
     """The lock is gone, if need be by what the clock wakes; all traffic is with a colour that the record names, and no
     other colour has instances.
     """
@@ -149,6 +146,6 @@ def whole(front: Front) -> Callable[[], bool]:
             strike(CLOCK)
             return False
         home = stable()
-        return front.weights() == {home: 100, other(home): 0} and sizes() == {home: 2, other(home): 0}
+        return front.weights() == {home: 100, other(home): 0} and front.sizes() == {home: 2, other(home): 0}
 
     return met

@@ -10,6 +10,7 @@ from pipeline.canary.plan import Plan
 from pipeline.canary.record import replay
 from tests.cloud.census import census
 from tests.cloud.mends.events import strike
+from tests.cloud.visitors import Fleet, visitors
 from tests.stacks.local import REGION
 from tests.stacks.rollout_world import (
     BAD,
@@ -18,7 +19,6 @@ from tests.stacks.rollout_world import (
     NEVER_SURE,
     PACE,
     WHO,
-    Front,
     ended,
     evidence,
     fleet_there,
@@ -28,11 +28,9 @@ from tests.stacks.rollout_world import (
     passed,
     record,
     signal,
-    sizes,
     stable,
     start,
     stop,
-    traffic,
     until,
 )
 
@@ -43,24 +41,24 @@ ALARM = "demo-search-refused"
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """One for all: each rollout begins where the one before has ended."""
     with fleet_there(tmp_path_factory.mktemp("fleet")) as front:
         yield front
 
 
 @pytest.fixture
-def front(fleet: Front, monkeypatch: pytest.MonkeyPatch) -> Iterator[Front]:
+def front(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     """Whatever a test does, it leaves a whole fleet behind."""
     for name, value in WHO.items():
         monkeypatch.setenv(name, value)
     yield fleet
     until(lambda: "owner" not in record())
     assert fleet.weights() == {stable(): 100, other(stable()): 0}
-    assert sizes() == {stable(): 2, other(stable()): 0}
+    assert fleet.sizes() == {stable(): 2, other(stable()): 0}
 
 
-def test_every_property_is_told_by_its_service_as_it_was_wanted(front: Front) -> None:
+def test_every_property_is_told_by_its_service_as_it_was_wanted(front: Fleet) -> None:
     assert [str(each) for each in census(REGION) if each.stack == "demo-rollout-search"] == []
 
 
@@ -72,18 +70,18 @@ def rolled_back(execution: str) -> str:
     return str(found["reason"])
 
 
-def test_a_healthy_version_gets_all_traffic_step_by_step(front: Front) -> None:
+def test_a_healthy_version_gets_all_traffic_step_by_step(front: Fleet) -> None:
     old, new = stable(), other(stable())
-    with traffic(front, errors=HEALTHY) as people:
+    with visitors(front, errors=HEALTHY) as people:
         assert outcome(start()) == "promoted"
     assert [each[new] for each in people.seen] == [0, 50, 95, 100]
     assert record() == {"fleet": "search", "stable": new}
-    assert sizes() == {old: 0, new: 2}
+    assert front.sizes() == {old: 0, new: 2}
 
 
-def test_a_bad_version_goes_back_by_two_calls_and_each_look_is_kept(front: Front) -> None:
+def test_a_bad_version_goes_back_by_two_calls_and_each_look_is_kept(front: Fleet) -> None:
     new = other(stable())
-    with traffic(front, errors={stable(): 0.0, new: 0.3}) as people:
+    with visitors(front, errors={stable(): 0.0, new: 0.3}) as people:
         execution = start()
         assert outcome(execution) == "roll_back"
     assert [each[new] for each in people.seen] == [0, 50, 0]
@@ -97,16 +95,16 @@ def test_a_bad_version_goes_back_by_two_calls_and_each_look_is_kept(front: Front
     assert again[-1].judged.verdict.decision == "roll_back"
 
 
-def test_a_version_whose_instances_do_not_come_gets_no_traffic(front: Front) -> None:
-    with traffic(front, errors=HEALTHY, answers=False) as people:
+def test_a_version_whose_instances_do_not_come_gets_no_traffic(front: Fleet) -> None:
+    with visitors(front, errors=HEALTHY, answers=False) as people:
         assert outcome(start()) == "capacity_blocked"
     assert len(people.seen) == 1
 
 
 @pytest.mark.slow
-def test_an_alarm_ends_a_rollout_whatever_the_evidence_is(front: Front) -> None:
+def test_an_alarm_ends_a_rollout_whatever_the_evidence_is(front: Fleet) -> None:
     cloudwatch = boto3.client("cloudwatch")
-    with traffic(front, errors=HEALTHY):
+    with visitors(front, errors=HEALTHY):
         execution = start(plan=NEVER_SURE)
         until(lambda: "Watch" in passed(execution))
         cloudwatch.set_alarm_state(AlarmName=ALARM, StateValue="ALARM", StateReason="a test")
@@ -117,9 +115,9 @@ def test_an_alarm_ends_a_rollout_whatever_the_evidence_is(front: Front) -> None:
 
 
 @pytest.mark.slow
-def test_where_there_is_no_evidence_a_person_decides(front: Front) -> None:
+def test_where_there_is_no_evidence_a_person_decides(front: Fleet) -> None:
     new = other(stable())
-    with traffic(front, errors=HEALTHY) as people:
+    with visitors(front, errors=HEALTHY) as people:
         execution = start(plan=NEVER_SURE)
         until(lambda: passed(execution).count("AskPeople") == 1)
         signal("approve")
@@ -129,8 +127,8 @@ def test_where_there_is_no_evidence_a_person_decides(front: Front) -> None:
     assert [each[new] for each in people.seen] == [0, 50, 95, 0]
 
 
-def test_of_two_rollouts_at_once_one_is_refused_and_disturbs_nothing(front: Front) -> None:
-    with traffic(front, errors=HEALTHY):
+def test_of_two_rollouts_at_once_one_is_refused_and_disturbs_nothing(front: Fleet) -> None:
+    with visitors(front, errors=HEALTHY):
         first = start(plan=NEVER_SURE)
         until(lambda: "owner" in record())
         told = ended(start())
@@ -141,9 +139,9 @@ def test_of_two_rollouts_at_once_one_is_refused_and_disturbs_nothing(front: Fron
 
 
 @pytest.mark.parametrize("word", ["arrives", pytest.param("is lost", marks=pytest.mark.slow)])
-def test_a_rollout_that_is_killed_is_brought_home(front: Front, word: str) -> None:
+def test_a_rollout_that_is_killed_is_brought_home(front: Fleet, word: str) -> None:
     home, events = front.weights(), boto3.client("events")
-    with traffic(front, errors=HEALTHY):
+    with visitors(front, errors=HEALTHY):
         execution = start(plan=NEVER_SURE)
         until(lambda: "Watch" in passed(execution))
         assert front.weights() != home
@@ -160,8 +158,8 @@ def test_a_rollout_that_is_killed_is_brought_home(front: Front, word: str) -> No
 
 
 @pytest.mark.slow
-def test_a_rollout_that_runs_is_none_of_the_watchdogs_business(front: Front) -> None:
-    with traffic(front, errors=HEALTHY):
+def test_a_rollout_that_runs_is_none_of_the_watchdogs_business(front: Fleet) -> None:
+    with visitors(front, errors=HEALTHY):
         execution = start(plan=NEVER_SURE, pace=PACE | {"poll": 2})
         until(lambda: "Watch" in passed(execution))
         strike(CLOCK)
@@ -171,9 +169,9 @@ def test_a_rollout_that_runs_is_none_of_the_watchdogs_business(front: Front) -> 
 
 
 @pytest.mark.slow
-def test_who_has_lost_the_lock_leaves_the_traffic_to_whoever_has_it(front: Front) -> None:
+def test_who_has_lost_the_lock_leaves_the_traffic_to_whoever_has_it(front: Fleet) -> None:
     home = front.weights()
-    with traffic(front, errors=HEALTHY):
+    with visitors(front, errors=HEALTHY):
         execution = start(plan=NEVER_SURE)
         until(lambda: "AskPeople" in passed(execution))
         signal("approve")
@@ -186,8 +184,8 @@ def test_who_has_lost_the_lock_leaves_the_traffic_to_whoever_has_it(front: Front
 
 
 @pytest.mark.slow
-def test_a_pause_outlasts_the_step_that_it_was_said_in(front: Front) -> None:
-    with traffic(front, errors=HEALTHY):
+def test_a_pause_outlasts_the_step_that_it_was_said_in(front: Fleet) -> None:
+    with visitors(front, errors=HEALTHY):
         execution = start(plan=NEVER_SURE)
         until(lambda: "AskPeople" in passed(execution))
         signal("approve")
