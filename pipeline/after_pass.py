@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.evidence import Step
 from pipeline.saved import SavedProgram, is_saved
+from pipeline.verification.evidence import Step
 
 if TYPE_CHECKING:
     from emulator.capture import CaptureRequest

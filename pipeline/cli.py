@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 import click
 
 from pipeline import exit_codes
+from pipeline.command_line.output import Console
 from pipeline.errors import sentence_of
 from pipeline.interrupts import heed_interrupts, unwound
-from pipeline.output import Console
 
 # name -> (where it lives, one line for `nxpipe --help`). The line is here so that a listing imports no command.
 COMMANDS = {

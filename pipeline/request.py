@@ -18,7 +18,7 @@ from emulator.hardware import Instance
 from pipeline.errors import BuildRefused, MissingSoftware
 from pipeline.models.source import ModelSource
 from pipeline.models.weights import Tensors, Weights
-from pipeline.verify import USUAL_YARDSTICK, Arrays
+from pipeline.verification.verify import USUAL_YARDSTICK, Arrays
 
 if TYPE_CHECKING:
     from emulator.capture import CaptureRequest

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from pipeline.errors import ModelSourceError
 from pipeline.models.file_digest import sha256_of_file
-from pipeline.verify import Arrays
+from pipeline.verification.verify import Arrays
 
 if TYPE_CHECKING:
     from emulator.graph import Graph

@@ -10,7 +10,7 @@ from pipeline.models.weights import Tensors, numpy_dtype
 from pipeline.order import Order
 from pipeline.request import SAVED, BuildRequest, Shape, compiler_digest, library_version
 from pipeline.saved import SavedProgram
-from pipeline.verify import Arrays
+from pipeline.verification.verify import Arrays
 
 if TYPE_CHECKING:
     import numpy as np

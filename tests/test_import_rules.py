@@ -45,7 +45,7 @@ BREACHES = [
     ("artifact_store/manifest.py", "import torch"),
     ("artifact_store/backends/local.py", "import boto3"),
     ("artifact_store/store.py", "import cryptography"),
-    ("pipeline/output.py", "import stacks"),
+    ("pipeline/command_line/output.py", "import stacks"),
     ("pipeline/building/run.py", "import torch"),
     ("stacks/store.py", "import artifact_store"),
     ("stacks/store.py", "import emulator.graph"),

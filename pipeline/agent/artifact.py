@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from artifact_store.errors import ChannelEmpty, Refused
-from pipeline.colours import channel_of
+from pipeline.channels.colours import channel_of
 
 if TYPE_CHECKING:
     from artifact_store import Store

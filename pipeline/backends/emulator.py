@@ -9,11 +9,11 @@ from artifact_store.parts import keep_part, part_of
 from pipeline import artifact_files
 from pipeline.backends.made import PROGRAM, Made
 from pipeline.errors import DoesNotFit
-from pipeline.evidence import Step, gather
-from pipeline.materials import Materials
 from pipeline.request import BuildRequest, Shape, compiler_digest, digest_of
 from pipeline.utilisation import document as utilisation_document
-from pipeline.verify import Thresholds
+from pipeline.verification.evidence import Step, gather
+from pipeline.verification.materials import Materials
+from pipeline.verification.verify import Thresholds
 
 if TYPE_CHECKING:
     from artifact_store import Store

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from pipeline.evidence import Step
 from pipeline.request import BuildRequest, Shape
+from pipeline.verification.evidence import Step
 
 if TYPE_CHECKING:
     from artifact_store import Store
     from artifact_store.documents import Blob
-    from pipeline.materials import Materials
-    from pipeline.verify import Thresholds
+    from pipeline.verification.materials import Materials
+    from pipeline.verification.verify import Thresholds
 
 PROGRAM: Final = "program"  # among the files of a part; all others go by their paths in an artifact
 

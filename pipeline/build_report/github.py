@@ -14,7 +14,7 @@ from pipeline.build_report.reasons import Lack, missing
 from pipeline.build_report.summary import published, tally
 from pipeline.build_report.words import counted, duration, plain
 from pipeline.building.results import CellResult, Results
-from pipeline.output import human_bytes
+from pipeline.command_line.output import human_bytes
 
 MOST: Final = 1024 * 1024 - 1024  # bytes of a step's summary; GitHub refuses a larger one whole
 _APART: Final = "&#8203;"  # no width

@@ -9,7 +9,7 @@ from pipeline.build_report.reasons import BECAME
 from pipeline.build_report.sheet import moment, sheet
 from pipeline.build_report.timeline import timeline
 from pipeline.build_report.words import counted, duration
-from pipeline.output import human_bytes
+from pipeline.command_line.output import human_bytes
 
 _SCRIPT: Final = Path(__file__).with_name("page.js")
 _MADE: Final = ("found", "built", "waiting")

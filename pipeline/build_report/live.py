@@ -11,7 +11,7 @@ from pipeline.build_report.lines import JsonLines, Lines, Silence
 from pipeline.build_report.standing import Standing
 from pipeline.building.events import Event
 from pipeline.building.planned import Plan
-from pipeline.output import Console
+from pipeline.command_line.output import Console
 
 
 class Voice(Protocol):

@@ -10,7 +10,7 @@ import click
 from pipeline.build_report.folding import Fold, folds, in_general
 from pipeline.build_report.words import counted, duration, plain
 from pipeline.building.planned import Plan, PlannedArtifact, PlannedCell, State
-from pipeline.output import table
+from pipeline.command_line.output import table
 
 _COLOURS: Final[Mapping[State, str]] = {"to do": "yellow", "failed": "red", "refused": "red"}
 _HEADER: Final = ("  PROGRAM", "STATE", "TIME", "REASON")

@@ -7,7 +7,7 @@ from typing import Final
 
 from pipeline.building.item import Item
 from pipeline.building.planned import Plan, PlannedArtifact, PlannedCell
-from pipeline.verify import Thresholds
+from pipeline.verification.verify import Thresholds
 
 _BEFORE_ALL_CELLS: Final = 1e30  # an artifact that is whole waits for none
 

@@ -13,10 +13,10 @@ from artifact_store.parts import Part, part_of
 from artifact_store.weights import Elements, put_weights
 from pipeline.artifact_files import UTILISATION
 from pipeline.backends.made import PROGRAM
-from pipeline.evidence import Step
-from pipeline.progress import Watch
+from pipeline.command_line.progress import Watch
 from pipeline.request import BuildRequest, Shape
 from pipeline.utilisation import to_bytes as utilisation_file
+from pipeline.verification.evidence import Step
 
 if TYPE_CHECKING:
     from pipeline.models.weights import Tensors

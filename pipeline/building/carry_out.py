@@ -11,8 +11,8 @@ from pipeline.building.cell import Maker
 from pipeline.building.events import Ended, Event, Said
 from pipeline.building.faults import fault_of
 from pipeline.building.item import Item
-from pipeline.materials import Shelf
-from pipeline.output import human_bytes
+from pipeline.command_line.output import human_bytes
+from pipeline.verification.materials import Shelf
 
 if TYPE_CHECKING:
     from artifact_store import Store

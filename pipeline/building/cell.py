@@ -9,13 +9,13 @@ from artifact_store.errors import Incomplete
 from artifact_store.parts import Part, keep_part, part_of
 from pipeline.backends.made import Made, backend_of
 from pipeline.building.assemble import publish
-from pipeline.evidence import Step
-from pipeline.failed import refuse_what_failed_before, remembering
-from pipeline.materials import Shelf
-from pipeline.progress import Watch
+from pipeline.building.failed import refuse_what_failed_before, remembering
+from pipeline.building.turn import turn
+from pipeline.command_line.progress import Watch
 from pipeline.request import BuildRequest, Shape
-from pipeline.turn import turn
-from pipeline.verify import Thresholds
+from pipeline.verification.evidence import Step
+from pipeline.verification.materials import Shelf
+from pipeline.verification.verify import Thresholds
 
 
 class Maker:

@@ -5,10 +5,10 @@ from typing import Final
 
 from artifact_store.errors import BadUrl, Changed, Denied, Incomplete, StoreUnavailable, UnsafeBackend
 from pipeline.building.events import Fault, Sort
+from pipeline.building.failed import is_of_the_machine
 from pipeline.crash import report_crash
 from pipeline.errors import AwsError, MissingSoftware, NotEnoughMemory, sentence_of
 from pipeline.exit_codes import INTERNAL, exit_code_of
-from pipeline.failed import is_of_the_machine
 
 # No other cell would fare better.
 _HERE: Final = (MissingSoftware, AwsError, BadUrl, Denied, UnsafeBackend)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pipeline.building.asked import Asked
 from pipeline.request import Shape
-from pipeline.verify import Thresholds
+from pipeline.verification.verify import Thresholds
 
 
 @dataclass(frozen=True)

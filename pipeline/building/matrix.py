@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from pipeline.building.asked import Asked, Backend
+from pipeline.command_line.order_options import chosen_models, refuse_words_without_effect
 from pipeline.config import Config
 from pipeline.config.models import Model
 from pipeline.order import Order, words
-from pipeline.order_options import chosen_models, refuse_words_without_effect
 from pipeline.saved import saved_program
 
 

@@ -8,15 +8,15 @@ from artifact_store import Store
 from artifact_store.layout import ACTIONS, FAILURES, PARTS, action_path, failure_path, part_path
 from pipeline.building.asked import Asked
 from pipeline.building.events import Fault
+from pipeline.building.failed import refuse_what_failed_before
 from pipeline.building.faults import fault_of
+from pipeline.building.nearness import why_missed
 from pipeline.building.planned import Plan, PlannedArtifact, PlannedCell
 from pipeline.building.size import memory_of, work_of
 from pipeline.building.timings import Timings, name_of
-from pipeline.failed import refuse_what_failed_before
-from pipeline.nearness import why_missed
 from pipeline.order import USUAL_BUCKET
 from pipeline.request import BuildRequest, Shape, digest_of, shapes_of
-from pipeline.verify import Thresholds
+from pipeline.verification.verify import Thresholds
 
 _LISTED: Final = 64  # keys, from which on one listing is less than a look for each
 _EXPLAINED: Final = 16  # artifacts whose nearest is looked for; of a large matrix the first say it all

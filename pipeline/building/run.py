@@ -22,9 +22,9 @@ from pipeline.building.planned import Plan
 from pipeline.building.results import Results
 from pipeline.building.shown import published_of, show_artifacts, show_end
 from pipeline.building.timings import Timings
+from pipeline.command_line.output import Console
 from pipeline.executors.protocol import Limits
-from pipeline.output import Console
-from pipeline.verify import Thresholds
+from pipeline.verification.verify import Thresholds
 
 if TYPE_CHECKING:
     from artifact_store import Published, Store

@@ -10,8 +10,8 @@ from pipeline import utilisation
 from pipeline.build_report.summary import summary
 from pipeline.building.planned import PlannedArtifact
 from pipeline.building.results import CellResult, Results
-from pipeline.output import Console, human_bytes
-from pipeline.verify import sentences
+from pipeline.command_line.output import Console, human_bytes
+from pipeline.verification.verify import sentences
 
 if TYPE_CHECKING:
     from artifact_store import Published, Store

@@ -27,7 +27,7 @@ from pipeline.request import Shape, all_phases, program_inputs, source_digest
 from pipeline.saved import SavedProgram
 
 if TYPE_CHECKING:
-    from pipeline.evidence import Step
+    from pipeline.verification.evidence import Step
 
 __all__ = ["check", "check_file"]
 

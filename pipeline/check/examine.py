@@ -31,9 +31,9 @@ from pipeline.check.precision import risks
 from pipeline.check.report import Examination, Program
 from pipeline.check.weights import Checkpoint, compare
 from pipeline.crash import report_crash
-from pipeline.evidence import Step
 from pipeline.models.source import ModelSource
 from pipeline.request import Shape, capture_request
+from pipeline.verification.evidence import Step
 
 if TYPE_CHECKING:
     from emulator.types import TensorType

@@ -9,7 +9,7 @@ from emulator.memory import Footprint
 from pipeline import exit_codes
 from pipeline.check.finding import Finding, Severity
 from pipeline.check.report import Fit, Report, Row
-from pipeline.output import table
+from pipeline.command_line.output import table
 
 _GIB: Final = 1 << 30
 _PARTS: Final = ("TP", "WEIGHTS", "KV CACHE", "ACTIVATIONS", "IN, OUT, CONSTANTS")

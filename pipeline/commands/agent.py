@@ -6,9 +6,9 @@ from pathlib import Path
 import click
 
 from pipeline.cli import Command, Group
-from pipeline.fleets import serving_fleet
-from pipeline.options import config_option, store_option
-from pipeline.output import Console
+from pipeline.command_line.fleets import serving_fleet
+from pipeline.command_line.options import config_option, store_option
+from pipeline.command_line.output import Console
 
 
 @click.group(cls=Group)
@@ -73,10 +73,10 @@ def run(
     from pipeline.agent.artifact import Wish
     from pipeline.agent.hook import gate
     from pipeline.agent.run import Agent
-    from pipeline.colours import colour_of
+    from pipeline.channels.colours import colour_of
+    from pipeline.channels.signing import signing_policy
+    from pipeline.command_line.store_url import open_the_store
     from pipeline.config import load_config
-    from pipeline.signing import signing_policy
-    from pipeline.store_url import open_the_store
 
     with gate(hook, os.environ) as instance:
         config = load_config(config_path, os.environ)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli import Group
-from pipeline.options import config_option
-from pipeline.output import Console, table
+from pipeline.command_line.options import config_option
+from pipeline.command_line.output import Console, table
 
 if TYPE_CHECKING:
     from pipeline.config.amis import AmiLock, LockedImage
@@ -48,7 +48,7 @@ def lock(console: Console, regions: tuple[str, ...], config_path: Path) -> None:
     from pipeline.aws import client
     from pipeline.config import TrainingFleet, load_config
     from pipeline.config.amis import read_lock
-    from pipeline.images import find_image, find_training_host
+    from pipeline.infra.images import find_image, find_training_host
     from pipeline.whole_file import write_whole
 
     config = load_config(config_path, os.environ)

@@ -10,20 +10,20 @@ import click
 from artifact_store.errors import NotFound
 from artifact_store.names import SHOWN
 from pipeline.cli import Command
+from pipeline.command_line.options import config_option, store_option
+from pipeline.command_line.output import Console, table
+from pipeline.command_line.parameters import Percentage
+from pipeline.command_line.store_url import open_the_store
 from pipeline.config import load_config
 from pipeline.exit_codes import REGRESSION
-from pipeline.options import config_option, store_option
-from pipeline.output import Console, table
-from pipeline.parameters import Percentage
 from pipeline.request import digest_of
-from pipeline.store_url import open_the_store
 
 if TYPE_CHECKING:
     from artifact_store import Store
     from artifact_store.manifest import Manifest
     from pipeline.bench import Line
     from pipeline.building.asked import Asked
-    from pipeline.named import Named
+    from pipeline.command_line.named import Named
 
 _COLUMNS: Final = ("artifact", "program", "tp", "predicted", "before", "change")
 
@@ -69,7 +69,7 @@ def bench(
       nxpipe bench bert-base-uncased@4e9ce0 --against bert-base-uncased@a41f07
     """
     from pipeline.bench import bench as compare
-    from pipeline.named import named
+    from pipeline.command_line.named import named
 
     console: Console = ctx.obj
     opened = open_the_store(store, config_path, console)
@@ -91,7 +91,7 @@ def bench(
 def _artifacts(words: Sequence[str], store: "Store", config_path: Path) -> "Iterator[Manifest]":
     """Those that are named; else those that a build of nxpipe.toml makes."""
     from pipeline.building.matrix import of_file
-    from pipeline.named import artifact, is_artifact
+    from pipeline.command_line.named import artifact, is_artifact
 
     if words and all(map(is_artifact, words)):  # a configuration that is broken stands in nobody's way
         yield from (artifact(word, store) for word in words)

@@ -8,12 +8,12 @@ import click
 
 from pipeline.building.options import build_options
 from pipeline.cli import Command
+from pipeline.command_line.options import config_option, store_option
+from pipeline.command_line.order_options import order_options
+from pipeline.command_line.output import Console
+from pipeline.command_line.parameters import Numbers, TargetList
 from pipeline.commands.store.itself import open_the_store_itself
 from pipeline.config import load_config
-from pipeline.options import config_option, store_option
-from pipeline.order_options import order_options
-from pipeline.output import Console
-from pipeline.parameters import Numbers, TargetList
 from pipeline.saved import axis_option
 from pipeline.state_folder import state_folder
 
@@ -55,7 +55,7 @@ def build(
     from pipeline.building.matrix import of_words, refuse_idle_words
     from pipeline.building.run import Run, finish
     from pipeline.building.unfinished import Unfinished
-    from pipeline.verify import Thresholds
+    from pipeline.verification.verify import Thresholds
 
     console: Console = ctx.obj
     state = state_folder(config_path)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli import Group
-from pipeline.options import Label, config_option, store_option
-from pipeline.output import Console, human_bytes, table
+from pipeline.command_line.options import Label, config_option, store_option
+from pipeline.command_line.output import Console, human_bytes, table
 
 if TYPE_CHECKING:
     from artifact_store import Store
@@ -66,9 +66,9 @@ def export(
     if names and channel:
         raise click.UsageError("name artifacts, or a --channel to take them from", ctx)
     from artifact_store.url import open_store
+    from pipeline.command_line.store_url import open_the_store
     from pipeline.neuron_cache.chosen import refuse_nothing
     from pipeline.neuron_cache.export import insist
-    from pipeline.store_url import open_the_store
 
     console: Console = ctx.obj
     opened = open_the_store(store, config_path, console)
@@ -127,8 +127,8 @@ def _chosen(
 
 def _carried_out(store: "Store", chosen: "Sequence[Chosen]", into: "Backend", console: Console) -> "list[Exported]":
     from artifact_store.url import is_remote
+    from pipeline.command_line.progress import watching
     from pipeline.neuron_cache.export import clear_abandoned, export
-    from pipeline.progress import watching
 
     entries = [entry for one in chosen for entry in one.entries]
     # What is left of an upload that broke off is taken up again by the next.

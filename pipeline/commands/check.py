@@ -9,11 +9,11 @@ import click
 
 from pipeline import exit_codes
 from pipeline.cli import Command
+from pipeline.command_line.options import config_option
+from pipeline.command_line.order_options import order_options, orders, refuse_words_without_effect
+from pipeline.command_line.output import Console
+from pipeline.command_line.parameters import Targets
 from pipeline.config import load_config
-from pipeline.options import config_option
-from pipeline.order_options import order_options, orders, refuse_words_without_effect
-from pipeline.output import Console
-from pipeline.parameters import Targets
 from pipeline.saved import axis_option, saved_program
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli import Command
-from pipeline.options import config_option
-from pipeline.output import Console, table
+from pipeline.command_line.options import config_option
+from pipeline.command_line.output import Console, table
 
 if TYPE_CHECKING:
     from pipeline.config.cluster_lock import ClusterLock

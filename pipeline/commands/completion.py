@@ -4,7 +4,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from pipeline.cli import Command, cli
-from pipeline.output import Console
+from pipeline.command_line.output import Console
 
 
 @click.command(cls=Command)

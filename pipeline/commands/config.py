@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from pipeline.cli import Group
+from pipeline.command_line.options import config_option
+from pipeline.command_line.output import Console, table
 from pipeline.config import json_schema, load_config, origins
 from pipeline.config.wording import shown
-from pipeline.options import config_option
-from pipeline.output import Console, table
 
 
 @click.group(cls=Group)

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from pipeline.building.nearness import difference_table, differences_as_json
 from pipeline.cli import Command
-from pipeline.nearness import difference_table, differences_as_json
-from pipeline.options import config_option, store_option
-from pipeline.output import Console, human_bytes, table
-from pipeline.store_url import open_the_store
+from pipeline.command_line.options import config_option, store_option
+from pipeline.command_line.output import Console, human_bytes, table
+from pipeline.command_line.store_url import open_the_store
 
 if TYPE_CHECKING:
     from artifact_store.difference import ManifestDifference, Part, Section
@@ -45,9 +45,9 @@ def diff(console: Console, before: str, after: str, tensors: bool, store: str | 
     """
     from artifact_store.difference import ManifestDifference
     from artifact_store.index.leaves import differences
+    from pipeline.command_line.named import pair
     from pipeline.difference.programs import program_differences
     from pipeline.difference.tensors import tensor_changes
-    from pipeline.named import pair
 
     opened = open_the_store(store, config_path, console)
     old, new = pair((before, after), opened, config_path)

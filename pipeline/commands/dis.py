@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli import Command
+from pipeline.command_line.options import config_option, store_option
+from pipeline.command_line.output import Console, human_bytes, table
 from pipeline.errors import ProgramInvalid
-from pipeline.options import config_option, store_option
-from pipeline.output import Console, human_bytes, table
 from pipeline.suggest import did_you_mean
 
 if TYPE_CHECKING:
@@ -85,8 +85,8 @@ def _in_file(path: Path, name: str | None, store: str | None) -> "Program":
 
 
 def _in_store(ctx: click.Context, artifact: str, name: str | None) -> "Program":
-    from pipeline.store_url import open_the_store
-    from pipeline.stored_program import read_instructions
+    from pipeline.command_line.store_url import open_the_store
+    from pipeline.verification.stored_program import read_instructions
 
     store = open_the_store(ctx.params["store"], ctx.params["config_path"], ctx.obj)
     manifest = store.resolve(artifact).manifest

@@ -3,9 +3,9 @@
 import click
 
 from pipeline.cli import Command
+from pipeline.command_line.output import Console, table
 from pipeline.doctor import Finding, examine
 from pipeline.exit_codes import SOFTWARE
-from pipeline.output import Console, table
 
 _COLOURS = {"ok": "green", "optional": "yellow", "missing": "red"}
 

@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from artifact_store.names import short_name
+from pipeline.building.nearness import difference_table, differences_as_json
 from pipeline.cli import Command
+from pipeline.command_line.options import config_option, store_option
+from pipeline.command_line.order_options import order_options
+from pipeline.command_line.output import Console, table
+from pipeline.command_line.parameters import Numbers, TargetList
+from pipeline.command_line.store_url import open_the_store
 from pipeline.config import load_config
 from pipeline.config.sections import Backend
 from pipeline.garbage import no_collection
-from pipeline.nearness import difference_table, differences_as_json
-from pipeline.options import config_option, store_option
-from pipeline.order_options import order_options
-from pipeline.output import Console, table
-from pipeline.parameters import Numbers, TargetList
 from pipeline.saved import axis_option
 from pipeline.state_folder import state_folder
-from pipeline.store_url import open_the_store
 
 if TYPE_CHECKING:
     from artifact_store import Store
     from artifact_store.index.nearest import Near
     from artifact_store.index.segments import Report
     from pipeline.building.asked import Asked
+    from pipeline.building.explaining import Answer, ProgramAnswer
     from pipeline.config import Config
-    from pipeline.explaining import Answer, ProgramAnswer
 
 
 @click.command(cls=Command)
@@ -121,7 +121,7 @@ class _Wanted:
     @property
     def is_stored(self) -> bool:
         """What can only be an artifact needs no configuration, which may be broken."""
-        from pipeline.named import is_artifact
+        from pipeline.command_line.named import is_artifact
 
         if self.model is None:
             return False
@@ -134,10 +134,10 @@ class _Wanted:
         return of_words(self.said, self.config, names, self.config_path.parent)
 
     def answers(self, store: "Store", count: int, report: "Report") -> "Iterator[Answer]":
+        from pipeline.building.explaining import of_artifact, of_request
         from pipeline.building.plan import make_plan
         from pipeline.building.timings import Timings
-        from pipeline.explaining import of_artifact, of_request
-        from pipeline.verify import Thresholds
+        from pipeline.verification.verify import Thresholds
 
         if self.is_stored:
             yield of_artifact(store.resolve(str(self.model)), store, count, report)

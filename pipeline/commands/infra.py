@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli import Group
+from pipeline.command_line.options import config_option
+from pipeline.command_line.output import Console
 from pipeline.commands import cluster
 from pipeline.exit_codes import FINDINGS
-from pipeline.options import config_option
-from pipeline.output import Console
 
 if TYPE_CHECKING:
     from stacks.plan import Plan

@@ -6,9 +6,9 @@ from typing import get_args
 import click
 
 from pipeline.cli import Command
+from pipeline.command_line.output import Console
 from pipeline.config import Model, field_help
 from pipeline.config.models import Task
-from pipeline.output import Console
 
 
 @click.command(cls=Command)

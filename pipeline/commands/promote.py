@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.change_options import change_options, record
+from pipeline.channels.change_options import change_options, record
+from pipeline.channels.signing import author_signature
 from pipeline.cli import Command
+from pipeline.command_line.output import Console
 from pipeline.commands.store.itself import open_the_store_itself
-from pipeline.output import Console
-from pipeline.signing import author_signature
 
 if TYPE_CHECKING:
     from artifact_store import Published, Store
@@ -46,9 +46,9 @@ def promote(
       nxpipe promote acme/rank@71f0aa acme/rank@c04e12 --channel production --expect 12
     """
     from artifact_store.channel import change
-    from pipeline.actor import current_actor
+    from pipeline.channels.actor import current_actor
+    from pipeline.channels.promotion import doubt, requirements
     from pipeline.config import load_config
-    from pipeline.promotion import doubt, requirements
 
     config, folder = load_config(config_path, os.environ, missing_ok=True), config_path.parent
     opened = open_the_store_itself(store, config_path, console)

@@ -8,14 +8,14 @@ import click
 from click.core import ParameterSource
 
 from pipeline.building.options import means_options
+from pipeline.channels.signing import key_option
 from pipeline.cli import Command
+from pipeline.command_line.options import ACTOR, REASON, Label, config_option, store_option
+from pipeline.command_line.output import Console
+from pipeline.command_line.parameters import Percentage
 from pipeline.commands.store.itself import open_the_store_itself
 from pipeline.config import load_config
-from pipeline.options import ACTOR, REASON, Label, config_option, store_option
-from pipeline.output import Console
-from pipeline.parameters import Percentage
 from pipeline.release.words import GATES, Words
-from pipeline.signing import key_option
 
 if TYPE_CHECKING:
     from pipeline.config import Config
@@ -77,7 +77,7 @@ def release(
 
 
 def _words(ctx: click.Context, config: "Config", skipped: frozenset[str], said: dict[str, Any]) -> Words:
-    from pipeline.actor import current_actor
+    from pipeline.channels.actor import current_actor
     from pipeline.release.serving import must_be_signed
 
     typed = {name: ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE for name, _ in _PLACE}

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import click
 
-from pipeline.change_options import change_options, record
+from pipeline.channels.change_options import change_options, record
+from pipeline.channels.signing import author_signature, signing_policy
 from pipeline.cli import Command
+from pipeline.command_line.options import Line
+from pipeline.command_line.output import Console
 from pipeline.commands.store.itself import open_the_store_itself
-from pipeline.options import Line
-from pipeline.output import Console
-from pipeline.signing import author_signature, signing_policy
 
 
 @click.command(cls=Command)
@@ -54,7 +54,7 @@ def rollback(
       nxpipe rollback --channel production --to 7
     """
     from artifact_store.channel import change
-    from pipeline.actor import current_actor
+    from pipeline.channels.actor import current_actor
     from pipeline.config import load_config
 
     config = load_config(config_path, os.environ, missing_ok=True)

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli import Command
+from pipeline.command_line.options import config_option, store_option
+from pipeline.command_line.order_options import order_options, orders, refuse_words_without_effect
+from pipeline.command_line.output import Console, table
 from pipeline.config import load_config
 from pipeline.errors import WouldOverwrite
-from pipeline.options import config_option, store_option
-from pipeline.order_options import order_options, orders, refuse_words_without_effect
-from pipeline.output import Console, table
-from pipeline.runner import Execution, Mode, execution_options, sentence
 from pipeline.saved import axis_option, saved_program
+from pipeline.verification.runner import Execution, Mode, execution_options, sentence
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from pipeline.running import Fed, Ran
-    from pipeline.verify import Arrays
+    from pipeline.verification.running import Fed, Ran
+    from pipeline.verification.verify import Arrays
 
 _LIKELIEST = 5
 
@@ -100,7 +100,7 @@ def run(
 
 
 def _fed(given: Path | None, texts: tuple[str, ...]) -> "Fed":
-    from pipeline.running import Fed
+    from pipeline.verification.running import Fed
 
     if given is None:
         return Fed(texts=texts)
@@ -122,8 +122,8 @@ def _runs(
     execution: Execution,
     flags: dict[str, Any],
 ) -> Iterator["Ran"]:
-    from pipeline.running import run_artifact, run_model
-    from pipeline.store_url import open_the_store
+    from pipeline.command_line.store_url import open_the_store
+    from pipeline.verification.running import run_artifact, run_model
 
     console, model_id = ctx.obj, ctx.params["model_id"]
     if artifact is not None:

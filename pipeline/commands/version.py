@@ -8,8 +8,8 @@ import click
 
 from pipeline import VERSION
 from pipeline.cli import Command
+from pipeline.command_line.output import Console, table
 from pipeline.doctor import LIBRARIES, neuronx
-from pipeline.output import Console, table
 
 
 @click.command(cls=Command)

@@ -6,8 +6,8 @@ from typing import Final
 import click
 
 from pipeline.cli import Command
-from pipeline.output import Console
-from pipeline.store_url import VARIABLE
+from pipeline.command_line.output import Console
+from pipeline.command_line.store_url import VARIABLE
 
 _PLACE: Final = "AWS_BATCH_JOB_ARRAY_INDEX"
 

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from pipeline.aws import asking, client
 from pipeline.building.item import Item
+from pipeline.command_line.store_url import VARIABLE
 from pipeline.errors import AwsError
 from pipeline.executors.protocol import Limits
-from pipeline.store_url import VARIABLE
 
 PROJECT_TAG: Final = "nxpipe:project"  # by which whoever submits jobs may end them
 _MIB: Final = 1024**2

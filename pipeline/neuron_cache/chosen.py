@@ -10,8 +10,8 @@ from artifact_store.errors import ChannelEmpty, NotFound
 from artifact_store.manifest import Manifest
 from artifact_store.names import choose
 from emulator.hardware import INSTANCES
+from pipeline.channels.promotion import model_id
 from pipeline.neuron_cache.entry import Entry, kept_by
-from pipeline.promotion import model_id
 
 if TYPE_CHECKING:
     from artifact_store import Store

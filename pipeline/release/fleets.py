@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING
 
 from emulator.hardware import INSTANCES
-from pipeline.colours import COLOURS, channel_of
-from pipeline.fleets import serving_fleets
-from pipeline.promotion import model_id
+from pipeline.channels.colours import COLOURS, channel_of
+from pipeline.channels.promotion import model_id
+from pipeline.command_line.fleets import serving_fleets
 
 if TYPE_CHECKING:
     from pipeline.config import ServingFleet

@@ -62,7 +62,7 @@ class Bench:
 
     def run(self, release: "Release") -> Outcome:
         from pipeline.bench import bench
-        from pipeline.named import named
+        from pipeline.command_line.named import named
 
         words, tip = release.words, release.tip()
         release.seen = tip.generation if tip else 0
@@ -84,8 +84,8 @@ def _unverified(release: "Release") -> "list[Candidate]":
 
 
 def _faults(release: "Release", name: str, published: "Published", figures: list[dict[str, Any]]) -> list[str]:
-    from pipeline.replay import compare_artifact
-    from pipeline.runner import FAST
+    from pipeline.verification.replay import compare_artifact
+    from pipeline.verification.runner import FAST
 
     faults: list[str] = []
     for done in compare_artifact(published, release.store, release.console.step, FAST):

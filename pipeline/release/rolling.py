@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pipeline.colours import COLOURS
+from pipeline.channels.colours import COLOURS
 from pipeline.release.fleets import rolled_out
 from pipeline.release.gate import Outcome, Settled
 

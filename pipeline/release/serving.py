@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Final
 from artifact_store.channel import change
 from artifact_store.channel.generation import Served
 from artifact_store.names import SHOWN
-from pipeline.promotion import doubt, requirements
+from pipeline.channels.promotion import doubt, requirements
+from pipeline.channels.signing import author_signature, builder_id, chosen_signer, signing_policy
 from pipeline.release.fleets import left_to_rollouts
 from pipeline.release.gate import Outcome, Settled
-from pipeline.signing import author_signature, builder_id, chosen_signer, signing_policy
 
 if TYPE_CHECKING:
     from artifact_store import Published

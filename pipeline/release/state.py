@@ -12,14 +12,14 @@ from artifact_store.channel.log import ChannelLog
 from artifact_store.errors import NotFound
 from pipeline.building.matrix import of_file
 from pipeline.building.run import Run
-from pipeline.order_options import chosen_models
-from pipeline.output import Console
-from pipeline.promotion import model_id
+from pipeline.channels.promotion import model_id
+from pipeline.channels.signing import require_belief, signing_policy
+from pipeline.command_line.order_options import chosen_models
+from pipeline.command_line.output import Console
 from pipeline.release.candidate import Candidate, planned
 from pipeline.release.words import Words
-from pipeline.signing import require_belief, signing_policy
 from pipeline.state_folder import state_folder
-from pipeline.verify import Thresholds
+from pipeline.verification.verify import Thresholds
 
 if TYPE_CHECKING:
     from artifact_store import Published, Store

@@ -8,7 +8,7 @@ import click
 from pipeline.build_report.github import append_summary
 from pipeline.build_report.markup import Markup, tag
 from pipeline.build_report.words import duration, plain
-from pipeline.output import table
+from pipeline.command_line.output import table
 from pipeline.release.gate import Passage
 from pipeline.release.page import gates
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from artifact_store.channel.generation import Generation
 from artifact_store.channel.log import ChannelLog
-from pipeline.colours import COLOURS, channel_of
+from pipeline.channels.colours import COLOURS, channel_of
 from pipeline.exit_codes import UNDECIDED
 from pipeline.release.fleets import left_to_rollouts, rolled_out
 

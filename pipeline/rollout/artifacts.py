@@ -15,12 +15,12 @@ from artifact_store.channel.generation import Generation, Served
 from artifact_store.channel.log import ChannelLog
 from artifact_store.errors import NotFound, Refused
 from pipeline.agent.artifact import Wish
-from pipeline.colours import channel_of
+from pipeline.channels.colours import channel_of
+from pipeline.channels.promotion import requirements
+from pipeline.channels.signing import author_signature, signing_policy
 from pipeline.config import Config, ServingFleet
-from pipeline.promotion import requirements
 from pipeline.rollout.asked import Candidate
 from pipeline.rollout.errors import RolloutRefused
-from pipeline.signing import author_signature, signing_policy
 
 Say = Callable[[str], None]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pipeline.canary.counts import LATENCIES
 from pipeline.canary.plan import Plan
-from pipeline.output import Console
+from pipeline.command_line.output import Console
 from pipeline.rollout.ending import settle
 from pipeline.rollout.history import FEWEST, History
 from pipeline.rollout.machine import Execution

@@ -3,7 +3,7 @@
 from typing import Final
 
 from pipeline import exit_codes
-from pipeline.output import Console
+from pipeline.command_line.output import Console
 from pipeline.rollout.opened import Opened
 from pipeline.rollout.outcome import End
 from pipeline.rollout.status import Status

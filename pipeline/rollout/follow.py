@@ -10,8 +10,8 @@ from typing import Final
 
 import click
 
+from pipeline.command_line.output import Console
 from pipeline.errors import AwsError
-from pipeline.output import Console
 from pipeline.rollout.status import Status
 from pipeline.rollout.view import line, picture
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from pipeline.canary.explain import odds
-from pipeline.output import table
+from pipeline.command_line.output import table
 from pipeline.rollout.looks import Look
 from pipeline.rollout.machine import Execution
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from artifact_store import Store
+from pipeline.command_line.fleets import serving_fleet, serving_fleets
+from pipeline.command_line.output import Console
+from pipeline.command_line.store_url import open_the_store
 from pipeline.config import Config, ServingFleet, load_config
-from pipeline.fleets import serving_fleet, serving_fleets
-from pipeline.output import Console
 from pipeline.rollout.artifacts import Artifacts
 from pipeline.rollout.machine import Machine
 from pipeline.rollout.status import Watcher
-from pipeline.store_url import open_the_store
 
 
 @dataclass(frozen=True)

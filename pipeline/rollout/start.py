@@ -10,7 +10,7 @@ from typing import Final
 
 from artifact_store import Published
 from pipeline.canary.pace import Pace
-from pipeline.colours import COLOURS, other
+from pipeline.channels.colours import COLOURS, other
 from pipeline.config import Rollout
 from pipeline.rollout.artifacts import Artifacts
 from pipeline.rollout.asked import Asked, Candidate

@@ -20,7 +20,7 @@ from pipeline.build_report.live_table import screen
 from pipeline.build_report.standing import Standing
 from pipeline.building.events import Begun, Ended, Event, Said, from_document
 from pipeline.building.planned import Plan
-from pipeline.output import Console
+from pipeline.command_line.output import Console
 from tests.build_report.terminal import Screen, read_some
 from tests.build_report.world import NO_SPACE, TOO_LARGE, Clock, artifact, cell, course, matrix, plan, shape
 from tests.conftest import ROOT
@@ -276,7 +276,7 @@ def test_markup_in_a_strangers_words_is_shown_as_it_is() -> None:
 WATCHED = """
 import signal, sys, time
 from pipeline.build_report.live import watch
-from pipeline.output import Console
+from pipeline.command_line.output import Console
 from tests.build_report.world import course, matrix
 of = matrix(2, [1, 4], [64, 128])
 with watch(Console(), of) as watched:
@@ -347,7 +347,7 @@ def test_a_terminal_that_cannot_draw_gets_lines(
 def test_rich_is_imported_only_for_a_terminal() -> None:
     code = (
         "import sys; from pipeline.build_report import live, plan_text, summary, github, keeping; "
-        "from pipeline.output import Console; from tests.build_report.world import matrix, course; "
+        "from pipeline.command_line.output import Console; from tests.build_report.world import matrix, course; "
         "of = matrix(1, [1], [64]); watched = live.watch(Console(), of); "
         "watched.handle(course(of)[0]); watched.close(); "
         "print(*(name for name in ('rich', 'torch', 'transformers', 'boto3', 'numpy') if name in sys.modules))"

@@ -11,7 +11,7 @@ from pipeline.building.planned import Plan, PlannedArtifact, PlannedCell, State
 from pipeline.exit_codes import STORE
 from pipeline.order import Order
 from pipeline.request import Shape
-from pipeline.verify import Thresholds
+from pipeline.verification.verify import Thresholds
 
 THRESHOLDS = Thresholds(0.9, 0.1)
 ASKED = Asked(Order("m", None, None, "inf2.xlarge", 1, None, (1,), None, "none", "bf16", "random:0"))

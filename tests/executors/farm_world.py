@@ -18,7 +18,7 @@ from pipeline.building.item import Item
 from pipeline.executors.batch import BatchExecutor
 from pipeline.order import Order
 from pipeline.request import Shape
-from pipeline.verify import Thresholds
+from pipeline.verification.verify import Thresholds
 from tests.cloud.mends.batch_jobs import IMAGES
 from tests.conftest import ROOT
 

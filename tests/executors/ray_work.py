@@ -11,7 +11,7 @@ from pipeline.building.asked import Asked
 from pipeline.building.events import Ended, Event, Fault, Said
 from pipeline.building.item import Item
 from pipeline.order import Order
-from pipeline.verify import Thresholds
+from pipeline.verification.verify import Thresholds
 
 FAULT = Fault("deterministic", "BuildRefused", "it cannot be lowered", 11, "Traceback:\n  a line\n")
 _ORDER = Order("m", None, None, "inf2.xlarge", None, None, (1,), None, "none", "bf16", None)

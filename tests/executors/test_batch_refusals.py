@@ -16,6 +16,7 @@ from artifact_store.store import Store
 from artifact_store.url import open_store
 from pipeline.building.asked import Asked
 from pipeline.cli import cli
+from pipeline.command_line.output import Console
 from pipeline.commands.worker import worker
 from pipeline.errors import AwsError, BuildRefused
 from pipeline.executors.batch import BatchExecutor
@@ -23,7 +24,6 @@ from pipeline.executors.batch_farm import PROJECT_TAG, BuildFarm, Room, find_far
 from pipeline.executors.batch_faults import fault_of
 from pipeline.executors.batch_items import item_at, put_items
 from pipeline.executors.protocol import Limits
-from pipeline.output import Console
 from stacks import names
 from tests.cloud.install import install
 from tests.executors.farm_world import MIB, REGION, STORE, asked, define_job, deploy_farm, item, jobs

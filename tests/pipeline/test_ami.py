@@ -11,7 +11,7 @@ from botocore.stub import Stubber
 from pipeline.config import ConfigInvalid, load_config
 from pipeline.config.amis import AmiLock, LockedImage, read_lock
 from pipeline.errors import AwsError
-from pipeline.images import ON_TRAINING_HOSTS, PARAMETER, find_image, find_training_host
+from pipeline.infra.images import ON_TRAINING_HOSTS, PARAMETER, find_image, find_training_host
 from stacks.amis import fleet_image, known_images, lock_of
 from tests.pipeline.in_process import InProcess, nxpipe
 

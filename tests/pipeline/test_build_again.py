@@ -18,7 +18,7 @@ from pipeline.errors import BuildRefused, VerificationFailed
 from pipeline.models.source import resolve
 from pipeline.models.weights import RandomWeights
 from pipeline.request import BuildRequest, Shape
-from pipeline.verify import Thresholds
+from pipeline.verification.verify import Thresholds
 from tests.pipeline.walk import build
 
 ALLOWED = Thresholds(0.9, 0.1)

@@ -18,7 +18,7 @@ from emulator.isa.instructions import TensorTensor
 from emulator.isa.program import Loop, Role, Step
 from emulator.lower import LOWERINGS
 from emulator.ops import LayerNorm
-from pipeline.stored_program import read_instructions
+from pipeline.verification.stored_program import read_instructions
 from tests.pipeline.conftest import BERT, LLAMA, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.pipeline.test_build import built, words

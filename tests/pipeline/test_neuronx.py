@@ -22,14 +22,14 @@ from pipeline.backends.neuronx.compile import compile_neff
 from pipeline.backends.neuronx.flags import compiler_environment, compiler_flags
 from pipeline.backends.neuronx.limited import Limits
 from pipeline.backends.neuronx.request import NeuronxRequest
+from pipeline.command_line.output import Console
 from pipeline.errors import BuildRefused, DoesNotFit, MissingSoftware
 from pipeline.exit_codes import exit_code_of
 from pipeline.models.source import resolve
 from pipeline.models.weights import RandomWeights
 from pipeline.neuron_cache.entry import kept_by
-from pipeline.output import Console
 from pipeline.request import BuildRequest, Shape
-from pipeline.verify import Thresholds
+from pipeline.verification.verify import Thresholds
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.pipeline.neuronx_fakes import RELEASES, Toolchain, toolchain
 from tests.pipeline.walk import build

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from pipeline.output import Console
-from pipeline.progress import Progress
+from pipeline.command_line.output import Console
+from pipeline.command_line.progress import Progress
 
 
 class Clock:

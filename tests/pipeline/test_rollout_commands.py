@@ -4,52 +4,27 @@ What the real machines make of it is told by test_rollout_machines.py.
 """
 
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import boto3
 import pytest
-from moto import mock_aws
 
 from pipeline import exit_codes
 from pipeline.canary.plan import Plan
-from pipeline.output import Console
+from pipeline.command_line.output import Console
 from pipeline.rollout.drift import minutes_until
 from pipeline.rollout.follow import follow
 from pipeline.rollout.planner import Service, in_favour
 from pipeline.rollout.status import Status
-from tests.cloud.install import install
-from tests.pipeline.in_process import InProcess, nxpipe
-from tests.pipeline.rollout_world import REGION, Fleet, make_fleet, make_front
+from tests.artifact_store.samples import MODEL
+from tests.pipeline.in_process import nxpipe
+from tests.pipeline.rollout_world import Fleet, fleet, front
 
-__all__ = ["nxpipe"]
+__all__ = ["fleet", "front", "nxpipe"]
 
 REFUSED = exit_codes.ROLLOUT_REFUSED.number
 ROLLED_BACK = exit_codes.ROLLED_BACK.number
-
-
-IDENTITY = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_DEFAULT_REGION": REGION}
-
-
-@pytest.fixture(scope="module")
-def front() -> Iterator[dict[str, Any]]:
-    install()
-    with pytest.MonkeyPatch.context() as patch, mock_aws():
-        for name, value in IDENTITY.items():
-            patch.setenv(name, value)
-        yield make_front()
-
-
-@pytest.fixture
-def fleet(nxpipe: InProcess, front: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    monkeypatch.chdir(tmp_path)
-    for name, value in IDENTITY.items():
-        monkeypatch.setenv(name, value)
-    made = make_fleet(nxpipe, front)
-    yield made
-    made.stop_all()
 
 
 # Start
@@ -118,7 +93,7 @@ def test_a_start_that_died_is_finished_by_the_same_words_and_forgotten_by_others
 
 def test_an_artifact_that_is_served_already_is_nothing_to_do(fleet: Fleet) -> None:
     answer = fleet.start(0)
-    assert (answer.code, "runs acme/bert" in answer.out) == (0, True)
+    assert (answer.code, f"runs {MODEL}" in answer.out) == (0, True)
     assert "owner" not in fleet.record()
 
 
@@ -324,7 +299,7 @@ def test_what_a_user_gets_wrong_is_one_sentence_with_the_way_out(fleet: Fleet, m
     answers = {
         "did you mean 'search'?": (exit_codes.USAGE, fleet.rollout("status", "serch")),
         "name one ARTIFACT": (exit_codes.USAGE, fleet.rollout("start", "search")),
-        "there is no artifact": (exit_codes.NOT_FOUND, fleet.rollout("start", "search", "acme/bert@ffffffff")),
+        "there is no artifact": (exit_codes.NOT_FOUND, fleet.rollout("start", "search", f"{MODEL}@ffffffff")),
         "leave out --to": (exit_codes.ROLLOUT_REFUSED, fleet.start(1, "--to", "blue")),
         "there is no rollout lost": (
             exit_codes.ROLLOUT_REFUSED,

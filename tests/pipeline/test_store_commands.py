@@ -12,9 +12,9 @@ from artifact_store.canonical import canonical_json
 from artifact_store.digest import sha256_hex
 from artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
 from pipeline.cli import cli
+from pipeline.command_line.output import Console
+from pipeline.command_line.store_url import store_url
 from pipeline.exit_codes import CONFIGURATION, CORRUPT, NOT_FOUND, OK, STORE, ExitCode, exit_code_of
-from pipeline.output import Console
-from pipeline.store_url import store_url
 from tests.conftest import ROOT
 
 MODEL = "acme/tiny-bert"
@@ -228,7 +228,7 @@ def test_a_broken_file_is_told_unless_the_store_was_named(here: Path) -> None:
 def test_listing_a_folder_imports_neither_boto3_nor_torch(here: Path) -> None:
     publish(here / "s")
     code = (
-        "import sys; from pipeline.cli import cli; from pipeline.output import Console; "
+        "import sys; from pipeline.cli import cli; from pipeline.command_line.output import Console; "
         f"cli.main(['store', 'ls', '--store', {str(here / 's')!r}, '--json'], obj=Console(), standalone_mode=False); "
         "print({'boto3', 'botocore', 'torch', 'transformers', 'numpy'} & set(sys.modules), file=sys.stderr)"
     )

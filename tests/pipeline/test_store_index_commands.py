@@ -12,8 +12,8 @@ from artifact_store.errors import Conflict
 from artifact_store.manifest import Manifest
 from emulator.errors import CaptureError
 from pipeline.building.cell import Maker
+from pipeline.building.nearness import why_missed
 from pipeline.exit_codes import NOT_FOUND, OK, STORE, USAGE
-from pipeline.nearness import why_missed
 from pipeline.order import Order
 from tests.pipeline.test_store_commands import here, nxpipe, publish
 

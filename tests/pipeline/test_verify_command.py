@@ -171,7 +171,7 @@ def test_prompts_that_cannot_be_read_are_refused(
 def test_weights_beyond_memory_are_refused_with_the_way_out(
     nxpipe: InProcess, bert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.comparison.available_memory", lambda: 1000)
+    monkeypatch.setattr("pipeline.verification.comparison.available_memory", lambda: 1000)
     answer = nxpipe("verify", "--model-id", str(bert), "--weights", "random:0", "--buckets", "16")
     assert answer.code == 11
     assert "--slice-layers N" in answer.err

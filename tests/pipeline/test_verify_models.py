@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from emulator.hardware import instance
-from pipeline.cases import compare_model
-from pipeline.comparison import Trial
 from pipeline.config.sections import Verify
 from pipeline.models.source import resolve
 from pipeline.models.weights import RandomWeights
 from pipeline.request import BuildRequest, all_phases, shapes_of
-from pipeline.verify import Thresholds
+from pipeline.verification.cases import compare_model
+from pipeline.verification.comparison import Trial
+from pipeline.verification.verify import Thresholds
 from tests.emulator.models import small_config
 from tests.pipeline.conftest import write_model
 

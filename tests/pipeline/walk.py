@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from artifact_store import Store
 from artifact_store.backends.protocol import nobody
 from pipeline.building.cell import Maker
-from pipeline.evidence import Step
 from pipeline.request import BuildRequest, digest_of
-from pipeline.verify import Thresholds
+from pipeline.verification.evidence import Step
+from pipeline.verification.verify import Thresholds
 
 
 @dataclass(frozen=True)

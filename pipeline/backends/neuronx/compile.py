@@ -15,13 +15,13 @@ from pipeline.backends.neuronx.faults import CompilerFailed, explain
 from pipeline.backends.neuronx.flags import compiler_environment, compiler_flags
 from pipeline.backends.neuronx.limited import Limits, OutOfMemory, OutOfTime, run_limited
 from pipeline.backends.neuronx.request import NeuronxRequest
+from pipeline.command_line.output import human_bytes
 from pipeline.errors import BuildRefused, NotEnoughMemory
-from pipeline.evidence import Step
 from pipeline.machine import available_memory
 from pipeline.models.weights import Tensors
-from pipeline.output import human_bytes
 from pipeline.request import Shape
-from pipeline.verify import Arrays
+from pipeline.verification.evidence import Step
+from pipeline.verification.verify import Arrays
 
 if TYPE_CHECKING:
     from artifact_store import Store

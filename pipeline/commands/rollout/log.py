@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 
 from pipeline.cli import Command
-from pipeline.options import config_option, store_option
-from pipeline.output import Console
+from pipeline.command_line.options import config_option, store_option
+from pipeline.command_line.output import Console
 
 
 @click.command(cls=Command)

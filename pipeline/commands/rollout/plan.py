@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli import Command
+from pipeline.command_line.options import config_option
+from pipeline.command_line.output import Console, table
 from pipeline.commands.rollout.options import base_error_option, configured_plan, rps_option
-from pipeline.options import config_option
-from pipeline.output import Console, table
 
 if TYPE_CHECKING:
     from pipeline.canary.plan import Plan

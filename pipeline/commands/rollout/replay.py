@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli import Command
+from pipeline.command_line.output import Console
 from pipeline.exit_codes import RECORD
-from pipeline.output import Console
 
 if TYPE_CHECKING:
     from pipeline.canary.plan import Plan

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli import Command
-from pipeline.options import config_option
-from pipeline.output import Console
+from pipeline.command_line.options import config_option
+from pipeline.command_line.output import Console
 
 if TYPE_CHECKING:
     from pipeline.rollout.signals import Answer
@@ -88,8 +88,8 @@ def abort(console: Console, fleet: str, config_path: Path) -> None:
 def _tell(console: Console, fleet: str, config_path: Path, say: "Callable[..., Answer]") -> None:
     import os
 
+    from pipeline.command_line.fleets import serving_fleet
     from pipeline.config import load_config
-    from pipeline.fleets import serving_fleet
     from pipeline.rollout.machine import Machine
 
     config = load_config(config_path, os.environ)

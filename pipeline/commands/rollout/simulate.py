@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli import Command
+from pipeline.command_line.options import config_option
+from pipeline.command_line.output import Console, table
 from pipeline.commands.rollout.options import (
     base_error_option,
     canary_error_option,
@@ -16,8 +18,6 @@ from pipeline.commands.rollout.options import (
     rps_option,
 )
 from pipeline.errors import MissingSoftware
-from pipeline.options import config_option
-from pipeline.output import Console, table
 
 if TYPE_CHECKING:
     from pipeline.rollout.simulate import Summary

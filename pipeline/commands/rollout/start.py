@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pipeline.channels.signing import key_option
 from pipeline.cli import Command
-from pipeline.options import ACTOR, REASON, Label, config_option, store_option
-from pipeline.output import Console
-from pipeline.signing import key_option
+from pipeline.command_line.options import ACTOR, REASON, Label, config_option, store_option
+from pipeline.command_line.output import Console
 
 if TYPE_CHECKING:
     from pipeline.rollout.beginning import Begun
@@ -65,7 +65,7 @@ def start(
       nxpipe rollout start search bert-base-uncased@4e9ce0 --wait
       nxpipe rollout start search --channel staging --to green
     """
-    from pipeline.actor import current_actor
+    from pipeline.channels.actor import current_actor
     from pipeline.rollout.beginning import begin_wanted, served_already
     from pipeline.rollout.opened import opened
     from pipeline.rollout.start import ServedAlready, Wanted

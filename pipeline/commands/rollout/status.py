@@ -4,10 +4,10 @@ from pathlib import Path
 
 import click
 
+from pipeline.channels.signing import key_option
 from pipeline.cli import Command
-from pipeline.options import ACTOR, config_option, store_option
-from pipeline.output import Console
-from pipeline.signing import key_option
+from pipeline.command_line.options import ACTOR, config_option, store_option
+from pipeline.command_line.output import Console
 
 
 @click.command(cls=Command)
@@ -49,7 +49,7 @@ def status(
     if wait and len(names) != 1:
         raise click.UsageError("--wait is for one fleet; name it", ctx)
     if wait:
-        from pipeline.actor import current_actor
+        from pipeline.channels.actor import current_actor
 
         one = opened(console, names[0], store, config_path, actor=actor or current_actor(), key=key)
         ctx.exit(end(console, one, follow(console, names[0], one.watcher.status)))

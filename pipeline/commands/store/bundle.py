@@ -5,10 +5,10 @@ from pathlib import Path
 import click
 
 from pipeline.cli import Command
-from pipeline.options import config_option, store_option
-from pipeline.output import Console
-from pipeline.progress import Progress
-from pipeline.store_url import open_the_store
+from pipeline.command_line.options import config_option, store_option
+from pipeline.command_line.output import Console
+from pipeline.command_line.progress import Progress
+from pipeline.command_line.store_url import open_the_store
 
 
 @click.command("export", cls=Command)

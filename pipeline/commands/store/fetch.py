@@ -9,10 +9,10 @@ import click
 
 from artifact_store.errors import StoreError
 from pipeline.cli import Command
-from pipeline.options import config_option, store_option
-from pipeline.output import Console, human_bytes
-from pipeline.progress import Progress
-from pipeline.store_url import open_the_store, open_what_was_seen, what_is_remembered
+from pipeline.command_line.options import config_option, store_option
+from pipeline.command_line.output import Console, human_bytes
+from pipeline.command_line.progress import Progress
+from pipeline.command_line.store_url import open_the_store, open_what_was_seen, what_is_remembered
 
 if TYPE_CHECKING:
     from artifact_store import Store

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from pipeline.cli import Command
+from pipeline.command_line.options import config_option, store_option
+from pipeline.command_line.output import Console, human_bytes
+from pipeline.command_line.progress import Progress
 from pipeline.commands.store.itself import open_the_store_itself
 from pipeline.exit_codes import CORRUPT, OK, STORE, ExitCode
-from pipeline.options import config_option, store_option
-from pipeline.output import Console, human_bytes
-from pipeline.progress import Progress
 
 if TYPE_CHECKING:
     from artifact_store.backends.protocol import Sent

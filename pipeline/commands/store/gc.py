@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from pipeline.cli import Command
+from pipeline.command_line.options import config_option, store_option
+from pipeline.command_line.output import Console, human_bytes, table
 from pipeline.commands.store.itself import open_the_store_itself
-from pipeline.options import config_option, store_option
-from pipeline.output import Console, human_bytes, table
 
 if TYPE_CHECKING:
     from artifact_store.upkeep.gc import Outcome, Plan, Step

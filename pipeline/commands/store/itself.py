@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.output import Console
-from pipeline.store_url import open_the_store
+from pipeline.command_line.output import Console
+from pipeline.command_line.store_url import open_the_store
 
 if TYPE_CHECKING:
     from artifact_store import Store

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from pipeline.cli import Command
-from pipeline.output import Console
+from pipeline.command_line.output import Console
 
 
 @click.command(cls=Command)

@@ -10,9 +10,9 @@ import click
 
 from pipeline import utilisation
 from pipeline.cli import Command
-from pipeline.options import config_option, store_option
-from pipeline.output import Console, human_bytes, table
-from pipeline.store_url import open_the_store
+from pipeline.command_line.options import config_option, store_option
+from pipeline.command_line.output import Console, human_bytes, table
+from pipeline.command_line.store_url import open_the_store
 
 if TYPE_CHECKING:
     from artifact_store import Published

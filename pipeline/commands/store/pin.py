@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.actor import current_actor
+from pipeline.channels.actor import current_actor
 from pipeline.cli import Command
+from pipeline.command_line.options import REASON, Label, config_option, store_option
+from pipeline.command_line.output import Console, table
 from pipeline.commands.store.itself import open_the_store_itself
-from pipeline.options import REASON, Label, config_option, store_option
-from pipeline.output import Console, table
 
 if TYPE_CHECKING:
     from artifact_store.pins import Pin

@@ -6,10 +6,10 @@ import click
 
 from artifact_store.errors import NotFound
 from pipeline.cli import Command
+from pipeline.command_line.options import config_option, store_option
+from pipeline.command_line.output import Console
 from pipeline.commands.store.itself import open_the_store_itself
 from pipeline.errors import WouldOverwrite
-from pipeline.options import config_option, store_option
-from pipeline.output import Console
 
 
 @click.command(cls=Command)

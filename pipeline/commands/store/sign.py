@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from artifact_store.errors import Refused
+from pipeline.channels.signing import builder_id, chosen_signer, key_option, named_public_key, signing_policy
 from pipeline.cli import Command
+from pipeline.command_line.options import Line, config_option, store_option
+from pipeline.command_line.output import Console
 from pipeline.commands.store.itself import open_the_store_itself
-from pipeline.options import Line, config_option, store_option
-from pipeline.output import Console
-from pipeline.signing import builder_id, chosen_signer, key_option, named_public_key, signing_policy
 
 if TYPE_CHECKING:
     from artifact_store import Published, Store

@@ -80,7 +80,7 @@ def _either(word: str, store: "Store", config_path: Path) -> Named:
 
 def _served(channel: str, store: "Store", config_path: Path) -> "tuple[Manifest, ...]":
     """What is served now, by a generation that may be believed."""
-    from pipeline.channel_view import ChannelView
+    from pipeline.channels.view import ChannelView
 
     (entry,) = ChannelView.of(store, config_path).history(channel, 1)
     entry.require_belief()

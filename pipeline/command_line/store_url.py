@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from artifact_store import Store
     from artifact_store.transfer.remembered import Remembered
+    from pipeline.command_line.output import Console
     from pipeline.config.store import Store as Section
-    from pipeline.output import Console
 
 VARIABLE = "NXPIPE_STORE_URL"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from artifact_store.errors import Refused
-from pipeline.colours import COLOURS, channel_of
+from pipeline.channels.colours import COLOURS, channel_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

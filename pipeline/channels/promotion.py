@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emulator.hardware import INSTANCES
-from pipeline.signing import signing_policy
+from pipeline.channels.signing import signing_policy
 from pipeline.suggest import did_you_mean
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from artifact_store.names import SHOWN
-from pipeline.output import table
+from pipeline.command_line.output import table
 
 if TYPE_CHECKING:
     from artifact_store.channel.generation import Generation, Served
-    from pipeline.channel_view import Entry
+    from pipeline.channels.view import Entry
 
 _UNITS: Final = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
 

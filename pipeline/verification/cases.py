@@ -4,7 +4,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from pipeline.comparison import (
+from pipeline.errors import BuildRefused, ModelSourceError
+from pipeline.models.depth import first_layers
+from pipeline.models.prompts import batches_of
+from pipeline.request import BuildRequest, Shape
+from pipeline.saved_request import SavedRequest
+from pipeline.verification.comparison import (
     Asked,
     Batches,
     Case,
@@ -16,14 +21,9 @@ from pipeline.comparison import (
     on_emulator,
     refuse_what_memory_cannot_hold,
 )
-from pipeline.errors import BuildRefused, ModelSourceError
-from pipeline.evidence import Step
-from pipeline.models.depth import first_layers
-from pipeline.models.prompts import batches_of
-from pipeline.request import BuildRequest, Shape
-from pipeline.runner import Runner
-from pipeline.saved_request import SavedRequest
-from pipeline.verify import Arrays
+from pipeline.verification.evidence import Step
+from pipeline.verification.runner import Runner
+from pipeline.verification.verify import Arrays
 
 if TYPE_CHECKING:
     from emulator.capture import CaptureRequest
@@ -46,7 +46,7 @@ _SAMPLES = (
 
 def compare_model(request: BuildRequest, trial: Trial, step: Step) -> Iterator[Comparison]:
     """Every program of the request, in each mode."""
-    from pipeline.steps import compare_steps
+    from pipeline.verification.steps import compare_steps
 
     request = sliced(request, trial)
     request.check()

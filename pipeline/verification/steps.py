@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pipeline.cases import published, read_texts, runner, tensors_of, ways
-from pipeline.comparison import Comparison, Run, Trial, as_it_is
 from pipeline.errors import BuildRefused
-from pipeline.evidence import Step
 from pipeline.request import BuildRequest, Shape
-from pipeline.verify import Arrays, compare
+from pipeline.verification.cases import published, read_texts, runner, tensors_of, ways
+from pipeline.verification.comparison import Comparison, Run, Trial, as_it_is
+from pipeline.verification.evidence import Step
+from pipeline.verification.verify import Arrays, compare
 
 if TYPE_CHECKING:
     import numpy as np

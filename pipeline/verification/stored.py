@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from pipeline import artifact_files
 from pipeline.errors import ModelSourceError, ProgramInvalid
-from pipeline.evidence import Step
 from pipeline.models.source import ModelSource
-from pipeline.stored_program import core_of, read_instructions, require_instructions, require_made_of
-from pipeline.verify import Arrays
+from pipeline.verification.evidence import Step
+from pipeline.verification.stored_program import core_of, read_instructions, require_instructions, require_made_of
+from pipeline.verification.verify import Arrays
 
 if TYPE_CHECKING:
     from artifact_store import Published, Store
@@ -58,7 +58,7 @@ class Stored:
 
 def read_artifact(published: "Published", store: "Store", step: Step) -> Stored:
     from emulator.types import DType, TensorType
-    from pipeline.comparison import refuse_what_memory_cannot_hold
+    from pipeline.verification.comparison import refuse_what_memory_cannot_hold
 
     manifest = published.manifest
     require_instructions(manifest)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, get_a
 
 import click
 
-from pipeline.output import human_bytes
-from pipeline.verify import Arrays
+from pipeline.command_line.output import human_bytes
+from pipeline.verification.verify import Arrays
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from pipeline import artifact_files
+from pipeline.command_line.output import human_bytes
 from pipeline.errors import NotEnoughMemory, VerificationFailed
 from pipeline.machine import available_memory
-from pipeline.output import human_bytes
 from pipeline.request import BuildRequest, Shape
-from pipeline.verify import USUAL_YARDSTICK, Arrays, Deviation, Thresholds, compare
+from pipeline.verification.verify import USUAL_YARDSTICK, Arrays, Deviation, Thresholds, compare
 
 if TYPE_CHECKING:
     from emulator.compile import Program
-    from pipeline.materials import Materials
+    from pipeline.verification.materials import Materials
 
 Step: TypeAlias = Callable[[str], AbstractContextManager[None]]
 

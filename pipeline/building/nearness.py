@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from pipeline.output import table
+from pipeline.command_line.output import table
 
 if TYPE_CHECKING:
     from artifact_store import Store

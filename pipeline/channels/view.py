@@ -13,8 +13,8 @@ from artifact_store.channel.log import ChannelLog, channels
 from artifact_store.documents import seconds_since_1970
 from artifact_store.errors import NotFound
 from artifact_store.trust.policy import Policy
+from pipeline.channels.signing import require_belief, signing_policy
 from pipeline.config import load_config
-from pipeline.signing import require_belief, signing_policy
 from pipeline.suggest import did_you_mean
 
 

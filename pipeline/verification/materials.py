@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pipeline.evidence import Step
 from pipeline.request import BuildRequest, digest_of
+from pipeline.verification.evidence import Step
 
 if TYPE_CHECKING:
     from pipeline.models.weights import Tensors
-    from pipeline.verify import Arrays
+    from pipeline.verification.verify import Arrays
 
 
 @dataclass

@@ -9,15 +9,15 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from pipeline.cases import in_pytorch
-from pipeline.comparison import Asked, Batches, Case, Comparison, Emulated, compare_case
 from pipeline.errors import ModelSourceError
-from pipeline.evidence import Step
 from pipeline.models.source import ModelSource
 from pipeline.request import Shape, capture_request
-from pipeline.runner import Execution, Runner
-from pipeline.stored import Stored, StoredProgram, read_artifact
-from pipeline.verify import USUAL_YARDSTICK, Arrays
+from pipeline.verification.cases import in_pytorch
+from pipeline.verification.comparison import Asked, Batches, Case, Comparison, Emulated, compare_case
+from pipeline.verification.evidence import Step
+from pipeline.verification.runner import Execution, Runner
+from pipeline.verification.stored import Stored, StoredProgram, read_artifact
+from pipeline.verification.verify import USUAL_YARDSTICK, Arrays
 
 if TYPE_CHECKING:
     from artifact_store import Published, Store

@@ -7,10 +7,10 @@ from typing import Any, Final, TypeVar, get_args
 import click
 from click.core import ParameterSource
 
+from pipeline.command_line.parameters import Numbers, Phases, Target
 from pipeline.config import Config, Model
 from pipeline.config.models import Autocast, AutocastType, Task
 from pipeline.order import Order
-from pipeline.parameters import Numbers, Phases, Target
 from pipeline.suggest import did_you_mean
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

@@ -14,7 +14,7 @@ from typing import Final, Self
 import click
 
 from artifact_store.backends.protocol import Sent
-from pipeline.output import Console, human_bytes
+from pipeline.command_line.output import Console, human_bytes
 
 _BAR: Final = 24  # characters
 _SHOWN_EVERY: Final = 0.1  # seconds, on a terminal

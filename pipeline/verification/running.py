@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import BuildRefused, ModelSourceError
-from pipeline.evidence import Step
 from pipeline.models.source import ModelSource
 from pipeline.request import BuildRequest, Shape
-from pipeline.runner import Execution, Runner, Running
-from pipeline.verify import Arrays
+from pipeline.verification.evidence import Step
+from pipeline.verification.runner import Execution, Runner, Running
+from pipeline.verification.verify import Arrays
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,7 +69,7 @@ def run_model(request: BuildRequest, fed: Fed, execution: Execution, step: Step)
     """Every program of a request, compiled as a build compiles it."""
     from emulator.capture import example_inputs
     from pipeline.backends.emulator import compiled
-    from pipeline.comparison import refuse_what_memory_cannot_hold
+    from pipeline.verification.comparison import refuse_what_memory_cannot_hold
 
     request.check()
     name, runner = request.source.id, Runner(execution, request.target.core)
@@ -86,7 +86,7 @@ def run_model(request: BuildRequest, fed: Fed, execution: Execution, step: Step)
 
 def run_artifact(published: "Published", store: "Store", fed: Fed, execution: Execution, step: Step) -> Iterator[Ran]:
     """Every program of an artifact, on its stored inputs if nothing else is given."""
-    from pipeline.stored import read_artifact
+    from pipeline.verification.stored import read_artifact
 
     artifact = read_artifact(published, store, step)
     runner = Runner(execution, artifact.core)

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from pipeline.command_line.output import human_bytes
 from pipeline.errors import NotEnoughMemory
-from pipeline.evidence import Step
 from pipeline.machine import available_memory
-from pipeline.output import human_bytes
-from pipeline.runner import FAST, Execution, Runner
-from pipeline.verify import Arrays, Deviation, Thresholds, compare
+from pipeline.verification.evidence import Step
+from pipeline.verification.runner import FAST, Execution, Runner
+from pipeline.verification.verify import Arrays, Deviation, Thresholds, compare
 
 if TYPE_CHECKING:
     from emulator.capture.answer import Answer

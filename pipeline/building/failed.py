@@ -12,7 +12,7 @@ from artifact_store.canonical import canonical_json
 from artifact_store.errors import StoreError
 from artifact_store.failures import Failure, failure_of, remember_failure
 from pipeline.errors import BuildRefused, DoesNotFit, PipelineError, VerificationFailed
-from pipeline.verify import Thresholds
+from pipeline.verification.verify import Thresholds
 
 # Behind an error of the request's own may stand one of this machine: no memory, no disk, a package that is missing.
 _OF_THE_MACHINE = (MemoryError, OSError, ImportError)

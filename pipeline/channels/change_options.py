@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pipeline.options import ACTOR, REASON, Label, config_option, store_option
-from pipeline.output import Console
-from pipeline.signing import key_option
+from pipeline.channels.signing import key_option
+from pipeline.command_line.options import ACTOR, REASON, Label, config_option, store_option
+from pipeline.command_line.output import Console
 
 if TYPE_CHECKING:
     from artifact_store.channel.log import Appended
@@ -33,7 +33,7 @@ def change_options(command: F) -> F:
 
 def record(console: Console, appended: "Appended") -> None:
     """Tell what the channel serves, and whether that is new."""
-    from pipeline.channel_text import generation_data, served_lines
+    from pipeline.channels.text import generation_data, served_lines
 
     generation = appended.generation
     if console.json:
