@@ -1,6 +1,7 @@
 """What a plan can find out on a given service, step by step, and what it cannot."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -22,6 +23,7 @@ from pipeline.rollout.drift import (
 from pipeline.rollout.latency import AS_BEFORE, Slowness
 
 POWER: Final = 0.8  # what is found less often within a step counts as undetectable there
+_WORST: Final = 0.5  # of all requests; what is worse is simply broken
 _SHARES: Final = (5, 10, 15, 20, 25, 30, 40, 50)
 
 
@@ -75,8 +77,8 @@ class StepProspect:
 def faults_of(service: Service) -> tuple[Fault, ...]:
     base = service.base_error
     return (
-        *(Fault(f"errors x {times}", min(0.5, base * times)) for times in (2, 4, 10)),
-        Fault("broken", 0.5),
+        *(Fault(f"errors x {times}", min(_WORST, base * times)) for times in (2, 4, 10)),
+        Fault("broken", _WORST),
         Fault("p99 + 20 %", base, Slowness(scale=1.2)),
         Fault("p99 + 50 %, tail", base, Slowness(tail=1.5)),
     )
@@ -158,14 +160,15 @@ def _prospect(plan: Plan, service: Service, fault: Fault, number: int) -> Prospe
 
 
 def _detectable(plan: Plan, service: Service, number: int) -> float | None:
-    for tenths in range(11, 1001):
-        rate = service.base_error * tenths / 10
-        if rate > 0.5:
-            return None
+    """In tenths of the usual rate. The worse a version, the likelier it is found, so few rates are asked about."""
+
+    def is_found(rate: float) -> bool:
         bets = against(plan, service, Fault("", rate), number, plan.steps[number].weight)
-        if best_chance(bets, plan.bake_max) >= POWER:
-            return rate
-    return None
+        return best_chance(bets, plan.bake_max) >= POWER
+
+    rates = [rate for tenths in range(11, 1001) if (rate := service.base_error * tenths / 10) <= _WORST]
+    at = bisect_left(rates, True, key=is_found)
+    return rates[at] if at < len(rates) else None
 
 
 def _seen_in_shadow(plan: Plan, service: Service, fault: Fault, percent: float) -> bool:

@@ -5,6 +5,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pipeline.canary.plan import Plan
 from pipeline.canary.verdict import Decision
@@ -12,7 +14,7 @@ from pipeline.config import Rollout
 from pipeline.rollout.drift import best_chance, minutes_until
 from pipeline.rollout.latency import FROZEN, Slowness
 from pipeline.rollout.limits import upper_limit
-from pipeline.rollout.planner import Fault, Service, against, in_favour
+from pipeline.rollout.planner import POWER, Fault, Service, against, in_favour, prospects
 from pipeline.rollout.plans import plan_of
 from pipeline.rollout.simulate import Summary, median_minutes, simulate
 from pipeline.rollout.world import Scenario, Traffic, World
@@ -107,6 +109,18 @@ def test_the_planner_foresees_when_a_healthy_version_advances() -> None:
     summary = simulate(PLAN, world(), 40, 5)
     median = sorted(each.minutes for each in summary.outcomes)[20]
     assert expected == pytest.approx(median, rel=0.2)
+
+
+@given(rps=st.floats(0.3, 200), base=st.floats(0.0003, 0.06))
+@settings(max_examples=8)
+def test_the_smallest_rate_that_is_found_is_the_first_of_all_that_are_tried(rps: float, base: float) -> None:
+    plan, service = Plan.of((25, 100)), Service(rps, base)
+    told = prospects(plan, service)[0].detectable_error
+    rates = [rate for tenths in range(11, 1001) if (rate := base * tenths / 10) <= 0.5]
+    found = (
+        rate for rate in rates if best_chance(against(plan, service, Fault("", rate), 0, 25), plan.bake_max) >= POWER
+    )
+    assert told == next(found, None)
 
 
 @pytest.mark.parametrize(
