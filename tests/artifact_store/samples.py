@@ -18,6 +18,7 @@ from artifact_store.canonical import canonical_json
 from artifact_store.digest import sha256_hex
 from artifact_store.documents import Blob
 from artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
+from tests.cloud.mends import creations
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -189,6 +190,7 @@ def s3_server() -> Iterator[dict[str, str]]:
     """An S3 server in this process; gives the environment that leads to it."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
+    creations.mend()
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

@@ -2,14 +2,18 @@
 
 import io
 import json
+import threading
 import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import boto3
 import pytest
 from botocore.exceptions import ClientError
 from moto.iam.models import iam_backends
+from moto.s3.models import S3Backend
 
 from tests.cloud.mends.cloudwatch import holds
 from tests.cloud.mends.ssm import NAMES
@@ -280,6 +284,28 @@ def test_whoever_attaches_a_policy_of_aws_is_alone_with_it() -> None:
         iam.create_role(RoleName="r", AssumeRolePolicyDocument="{}")
         iam.attach_role_policy(RoleName="r", PolicyArn=arn)
         assert iam.get_policy(PolicyArn=arn)["Policy"]["AttachmentCount"] == 1
+
+
+def test_of_two_who_create_one_object_at_once_one_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    s3, look, both_looked = boto3.client("s3", "us-east-1"), S3Backend.get_object, threading.Barrier(2)
+    s3.create_bucket(Bucket="one")
+
+    def seen(*args: Any, **kwargs: Any) -> Any:
+        found = look(*args, **kwargs)
+        with suppress(threading.BrokenBarrierError):
+            both_looked.wait(timeout=0.3)
+        return found
+
+    def create(body: bytes) -> str:
+        try:
+            s3.put_object(Bucket="one", Key="key", Body=body, IfNoneMatch="*")
+        except ClientError as refused:
+            return str(refused.response["Error"]["Code"])
+        return "created"
+
+    monkeypatch.setattr(S3Backend, "get_object", seen)
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(create, (b"a", b"b"))) == ["PreconditionFailed", "created"]
 
 
 def test_all_environments_of_an_account_share_batchs_own_role() -> None:
