@@ -3,9 +3,11 @@
 It ends when its driver is gone, in the middle of an item too: what it would still make, the next build makes.
 """
 
+import ctypes
 import json
 import os
 import queue
+import signal
 import sys
 import threading
 from typing import IO, Final
@@ -15,9 +17,11 @@ from pipeline.building.events import Event, to_document
 from pipeline.building.item import Item
 
 _DRIVER_GONE: Final = 75
+_AT_DEATH_OF_PARENT: Final = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 def main() -> None:
+    _end_with_the_driver()
     out = _own_stdout()
 
     def write(document: object) -> None:
@@ -31,6 +35,14 @@ def main() -> None:
     threading.Thread(target=_read, args=(items,), name="items", daemon=True).start()
     while True:
         tell(carry_out(Item.from_document(json.loads(items.get())), tell))
+
+
+def _end_with_the_driver() -> None:
+    """Even one that hangs and notices nothing. Elsewhere than on Linux, and if the driver is gone by now, the end of
+    stdin says so.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_AT_DEATH_OF_PARENT, signal.SIGKILL)
 
 
 def _own_stdout() -> IO[str]:

@@ -80,6 +80,17 @@ def test_sigterm_ends_the_workers_and_the_next_build_goes_on(tmp_path: Path) -> 
     goes_on(world)
 
 
+def test_workers_that_hang_end_with_a_driver_that_has_no_time_to_end_them(tmp_path: Path) -> None:
+    """As with a second Ctrl-C that comes before the first has been heeded."""
+    world, terminal = saved_world(tmp_path), Terminal()
+    with held_in_the_middle(world, terminal) as run:
+        run.process.kill()
+        assert run.process.wait(PATIENCE) == -signal.SIGKILL
+        run.nothing_is_left()
+    terminal.close()
+    goes_on(world)
+
+
 def goes_on(world: World) -> None:
     """With the same words, which need not be typed again."""
     committed = world.parts()
