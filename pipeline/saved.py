@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from pipeline.errors import ModelSourceError
+from pipeline.folders import expanded
 from pipeline.models.file_digest import sha256_of_file
 from pipeline.verification.verify import Arrays
 
@@ -141,4 +142,4 @@ def saved_program(
             "weights of its own; leave it out, and fix open axes of an ONNX file by --axis NAME=SIZE",
             ctx,
         )
-    return SavedProgram(Path(model_id).expanduser(), dict(axes))
+    return SavedProgram(expanded(model_id), dict(axes))

@@ -41,4 +41,4 @@ def record(console: Console, appended: "Appended") -> None:
         return
     verb = "serves now" if appended.changed else "serves this already"
     console.say(f"Channel {generation.channel} {verb}, as generation {generation.generation}:")
-    console.result("\n".join(served_lines(generation)))
+    console.result(*served_lines(generation))

@@ -20,6 +20,7 @@ from pipeline.check.fit import fit, verdicts
 from pipeline.check.report import Examination, Report
 from pipeline.check.weights import Checkpoint, examine_files
 from pipeline.errors import ModelSourceError
+from pipeline.folders import expanded
 from pipeline.garbage import no_collection
 from pipeline.models.source import ModelSource
 from pipeline.order import Order
@@ -109,7 +110,7 @@ def _within_positions(shapes: tuple[Shape, ...], findings: list[Finding]) -> tup
 def _weights_folder(order: Order, source: ModelSource) -> Path | None:
     if order.weights in (None, "hub"):
         return source.folder
-    return None if str(order.weights).startswith("random:") else Path(str(order.weights)).expanduser()
+    return None if str(order.weights).startswith("random:") else expanded(str(order.weights))
 
 
 def _degrees(order: Order) -> tuple[int, ...]:

@@ -12,13 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from pipeline.check.report import Examination
+from pipeline.folders import cache_folder
 
 _MOST_ENTRIES = 512
 
 
 def lookup(key: str) -> Examination | None:
-    path = _folder() / f"{key}.json"
     try:
+        path = _folder() / f"{key}.json"
         document = json.loads(path.read_bytes())
         if document["digest"] != _digest(key, document["examination"]):
             return None
@@ -56,4 +57,4 @@ def _digest(key: str, body: object) -> str:
 
 
 def _folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nxpipe" / "checks"
+    return cache_folder() / "checks"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pipeline.check.finding import CONFIGURATION, CUSTOM_CODE, NOT_CAPTURED, POSITIONS, QUANTISED, SOURCE, Finding
 from pipeline.errors import ModelSourceError
+from pipeline.folders import expanded
 from pipeline.models.source import ModelSource
 from pipeline.request import Shape, longest_sequence
 
@@ -21,7 +22,7 @@ _SIZES = (
 
 def unusable_source(model_id: str, error: ModelSourceError) -> Finding:
     """A model that cannot be had: in its config.json where there is one, at the line that is no JSON."""
-    path = Path(model_id).expanduser() / "config.json"
+    path = expanded(model_id) / "config.json"
     line = getattr(error.__cause__, "lineno", None)
     named = str(path) in str(error)
     return Finding(SOURCE, str(error), file=shown(path) if named else "", line=line)

@@ -138,7 +138,7 @@ def findings_of(error: Exception) -> list[Finding]:
         return [Finding(rule, message, advice, "", *source_place(error.source))]
     if isinstance(error, CompileError):
         return [Finding(INT64 if isinstance(error, ConstantTooLarge) else NOT_CAPTURED, message, advice)]
-    return [Finding(FAULT, report_crash(error, verbose=False), "report that log")]
+    return [Finding(FAULT, report_crash(error), "report that log")]
 
 
 def _weights(subject: Subject, graphs: Mapping[str, Graph]) -> Mapping[str, "TensorType"]:

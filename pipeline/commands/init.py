@@ -42,7 +42,7 @@ def init(console: Console, directory: Path, model_id: str, task: str | None, dry
         if console.json:
             console.data({"diff": text})
         else:
-            console.result(text)
+            console.page(text)
         return
     refuse_to_overwrite(planned)
     write(planned)
@@ -50,5 +50,5 @@ def init(console: Console, directory: Path, model_id: str, task: str | None, dry
     if console.json:
         console.data({"written": written})
     else:
-        console.result("\n".join(f"wrote {path}" for path in written))
+        console.result(*(f"wrote {path}" for path in written))
         console.say("Next: nxpipe config check, then nxpipe build.")

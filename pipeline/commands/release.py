@@ -109,12 +109,12 @@ def _foretell(one: "Release") -> int:
         one.console.data({**about(one), "gates": gates, "plan": plan_json(plan) if plan else None})
     else:
         parts = [as_table(passages), *([plan_table(plan)] if plan else [])]
-        one.console.result("\n\n".join(parts))
+        one.console.page("\n\n".join(parts))
     return plan.exit_code if plan else 0
 
 
 def _carry_out(one: "Release") -> int:
-    from pipeline.build_report.github import in_github
+    from pipeline.build_report.github import in_github, show_summary
     from pipeline.release.course import Course
     from pipeline.release.document import document
     from pipeline.release.keeping import keep
@@ -129,11 +129,11 @@ def _carry_out(one: "Release") -> int:
         if not course.is_over:
             return
         if in_github(os.environ):
-            write_summary(report, os.environ)
+            show_summary(console, lambda: write_summary(report, os.environ))
         if console.json:
             console.data(report)
         else:
-            console.result(as_text(report, course.all()))
+            console.page(as_text(report, course.all()))
         console.say(f"report: {kept}")
 
     course = Course(tell)

@@ -13,6 +13,7 @@ from pipeline.command_line.order_options import order_options, orders, refuse_wo
 from pipeline.command_line.output import Console, table
 from pipeline.config import load_config
 from pipeline.errors import WouldOverwrite
+from pipeline.escape import for_terminal
 from pipeline.saved import axis_option, saved_program
 from pipeline.verification.runner import Execution, Mode, execution_options, sentence
 
@@ -94,7 +95,7 @@ def run(
         if output is not None:
             _write(output / f"{ran.program}.safetensors", ran.outputs)
         if not console.json:
-            console.result(_as_text(ran, mode))
+            console.page(_as_text(ran, mode))
     if console.json:
         console.data([_as_json(ran, mode) for ran in found])
 
@@ -145,12 +146,12 @@ def _as_text(ran: "Ran", mode: Mode) -> str:
         (name, "x".join(map(str, array.shape)) or "scalar", *(f"{figure:.4g}" for figure in _figures(array)))
         for name, array in ran.outputs.items()
     ]
-    parts = [f"{ran.model}  {ran.program}, {mode}, on {ran.fed}"]
+    parts = [for_terminal(f"{ran.model}  {ran.program}, {mode}, on {ran.fed}")]
     parts += [_indented(table(("output", "shape", "least", "mean", "most"), rows))]
     for name in ran.outputs:
         for number, row in enumerate(_likeliest(ran, name)):
             entries = ", ".join(f"{entry} ({share:.3g})" for entry, share in row)
-            parts.append(f"  {name}, row {number}: the likeliest are {entries}")
+            parts.append(f"  {for_terminal(name)}, row {number}: the likeliest are {entries}")
     if ran.work:
         engines = [(engine, f"{count:,}") for engine, count in sorted(ran.work.engines.items())]
         parts += [f"  {sentence(ran.work)}", _indented(table(("engine", "instructions"), engines))]

@@ -16,6 +16,7 @@ from pipeline.command_line.output import Console, table
 from pipeline.config import load_config
 from pipeline.config.models import Autocast
 from pipeline.errors import VerificationFailed
+from pipeline.escape import for_terminal
 from pipeline.order import words
 from pipeline.saved import axis_option, saved_program
 from pipeline.verification.runner import Execution, execution_options, sentence
@@ -137,7 +138,7 @@ def _tell(found: Iterable[_Said], trial: "Trial", allowed: "Thresholds", console
         documents.append(_as_json(said, trial, allowed))
         faults += _faults(said, allowed)
         if not console.json:
-            console.result(_as_text(said, trial, allowed))
+            console.page(_as_text(said, trial, allowed))
     if console.json:
         console.data(documents)
     if faults:
@@ -189,7 +190,10 @@ def _as_text(said: _Said, trial: "Trial", allowed: "Thresholds") -> str:
     cut = f", only its first {trial.slice_layers} layers" if trial.slice_layers else ""
     headline = f"{said.model}  {done.program}{cut}, against {done.yardstick}, on {done.fed}"
     runs = (*done.emulated, *done.beside)
-    parts = [headline, _indented(_figures([(said.way(run), found) for run in runs for found in _worst(run.outputs)]))]
+    parts = [
+        for_terminal(headline),
+        _indented(_figures([(said.way(run), found) for run in runs for found in _worst(run.outputs)])),
+    ]
     parts += [f"  {said.way(run)}: {sentence(run.work)}" for run in runs if run.work]
     if any(run.layers for run in runs):
         parts += ["  Layer by layer, largest relative error:", _indented(_growth(said, runs))]
@@ -219,7 +223,7 @@ def _growth(said: _Said, runs: Sequence["Run"]) -> str:
 
 def _verdict(run: "Run", allowed: "Thresholds") -> str:
     first = run.first_divergent(allowed)
-    return f"{first} is the first layer beyond [verify]" if first else "no layer is beyond [verify]"
+    return f"{for_terminal(first)} is the first layer beyond [verify]" if first else "no layer is beyond [verify]"
 
 
 def _figures(rows: Sequence[tuple[str, "Deviation"]]) -> str:

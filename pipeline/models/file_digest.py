@@ -12,21 +12,23 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from pipeline.folders import cache_folder
+
 _SETTLED_SECONDS = 2.0
 
 
 def sha256_of_file(path: Path) -> str:
     """The digest of the file as it is now."""
     stamp = _stamp(path)
-    memory = _memory_of(path)
     with suppress(OSError, ValueError):  # no memory, or a damaged one: hash the file
+        memory = _memory_of(path)
         remembered = json.loads(memory.read_text())
         if remembered["stamp"] == stamp:
             return str(remembered["sha256"])
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if stamp == _stamp(path) and time.time() - path.stat().st_mtime > _SETTLED_SECONDS:
-        _remember(memory, {"stamp": stamp, "sha256": digest})
+        _remember(path, {"stamp": stamp, "sha256": digest})
     return digest
 
 
@@ -36,13 +38,13 @@ def _stamp(path: Path) -> list[int]:
 
 
 def _memory_of(path: Path) -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "nxpipe" / "digests" / hashlib.sha256(os.fsencode(path.resolve())).hexdigest()
+    return cache_folder() / "digests" / hashlib.sha256(os.fsencode(path.resolve())).hexdigest()
 
 
-def _remember(memory: Path, value: dict[str, object]) -> None:
+def _remember(path: Path, value: dict[str, object]) -> None:
     """Best effort: a cache that cannot be written only costs time."""
     with suppress(OSError):
+        memory = _memory_of(path)
         memory.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=memory.parent)
         with os.fdopen(handle, "w") as file:

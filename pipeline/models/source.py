@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import MissingSoftware, ModelSourceError
+from pipeline.folders import expanded
 from pipeline.models.known import find, nearest
 from pipeline.models.numbers import meant, spelled
 from pipeline.models.task import task_of
@@ -54,7 +55,7 @@ def _without_notes(config: Mapping[str, object]) -> dict[str, object]:
 def resolve(model_id: str, *, revision: str | None = None, task: str | None = None, files: bool = False) -> ModelSource:
     """Find a model by folder or hub id. `files` asks for its weights too, not only its configuration."""
     if looks_like_folder(model_id):
-        folder = Path(model_id).expanduser()
+        folder = expanded(model_id)
         config = _read_config(folder)
         return ModelSource(folder.resolve().name, None, config, task or task_of(config), folder)
     if not _HUB_ID.fullmatch(model_id):

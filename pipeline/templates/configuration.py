@@ -16,6 +16,7 @@ from pipeline.config.models import Task
 from pipeline.config.reference import tables
 from pipeline.config.translate import findings
 from pipeline.errors import ModelSourceError
+from pipeline.folders import expanded
 from pipeline.models.known import find
 from pipeline.models.source import resolve
 
@@ -31,7 +32,7 @@ class _Text(Template):
 
 def configuration(root: Path, model_id: str, task: str | None) -> str:
     """A configuration of one model, which `nxpipe config check` accepts."""
-    folder = Path(model_id).expanduser()
+    folder = expanded(model_id)
     source = "path" if folder.is_dir() else "id"
     last = (folder.resolve().name if folder.is_dir() else model_id).rpartition("/")[2]
     values = {

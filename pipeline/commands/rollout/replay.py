@@ -36,7 +36,7 @@ def replay(ctx: click.Context, record: Path) -> None:
     if console.json:
         console.data(_as_json(replayed))
     elif replayed and not wrong:
-        console.result(_told(plan, replayed))
+        console.page(_told(plan, replayed))
     if wrong:
         console.complain(f"judgement {wrong.number} of {record} is not what the judge says: {wrong.wrong}.")
         ctx.exit(RECORD.number)

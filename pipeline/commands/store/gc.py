@@ -73,7 +73,7 @@ def gc(
     if console.json:
         console.data(_as_json(made, outcome))
     elif made.steps:
-        console.result(table(("action", "object", "size", "why"), [_row(step) for step in made.steps]))
+        console.page(table(("action", "object", "size", "why"), [_row(step) for step in made.steps]))
     if outcome is None:
         freed = sum(step.found.size for step in made.steps if step.action != "retire")
         console.say(f"{len(made.steps)} steps would free {human_bytes(freed)} of {opened.url}; nothing was changed.")

@@ -48,7 +48,7 @@ def report(console: Console, name: str, target: Path | None, store: str | None, 
             "it was published before reports were, or brought here without one"
         )
     if target is None:
-        console.result(data.decode())
+        console.page(data.decode())
         return
     try:
         with target.open("xb") as file:
