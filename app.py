@@ -24,6 +24,7 @@ from stacks.handles import CacheHandle, EndpointHandle, ObserveHandle, ReleaseHa
 from stacks.reach import Unreachable
 from stacks.site import Site, store_prefix
 from stacks.store import StoreStack
+from stacks.unlocked import warn_of_image
 from stacks.user_data.fleet_file import NoPublicKey
 from stacks.user_data.script import TooLong
 
@@ -132,18 +133,20 @@ def add_training(site: Site, lock: AmiLock) -> None:
         return
     from stacks.train import TrainStack
 
+    image = training_image(site.config, lock)
     for fleet in fleets:
-        TrainStack(
+        stack = TrainStack(
             site.app,
             f"{site.project}-train-{fleet.name}",
             project=site.project,
             fleet=fleet,
-            image=training_image(site.config, lock),
+            image=image,
             network=site.network,
             store=site.store,
             prefix=site.prefix,
             env=site.env,
         )
+        warn_of_image(stack, image, site.config, lock)
 
 
 def add_cache(site: Site) -> CacheHandle | None:
@@ -172,7 +175,7 @@ def add_serving(site: Site, lock: AmiLock, cache: CacheHandle | None) -> list[Se
 
     image, agent = fleet_image(site.config, lock), locked_agent(site.folder)
     software = Software(image=image, agent=agent, folder=site.folder.absolute())
-    return [
+    made = [
         ServeStack(
             site.app,
             f"{site.project}-serve-{fleet.name}",
@@ -184,9 +187,12 @@ def add_serving(site: Site, lock: AmiLock, cache: CacheHandle | None) -> list[Se
             prefix=site.prefix,
             cache=cache,
             env=site.env,
-        ).handle
+        )
         for fleet in fleets
     ]
+    for stack in made:
+        warn_of_image(stack, image, site.config, lock)
+    return [stack.handle for stack in made]
 
 
 def add_cluster(site: Site, cache: CacheHandle) -> None:

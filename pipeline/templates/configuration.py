@@ -4,6 +4,7 @@ import json
 import os
 import re
 import tomllib
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from string import Template
 from textwrap import fill
@@ -21,6 +22,7 @@ from pipeline.models.known import find
 from pipeline.models.source import resolve
 
 _TEMPLATE: Final = Path(__file__).with_name("nxpipe.toml")
+_ACCEPTED: Final = timedelta(days=180)
 _ANY_MODEL: Final = "feature-extraction"  # the task that every model can be compiled for
 
 
@@ -43,8 +45,10 @@ def configuration(root: Path, model_id: str, task: str | None) -> str:
     }
     comments = _comments()
     comments["models.source"] = comments[f"models.{source}"]
+    values["fleet_stack"] = f"{values['name']}-serve-{values['model_name']}*"
     quoted = {key: json.dumps(value, ensure_ascii=False) for key, value in values.items()}
-    text = _Text(_TEMPLATE.read_text(encoding="utf-8")).substitute(quoted, source=source, **comments)
+    until = datetime.now(UTC).date() + _ACCEPTED
+    text = _Text(_TEMPLATE.read_text(encoding="utf-8")).substitute(quoted, source=source, until=until, **comments)
     _refuse_what_check_would(text, model_id)
     return text
 

@@ -177,11 +177,6 @@ FAULTY = {
     "a key that is not known": (NXPIPE_TOML + "nmae = 3\n", "project.nmae"),
     "fleets without a place": (WHOLE.replace('region = "us-east-2"', ""), "project.region"),
     "a fleet in a zone without a subnet": (WHOLE.replace("us-east-2b", "us-east-2f"), "fleets[1].zone"),
-    "a version of the SDK without an image": (WHOLE + '[amis]\nsdk = ["2.31.0"]\n', "no image of Neuron SDK 2.31.0"),
-    "a place without an image of training hosts": (
-        WHOLE.replace("us-east-2", "eu-west-1"),
-        "no image of training hosts for eu-west-1",
-    ),
     "a fleet that answers in plain text": (
         WHOLE.partition('[[fleets]]\nkind = "training"')[0].replace("certificate =", "#"),
         "NXP-NET-3",
