@@ -59,7 +59,11 @@ def workflow_command(name: str, title: str, message: str) -> str:
 
 def for_json(value: object, indent: int | None = None, *, ascii_only: bool = False) -> str:
     """A document whose bytes neither steer a terminal nor command a runner, and that reads back as the same value."""
-    document = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
+    return for_json_text(json.dumps(value, indent=indent, ensure_ascii=ascii_only))
+
+
+def for_json_text(document: str) -> str:
+    """The same of a document in JSON that was written elsewhere: in its strings an escape stands for the same text."""
     if not document.replace("\n", "").isprintable():
         document = "".join(each if each.isprintable() or each == "\n" else _json_escape(each) for each in document)
     return document.replace(_OLD_COMMAND, r"#\u0023[")

@@ -10,7 +10,7 @@ from typing import TextIO
 
 import click
 
-from pipeline.escape import for_json, line_for, shown, style, unstyled
+from pipeline.escape import for_json, for_json_text, line_for, shown, style, unstyled
 
 _CLEARED = "\r\033[K"  # the row of the terminal that the cursor is in
 
@@ -43,6 +43,10 @@ class Console:
         """A JSON document in a line, of which a program reads many."""
         stream = sys.stderr if err else sys.stdout
         _write_raw(for_json(value, ascii_only=not _has_all_characters(stream)), stream)
+
+    def data_text(self, document: str) -> None:
+        """JSON that was written elsewhere, in the very words that it has."""
+        _write_raw(for_json_text(document), sys.stdout)
 
     def say(self, *lines: str) -> None:
         if not self.quiet:

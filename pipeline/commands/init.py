@@ -34,9 +34,10 @@ def init(console: Console, directory: Path, model_id: str, task: str | None, dry
       nxpipe init --dry-run
       nxpipe init . --model-id HuggingFaceTB/SmolLM2-135M
     """
-    from pipeline.templates.repository import diff, plan, refuse_to_overwrite, write
+    from pipeline.templates.repository import diff, plan, refuse_links_out, refuse_to_overwrite, write
 
     planned = plan(directory, model_id, task)
+    refuse_links_out(planned)
     if dry_run:
         text = "".join(map(diff, planned))
         if console.json:

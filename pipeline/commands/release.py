@@ -78,8 +78,14 @@ def release(
 
 def _words(ctx: click.Context, config: "Config", skipped: frozenset[str], said: dict[str, Any]) -> Words:
     from pipeline.channels.actor import current_actor
+    from pipeline.channels.colours import fleet_of
     from pipeline.release.serving import must_be_signed
 
+    if fleet := fleet_of(said["channel"]):
+        raise click.UsageError(
+            f"channel {said['channel']} belongs to the rollouts of fleet {fleet}; release to the fleet's own channel",
+            ctx,
+        )
     typed = {name: ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE for name, _ in _PLACE}
     own = {name: said.pop(name) for name in ("channel", "source", "names", "threshold", "wait", "reason", "key")}
     actor = said.pop("actor") or current_actor()

@@ -112,11 +112,12 @@ def test_the_report_of_an_artifact_is_read_back_the_newest_of_several(tmp_path: 
     bare = nxpipe("store", "report", name, *where)
     assert bare.code == 21
     assert "no report of a build is kept" in bare.err
-    for year in ("2026", "2027"):
-        began = f"{year}{BEGAN[4:]}"
-        store_report(store, published.manifest_digest, began, html=f"<p>{year}".encode(), json=year.encode())
-    assert nxpipe("store", "report", name, *where).out == "2027\n"
+    of = matrix(1, [1], [64])
+    files = keep_report(results(of, ends(course(of))), Recorder(), tmp_path / "builds")
+    for year, document in (("2026", b"{}"), ("2027", files.json.read_bytes())):
+        store_report(store, published.manifest_digest, f"{year}{BEGAN[4:]}", html=b"<p>of somebody", json=document)
+    assert nxpipe("store", "report", name, *where).out == files.json.read_text() + "\n"
     page = tmp_path / "page.html"
     assert nxpipe("store", "report", name, *where, "--to", str(page)).code == 0
-    assert page.read_text() == "<p>2027"
+    assert page.read_bytes() == files.html.read_bytes()
     assert nxpipe("store", "report", name, *where, "--to", str(page)).code == 5

@@ -46,4 +46,4 @@ def log(console: Console, fleet: str, execution: str | None, store: str | None, 
     if not console.json:
         console.page(log_text(found, looks))
     elif plan := kept.plan_text():
-        console.page("\n".join([plan, *(look.text for look in looks)]))
+        console.data_text("\n".join([plan, *(look.text for look in looks)]))
