@@ -82,6 +82,12 @@ def in_text(found: str, evil: str = EVIL) -> Callable[[str, bytes], bytes]:
     return lambda name, data: data.replace(found.encode(), spelled) if name.endswith(".json") else data
 
 
+def in_tree_spec() -> Callable[[str, bytes], bytes]:
+    """A tree spec is JSON in a string of the document."""
+    spelled = json.dumps(json.dumps("builtins.tuple" + EVIL)[1:-1])[1:-1].encode()
+    return lambda name, data: data.replace(b"builtins.tuple", spelled) if name.endswith(".json") else data
+
+
 def bert(folder: Path, **changes: Any) -> Path:
     return write_model(folder, {**BERT, "architectures": ["BertForMaskedLM"], **changes})
 
