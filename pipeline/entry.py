@@ -16,8 +16,10 @@ def main() -> NoReturn:
     without_plugins()
     try:
         from pipeline.cli import main as run
+        from pipeline.command_line.output import guard_streams
     except KeyboardInterrupt:
         sys.exit(130)  # the table of exit codes is not imported yet
+    guard_streams()
     try:
         run()
     finally:

@@ -3,14 +3,14 @@
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Any, TextIO
 
 import click
 
-from pipeline.escape import for_json, for_json_text, line_for, shown, style, unstyled
+from pipeline.escape import for_json, for_json_text, for_log, line_for, shown, style, unstyled
 
 _CLEARED = "\r\033[K"  # the row of the terminal that the cursor is in
 
@@ -102,6 +102,33 @@ class Console:
         self.say(f"  {title} {style(f'{time.monotonic() - started:.1f} s', dim=True)}")
 
 
+class Guarded:
+    """stdout or stderr as libraries see it: their warnings and tracebacks hold names out of models, too."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.own = stream  # ours alone: what is written there was escaped
+
+    def write(self, text: str) -> int:
+        self.own.write("\n".join(map(for_log, text.split("\n"))))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+
+def guard_streams() -> None:
+    for name in ("stdout", "stderr"):
+        setattr(sys, name, Guarded(getattr(sys, name)))
+
+
+def own(stream: TextIO) -> TextIO:
+    return stream.own if isinstance(stream, Guarded) else stream
+
+
 def _write(lines: Sequence[str], stream: TextIO | None) -> None:
     if stream is not None:
         _write_raw("\n".join(_as_line(line, stream) for line in lines), stream)
@@ -110,7 +137,7 @@ def _write(lines: Sequence[str], stream: TextIO | None) -> None:
 def _write_raw(text: str, stream: TextIO | None, end: str = "\n") -> None:
     """Python has no stream where a process was started with a closed one; what would go there is for nobody."""
     if stream is not None:
-        click.echo(text + end, file=stream, nl=False, color=True)
+        click.echo(text + end, file=own(stream), nl=False, color=True)
 
 
 def _as_line(line: str, stream: TextIO) -> str:

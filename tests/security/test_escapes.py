@@ -18,6 +18,7 @@ from pipeline import escape
 from pipeline.command_line import output
 from pipeline.command_line.output import Console, table
 from tests.conftest import ROOT
+from tests.pipeline import command
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.security import hostile_text as hostile
 from tests.security.hostile_text import EVIL, IN_A_NAME, assert_harmless
@@ -168,11 +169,31 @@ def test_output_names_of_a_good_model_are_text(nxpipe: InProcess, tmp_path: Path
 
 
 @pytest.mark.attempt("C11", "C12")
-def test_metadata_of_a_program_is_text(nxpipe: InProcess, tmp_path: Path) -> None:
+def test_metadata_of_a_program_is_text_where_torch_itself_tells_of_it(tmp_path: Path) -> None:
     hostile.pt2_with(tmp_path / "m.pt2", hostile.in_text("torch.nn.modules.linear.Linear"))
-    answer = nxpipe("check", *PT2.split())
+    answer = command.nxpipe("check", *PT2.split(), cwd=tmp_path)
     assert answer.code in (0, 11)
-    assert_harmless(answer.out)
+    assert_harmless(answer.out + answer.err)
+
+
+@given(st.lists(st.text()))
+def test_what_a_library_writes_to_stderr_is_text(chunks: list[str]) -> None:
+    stream = StringIO()
+    guarded = output.Guarded(stream)
+    for chunk in chunks:
+        guarded.write(chunk)
+    assert stream.getvalue().count("\n") == "".join(chunks).count("\n")
+    assert all(each.isprintable() or each == "\n" for each in stream.getvalue())
+
+
+def test_a_warning_of_a_library_is_text_in_a_process_of_nxpipe(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import atexit, sys\natexit.register(lambda: (print({EVIL!r}), sys.stderr.writelines([{EVIL!r}])))\n"
+    )
+    answer = command.nxpipe("version", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert answer.code == 0
+    assert (answer.out + answer.err).count(r"\x1b]0;PWNED") == 2
+    assert_harmless(answer.out + answer.err)
 
 
 # GitHub and HTML
