@@ -6,7 +6,9 @@ is imported when the file asks for it: the parts of CDK that it stands on take l
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from aws_cdk import App, Environment, Stack
 
@@ -15,6 +17,7 @@ from pipeline.config.amis import AmiLock
 from pipeline.config.load import load, read_source
 from pipeline.config.network import ExistingNetwork
 from pipeline.config.place import has_network, misplaced, zones_of
+from pipeline.escape import for_log
 from pipeline.exit_codes import CONFIGURATION, FINDINGS
 from stacks.agents import NoAgentLocked, locked_agent
 from stacks.amis import fleet_image, lock_of, training_image
@@ -28,24 +31,34 @@ from stacks.unlocked import warn_of_image
 from stacks.user_data.fleet_file import NoPublicKey
 from stacks.user_data.script import TooLong
 
+_A_FLAG: Final = "@aws-cdk/aws-s3:createDefaultLoggingPolicy"  # without which no bucket of logs can be made
+
 
 def main(app: App) -> int:
+    if app.node.try_get_context(_A_FLAG) is None:
+        tell(['cdk.json has not the feature flags that the stacks are written for; copy "context" of nxpipe\'s own'])
+        return CONFIGURATION.number
     path = Path(app.node.try_get_context("config") or "nxpipe.toml")
     try:
         config = deployable(path)
         add_stacks(app, config, path.parent)
         guard(app, config, path.parent)
     except (ConfigInvalid, NoAgentLocked, NoPublicKey, TooLong, Unreachable) as told:
-        sys.stderr.write(f"{told}\n")
+        tell(getattr(told, "lines", [str(told)]))
         return CONFIGURATION.number
     try:
         app.synth()
     except RuntimeError as refused:  # jsii has this one type for all that CDK refuses
         if not str(refused).startswith("ValidationFailed"):
             raise
-        sys.stderr.write(f"{refused}\n")
+        tell(str(refused).split("\n"))
         return FINDINGS.number
     return 0
+
+
+def tell(lines: Sequence[str]) -> None:
+    """Names out of the file and of templates are in them, and in a job of GitHub a line could be a command."""
+    sys.stderr.writelines(f"{for_log(line)}\n" for line in lines)
 
 
 def deployable(path: Path) -> Config:

@@ -1,6 +1,5 @@
 """The nxpipe.toml of a new project. Its comments are the texts of the fields, so they cannot say something else."""
 
-import json
 import os
 import re
 import tomllib
@@ -17,6 +16,7 @@ from pipeline.config.models import Task
 from pipeline.config.reference import tables
 from pipeline.config.translate import findings
 from pipeline.errors import ModelSourceError
+from pipeline.escape import for_json
 from pipeline.folders import expanded
 from pipeline.models.known import find
 from pipeline.models.source import resolve
@@ -46,7 +46,7 @@ def configuration(root: Path, model_id: str, task: str | None) -> str:
     comments = _comments()
     comments["models.source"] = comments[f"models.{source}"]
     values["fleet_stack"] = f"{values['name']}-serve-{values['model_name']}*"
-    quoted = {key: json.dumps(value, ensure_ascii=False) for key, value in values.items()}
+    quoted = {key: for_json(value) for key, value in values.items()}
     until = datetime.now(UTC).date() + _ACCEPTED
     text = _Text(_TEMPLATE.read_text(encoding="utf-8")).substitute(quoted, source=source, until=until, **comments)
     _refuse_what_check_would(text, model_id)
@@ -77,7 +77,11 @@ def _comments() -> dict[str, str]:
 
 def _refuse_what_check_would(text: str, model_id: str) -> None:
     try:
-        Config.model_validate(tomllib.loads(text))
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:  # such as of a lone surrogate
+        raise ModelSourceError(f"{model_id!r} cannot be written into a configuration: {error}") from error
+    try:
+        Config.model_validate(document)
     except ValidationError as error:
         wrong = next(findings(error, Config))
         raise ModelSourceError(f"{model_id!r} cannot be used: found {wrong.found}, expected {wrong.allowed}") from error

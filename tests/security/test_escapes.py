@@ -4,17 +4,19 @@ import ast
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import escape
+from pipeline import escape, exit_codes
+from pipeline.cli import cli
 from pipeline.command_line import output
 from pipeline.command_line.output import Console, table
 from tests.conftest import ROOT
@@ -317,3 +319,46 @@ def test_every_way_to_speak_escapes(method: str, monkeypatch: pytest.MonkeyPatch
     getattr(Console(), method)(EVIL)
     assert_harmless(said.getvalue())
     assert os.linesep in said.getvalue()
+
+
+# Every command, in whatever of its words
+
+
+def _commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command_ = group.get_command(context, name)
+        assert command_ is not None
+        if isinstance(command_, click.Group):
+            yield from _commands(command_, (*path, name))
+        else:
+            yield (*path, name), command_
+
+
+def _hostile_words(command_: click.Command) -> Iterator[list[str]]:
+    """The evil text as all arguments, and beside them as each option in turn."""
+    arguments = [EVIL for each in command_.params if isinstance(each, click.Argument)]
+    yield arguments
+    for option in command_.params:
+        if isinstance(option, click.Option) and not option.is_flag and not option.count:
+            yield [*arguments, option.opts[-1], EVIL]
+
+
+NEVER_HERE = {("agent", "run"), ("agent", "watch")}  # they ask the metadata service of an instance
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        pytest.param(path, words, id=f"{' '.join(path)} {words[-2] if len(words) > 1 else ''}")
+        for path, found in _commands(cli)
+        if path not in NEVER_HERE
+        for words in _hostile_words(found)
+    ],
+)
+def test_every_word_of_every_command_is_text_in_what_is_said_of_it(
+    path: tuple[str, ...], words: list[str], nxpipe: InProcess
+) -> None:
+    answer = nxpipe(*path, *words)
+    assert answer.code != exit_codes.INTERNAL.number, answer.err
+    assert_harmless(answer.out + answer.err)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from aws_cdk import App
 
 from app import main
 from tests.stacks.local import new_app
@@ -214,6 +215,13 @@ def test_the_app_ends_without_a_traceback(what: str, config: Path, tmp_path: Pat
     assert told in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def test_a_cdk_json_without_feature_flags_is_told_in_a_sentence(
+    config: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(App(context={"config": str(config)})) == 3
+    assert "cdk.json" in capfd.readouterr().err
 
 
 def test_a_missing_configuration_is_told_through_the_cdk_command_too(tmp_path: Path, offline: dict[str, str]) -> None:
