@@ -110,8 +110,8 @@ class DataFolder:
         most = SHARED_DATA * sum(sizes.values())
         if read > most:  # a thousand tensors over the same bytes take a thousand times the memory that they say
             raise DataUnusable(
-                f"{self.name}: its tensors read {read:,} bytes of its files of data, which have {most // SHARED_DATA:,}, "
-                f"and the limit is {SHARED_DATA} times that; give tensors bytes of their own"
+                f"{self.name}: its tensors read {read:,} bytes of its files of data, which have "
+                f"{most // SHARED_DATA:,}, and the limit is {SHARED_DATA} times that; give tensors bytes of their own"
             )
         return needed
 
