@@ -5,11 +5,13 @@ link: a link, or a second name of a file, would put a file of this machine into 
 """
 
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any
 
 from onnx import ModelProto, TensorProto
 
@@ -142,28 +144,30 @@ class DataFolder:
             )
         return found
 
-    def _opened(self, location: str) -> BinaryIO:
-        """No link on the way to it below the folder, and no second name elsewhere."""
-        path = self.path
-        for part in PurePosixPath(location).parts:
-            path = path / part
-            if path.is_symlink():
-                raise DataUnusable(
-                    f"{self.name}: its data in {location} is behind a symlink, which is never followed because it may "
-                    "lead out of its folder; put a copy of the file there"
-                )
+    def _opened(self, location: str) -> BufferedReader:
         try:
-            file = open_regular(path)
+            self._require_no_link(location)
+            file = open_regular(self.path / location)
         except OSError as fault:
             raise DataUnusable(
                 f"{self.name}: its weights in {location} cannot be read ({fault.strerror or fault}); "
                 "keep both files in one folder"
             ) from fault
-        found = os.fstat(file.fileno())
-        if found.st_nlink > 1 or not os.path.samestat(found, path.lstat()):
+        if os.fstat(file.fileno()).st_nlink > 1:
             file.close()
             raise DataUnusable(
                 f"{self.name}: its data in {location} has a second name (a hard link), which may be outside of its "
                 "folder; put a copy of the file there"
             )
         return file
+
+    def _require_no_link(self, location: str) -> None:
+        """On the way to the file below the folder. The folder itself may be reached through links: it is the user's."""
+        path = self.path
+        for part in PurePosixPath(location).parts:
+            path = path / part
+            if stat.S_ISLNK(path.lstat().st_mode):
+                raise DataUnusable(
+                    f"{self.name}: its data in {location} is behind a symlink, which is never followed because it may "
+                    "lead out of its folder; put a copy of the file there"
+                )

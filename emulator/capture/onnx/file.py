@@ -1,5 +1,6 @@
 """An ONNX file, read: the model, within the limits, and the numbers of its tensors."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,12 @@ def loaded(path: Path) -> Any:
     """The model without the data beside it, which may be large."""
     try:
         with open_regular(path) as file:
-            data = file.read(FILE_BYTES + 1)
+            size = os.fstat(file.fileno()).st_size
+            data = file.read(size) if size <= FILE_BYTES else b""
     except OSError as fault:
         raise CaptureError(f"{path} cannot be read: {fault.strerror or fault}") from fault
-    if len(data) > FILE_BYTES:
-        way_out = "save its weights in a file of data beside it"
-        raise BeyondLimit(path.name, "is larger than {} bytes", FILE_BYTES, FILE_BYTES, way_out)
+    if size > FILE_BYTES:
+        raise BeyondLimit(path.name, "has {} bytes", size, FILE_BYTES, "save its weights in a file of data beside it")
     try:
         model = onnx.ModelProto.FromString(data)
     except Exception as fault:  # protobuf's own errors differ with its implementation
