@@ -13,7 +13,9 @@ from click.core import ParameterSource
 
 from emulator.errors import CompileError
 from emulator.regular_file import open_regular
-from pipeline.errors import BuildRefused, ModelSourceError
+from pipeline.command_line.output import human_bytes
+from pipeline.errors import BuildRefused, ModelSourceError, NotEnoughMemory
+from pipeline.machine import available_memory
 from pipeline.models.file_digest import sha256_of_file
 from pipeline.suggest import did_you_mean
 from pipeline.verification.verify import Arrays
@@ -67,7 +69,22 @@ class SavedProgram:
         """What PyTorch, or ONNX's reference evaluator, makes of these inputs."""
         from emulator.capture import file_outputs
 
+        if self.path.suffix == ".onnx":
+            self._require_memory(graph)
         return file_outputs(self.path, graph, inputs)
+
+    def _require_memory(self, graph: "Graph") -> None:
+        """ONNX's evaluator keeps every result until it ends, those that no output needs too."""
+        from emulator.ops import Reshape, Slice, Transpose
+
+        made = [node.result.type for node in graph.nodes if not isinstance(node.op, Reshape | Slice | Transpose)]
+        need = sum(type_.elements * type_.dtype.held.itemsize for type_ in made)
+        room = available_memory()
+        if need > room:
+            raise NotEnoughMemory(
+                f"{self.name}: ONNX's reference evaluator needs about {human_bytes(need)} for results on the way, and "
+                f"{human_bytes(room)} are free; pass --no-verify to publish without the comparison"
+            )
 
     def digests(self) -> dict[str, str]:
         """What the file is, and those of data beside it: by digest, and free of its own name."""

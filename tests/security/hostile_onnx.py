@@ -247,7 +247,7 @@ def _schemas() -> tuple[Any, ...]:
 def _any_node(chance: random.Random, made: Any) -> None:
     """An operator of the standard, on operands and with attributes at random, in the place of the result."""
     schema = chance.choice(_schemas())
-    graph = chance.choice([one for one in _messages(made) if one.DESCRIPTOR.name == "GraphProto"])
+    graph = chance.choice([one for one in _messages(made) if one.DESCRIPTOR.name == "GraphProto"] or [made.graph])
     place = chance.randint(0, len(graph.node))
     known = _known(made, graph, place) if chance.random() < 0.95 else list(_TEXTS)
     given = [chance.choice(known) for _ in range(_count(chance, schema.min_input, schema.max_input))]
