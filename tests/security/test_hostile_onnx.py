@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 import pytest
+from onnx import external_data_helper
 
 from emulator.capture import capture_file, data_files, file_outputs, file_parameters, open_axes
 from emulator.errors import CompileError
@@ -25,8 +26,18 @@ _MEMORY: Final = 2 * 2**30
 _EVALUATED: Final = 2**22  # elements: larger graphs are not given to onnx's evaluator, which is slow
 
 
-class _TooLong(BaseException):
+class _Harm(BaseException):
     """No `except Exception` on the way may take it for a fault of the file."""
+
+
+@pytest.fixture(autouse=True)
+def _onnx_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The onnx package opens files of data in native code, which raises no audit event."""
+
+    def refuse(*arguments: object) -> None:
+        raise _Harm(f"onnx would open a file of data: {arguments}")
+
+    monkeypatch.setattr(external_data_helper, "_open_external_data_fd", refuse)
 
 
 @contextmanager
@@ -34,7 +45,7 @@ def _limited(seconds: int, memory: int) -> Iterator[None]:
     """Processor time and memory beyond what is in use already; more is a failure of the test."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise _TooLong
+        raise _Harm(f"more than {seconds} seconds of processor time")
 
     before, bounds = signal.signal(signal.SIGPROF, stop), resource.getrlimit(resource.RLIMIT_DATA)
     status = Path("/proc/self/status").read_text().splitlines()

@@ -493,12 +493,18 @@ def _in_sparse_value() -> Any:
     return made
 
 
+def _in_filling() -> Any:
+    filling = beside(weight("w", 1), "data.bin", length=4)
+    return model([node("ConstantOfShape", "s", "t", value=filling), node("Add", "x t", "y")], [table("s", 2, 8)])
+
+
 _EVERYWHERE = {
     "initialiser": lambda: projection(_elsewhere()),
     "function": lambda: projection_in_function(_elsewhere()),
     "attribute of a call": _in_attribute_of_caller,
     "default of a function": _in_default_of_function,
     "body of a loop": _in_body_of_loop,
+    "value of ConstantOfShape": _in_filling,
     "training": _in_training,
     "sparse value": _in_sparse_value,
 }
@@ -511,7 +517,7 @@ def test_every_place_of_a_tensor_is_found(made: Any, tmp_path: Path) -> None:
     assert data_files(path).keys() == {"data.bin"}
 
 
-@pytest.mark.parametrize("made", list(_EVERYWHERE.values())[:5], ids=list(_EVERYWHERE)[:5])
+@pytest.mark.parametrize("made", list(_EVERYWHERE.values())[:6], ids=list(_EVERYWHERE)[:6])
 def test_what_a_build_reads_is_among_the_digests(made: Any, tmp_path: Path) -> None:
     path = saved(made(), tmp_path)
     (tmp_path / "data.bin").write_bytes(weight("w", 8, 8).raw_data)

@@ -206,7 +206,7 @@ class _Importer:
         return poisoned
 
     def _imported(self, node: Any, operands: list[Any], scope: _Scope, origin: Origin) -> list[Any]:
-        attributes = attributes_of(node)
+        attributes = {name: self._with_data(value) for name, value in attributes_of(node).items()}
         function = self._functions.get(function_key(node, node.op_type))
         if function is not None:
             return self._function(function, operands, attributes, origin)
@@ -226,6 +226,14 @@ class _Importer:
             raise NotExpressible(reason_for(node.op_type, node.domain))
         result = importer(site, *operands)
         return result if isinstance(result, list) else [result]
+
+    def _with_data(self, attribute: Any) -> Any:
+        """A tensor's bytes may lie elsewhere; importers, and onnx, get it whole and open no file."""
+        if not isinstance(attribute, onnx.TensorProto):
+            return attribute
+        whole = self._folder.embedded(attribute)
+        self._builder.handle(len(whole.raw_data))
+        return whole
 
     def _constant(self, attributes: Mapping[str, Any]) -> Value:
         (name, held), *_ = attributes.items()
