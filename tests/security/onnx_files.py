@@ -131,15 +131,16 @@ def chain(length: int, kind: str = "Relu") -> bytes:
     value = model([], outputs=("y",)).graph
     made = ["x", *(f"n{i}" for i in range(length - 1)), "y"]
     nodes = b"".join(
-        _field(1, _field(1, made[i].encode()) + _field(2, made[i + 1].encode()) + _field(4, kind.encode()))
+        field(1, field(1, made[i].encode()) + field(2, made[i + 1].encode()) + field(4, kind.encode()))
         for i in range(length)
     )
     whole = model([])
     whole.ClearField("graph")
-    return bytes(whole.SerializeToString()) + _field(7, value.SerializeToString() + nodes)
+    return bytes(whole.SerializeToString()) + field(7, value.SerializeToString() + nodes)
 
 
-def _field(number: int, data: bytes) -> bytes:
+def field(number: int, data: bytes) -> bytes:
+    """A message or text as protobuf writes it: number, length, bytes."""
     size, count = b"", len(data)
     while count > 127:
         size, count = size + bytes([count & 127 | 128]), count >> 7

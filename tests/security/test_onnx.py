@@ -23,6 +23,7 @@ from tests.security.onnx_files import (
     body,
     branches,
     chain,
+    field,
     function,
     functions_in_functions,
     loops,
@@ -132,6 +133,15 @@ def _calls(*pairs: tuple[str, str]) -> Any:
     """Functions that each call another."""
     made = [function(name, [node(called, "a", "b", domain=OWN)]) for name, called in pairs]
     return model([node(pairs[0][0], "x", "y", domain=OWN)], functions=made)
+
+
+def _deep_branches() -> bytes:
+    """200 branches in branches, which protobuf neither reads nor writes: bytes around bytes."""
+    inner = b""
+    for _ in range(200):
+        attribute = field(1, b"then_branch") + field(6, field(2, b"e") + inner) + bytes([20 << 3 & 127 | 128, 1, 5])
+        inner = field(1, field(1, b"known") + field(2, b"y") + field(4, b"If") + field(5, attribute))
+    return field(7, inner)
 
 
 def _short(**changed: Any) -> Any:
@@ -295,6 +305,7 @@ _SIBLINGS: list[tuple[str, Recipe, str, int, str]] = [
         11,
         _RECURSIVE,
     ),
+    ("branches deeper than protobuf reads", _with(_deep_branches()), "check", 11, "no ONNX model"),
     ("a node that reads itself", _with(model([node("Add", "x y", "y")])), "check", 11, "this node itself makes"),
     ("a value made twice", _with(model([node("Relu", "x", "y"), node("Neg", "x", "y")])), "check", 11, "made before"),
     ("an output that nothing makes", _with(model([node("Relu", "x", "t")])), "check", 11, "is made by no node"),
@@ -540,12 +551,12 @@ def test_the_walk_over_tensors_misses_none_that_the_format_allows() -> None:
     waiting: list[tuple[Any, frozenset[str]]] = [(model_, frozenset())]
     while waiting:
         message, above = waiting.pop()
-        for field in message.DESCRIPTOR.fields:
-            kind = field.message_type
+        for one in message.DESCRIPTOR.fields:
+            kind = one.message_type
             if kind is None or kind.full_name in above:
                 continue
-            held = getattr(message, field.name)
-            inner = held.add() if field.is_repeated else held
+            held = getattr(message, one.name)
+            inner = held.add() if one.is_repeated else held
             inner.SetInParent()
             if isinstance(inner, TensorProto):
                 inner.name, count = str(count), count + 1
@@ -577,6 +588,17 @@ def test_sizes_are_for_axes_that_a_model_has(
     answer = _command(nxpipe, command, folder, *(word for axis in axes for word in ("--axis", axis)))
     assert (answer.code, words in answer.err) == (code, True), answer.err
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("command", ["build", "check", "verify", "explain", "run"])
+@pytest.mark.parametrize("name", ["m.onnx", "m.pt2"])
+def test_every_command_refuses_a_size_for_an_axis_that_is_not_there(
+    name: str, command: str, nxpipe: InProcess, tmp_path: Path
+) -> None:
+    path = saved(model([node("Relu", "x", "y")]), tmp_path, name)
+    answer = nxpipe(command, "--model-id", str(path), "--axis", "batch=4")
+    assert answer.code == 2, answer.err
+    assert f"{name} has no open axis 'batch', all of its sizes are fixed; leave it out" in answer.err
 
 
 def test_an_axis_that_a_model_does_not_have_is_no_part_of_a_key(tmp_path: Path) -> None:

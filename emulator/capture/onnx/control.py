@@ -42,6 +42,8 @@ def scan(site: OnnxSite, run: Body, *operands: Value) -> list[Value]:
     if site.opset < 9:
         raise NotExpressible("before operator set 9 it scans batches of different lengths; export for a newer one")
     body, scanned = site.attribute("body"), site.attribute("num_scan_inputs")
+    if not 1 <= scanned <= len(operands):
+        raise NotExpressible(f"it scans {scanned} of its {len(operands)} operands")
     state, inputs = list(operands[:-scanned]), operands[-scanned:]
     yields = len(body.output) - len(state)
     given = site.attribute("scan_input_axes", [0] * scanned)

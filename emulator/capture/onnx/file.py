@@ -11,6 +11,7 @@ from emulator.capture.onnx.base import SMALL
 from emulator.capture.onnx.elementwise import dtype_of
 from emulator.capture.onnx.external import DataFolder, tensors_of
 from emulator.capture.onnx.limits import FILE_BYTES, FILE_NAMES, FILE_NODES, BeyondLimit
+from emulator.capture.site import NotExpressible
 from emulator.errors import CaptureError
 from emulator.numerics import Array
 from emulator.regular_file import open_regular
@@ -60,10 +61,11 @@ def sentence(fault: Exception) -> str:
 
 
 def parameters(path: Path) -> dict[str, Array]:
-    """All initialisers by name, floats as float32: those of bodies of loops and branches too."""
+    """The weights among initialisers, by name, floats as float32: those of bodies of loops and branches too."""
     model = loaded(path)
     folder = DataFolder(path.parent, path.name)
-    return {tensor.name: numbers(tensor, folder) for body in graphs_of(model) for tensor in body.initializer}
+    every = (tensor for body in graphs_of(model) for tensor in body.initializer)
+    return {tensor.name: numbers(tensor, folder) for tensor in every if is_weight(tensor)}
 
 
 def graphs_of(model: Any) -> list[Any]:
@@ -86,6 +88,14 @@ def type_of(tensor: Any) -> TensorType:
 def is_parameter(type_: TensorType) -> bool:
     """Weights are parameters; small tables of integers, and single numbers, are part of the program."""
     return type_.elements > 1 and (type_.dtype.is_float or type_.elements > SMALL)
+
+
+def is_weight(tensor: Any) -> bool:
+    """Whether it is a parameter wherever it is used; what the hardware has no elements for is said there."""
+    try:
+        return is_parameter(type_of(tensor))
+    except NotExpressible:
+        return False
 
 
 def numbers(tensor: Any, folder: DataFolder) -> Array:

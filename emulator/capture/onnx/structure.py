@@ -7,9 +7,8 @@ is left out: with it a bias, or a bound, would drop out of the program without a
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from emulator.capture.onnx.file import is_parameter, type_of
+from emulator.capture.onnx.file import is_weight
 from emulator.capture.onnx.limits import NAME_CHARACTERS, BeyondLimit
-from emulator.capture.site import NotExpressible
 from emulator.errors import CaptureError
 
 _Key = tuple[str, str, str]
@@ -95,11 +94,9 @@ class _Names:
 
     def _require_one_of_its_name(self, tensor: Any) -> None:
         """Weights are found by name alone, wherever in the file they stand."""
-        try:
-            weight = is_parameter(type_of(tensor))
-        except NotExpressible:
-            return  # said when the graph is read
-        if weight and tensor.name in self._parameters:
+        if not is_weight(tensor):
+            return
+        if tensor.name in self._parameters:
             raise Malformed(f"{self._name} has two initialisers {tensor.name!r}; give each a name of its own")
         self._parameters.add(tensor.name)
 
