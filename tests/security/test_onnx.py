@@ -8,9 +8,17 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto
 
-from emulator.capture import data_files, open_axes
+from emulator.capture import capture_file, data_files, open_axes
 from emulator.capture.onnx.external import tensors_of
-from emulator.capture.onnx.limits import DEPTH, FILE_NODES, LOOP_TURNS, WRITTEN_OUT
+from emulator.capture.onnx.limits import (
+    DEPTH,
+    FILE_NODES,
+    FILE_PARTS,
+    LOOP_TURNS,
+    UNCOUNTED_BYTES,
+    WRITTEN_OUT,
+    BeyondLimit,
+)
 from pipeline.building.asked import _request
 from pipeline.saved import SavedProgram, UnknownAxis
 from tests.pipeline.command import Answer
@@ -443,6 +451,12 @@ def test_what_is_like_an_attempt_ends_in_a_sentence(
     recipe: Recipe, command: str, code: int, words: str, nxpipe: InProcess, tmp_path: Path
 ) -> None:
     _require_sentence(_tried(nxpipe, tmp_path, recipe, command), code, words)
+
+
+def test_messages_that_grow_in_memory_are_counted_before_they_do(tmp_path: Path) -> None:
+    path = saved(field(7, field(1, b"") * (FILE_PARTS + UNCOUNTED_BYTES)), tmp_path)
+    with pytest.raises(BeyondLimit, match=r"holds more than 2,000,000 fields, and the limit is 2,000,000"):
+        capture_file(path)
 
 
 @pytest.mark.attempt("O47")

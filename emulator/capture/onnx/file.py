@@ -11,6 +11,7 @@ from emulator.capture.onnx.base import SMALL
 from emulator.capture.onnx.elementwise import dtype_of
 from emulator.capture.onnx.external import DataFolder, tensors_of
 from emulator.capture.onnx.limits import FILE_BYTES, FILE_NAMES, FILE_NODES, BeyondLimit
+from emulator.capture.onnx.wire import require_few_parts
 from emulator.capture.site import NotExpressible
 from emulator.errors import CaptureError
 from emulator.numerics import Array
@@ -28,6 +29,7 @@ def loaded(path: Path) -> Any:
         raise CaptureError(f"{path} cannot be read: {fault.strerror or fault}") from fault
     if size > FILE_BYTES:
         raise BeyondLimit(path.name, "has {} bytes", size, FILE_BYTES, "save its weights in a file of data beside it")
+    require_few_parts(data, path.name)
     try:
         model = onnx.ModelProto.FromString(data)
     except Exception as fault:  # protobuf's own errors differ with its implementation

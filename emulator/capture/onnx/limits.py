@@ -16,6 +16,8 @@ from emulator.types import DType
 MiB: Final = 2**20
 
 FILE_BYTES: Final = 2**31 - 1  # protobuf reads no message that is longer
+FILE_PARTS: Final = 2_000_000  # fields of all messages, the bytes of a tensor being one; a node takes about ten
+UNCOUNTED_BYTES: Final = 4 * MiB  # as many parts as that can have take no more memory
 FILE_NODES: Final = 100_000  # a decoder of 80 layers has 20,000 when it is exported without functions
 FILE_NAMES: Final = 2_000_000  # operands, results and attributes of all nodes
 NAME_CHARACTERS: Final = 1024  # a name is repeated in the origin of each node that is made of its node
