@@ -19,6 +19,10 @@ class CaptureError(CompileError):
         self.source = source
 
 
+class DataUnusable(CaptureError):
+    """A file of weights beside a model's file is missing or cut short, or could be outside of the model's folder."""
+
+
 class GraphBreak(CaptureError):
     """The model decides in Python by a tensor's value, which a compiled program cannot do."""
 

@@ -22,6 +22,7 @@ __all__ = [
     "example_inputs",
     "file_outputs",
     "file_parameters",
+    "open_axes",
     "parameter_specs",
     "reference_outputs",
 ]
@@ -54,6 +55,15 @@ def data_files(path: Path) -> dict[str, int]:
     from emulator.capture.onnx import onnx_data_files
 
     return onnx_data_files(path)
+
+
+def open_axes(path: Path) -> tuple[str, ...]:
+    """The axes that a saved program leaves open, by name; a `.pt2` has none."""
+    if path.suffix != ".onnx":
+        return ()
+    from emulator.capture.onnx import onnx_open_axes
+
+    return onnx_open_axes(path)
 
 
 def file_parameters(path: Path) -> dict[str, Array]:

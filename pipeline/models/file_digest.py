@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from emulator.regular_file import open_regular
 from pipeline.folders import cache_folder
 
 _SETTLED_SECONDS = 2.0
@@ -25,7 +26,7 @@ def sha256_of_file(path: Path) -> str:
         remembered = json.loads(memory.read_text())
         if remembered["stamp"] == stamp:
             return str(remembered["sha256"])
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if stamp == _stamp(path) and time.time() - path.stat().st_mtime > _SETTLED_SECONDS:
         _remember(path, {"stamp": stamp, "sha256": digest})
