@@ -12,6 +12,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from pipeline.documents import MiB, json_of, read_file
+
 _SETTLED_SECONDS = 2.0
 
 
@@ -19,8 +21,8 @@ def sha256_of_file(path: Path) -> str:
     """The digest of the file as it is now."""
     stamp = _stamp(path)
     memory = _memory_of(path)
-    with suppress(OSError, ValueError):  # no memory, or a damaged one: hash the file
-        remembered = json.loads(memory.read_text())
+    with suppress(OSError, ValueError, KeyError, TypeError):  # no memory, or a damaged one: hash the file
+        remembered = json_of(read_file(memory, limit=MiB))
         if remembered["stamp"] == stamp:
             return str(remembered["sha256"])
     with path.open("rb") as file:
