@@ -10,6 +10,7 @@ Light: a cached build imports this too.
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 _BACKBONES: Final = ("backbone", "architecture")  # may name a model of the hub, or of the library timm
@@ -47,6 +48,12 @@ def _within(value: object) -> object:
 def _counts(key: object) -> bool:
     name = str(key)
     return name in _RELEVANT or not (name.startswith("_") or name in _LEFT_OUT)
+
+
+def without_quantisation(config: Mapping[str, object]) -> dict[str, object]:
+    """The configuration of the model that a quantised one was made from."""
+    parts = {key: value for key, value in config.items() if key != "quantization_config"}
+    return {key: without_quantisation(part) if isinstance(part, Mapping) else part for key, part in parts.items()}
 
 
 def quantised(config: Mapping[str, object]) -> bool:
@@ -88,7 +95,7 @@ LIMITS: Final = (
     Limit(r"dim|dims|size|sizes|width|n_embd|d_\w+|rank|channels?|hidden|features?|kernel|stride|expand|state|n_inner",
           1 << 24, "elements of a row"),
 )  # fmt: skip
-_ANY_OTHER: Final = Limit(r".*", (1 << 53) - 1, "anything")  # ids, seeds: they size nothing
+_LEAST_LIMIT: Final = min(limit.most for limit in LIMITS)
 _SHOWN: Final = 40
 
 
@@ -96,7 +103,8 @@ _SHOWN: Final = 40
 class Oversized:
     """A number that no model has."""
 
-    field: str
+    field: str  # with the way to it
+    key: str
     value: int
     limit: Limit
 
@@ -115,12 +123,10 @@ def _oversized(field: str, key: str, value: object) -> Iterator[Oversized]:
     """`key` is the last name on the way that is one: a table of numbers by label has numbers for keys."""
     if isinstance(value, bool):
         return
-    if isinstance(value, int):
-        limit = limit_of(key)
-        if value > limit.most:
-            yield Oversized(field, value, limit)
-    elif isinstance(value, float) and value.is_integer() and value > (limit := limit_of(key)).most:
-        yield Oversized(field, int(value), limit)
+    if isinstance(value, int | float):
+        limit = limit_of(key) if inf > value > _LEAST_LIMIT else None
+        if limit is not None and value > limit.most:
+            yield Oversized(field, key, int(value), limit)
     elif isinstance(value, Mapping):
         for name, part in value.items():
             yield from _oversized(f"{field}.{name}", key if str(name).isdigit() else str(name), part)
@@ -129,6 +135,6 @@ def _oversized(field: str, key: str, value: object) -> Iterator[Oversized]:
             yield from _oversized(f"{field}[{number}]", key, part)
 
 
-def limit_of(key: str) -> Limit:
-    """The limit of a setting, by the last words of its name."""
-    return next((limit for limit in LIMITS if re.search(rf"(?:^|_)(?:{limit.name})$", key)), _ANY_OTHER)
+def limit_of(key: str) -> Limit | None:
+    """The limit of a setting, by the last words of its name; None of ids, seeds and factors, which size nothing."""
+    return next((limit for limit in LIMITS if re.search(rf"(?:^|_)(?:{limit.name})$", key)), None)

@@ -133,5 +133,5 @@ def _indexed(folder: Path, index: Path) -> list[Path]:
         if not isinstance(name, str) or Path(name).name != name:
             raise ModelSourceError(f"{index}: names the file {name!r}, which is not a plain file name in that folder")
         if not (folder / name).is_file():
-            raise ModelSourceError(f"{index}: names {name}, which is missing; fetch the whole snapshot")
+            raise ModelSourceError(f"{index}: names {name!r}, which is missing; fetch the whole snapshot")
     return [folder / name for name in names]
