@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from emulator.capture import CaptureRequest, capture
-from emulator.given import Divided, require_inputs
+from emulator.given import NOT_DIVIDED, require_inputs
 from emulator.graph import Graph
 from emulator.numerics import Array
 from emulator.passes import PassOptions, run_passes
@@ -29,8 +29,7 @@ class Program:
 
     def require_inputs(self, given: Mapping[str, Array]) -> None:
         """Refuse what would be read wrongly. Of a stored program, the whole is known by its division alone."""
-        known = self.degree == 1 or self.whole is not self.graph
-        require_inputs(self.whole, given, *(() if known else (Divided(self.parameters, self.states),)))
+        require_inputs(self.whole, given, self.states if self.whole is self.graph else NOT_DIVIDED)
 
 
 def compile_program(request: CaptureRequest, options: PassOptions) -> Program:

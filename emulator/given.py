@@ -6,8 +6,7 @@ wide for its type would become another number. Both would give an answer, and a 
 
 import difflib
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from emulator.ops import (
     Flip,
     Gather,
     Index,
+    RankSlice,
     Reshape,
     Slice,
     TakeAlong,
@@ -32,23 +32,16 @@ from emulator.types import DType, TensorType
 if TYPE_CHECKING:
     from emulator.passes.shard import Piece
 
+NOT_DIVIDED: Final[Mapping[str, "Piece"]] = {}
 # What these give are numbers of their operand, none of them changed.
 _ARRANGING = (Broadcast, Cast, Flip, Reshape, Slice, Transpose)
 
 
-@dataclass(frozen=True)
-class Divided:
-    """Of a program that is known as a rank's share alone: how its weights and states were divided."""
+def require_inputs(graph: Graph, given: Mapping[str, Array], states: Mapping[str, "Piece"] = NOT_DIVIDED) -> None:
+    """Refuse what the program does not take, lacks, or would read wrongly.
 
-    parameters: Mapping[str, "Piece"]
-    states: Mapping[str, "Piece"]
-
-
-_WHOLE = Divided({}, {})
-
-
-def require_inputs(graph: Graph, given: Mapping[str, Array], divided: Divided = _WHOLE) -> None:
-    """Refuse what the program does not take, lacks, or would read wrongly."""
+    The graph may be a rank's share: then `states` says how its states were divided.
+    """
     for name in given:
         if name not in graph.inputs:
             near = difflib.get_close_matches(name, graph.inputs, n=1)
@@ -59,11 +52,11 @@ def require_inputs(graph: Graph, given: Mapping[str, Array], divided: Divided = 
     for name, value in graph.inputs.items():
         if name not in given:
             raise InputsInvalid(f"input {name!r} is missing; give it as {_spelled(value.type.dtype, value.type.shape)}")
-        piece = divided.states.get(name)
+        piece = states.get(name)
         _require_type(name, piece.whole(value.type) if piece else value.type, np.asarray(given[name]))
     for name, value in graph.inputs.items():
         if not value.type.dtype.is_float:
-            _require_meaning(name, np.asarray(given[name]), graph, divided)
+            _require_meaning(name, np.asarray(given[name]), graph)
 
 
 def _require_type(name: str, wanted: TensorType, array: Array) -> None:
@@ -88,11 +81,11 @@ def _require_type(name: str, wanted: TensorType, array: Array) -> None:
             raise InputsInvalid(f"input {name!r} holds {worst}, and {declared.value} is from {held.min} to {held.max}")
 
 
-def _require_meaning(name: str, array: Array, graph: Graph, divided: Divided) -> None:
+def _require_meaning(name: str, array: Array, graph: Graph) -> None:
     if not array.size:
         return
     low, high = int(array.min()), int(array.max())
-    for least, rows in lookups(graph.inputs[name], graph, divided):
+    for least, rows in lookups(graph.inputs[name], graph):
         if low < least or high >= rows:
             worst = high if high >= rows else low
             raise InputsInvalid(
@@ -107,14 +100,18 @@ def _require_meaning(name: str, array: Array, graph: Graph, divided: Divided) ->
         raise InputsInvalid(f"input {name!r} holds {worst}, and the cache has places from 0 to {room - 1}")
 
 
-def lookups(value: Value, graph: Graph, divided: Divided = _WHOLE) -> Iterator[tuple[int, int]]:
-    """The tables that this input is looked up in: the least index that is allowed, and the number of rows."""
-    tables = {graph.parameters[name]: piece for name, piece in divided.parameters.items() if name in graph.parameters}
-    carriers, local = {value}, set[Value]()
+def lookups(value: Value, graph: Graph) -> Iterator[tuple[int, int]]:
+    """The tables that this input is looked up in: the least index that is allowed, and the number of rows.
+
+    Of a rank's share of a table, all rows count: those that it does not have are another rank's.
+    """
+    carriers, local, tables = {value}, set[Value](), dict[Value, int]()
     for node in graph.nodes:
         first = node.operands[0] if node.operands else None
+        if isinstance(node.op, RankSlice):
+            tables[node.result] = node.operands[0].type.shape[node.op.axis]
         if isinstance(node.op, Cast) and first in tables:
-            tables[node.result] = tables[first]
+            tables[node.result] = tables[node.operands[0]]
         if isinstance(node.op, _ARRANGING) and first in carriers:
             carriers.add(node.result)
         elif tables and _counts_from_own_rows(node, carriers, local):
@@ -123,7 +120,7 @@ def lookups(value: Value, graph: Graph, divided: Divided = _WHOLE) -> Iterator[t
             if index in carriers:
                 yield least, rows
             elif index in local and node.operands[0] in tables:
-                yield 0, sum(tables[node.operands[0]].sizes)
+                yield 0, tables[node.operands[0]]
 
 
 def _counts_from_own_rows(node: Node, carriers: Set[Value], local: Set[Value]) -> bool:

@@ -6,7 +6,7 @@ import pickle
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from artifact_store.digest import sha256_hex
 from artifact_store.documents import Blob
-from artifact_store.manifest import Tensor
+from artifact_store.manifest import Manifest, Tensor
 from emulator.capture import CaptureRequest, parameter_specs
 from pipeline.errors import ModelSourceError, ProgramInvalid
 from pipeline.models.checkpoint import weight_files
@@ -287,8 +287,7 @@ def test_tensors_of_an_artifact_are_what_they_say(
     blob = Blob(sha256=sha256_hex(b"x"), size=size)
     lying = _Manifest(Tensor(name=name, dtype=dtype, shape=shape, blob=blob, pack=None))
     with pytest.raises(ProgramInvalid, match="tiny: tensor") as refused:
-        require_tensors(lying)  # type: ignore[arg-type]
+        require_tensors(cast("Manifest", lying))
     assert says in str(refused.value)
-    require_tensors(
-        _Manifest(Tensor(name="w", dtype="float32", shape=(2,), blob=Blob(sha256="0" * 64, size=8), pack=None))
-    )  # type: ignore[arg-type]
+    honest = Tensor(name="w", dtype="float32", shape=(2,), blob=Blob(sha256="0" * 64, size=8), pack=None)
+    require_tensors(cast("Manifest", _Manifest(honest)))
