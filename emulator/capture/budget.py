@@ -9,8 +9,8 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from huggingface_hub import constants
 from torch.nn.modules import module as torch_modules
+from transformers.utils.hub import constants
 
 from emulator.configuration import fetched, oversized
 from emulator.errors import CaptureError

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub.errors import OfflineModeIsEnabled
+from transformers.utils.hub import OfflineModeIsEnabled
 
 from emulator.capture.budget import bounded, require_modest_buffers, require_modest_settings
 from emulator.capture.diffusion import DIFFUSION, build_diffusion_model
