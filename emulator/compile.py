@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from emulator.capture import CaptureRequest, capture
+from emulator.given import NOT_DIVIDED, require_inputs
 from emulator.graph import Graph
+from emulator.numerics import Array
 from emulator.passes import PassOptions, run_passes
 from emulator.passes.roll import roll
 from emulator.passes.shard import NO_PADDING, Padding, Piece, apply, padding, plan
@@ -24,6 +26,10 @@ class Program:
     parameters: Mapping[str, Piece]
     states: Mapping[str, Piece]
     padding: Padding = NO_PADDING
+
+    def require_inputs(self, given: Mapping[str, Array]) -> None:
+        """Refuse what would be read wrongly. Of a stored program, the whole is known by its division alone."""
+        require_inputs(self.whole, given, self.states if self.whole is self.graph else NOT_DIVIDED)
 
 
 def compile_program(request: CaptureRequest, options: PassOptions) -> Program:

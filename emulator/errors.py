@@ -104,6 +104,10 @@ class ExecutionError(CompileError):
     """A checked graph could not be executed on the values given."""
 
 
+class InputsInvalid(ExecutionError):
+    """What was given to a program is none of its inputs, or would be read wrongly."""
+
+
 class MissingTensor(ExecutionError):
     """A parameter or an input that the graph needs was not given."""
 

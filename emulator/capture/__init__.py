@@ -3,6 +3,7 @@
 Importing this package is light; torch and transformers are loaded by the first call that needs them.
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +13,10 @@ from emulator.errors import CaptureError
 from emulator.graph import Graph
 from emulator.numerics import Array
 from emulator.types import TensorType
+
+# transformers reads this when it is imported: whatever else is installed, it takes no kernel from the hub. What
+# computes a model is the compiler's choice, and nothing is fetched but what a command names.
+os.environ["USE_HUB_KERNELS"] = "NO"
 
 __all__ = [
     "TASKS",

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pipeline.check.report import Examination
+from pipeline.documents import MiB, json_of, read_file
 from pipeline.folders import cache_folder
 
 _MOST_ENTRIES = 512
@@ -20,12 +21,12 @@ _MOST_ENTRIES = 512
 def lookup(key: str) -> Examination | None:
     try:
         path = _folder() / f"{key}.json"
-        document = json.loads(path.read_bytes())
+        document = json_of(read_file(path, limit=64 * MiB))
         if document["digest"] != _digest(key, document["examination"]):
             return None
         found = Examination.from_json(document["examination"])
         path.touch()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # whatever is wrong with an entry, the examination can be made again
     return found
 

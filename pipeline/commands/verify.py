@@ -58,6 +58,9 @@ class _Said:
     help="Read these prompts, one a line: text, or token ids as a JSON list.  "
     "[default: sample texts if the model has a tokenizer, else random token ids]",
 )
+@click.option(
+    "--truncate", is_flag=True, help="Cut prompts that are longer than the largest bucket, and say by how much."
+)
 @click.option("--layers", is_flag=True, help="Compare every layer, and name the first that is beyond [verify].")
 @click.option(
     "--slice-layers",
@@ -128,7 +131,8 @@ def _trial(said: Mapping[str, Any]) -> "Trial":
 
     execution = Execution.of(said["mode"], said["engine_order"])
     prompts = read_prompts(said["prompts"]) if said["prompts"] else ()
-    return Trial(said["also"], prompts, said["layers"], said["slice_layers"], said["steps"] or 0, execution)
+    shape = (said["layers"], said["slice_layers"], said["steps"] or 0)
+    return Trial(said["also"], prompts, *shape, execution, said["truncate"])
 
 
 def _tell(found: Iterable[_Said], trial: "Trial", allowed: "Thresholds", console: Console) -> None:
@@ -178,10 +182,11 @@ def _of_models(asked: "Sequence[Order]", trial: "Trial", console: Console) -> It
 
 
 def _faults(said: _Said, allowed: "Thresholds") -> list[str]:
+    """Of layers the first alone: those after it compute with what it gave."""
     return [
         f"{said.model} {said.done.program}, autocast {run.way}, {fault}"
         for run in said.done.emulated
-        for fault in run.faults(allowed)
+        for fault in (*run.faults(allowed), *run.layer_faults(allowed))
     ]
 
 

@@ -4,7 +4,6 @@ AWS names only the newest image of a kind, and nodes of one fleet that start on 
 chosen by `nxpipe ami lock`, written down, and committed; whoever reads the file looks nothing up.
 """
 
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
@@ -17,6 +16,7 @@ from pipeline.config.faults import ConfigInvalid, Fault
 from pipeline.config.forms import text
 from pipeline.config.kinds import Region
 from pipeline.config.table import Table
+from pipeline.documents import MiB, read_file, toml_of
 
 # Public parameters that name the newest image of a region: with all frameworks and the driver, and with ECS and the
 # driver.
@@ -69,7 +69,7 @@ class AmiLock:
 def read_lock(path: Path) -> AmiLock:
     """A missing file holds no image."""
     try:
-        document = tomllib.loads(path.read_text())
+        document = toml_of(read_file(path, limit=4 * MiB).decode())
         images = tuple(LockedImage.model_validate(each) for each in document.pop("image", ()))
     except FileNotFoundError:
         return AmiLock(path)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from emulator.regular_file import open_regular
+from pipeline.documents import MiB, json_of, read_file
 from pipeline.folders import cache_folder
 
 _SETTLED_SECONDS = 2.0
@@ -21,9 +22,8 @@ _SETTLED_SECONDS = 2.0
 def sha256_of_file(path: Path) -> str:
     """The digest of the file as it is now."""
     stamp = _stamp(path)
-    with suppress(OSError, ValueError):  # no memory, or a damaged one: hash the file
-        memory = _memory_of(path)
-        remembered = json.loads(memory.read_text())
+    with suppress(OSError, ValueError, KeyError, TypeError):  # no memory, or a damaged one: hash the file
+        remembered = json_of(read_file(_memory_of(path), limit=MiB))
         if remembered["stamp"] == stamp:
             return str(remembered["sha256"])
     with open_regular(path) as file:
