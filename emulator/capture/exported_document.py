@@ -204,26 +204,31 @@ def _free_name(value: Any) -> str:
     """The name of a parameter, a module, an output: anything that can be printed."""
     if not _string(value).isprintable():
         raise _Wrong(f"names a part of its model {value[:40]!r}, which cannot be printed")
-    return value
+    return str(value)
 
 
 def _identifier(value: Any) -> str:
     """The name of a value: torch writes these into Python source."""
     if not (_string(value).isascii() and value.isidentifier()) or keyword.iskeyword(value):
         raise _Wrong(f"names a value {value[:40]!r}, which is no identifier")
-    return value
+    return str(value)
+
+
+def _argument(value: Any) -> str:
+    """The name of an operator's argument; arguments of blocks have none, and torch passes reserved ones by place."""
+    return str(value) if value in ("", "from", "lambda") else _identifier(value)
 
 
 def _entry(value: Any) -> str:
     if not re.fullmatch(r"\w[\w.-]*", _string(value)):
         raise _Wrong(f"names an entry {value[:40]!r}, where the name of a file without a folder is expected")
-    return value
+    return str(value)
 
 
 def _target(value: Any) -> str:
     if not is_operator(_string(value)):
         raise _Wrong(f"calls {value[:200]!r}, which is no operator of PyTorch that a program may call")
-    return value
+    return str(value)
 
 
 def _refused(what: str) -> _Reader:
@@ -296,7 +301,7 @@ def extent(meta: Any) -> int:
     sizes, strides = ([each.as_int for each in side] for side in (meta.sizes, meta.strides))
     if 0 in sizes:
         return 0
-    last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    last: int = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
     return int(meta.storage_offset.as_int) + last + 1
 
 
@@ -365,7 +370,7 @@ _FIELDS: Final[dict[tuple[type, str], _Reader]] = {
     (schema.Node, "target"): _target,
     (schema.Node, "metadata"): _metadata,
     (schema.Node, "name"): _optional(_identifier),
-    (schema.NamedArgument, "name"): lambda value: value if value == "" or value in _KEYWORDS else _identifier(value),
+    (schema.NamedArgument, "name"): _argument,
     (schema.GraphArgument, "name"): _identifier,
     (schema.TensorArgument, "name"): _identifier,
     (schema.SymIntArgument, "as_name"): _identifier,
@@ -389,5 +394,3 @@ _FIELDS: Final[dict[tuple[type, str], _Reader]] = {
     (schema.ExportedProgram, "verifiers"): _verifiers,
     (schema.PayloadMeta, "path_name"): _entry,
 }
-# Arguments of operators whose names Python reserves, as in `aten.random.from`; torch passes these by position.
-_KEYWORDS: Final = frozenset({"from", "lambda"})

@@ -13,13 +13,17 @@ _EFFECTS: Final = frozenset({"from_file", "_print"})
 # Blocks of operations. The importer takes some of them in place, and says of the others what stands in their way.
 _BLOCKS: Final = frozenset(
     f"torch.ops.higher_order.{name}"
-    for name in ("associative_scan", "cond", "map_impl", "scan", "while_loop")
-    + ("tag_activation_checkpoint", "wrap_activation_checkpoint", "wrap_with_autocast", "wrap_with_set_grad_enabled")
+    for name in (
+        *("associative_scan", "cond", "map_impl", "scan", "while_loop", "wrap_with_autocast"),
+        *("tag_activation_checkpoint", "wrap_activation_checkpoint", "wrap_with_set_grad_enabled"),
+    )
 )
 _OF_SIZES: Final = frozenset(
     f"_operator.{name}"
-    for name in ("add", "eq", "floordiv", "ge", "getitem", "gt", "le", "lt", "mod", "mul", "ne", "neg", "pos", "sub")
-    + ("truediv",)
+    for name in (
+        *("add", "floordiv", "mod", "mul", "neg", "pos", "sub", "truediv"),
+        *("eq", "ge", "getitem", "gt", "le", "lt", "ne"),
+    )
 )
 
 

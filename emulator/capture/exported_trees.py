@@ -11,7 +11,7 @@ _PROTOCOL: Final = 1
 _DEPTH: Final = 64
 _LONGEST: Final = 2**20  # characters
 _SEQUENCES: Final = {"builtins.tuple": "builtins.tuple", "builtins.list": "builtins.list"}
-_LEAF: Final = {"type": None, "context": None, "children_spec": []}
+_LEAF: Final[dict[str, Any]] = {"type": None, "context": None, "children_spec": []}
 
 
 def plain_spec(text: str) -> str:
@@ -43,7 +43,7 @@ def _plain(node: Any, depth: int) -> dict[str, Any]:
         if context is not None and type(context) is not int:  # a deque's longest length
             raise ValueError(f"a {kind} with a context")
         return {"type": _SEQUENCES.get(kind, "builtins.list"), "context": "null", "children_spec": children}
-    if kind == "collections.namedtuple" and isinstance(context, str) or context is None:
+    if context is None or (kind == "collections.namedtuple" and isinstance(context, str)):
         return {"type": "builtins.tuple", "context": "null", "children_spec": children}
     if keys is None:
         raise ValueError(f"{kind[:80]!r} is no tuple, list or dictionary; return one of these")
