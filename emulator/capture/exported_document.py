@@ -305,12 +305,22 @@ def extent(meta: Any) -> int:
     return int(meta.storage_offset.as_int) + last + 1
 
 
+def _nodes(value: Any) -> Any:
+    """Counted before any of them is read."""
+    if isinstance(value, list):
+        _require_few(len(value))
+    return _list(_reader(schema.Node))(value)
+
+
+def _require_few(operations: int) -> None:
+    if operations > NODES:
+        raise _Wrong(f"has {operations:,} operations, where {NODES:,} are the most; export a part of the model")
+
+
 def _check_program(program: Any) -> None:
     """Limits on the whole, and that torch finds what it takes for granted."""
     graph = program.graph_module.graph
-    counted = sum(len(each.nodes) for each in _graphs(graph))
-    if counted > NODES:
-        raise _Wrong(f"has {counted:,} operations, where {NODES:,} are the most; export a part of the model")
+    _require_few(sum(len(each.nodes) for each in _graphs(graph)))
     if len(program.graph_module.module_call_graph) != 1 or program.graph_module.module_call_graph[0].signature is None:
         raise _Wrong("does not say how it is called")
     if len(graph.inputs) != len(program.graph_module.signature.input_specs):
@@ -367,6 +377,7 @@ _FIELDS: Final[dict[tuple[type, str], _Reader]] = {
     (schema.Graph, "sym_int_values"): _values(schema.SymInt),
     (schema.Graph, "sym_float_values"): _values(schema.SymFloat),
     (schema.Graph, "sym_bool_values"): _values(schema.SymBool),
+    (schema.Graph, "nodes"): _nodes,
     (schema.Node, "target"): _target,
     (schema.Node, "metadata"): _metadata,
     (schema.Node, "name"): _optional(_identifier),
