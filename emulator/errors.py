@@ -19,6 +19,12 @@ class CaptureError(CompileError):
         self.source = source
 
 
+class LimitExceeded(CompileError):
+    """Reading a model took more time or memory than it was allowed."""
+
+    deterministic = False
+
+
 class GraphBreak(CaptureError):
     """The model decides in Python by a tensor's value, which a compiled program cannot do."""
 

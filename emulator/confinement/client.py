@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from emulator.confinement import About, Limits, wire
 from emulator.confinement.calls import CALLS
-from emulator.confinement.faults import LimitExceeded, ReaderFailed, rebuilt
-from emulator.errors import CaptureError
+from emulator.confinement.faults import ReaderFailed, rebuilt
+from emulator.errors import CaptureError, LimitExceeded
 
 _START: Final = (
     "import json, socket, sys; sys.path[:] = json.loads(sys.argv[2]); "

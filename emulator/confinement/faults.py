@@ -19,10 +19,6 @@ _FINDINGS: Final = 10_000
 _ALLOCATOR: Final = "DefaultCPUAllocator"  # of PyTorch, which has no type for it
 
 
-class LimitExceeded(errors.CompileError):
-    """Reading the model took more than it was allowed."""
-
-
 class ReaderFailed(Exception):
     """An error that nobody foresaw, or the end of the process; the text holds its traceback, if it had one."""
 
@@ -30,7 +26,14 @@ class ReaderFailed(Exception):
 def described(fault: BaseException) -> dict[str, Any]:
     """For the wire."""
     fault = _of_memory(fault) or fault
-    found: dict[str, Any] = {"message": str(fault)[:_LONGEST], "kind": "", "source": "", "findings": [], "trace": ""}
+    found: dict[str, Any] = {
+        "message": str(fault)[:_LONGEST],
+        "kind": "",
+        "source": "",
+        "findings": [],
+        "trace": "",
+        "behind": [],
+    }
     for kind in type(fault).__mro__:
         if _KNOWN.get(kind.__name__) is kind:
             found["kind"] = kind.__name__
@@ -42,6 +45,7 @@ def described(fault: BaseException) -> dict[str, Any]:
         found["source"] = fault.name or ""
     if isinstance(fault, errors.CaptureError):
         found["source"] = fault.source
+    found["behind"] = _of_the_machine(fault)
     if isinstance(fault, errors.UnsupportedOperators):
         rows = [[one.operator, one.module, one.source, one.count, one.advice] for one in fault.findings]
         found["findings"] = rows[:_FINDINGS]
@@ -59,6 +63,16 @@ def _of_memory(fault: BaseException | None) -> MemoryError | None:
     return None
 
 
+def _of_the_machine(fault: BaseException) -> list[str]:
+    """The kind and the words of an error of this machine's that an error of the model's stands for."""
+    cause = fault.__cause__
+    while cause is not None and not isinstance(cause, OSError | ImportError):
+        cause = cause.__cause__
+    if cause is None:
+        return []
+    return ["OSError" if isinstance(cause, OSError) else "ImportError", str(cause)[:_LONGEST]]
+
+
 def rebuilt(document: Any) -> Exception:
     """The error that `described` was given; anything but texts and numbers in it is a TypeError."""
     message, kind, source, trace = (_text(document[key]) for key in ("message", "kind", "source", "trace"))
@@ -73,6 +87,9 @@ def rebuilt(document: Any) -> Exception:
     Exception.__init__(error, message)
     if isinstance(error, errors.CaptureError):
         error.source = source
+    if document["behind"]:
+        behind, words = map(_text, document["behind"])
+        error.__cause__ = OSError(words) if behind == "OSError" else ImportError(words)
     if isinstance(error, errors.UnsupportedOperators):
         error.findings = tuple(rows)
     return error
