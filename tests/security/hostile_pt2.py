@@ -34,7 +34,7 @@ GADGETS: Final = (
     *("\x1b]0;x\x07", "\x1b[2J", "::add-mask::x", "\u202e", "\ud800", "\0", "", " ", "a" * 5000, "é", "lambda", "self"),
     *("-1", "1e999", "s0 + 1", "s0", "u0", "9" * 5000, "Infinity", "NaN", "true", "null"),
 )
-NUMBERS: Final = (
+NUMBERS: Final[tuple[Any, ...]] = (
     *(0, 1, -1, 2, 64, 65, 2**31, 2**31 - 1, 2**32, 2**62, 2**63 - 1, 2**63, -(2**63), 10**30, 1.5, -0.0, 1e308),
     *(float("nan"), float("inf"), True, False, None, "1", [], {}),
 )
@@ -93,7 +93,7 @@ def _documented(change: Callable[[Any, random.Random], None]) -> Callable[[Saved
         entry = chance.choice((MODEL, MODEL, MODEL, WEIGHTS, CONSTANTS))
         try:
             document = saved.json(entry)
-        except ValueError:  # an earlier change has left no JSON
+        except (ValueError, KeyError, RecursionError):  # an earlier change has left no JSON, or no entry
             return
         change(document, chance)
         saved.put(entry, document)
@@ -171,13 +171,23 @@ def _structure(document: Any, chance: random.Random) -> None:
 
 def _spec(document: Any, chance: random.Random) -> None:
     """A tree of arguments or results."""
-    calls = document.get("graph_module", {}).get("module_call_graph") if isinstance(document, dict) else None
+    calls = _found(document, "graph_module", "module_call_graph")
     entries = [call for call in calls or () if isinstance(call, dict)] if isinstance(calls, list) else []
     if entries:
         entry = chance.choice(entries)
         tree = json.dumps([chance.choice((1, 1, 1, 0, "1")), _tree(chance, 3)])
         whole: dict[str, Any] = {"inputs": [], "outputs": [], "in_spec": tree, "out_spec": tree}
-        entry["signature"] = {**whole, **(entry.get("signature") or {}), chance.choice(("in_spec", "out_spec")): tree}
+        entry["signature"] = {**whole, **_mapping(entry.get("signature")), chance.choice(("in_spec", "out_spec")): tree}
+
+
+def _found(document: Any, *way: str) -> Any:
+    for key in way:
+        document = document.get(key) if isinstance(document, dict) else None
+    return document
+
+
+def _mapping(part: Any) -> dict[str, Any]:
+    return part if isinstance(part, dict) else {}
 
 
 def _tree(chance: random.Random, depth: int) -> Any:
@@ -202,7 +212,7 @@ def _tree(chance: random.Random, depth: int) -> Any:
 
 def _operator(document: Any, chance: random.Random) -> None:
     """Another operator of those that there are, whatever its arguments are."""
-    nodes = document.get("graph_module", {}).get("graph", {}).get("nodes") if isinstance(document, dict) else None
+    nodes = _found(document, "graph_module", "graph", "nodes")
     if isinstance(nodes, list) and nodes and isinstance(nodes[0], dict):
         chance.choice([node for node in nodes if isinstance(node, dict)])["target"] = chance.choice(_operators())
 
@@ -268,10 +278,10 @@ def _archived(saved: Saved, chance: random.Random) -> bytes:
                 archive.writestr(f"{chance.choice((saved.folder, 'other'))}/{MODEL}", saved.entries.get(WEIGHTS, b""))
             if kind == 3:
                 archive.comment = b"PK\5\6" + bytes(18)
-    data = bytearray(file.getvalue())
+    written = bytearray(file.getvalue())
     if kind == 4:
         for _ in range(chance.choice((1, 10, 100))):
-            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+            written[chance.randrange(len(written))] ^= 1 << chance.randrange(8)
     if kind == 5:  # in the list of entries, at the end
-        data[-chance.randrange(1, 400)] ^= 0xFF
-    return bytes(data[: chance.randrange(len(data))]) if kind == 6 else bytes(data)
+        written[-chance.randrange(1, 400)] ^= 0xFF
+    return bytes(written[: chance.randrange(len(written))]) if kind == 6 else bytes(written)
