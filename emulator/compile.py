@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from emulator.capture import CaptureRequest, capture
+from emulator.capture.elsewhere import of_model
 from emulator.given import NOT_DIVIDED, require_inputs
 from emulator.graph import Graph
 from emulator.numerics import Array
@@ -54,6 +55,11 @@ def divided(whole: Graph, options: PassOptions) -> Program:
 
 def compile_graph(request: CaptureRequest, options: PassOptions) -> Graph:
     """The graph after all passes. Its cost does not grow with a model's depth where layers provably repeat."""
+    return of_model(Graph, "compile_graph", request, options)
+
+
+def compile_graph_here(request: CaptureRequest, options: PassOptions) -> Graph:
+    """The same, in this process."""
     from emulator.capture.depth import compile_by_depth
 
     def finish(graph: Graph) -> Graph:

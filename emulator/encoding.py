@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
@@ -258,14 +258,14 @@ def _read_attribute(hint: Any, plain: object) -> Attribute:
         result: Attribute = _shaped(plain, hint)
         _require_word(result)
         return result
-    numbers: tuple[int, ...] = tuple(_shaped(entry, int) for entry in _shaped(plain, list))
+    numbers: tuple[Any, ...] = tuple(_shaped(entry, get_args(hint)[0]) for entry in _shaped(plain, list))
     for number in numbers:
         _require_word(number)
     return numbers
 
 
 def _require_word(number: object) -> None:
-    if isinstance(number, int) and not -(2**63) <= number < 2**63:
+    if isinstance(number, int | float) and not -(2**63) <= number < 2**63:
         raise GraphInvalid("an attribute does not fit 64 bits")
 
 

@@ -23,6 +23,12 @@ class DataUnusable(CaptureError):
     """A file of weights beside a model's file is missing or cut short, or could be outside of the model's folder."""
 
 
+class LimitExceeded(CompileError):
+    """Reading a model took more time or memory than it was allowed."""
+
+    deterministic = False
+
+
 class GraphBreak(CaptureError):
     """The model decides in Python by a tensor's value, which a compiled program cannot do."""
 

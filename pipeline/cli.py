@@ -88,6 +88,13 @@ class Command(_ShortHelp):
         super().__init__(*args, **kwargs)
         self.params.extend(_common_options())
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Whatever a command reads of a model, a confined process reads for it."""
+        from emulator.confinement import confined
+
+        with confined():
+            return super().invoke(ctx)
+
 
 class Group(_ShortHelp, click.Group):
     """A click group whose wrong words are answered with the nearest right one."""

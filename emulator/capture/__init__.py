@@ -4,9 +4,10 @@ Importing this package is light; torch and transformers are loaded by the first 
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from emulator.capture.elsewhere import of_file, of_folder, of_model
 from emulator.capture.inputs import example_inputs
 from emulator.capture.request import TASKS, CaptureRequest
 from emulator.errors import CaptureError
@@ -30,56 +31,37 @@ __all__ = [
     "open_axes",
     "parameter_specs",
     "reference_outputs",
+    "token_ids",
 ]
 
 
 def capture(request: CaptureRequest) -> Graph:
     """The graph of the model that `request` describes, traced in the model's own class."""
-    from emulator.capture.export import capture_model
-
-    return capture_model(request)
+    return of_model(Graph, "capture", request)
 
 
 def capture_file(path: Path, sizes: Mapping[str, int] | None = None) -> Graph:
     """The graph of a saved program: a `.pt2` of torch.export, or an ONNX file, whose open axes `sizes` fixes."""
     if path.suffix == ".onnx":
-        from emulator.capture.onnx import capture_onnx
-
-        return capture_onnx(path, sizes)
+        return of_file(Graph, "capture_onnx", path, dict(sizes or {}))
     if path.suffix == ".pt2":
-        from emulator.capture.exported import capture_exported
-
-        return capture_exported(path)
+        return of_file(Graph, "capture_pt2", path)
     raise CaptureError(f"{path.name} is neither a .pt2 nor an .onnx file")
 
 
 def data_files(path: Path) -> dict[str, int]:
     """The files of weights beside a saved program, by name, and the bytes that each must have at least."""
-    if path.suffix != ".onnx":
-        return {}
-    from emulator.capture.onnx import onnx_data_files
-
-    return onnx_data_files(path)
+    return of_file(dict, "data_onnx", path) if path.suffix == ".onnx" else {}
 
 
 def open_axes(path: Path) -> tuple[str, ...]:
     """The axes that a saved program leaves open, by name; a `.pt2` has none."""
-    if path.suffix != ".onnx":
-        return ()
-    from emulator.capture.onnx import onnx_open_axes
-
-    return onnx_open_axes(path)
+    return of_file(tuple, "axes_onnx", path) if path.suffix == ".onnx" else ()
 
 
 def file_parameters(path: Path) -> dict[str, Array]:
     """The weights in a saved program, by the names that they have in its graph."""
-    if path.suffix == ".onnx":
-        from emulator.capture.onnx import onnx_parameters
-
-        return onnx_parameters(path)
-    from emulator.capture.exported import exported_parameters
-
-    return exported_parameters(path)
+    return of_file(dict, "parameters_onnx" if path.suffix == ".onnx" else "parameters_pt2", path)
 
 
 def file_outputs(path: Path, graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -88,19 +70,18 @@ def file_outputs(path: Path, graph: Graph, inputs: Mapping[str, Array]) -> dict[
     `graph` is what `capture_file` made of the file, for the names of its results.
     """
     if path.suffix == ".onnx":
-        from emulator.capture.onnx import run_onnx
-
-        return run_onnx(path, inputs)
-    from emulator.capture.exported import run_exported
-
-    return run_exported(path, graph, inputs)
+        return of_file(dict, "outputs_onnx", path, dict(inputs))
+    return of_file(dict, "outputs_pt2", path, graph, dict(inputs))
 
 
 def parameter_specs(request: CaptureRequest) -> dict[str, TensorType]:
     """The types of the model's weights by their names in its checkpoint; tied weights appear once."""
-    from emulator.capture.model import weight_types
+    return of_model(dict, "parameter_specs", request)
 
-    return weight_types(request)
+
+def token_ids(folder: Path, texts: Sequence[str]) -> list[list[int]]:
+    """Text to token ids, special tokens included, by the tokenizer that a model's folder holds."""
+    return of_folder(list, "token_ids", folder, list(texts))
 
 
 def reference_outputs(

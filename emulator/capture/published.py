@@ -1,6 +1,6 @@
 """The tensor-parallel plan that a model's authors published with it."""
 
-from emulator.capture.model import build_model
+from emulator.capture.elsewhere import of_model
 from emulator.capture.request import CaptureRequest
 
 
@@ -9,5 +9,12 @@ def published_plan(request: CaptureRequest) -> tuple[tuple[str, str], ...]:
 
     Models of diffusers know nothing of plans.
     """
+    return of_model(tuple, "published_plan", request)
+
+
+def published_plan_here(request: CaptureRequest) -> tuple[tuple[str, str], ...]:
+    """The same, in this process."""
+    from emulator.capture.model import build_model
+
     plan: dict[str, str] = dict(getattr(build_model(request), "tp_plan", None) or {})
     return tuple(sorted(plan.items()))

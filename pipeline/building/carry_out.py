@@ -1,12 +1,14 @@
 """What a worker does: one item, from its document to its end. The store it names is all that it has to do with."""
 
 import resource
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
+from emulator.confinement import confined, limits_now
 from pipeline.building.cell import Maker
 from pipeline.building.events import Ended, Event, Said
 from pipeline.building.faults import fault_of
@@ -27,10 +29,11 @@ def carry_out(item: Item, tell: Callable[[Event], None]) -> Ended:
     """Whatever goes wrong is in what it returns; only an interruption is raised."""
     began, fault, made = time.monotonic(), None, False
     try:
-        made = _made(item, tell)
+        with confined(limits_now()):
+            made = _made(item, tell)
     except Exception as error:
         fault = fault_of(error)
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB + _of_readers()
     return Ended(item.key, time.monotonic() - began, cached=not made, memory=memory, fault=fault)
 
 
@@ -53,6 +56,12 @@ def _made(item: Item, tell: Callable[[Event], None]) -> bool:
         return False
     maker.publish(request, partial(_watched, say))
     return True
+
+
+def _of_readers() -> int:
+    """The most memory that a process took which reads models for this one."""
+    client = sys.modules.get("emulator.confinement.client")  # which is imported by the first question
+    return client.peak() if client is not None else 0
 
 
 @cache

@@ -4,6 +4,7 @@ import traceback
 from typing import Final
 
 from artifact_store.errors import BadUrl, Changed, Denied, Incomplete, StoreUnavailable, UnsafeBackend
+from emulator.errors import LimitExceeded
 from pipeline.building.events import Fault, Sort
 from pipeline.building.failed import is_of_the_machine
 from pipeline.crash import report_crash
@@ -30,6 +31,8 @@ def sort_of(error: Exception) -> Sort:
     """Only what is known to pass is tried again: an error that nobody foresaw would come again."""
     if isinstance(error, _HERE):
         return "here"
+    if isinstance(error, LimitExceeded):
+        return "limit"
     passes = isinstance(error, _MAY_PASS) or is_of_the_machine(error)
     return "environmental" if passes else "deterministic"
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from emulator.compile import compile_graph
-from emulator.errors import CaptureError, CompileError, GraphBreak, OptionsInvalid, UnsupportedOperators
+from emulator.errors import CaptureError, CompileError, GraphBreak, LimitExceeded, OptionsInvalid, UnsupportedOperators
 from emulator.graph import Graph
 from emulator.memory import Footprint, footprints
 from emulator.passes import PassOptions
@@ -79,7 +79,7 @@ def weights_of(source: ModelSource, shapes: tuple[Shape, ...]) -> Mapping[str, "
     for shape in shapes:
         try:
             return parameter_specs(capture_request(source, shape))
-        except MemoryError:
+        except (MemoryError, LimitExceeded):
             raise
         except Exception:  # noqa: S112  the same failure was reported when this program was captured
             continue
@@ -124,7 +124,7 @@ def _lowered(lowering: Lowering, options: PassOptions) -> tuple[Graph | None, Ex
     """One program's graph, or what stands in its way."""
     try:
         return lowering(options), None
-    except MemoryError:
+    except (MemoryError, LimitExceeded):  # which say nothing of the model that would be true tomorrow
         raise
     except Exception as error:  # the model's own code runs here; what nobody foresaw is a finding too, with its log
         return None, error

@@ -12,7 +12,7 @@ from pipeline.cli import Command
 from pipeline.command_line.options import config_option
 from pipeline.command_line.order_options import order_options, orders, refuse_words_without_effect
 from pipeline.command_line.output import Console
-from pipeline.command_line.parameters import Targets
+from pipeline.command_line.parameters import Bytes, Seconds, Targets
 from pipeline.config import load_config
 from pipeline.saved import axis_option, saved_program
 
@@ -26,6 +26,8 @@ from pipeline.saved import axis_option, saved_program
     help="Write the findings there as SARIF 2.1.0 as well, for annotations in a pull request.",
 )
 @axis_option
+@click.option("--timeout", type=Seconds(), default="2h", show_default=True, help="When reading one model is given up.")
+@click.option("--memory-limit", type=Bytes(), help="How much memory reading may take.  [default: what the machine has]")
 @config_option
 @click.pass_context
 def check(
@@ -36,6 +38,8 @@ def check(
     names: tuple[str, ...],
     sarif: Path | None,
     axes: tuple[tuple[str, int], ...],
+    timeout: float,
+    memory_limit: int | None,
     **flags: Any,
 ) -> None:
     """Say all that stands between a model and a target, without weights.
@@ -51,6 +55,7 @@ def check(
       nxpipe check --model-id ./encoder.onnx --axis batch=1 --axis sequence=128
       nxpipe check --sarif findings.sarif
     """
+    from emulator.confinement import Limits, confined
     from pipeline.check import check as carry_out
     from pipeline.check import check_file
     from pipeline.check.text import as_text
@@ -61,7 +66,8 @@ def check(
     described = load_config(config_path, os.environ, missing_ok=model_id is not None)
     reports = []
     for order in orders(model_id, flags, described, names, config_path.parent):
-        reports.append(check_file(file, order, console.step) if file else carry_out(order, console.step))
+        with confined(Limits(memory_limit, timeout)):
+            reports.append(check_file(file, order, console.step) if file else carry_out(order, console.step))
         if not console.json:
             console.page(as_text(reports[-1]) + "\n")
     if console.json:

@@ -128,7 +128,7 @@ def _as_ids(line: str) -> list[int] | None:
 
 
 def _tokenised(texts: list[str], source: "ModelSource") -> list[list[int]]:
-    from emulator.capture.tokens import token_ids
+    from emulator.capture import token_ids
     from emulator.errors import CaptureError
 
     if source.folder is None:

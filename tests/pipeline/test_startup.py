@@ -66,7 +66,7 @@ def test_the_installed_command_looks_for_no_plugins(tmp_path: Path) -> None:
     imported = {line.rpartition("|")[2].strip() for line in answer.err.splitlines()}
     assert answer.code == 0
     assert "pydantic" in imported
-    assert not {"importlib.metadata", "emulator.hardware", "pipeline.config.fleets"} & imported
+    assert not {"importlib.metadata", "emulator.hardware", "emulator.capture", "pipeline.config.fleets"} & imported
 
 
 def test_what_else_is_looked_for_beside_the_plugins_is_pydantics_own() -> None:

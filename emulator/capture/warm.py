@@ -1,0 +1,25 @@
+"""What each capture needs of PyTorch and transformers, loaded once by the process that is forked for each model."""
+
+import contextlib
+from functools import cache
+
+import torch
+import transformers
+
+import emulator.capture.depth
+import emulator.capture.published
+import emulator.passes  # noqa: F401
+from emulator.capture.export import capture_module
+
+
+def warm(kind: str) -> None:
+    """Trace the smallest model there is, and import the code of the kind of model that comes."""
+    _trace()
+    if kind in transformers.CONFIG_MAPPING:
+        with contextlib.suppress(Exception):  # what is wrong with it, the capture says
+            _ = transformers.AutoModel._model_mapping.get(transformers.CONFIG_MAPPING[kind])
+
+
+@cache
+def _trace() -> None:
+    capture_module(torch.nn.Linear(1, 1), {"input": torch.ones(1, 1)})

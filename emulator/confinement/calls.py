@@ -1,0 +1,75 @@
+"""The questions that may be put to the other process, each with what its answer has to be."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from emulator.graph import Graph
+from emulator.types import TensorType
+
+
+def _graph(value: Any) -> bool:
+    return isinstance(value, Graph)
+
+
+def _table(kind: type | tuple[type, ...]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(isinstance(part, kind) for part in value.values())
+
+
+def _sizes(value: Any) -> bool:
+    return isinstance(value, dict) and all(type(part) is int and part >= 0 for part in value.values())
+
+
+def _names(value: Any) -> bool:
+    return isinstance(value, tuple) and all(isinstance(name, str) for name in value)
+
+
+def _pairs(value: Any) -> bool:
+    return isinstance(value, tuple) and all(
+        isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in value
+    )
+
+
+def _tokens(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(row, list) and all(type(token) is int for token in row) for row in value
+    )
+
+
+class Call(NamedTuple):
+    """Where it is answered, what is imported before anything of a stranger's is opened, and a check of the answer."""
+
+    home: str
+    function: str
+    before: tuple[str, ...]
+    fits: Callable[[Any], bool]
+
+
+WARM: Final = "emulator.capture.warm"
+_MODEL: Final = (WARM,)
+_PT2: Final = ("emulator.capture.exported",)
+_ONNX: Final = ("emulator.capture.onnx.reader",)
+
+CALLS: Final = {
+    "capture": Call("emulator.capture.export", "capture_model", _MODEL, _graph),
+    "compile_graph": Call("emulator.compile", "compile_graph_here", _MODEL, _graph),
+    "parameter_specs": Call("emulator.capture.model", "weight_types", _MODEL, _table(TensorType)),
+    "published_plan": Call("emulator.capture.published", "published_plan_here", _MODEL, _pairs),
+    "token_ids": Call("emulator.capture.tokens", "token_ids_here", ("emulator.capture.tokens",), _tokens),
+    "capture_pt2": Call("emulator.capture.exported", "capture_exported", _PT2, _graph),
+    "parameters_pt2": Call("emulator.capture.exported", "exported_parameters", _PT2, _table(np.ndarray)),
+    "outputs_pt2": Call("emulator.capture.exported", "run_exported", _PT2, _table(np.ndarray)),
+    "capture_onnx": Call("emulator.capture.onnx", "capture_onnx", _ONNX, _graph),
+    "data_onnx": Call("emulator.capture.onnx", "onnx_data_files", _ONNX, _sizes),
+    "axes_onnx": Call("emulator.capture.onnx", "onnx_open_axes", _ONNX, _names),
+    "parameters_onnx": Call("emulator.capture.onnx", "onnx_parameters", _ONNX, _table(np.ndarray)),
+    "outputs_onnx": Call("emulator.capture.onnx", "run_onnx", _ONNX, _table(np.ndarray)),
+}
+
+
+def answer(name: str, arguments: tuple[Any, ...]) -> Any:
+    """The answer, made in this process."""
+    call = CALLS[name]
+    return getattr(importlib.import_module(call.home), call.function)(*arguments)
