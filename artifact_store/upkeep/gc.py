@@ -16,6 +16,7 @@ from artifact_store.upkeep.rules import Rules, given_up
 
 # How the canonical JSON of a manifest begins, and of nothing else in a store: "backend" is its first field.
 _MANIFEST: Final = b'{"backend":"'
+_APART: Final = 3600.0  # seconds between two clocks, of which one is wrong then
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """What goes, in this order."""
+    """What goes, in this order. Ages count from `now`, while it is carried out as well."""
 
     rules: Rules
+    now: float
     steps: tuple[Step, ...]
 
 
@@ -63,6 +65,7 @@ def plan(store: Store, rules: Rules, now: float) -> Plan:
     reach.paths.update(retired_path(_key_of(step.found)) for step in retirements)
     return Plan(
         rules,
+        now,
         (
             *retirements,
             *_sweep(store, listed, reach, now),
@@ -122,13 +125,12 @@ def _stages(store: Store, plan: Plan) -> Iterator[tuple[Sequence[Step], Callable
     """Steps that may be done at once, and how. Each stage begins when the one before it has ended."""
     retire = [step for step in plan.steps if step.action == "retire"]
     if retire:
-        held = {root.manifest.sha256 for root in find_held(store, plan.rules.history, store.backend.now())}
+        held = {root.manifest.sha256 for root in find_held(store, plan.rules.history, plan.now)}
         yield retire, lambda step: _retire(store, step.found, held)
     sweep = [step for step in plan.steps if step.action == "remove"]
     if sweep:
-        now = store.backend.now()
         listed = [step.found for step in sweep]
-        reach = mark(store, listed, find_roots(store, plan.rules.history, now), now)
+        reach = mark(store, listed, find_roots(store, plan.rules.history, plan.now), plan.now)
         for _, stage in groupby(sweep, key=lambda step: step.reason):
             yield list(stage), lambda step: not reach.has(step.found.path) and store.backend.remove(step.found)
     clean_up = [step for step in plan.steps if step.action == "clean up"]
