@@ -22,6 +22,8 @@ _FOLDER: Final = _ROOT | os.O_NOFOLLOW
 # Without O_NONBLOCK, opening a FIFO waits for somebody to write to it.
 _FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
+PRIVATE: Final = 0o700  # a folder of one user's, as of a cache that we make: weights are nobody else's business
+
 _KINDS: Final = {
     stat.S_IFLNK: "a symlink",
     stat.S_IFDIR: "a folder",
@@ -56,8 +58,13 @@ class Seen:
 class Beneath:
     """Paths are relative to the root, with `/`. What the system refuses is an OSError, as by `os` itself."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, mode: int = 0o777, base: str = "") -> None:
+        """`mode` is that of the root, where it is not there yet and has to be made. Paths start at the folder `base`
+        below it, to which no symlink leads either."""
+        self.root = root / base
+        self._top = root
+        self._base = base.split("/") if base else []
+        self._mode = mode
 
     def create(self, path: str, mode: int = 0o666) -> int:
         """A new file, open for writing and reading; its folders are made if need be."""
@@ -106,6 +113,11 @@ class Beneath:
         with self._at(source) as (here, name), self._at(target, make=True) as (there, other):
             os.link(name, other, src_dir_fd=here, dst_dir_fd=there, follow_symlinks=False)
 
+    def take_in(self, source: Path, target: str) -> None:
+        """The same of a file that lies elsewhere."""
+        with self._at(target, make=True) as (folder, name):
+            os.link(source, name, dst_dir_fd=folder, follow_symlinks=False)
+
     def rename(self, source: str, target: str) -> None:
         """Over whatever file has that name."""
         with self._at(source) as (here, name), self._at(target, make=True) as (there, other):
@@ -152,13 +164,14 @@ class Beneath:
 
     def _folder(self, path: str, *, make: bool) -> int:
         try:
-            here = os.open(self.root, _ROOT)
+            here = os.open(self._top, _ROOT)
         except FileNotFoundError:
             if not make:
                 raise
-            self.root.mkdir(parents=True, exist_ok=True)
-            here = os.open(self.root, _ROOT)
-        for name in path.split("/"):
+            self._top.parent.mkdir(parents=True, exist_ok=True)
+            self._top.mkdir(self._mode, exist_ok=True)
+            here = os.open(self._top, _ROOT)
+        for name in (*self._base, *path.split("/")):
             if name:
                 outer = here
                 try:
@@ -166,6 +179,30 @@ class Beneath:
                 finally:
                     os.close(outer)
         return here
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A folder below a root, or the root itself."""
+
+    files: Beneath
+    folder: str = ""
+
+    @property
+    def root(self) -> Path:
+        return self.files.root / self.folder
+
+    def at(self, name: str) -> str:
+        return f"{self.folder}/{name}" if self.folder else name
+
+
+def is_ours(seen: os.stat_result) -> bool:
+    """A file that no other user can have written or can write to, but root, who can do anything as well."""
+    return stat.S_ISREG(seen.st_mode) and seen.st_uid in (os.geteuid(), 0) and not seen.st_mode & 0o022
+
+
+def is_same(one: os.stat_result, other: os.stat_result) -> bool:
+    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
 
 
 def _entered(folder: int, name: str, *, make: bool) -> int:

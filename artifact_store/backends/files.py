@@ -115,17 +115,17 @@ def write_at(descriptor: int, data: bytes | memoryview, at: int) -> None:
         view, at = view[written:], at + written
 
 
-def copy_into(descriptor: int, source: IO[bytes], at: int) -> None:
+def copy_into(descriptor: int, source: IO[bytes] | int, at: int) -> None:
     """A whole file to a place in another: inside the kernel, which may share the blocks, as far as it does that."""
-    done = 0
+    done, opened = 0, source if isinstance(source, int) else source.fileno()
     if hasattr(os, "copy_file_range"):
         try:
-            while copied := os.copy_file_range(source.fileno(), descriptor, _AT_ONCE, done, at + done):
+            while copied := os.copy_file_range(opened, descriptor, _AT_ONCE, done, at + done):
                 done += copied
         except OSError as error:
             if error.errno not in _NO_COPY_INSIDE:
                 raise
-    while chunk := os.pread(source.fileno(), CHUNK, done):
+    while chunk := os.pread(opened, CHUNK, done):
         write_at(descriptor, chunk, at + done)
         done += len(chunk)
 

@@ -125,8 +125,10 @@ class LocalFolder:
         for seen in listed:
             path = prefix + seen.name
             if seen.leads_to_a_folder:
-                link = f"cannot list {self._file(path)}: it is a symlink, and none is followed; put a real folder in its place"
-                unread = unread or StoreUnavailable(link)
+                unread = unread or StoreUnavailable(
+                    f"cannot list {self._file(path)}: it is a symlink, and none is followed; put a real folder in its "
+                    "place"
+                )
             elif not seen.is_folder:
                 yield Found(path, seen.status.st_size, _tag(seen.status), seen.status.st_mtime)
             elif path != SCRATCH:
@@ -185,9 +187,9 @@ class LocalFolder:
         """
         with os_errors(f"list {self._file(SCRATCH)}"), suppress(FileNotFoundError):
             for seen in self._files.list(SCRATCH):
-                if _REMOVAL.fullmatch(seen.name) and seen.is_folder and _is_closed(seen.status):
-                    if seen.status.st_mtime <= self.now() - _UNDER_WAY:  # else somebody may be at it
-                        self._put_back(f"{SCRATCH}/{seen.name}")
+                ours = _REMOVAL.fullmatch(seen.name) and seen.is_folder and _is_closed(seen.status)
+                if ours and seen.status.st_mtime <= self.now() - _UNDER_WAY:  # else somebody may be at it
+                    self._put_back(f"{SCRATCH}/{seen.name}")
 
     def now(self, *, looking: bool = False) -> float:
         return time.time() if looking else self._clock.now()

@@ -1,11 +1,14 @@
 """Collection: a plan of what goes and why, carried out beside publishers and promoters. Section 14 of the format."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, Literal
 
 from artifact_store.backends.protocol import Found
+from artifact_store.documents import as_time
+from artifact_store.errors import Refused
 from artifact_store.layout import ACTIONS, retired_path
 from artifact_store.manifest import MAX_MANIFEST_BYTES
 from artifact_store.record import ActionRecord
@@ -53,9 +56,29 @@ def nobody(step: Step, done: bool) -> None:
     """For those who do not watch."""
 
 
+def time_to_collect(store: Store, *, looking: bool = False) -> float:
+    """The store's time, by which its objects have ages; refused where this machine's clock says something else.
+
+    A server's clock that is ahead would make all objects old, and the grace that protects new ones nothing.
+    """
+    theirs, ours = store.backend.now(looking=looking), time.time()
+    if abs(theirs - ours) <= _APART:
+        return theirs
+    raise Refused(
+        f"the clock of {store.url} shows {_shown(theirs)}, and that of this machine {_shown(ours)}; nothing is "
+        "collected by a clock that may be wrong: set the one that is, then collect again"
+    )
+
+
+def _shown(seconds: float) -> str:
+    return f"{as_time(seconds)[:16].replace('T', ' ')} UTC"
+
+
 def plan(store: Store, rules: Rules, now: float) -> Plan:
-    """Look only. A damaged record or manifest is `Corrupt`, and nothing is collected."""
-    # First of all, for it puts back what a killed removal had in its hand.
+    """Look only. A damaged record or manifest is `Corrupt`, and nothing is collected.
+
+    One that is to be carried out is made after `store.backend.recover()`.
+    """
     abandoned = list(store.backend.abandoned(now - store.grace))
     listed = list(store.backend.walk(""))
     roots = find_roots(store, rules.history, now)
