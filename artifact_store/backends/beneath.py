@@ -141,6 +141,16 @@ class Beneath:
         with self._at(path) as (folder, name):
             os.utime(name, dir_fd=folder, follow_symlinks=False)
 
+    def time(self) -> float:
+        """By the clock of the file system, which nothing is left on; an OSError where that cannot be."""
+        if not hasattr(os, "O_TMPFILE"):
+            raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+        descriptor = os.open(self._top, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            return os.fstat(descriptor).st_mtime
+        finally:
+            os.close(descriptor)
+
     def flush(self, path: str) -> None:
         """fsync of a file or a folder."""
         with self._at(path) as (folder, name):
