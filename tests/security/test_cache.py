@@ -15,7 +15,6 @@ from random import Random
 
 import pytest
 
-from artifact_store.backends.local import LocalFolder
 from artifact_store.channel.generation import Served
 from artifact_store.channel.log import ChannelLog
 from artifact_store.documents import Blob
@@ -34,7 +33,7 @@ from tests.artifact_store.afar import afar, counting, first_generation
 from tests.artifact_store.samples import Folder, contents, folder, put, tree
 from tests.artifact_store.test_transfer_folders import weighty
 from tests.artifact_store.test_transfer_whole import model
-from tests.security.others import NOBODY, as_root, fingerprint, give
+from tests.security.others import as_root, fingerprint, give
 
 attempt = pytest.mark.attempt
 
@@ -279,11 +278,12 @@ def test_no_link_in_a_cache_is_followed(place: Folder, tier: Tier, tmp_path: Pat
         fetch(afar([place.backend], small).blobs, wanted, tmp_path / "served")
         Remembered(tier.root, "s3://b/p").keep(place.store.publish(wanted).record)
     except StoreUnavailable as refused:
-        assert "is a symlink" in str(refused)  # noqa: PT017 - in a cache without that folder nothing is refused
+        if "is a symlink" not in str(refused):
+            raise
     assert fingerprint(outside) == before
 
 
-@pytest.mark.parametrize("plant", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+@pytest.mark.parametrize("plant", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["a FIFO", "a link"])
 @pytest.mark.parametrize("where", ["blob", "stamp", "whole", "pieces"])
 @attempt("B512", "B601")
 def test_what_is_no_file_in_a_cache_is_passed_over_and_nobody_waits(
@@ -301,12 +301,7 @@ def test_what_is_no_file_in_a_cache_is_passed_over_and_nobody_waits(
     }[where]
     path.unlink()
     plant(path)
-    again = afar([place.backend], Tier(tier.root)).blobs
-    try:
-        fetch(again, wanted, tmp_path / "two")
-    except StoreError as refused:
-        assert path.is_dir(), refused  # a folder cannot be replaced by a file
-        return
+    fetch(afar([place.backend], Tier(tier.root)).blobs, wanted, tmp_path / "two")
     assert (tmp_path / "two" / WEIGHTS).read_bytes() == (tmp_path / "one" / WEIGHTS).read_bytes()
 
 
@@ -447,10 +442,10 @@ def test_the_names_of_half_written_files_cannot_be_foreseen(
     seen: list[tuple[str, int]] = []
     really = os.open
 
-    def watch(path: object, flags: int, *arguments: int, **named: int) -> int:
+    def watch(path: str, flags: int, *arguments: int, **named: int) -> int:
         if flags & os.O_CREAT:
             seen.append((str(path), flags))
-        return really(path, flags, *arguments, **named)  # type: ignore[call-overload,no-any-return]
+        return really(path, flags, *arguments, **named)
 
     monkeypatch.setattr(os, "open", watch)
     for name in ("one", "two"):
@@ -502,9 +497,3 @@ def test_a_fetch_that_is_killed_at_any_moment_is_finished_by_the_next(
     fetch(place.store.blobs, wanted, tmp_path / "plain")
     for path in tree(tmp_path / "plain") - {".nxpipe"}:
         assert (tmp_path / "served" / path).read_bytes() == (tmp_path / "plain" / path).read_bytes()
-
-
-def test_the_user_nobody_owns_none_of_our_files() -> None:
-    """The tests that give files away rely on it."""
-    assert os.geteuid() != NOBODY
-    assert LocalFolder

@@ -288,12 +288,17 @@ def _socket(path: Path) -> None:
     bound.rename(path) if bound.stat().st_dev == path.parent.stat().st_dev else os.mkfifo(path)
 
 
+def _link_to_a_fifo(path: Path) -> None:
+    os.mkfifo(path.with_suffix(".fifo"))
+    path.symlink_to(path.with_suffix(".fifo"))
+
+
 NO_FILES: dict[str, Callable[[Path], object]] = {
     "a FIFO": os.mkfifo,
     "a folder": Path.mkdir,
     "a socket": _socket,
     "a link to /dev/zero": lambda path: path.symlink_to("/dev/zero"),
-    "a link to a FIFO": lambda path: (os.mkfifo(path.with_suffix(".fifo")), path.symlink_to(path.with_suffix(".fifo"))),
+    "a link to a FIFO": _link_to_a_fifo,
     "a dangling link": lambda path: path.symlink_to("nowhere"),
 }
 
