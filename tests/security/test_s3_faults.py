@@ -1,5 +1,5 @@
-"""S3 that fails, lies or is not S3: an import leaves what a retry finishes, a fetch leaves no folder that looks complete,
-and every end is one sentence with a code of the table."""
+"""S3 that fails, lies or is not S3: an import leaves what a retry finishes, a fetch leaves no folder that looks
+complete, and every end is one sentence with a code of the table."""
 
 import random
 import re
@@ -12,13 +12,16 @@ from typing import Any
 
 import boto3
 import pytest
+from botocore.loaders import create_loader
 
 from artifact_store.backends import s3_faults
 from artifact_store.backends.s3 import connect
+from artifact_store.bundle.export import export_artifact
 from artifact_store.documents import Blob
 from artifact_store.errors import StoreUnavailable
 from artifact_store.layout import blob_path
 from artifact_store.store import Store
+from artifact_store.transfer.fetch import fetch
 from artifact_store.upkeep.fsck import fsck
 from pipeline.exit_codes import CORRUPT, OK, REFUSED, STORE
 from tests.artifact_store.samples import S3, folder, s3_server
@@ -31,6 +34,7 @@ __all__ = ["nxpipe"]
 
 attempt = pytest.mark.attempt
 PREFIX = "p"
+_LOADER = create_loader()  # of what a client knows of S3, which takes longer to read than the rest of a test
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +60,7 @@ def world(
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
     monkeypatch.setattr(s3_faults, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("botocore.session.create_loader", lambda *_: _LOADER)
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.0)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nxpipe.toml").write_text('[project]\nname = "test"\n[store]\ncache = "cache"\n')
@@ -77,12 +82,12 @@ def place(server: dict[str, str]) -> S3:
     return S3(Store(backend), backend, client, name, f"{PREFIX}/")
 
 
-@pytest.fixture
-def bundle(tmp_path: Path, nxpipe: InProcess) -> Path:
-    store = folder(tmp_path / "local").store
-    one = store.publish(weighty(store))
-    assert nxpipe("store", "export", one.request_key, "--to", "bundle.tar", "--store", "local").code == OK.number
-    return tmp_path / "bundle.tar"
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bundle") / "bundle.tar"
+    store = folder(path.parent / "local").store
+    export_artifact(store, store.publish(weighty(store)), path)
+    return path
 
 
 def is_one_sentence(answer: Answer, *codes: int) -> None:
@@ -183,13 +188,13 @@ IMPORTS: list[Any] = [
     pytest.param(once(only(_put, _reset)), id="PUT reset", marks=attempt("S05")),
     *(
         pytest.param(always(from_the(number, _denied)), id=f"403 from {number}", marks=attempt("S06"))
-        for number in (1, 2, 4, 8, 12)
+        for number in (1, 4, 9)
     ),
     *(
         pytest.param(always(from_the(number, _reset)), id=f"reset from {number}", marks=attempt("S07"))
-        for number in (1, 3, 8)
+        for number in (1, 6)
     ),
-    *(pytest.param(_mixture(seed), id=f"mixture {seed}", marks=attempt("S08")) for seed in range(4)),
+    *(pytest.param(_mixture(seed), id=f"mixture {seed}", marks=attempt("S08")) for seed in range(3)),
     pytest.param(always(only(_put, _checksum)), id="PUT with another checksum", marks=attempt("S09")),
     pytest.param(
         always(only(lambda asked: asked.method == "HEAD", _checksum)), id="HEAD: other checksum", marks=attempt("S10")
@@ -250,7 +255,9 @@ def _page(text: str) -> Twist:
 
 
 _BOMB = "".join(f'<!ENTITY l{n + 1} "{f"&l{n};" * 10}">' for n in range(9))
-BOMB = f'<?xml version="1.0"?><!DOCTYPE l [<!ENTITY l0 "lol">{_BOMB}]><ListBucketResult>&l9;</ListBucketResult>'
+BOMB = (
+    f'<?xml version="1.0"?><!DOCTYPE l [<!ENTITY l0 "{"lol" * 1000}">{_BOMB}]><ListBucketResult>&l9;</ListBucketResult>'
+)
 ENDLESS = (
     '<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>b</Name>'
     "<IsTruncated>true</IsTruncated><KeyCount>0</KeyCount><MaxKeys>1000</MaxKeys>"
@@ -313,7 +320,7 @@ def test_a_fetch_from_a_bad_server_leaves_no_folder_that_looks_complete(
     assert (tmp_path / "o" / "manifest.json").exists() == (answer.code == OK.number)
     proxy.under(honest)
     assert nxpipe(*words).code == OK.number
-    assert nxpipe("store", "fetch", one.model_id, "--store", place.store.url, "--to", "again").code == OK.number
+    fetch(place.store.blobs, one.manifest, tmp_path / "again")
     for path in ("weights.safetensors", "manifest.json", "executables/forward-b1-s128.nxe"):
         assert (tmp_path / "o" / path).read_bytes() == (tmp_path / "again" / path).read_bytes()
 

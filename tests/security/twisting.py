@@ -83,7 +83,7 @@ class Twisting:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
-            def log_message(self, format: str, *args: Any) -> None:
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as http.server names it
                 """Not on the terminal of the tests."""
 
             def handle(self) -> None:
