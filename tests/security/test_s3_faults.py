@@ -255,9 +255,7 @@ def _page(text: str) -> Twist:
 
 
 _BOMB = "".join(f'<!ENTITY l{n + 1} "{f"&l{n};" * 10}">' for n in range(9))
-BOMB = (
-    f'<?xml version="1.0"?><!DOCTYPE l [<!ENTITY l0 "{"lol" * 1000}">{_BOMB}]><ListBucketResult>&l9;</ListBucketResult>'
-)
+BOMB = f'<!DOCTYPE l [<!ENTITY l0 "{"lol" * 1000}">{_BOMB}]><ListBucketResult>&l9;</ListBucketResult>'
 ENDLESS = (
     '<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>b</Name>'
     "<IsTruncated>true</IsTruncated><KeyCount>0</KeyCount><MaxKeys>1000</MaxKeys>"
