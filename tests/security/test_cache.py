@@ -18,8 +18,8 @@ import pytest
 from artifact_store.channel.generation import Served
 from artifact_store.channel.log import ChannelLog
 from artifact_store.documents import Blob
-from artifact_store.errors import NotFound, StoreError, StoreUnavailable
-from artifact_store.layout import blob_path, head_path
+from artifact_store.errors import StoreError, StoreUnavailable
+from artifact_store.layout import blob_path
 from artifact_store.manifest import Manifest
 from artifact_store.transfer import folder as folders
 from artifact_store.transfer import ranges
@@ -27,7 +27,6 @@ from artifact_store.transfer.fetch import WEIGHTS, fetch
 from artifact_store.transfer.remembered import Remembered
 from artifact_store.transfer.stamp import date, stamp
 from artifact_store.transfer.tier import Tier
-from artifact_store.transfer.wanted import by_channel
 from artifact_store.url import open_offline
 from tests.artifact_store.afar import afar, counting, first_generation
 from tests.artifact_store.samples import Folder, contents, folder, put, tree
@@ -164,19 +163,15 @@ def test_no_folder_gets_a_link_to_a_file_of_another_user(place: Folder, tier: Ti
 
 @as_root
 def test_offline_what_another_user_says_a_channel_serves_is_not_believed(place: Folder, tmp_path: Path) -> None:
-    url = "s3://a-bucket/p"
-    published = place.store.publish(put(place.store))
-    ChannelLog(place.backend, "prod").append(lambda _: first_generation("prod", [Served.of(published)]))
-    remember, tier = Remembered(tmp_path / "cache", url), Tier(tmp_path / "cache")
-    online = afar([place.backend], tier)
-    by_channel(online, "prod", None, None, remember)
-    assert by_channel(open_offline(url, tmp_path / "cache"), "prod", None, None).digest == published.manifest_digest
-    for path in (tmp_path / "cache" / "seen").rglob("*"):
-        if path.is_file():
-            give(path)
-    with pytest.raises(NotFound):
-        by_channel(open_offline(url, tmp_path / "cache"), "prod", None, None)
-    assert head_path("prod") in {f"channels/{p.parent.name}/{p.name}" for p in (tmp_path / "cache").rglob("head")}
+    url, cache = "s3://a-bucket/p", tmp_path / "cache"
+    tip = first_generation("prod", [Served.of(place.store.publish(put(place.store)))])
+    Remembered(cache, url).keep_channel(tip)
+    assert ChannelLog(open_offline(url, cache).backend, "prod").tip() == tip
+    seen = [path for path in (cache / "seen").rglob("*") if path.is_file()]
+    assert len(seen) == 2  # the generation and the head
+    for path in seen:
+        give(path)
+    assert ChannelLog(open_offline(url, cache).backend, "prod").tip() is None
 
 
 # Planted names (B601)

@@ -217,7 +217,7 @@ def test_a_dry_run_changes_nothing_at_all(nxpipe: InProcess, planted: Planted, h
     (here / "cache").mkdir()
     write_onnx(here / "m.onnx")
     if command != "init":
-        (here / "nxpipe.toml").write_text('[project]\nname = "test"\n[store]\nurl = "st"\ncache = "cache"\n')
+        (here / "nxpipe.toml").write_text('[project]\nname = "test"\n[store]\nurl = "file://st"\ncache = "cache"\n')
     before = fingerprint(here)
     is_one_sentence(nxpipe(*DRY_RUNS[command]), OK.number)
     assert fingerprint(here) == before
