@@ -19,6 +19,7 @@ from artifact_store.channel.change import Author, Requirements, promote
 from artifact_store.documents import Blob
 from artifact_store.errors import Corrupt, Denied
 from artifact_store.layout import is_object
+from artifact_store.leases import Leases
 from artifact_store.transfer.fetch import fetch
 from artifact_store.upkeep.fsck import fsck
 from artifact_store.upkeep.gc import carry_out, plan
@@ -467,3 +468,13 @@ def test_many_threads_read_and_write_one_folder(here: Path) -> None:
         thread.join()
     assert not wrong
     assert store.read_blob(Blob.of(b"7 49")) == b"7 49"
+
+
+def test_a_lease_of_a_wrong_clock_keeps_nobody_waiting(planted: Planted) -> None:
+    """Taken in 2100, or until then: nobody knows how long that really is."""
+    key, leases = "0" * 64, Leases(planted.store.backend)
+    assert leases.take(key, "ann") is not None
+    assert leases.take(key, "bob") is None
+    assert Leases(planted.store.backend, seconds=9e9).take("1" * 64, "ann") is not None
+    assert leases.current("1" * 64) is None
+    assert leases.take("1" * 64, "bob") is not None
