@@ -37,7 +37,8 @@ def keep(key: str, examination: Examination) -> None:
     document = json.dumps({"digest": _digest(key, body), "examination": body})
     with suppress(OSError):
         folder = _folder()
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(0o700, parents=True, exist_ok=True)
+        folder.mkdir(0o700, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=folder, suffix=".part")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(document)

@@ -46,7 +46,8 @@ def _remember(path: Path, value: dict[str, object]) -> None:
     """Best effort: a cache that cannot be written only costs time."""
     with suppress(OSError):
         memory = _memory_of(path)
-        memory.parent.mkdir(parents=True, exist_ok=True)
+        memory.parent.parent.mkdir(0o700, parents=True, exist_ok=True)
+        memory.parent.mkdir(0o700, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=memory.parent)
         with os.fdopen(handle, "w") as file:
             json.dump(value, file)
