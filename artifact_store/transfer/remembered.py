@@ -1,8 +1,9 @@
-"""What this machine has seen of a store, for when it is offline: action records and the state of channels.
+"""What this machine has seen of a store, for when it is offline: action records, the state of channels, signatures.
 
 It is laid out as that store is, below `seen/` of the tier. A file's modification time says when it was last seen so.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from artifact_store.backends.files import os_errors, scratch
@@ -20,12 +21,17 @@ class Remembered(LocalFolder):
 
     def keep(self, record: Sealed) -> None:
         """Not flushed to the disk: one that a power loss has torn does not match its seal."""
-        target = self._root / record.path
-        with scratch(self.scratch_folder) as file, os_errors(f"write {target}"):
-            file.write(record.to_bytes())
-            file.finish()
-            target.parent.mkdir(parents=True, exist_ok=True)
-            file.path.replace(target)
+        self.keep_objects([(record.path, record.to_bytes())])
+
+    def keep_objects(self, objects: Iterable[tuple[str, bytes]]) -> None:
+        """By path, as they lie in the store."""
+        for path, data in objects:
+            target = self._root / path
+            with scratch(self.scratch_folder) as file, os_errors(f"write {target}"):
+                file.write(data)
+                file.finish()
+                target.parent.mkdir(parents=True, exist_ok=True)
+                file.path.replace(target)
 
     def keep_channel(self, tip: Generation) -> None:
         self.keep(tip)

@@ -8,13 +8,15 @@ import click
 
 from artifact_store.errors import Refused
 from pipeline.channels.colours import COLOURS, channel_of
+from pipeline.crash import state_folder
+from pipeline.suggest import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from artifact_store import Store
     from artifact_store.channel.change import Sign
-    from artifact_store.channel.generation import Generation
+    from artifact_store.transfer.believed import Trust
     from artifact_store.trust.keys import PublicKey, Signer
     from artifact_store.trust.policy import Policy, TrustedKey
     from pipeline.config import Config
@@ -43,13 +45,24 @@ def signing_policy(config: "Config", folder: Path) -> "Policy | None":
     return Policy(trusted, _with_colours(config, signing.require), signing.threshold)
 
 
-def require_belief(generation: "Generation", fault: str | None) -> None:
-    """What a generation says is acted on only where the policy finds no fault with it."""
-    if fault:
-        raise Refused(
-            f"generation {generation.generation} of channel {generation.channel} {fault}; find out who wrote it, and "
-            "promote or roll back again with a trusted key"
-        )
+def trust_in(config: "Config", folder: Path, store: "Store", say: "Callable[[str], None]" = lambda _: None) -> "Trust":
+    """What is believed of a store's channels by this file, and by what this machine has seen of them before."""
+    from artifact_store.channel.marks import Marks
+    from artifact_store.transfer.believed import Trust
+
+    for sentence in unused_channels(config):
+        say(f"Note: {sentence}")
+    return Trust(signing_policy(config, folder), Marks(state_folder() / "channels", store.url), say)
+
+
+def unused_channels(config: "Config") -> "Iterator[str]":
+    """Channels of [signing] that no fleet runs, where they look like a misspelt one that is left without a rule."""
+    signing = config.signing
+    ruled = {*signing.require, *(each for key in signing.trusted for each in key.channels or ())}
+    free = sorted({fleet.channel for fleet in config.fleets} - ruled)
+    for channel in sorted(ruled - {fleet.channel for fleet in config.fleets}):
+        if hint := did_you_mean(channel, free):
+            yield f"[signing] names channel {channel}, and no fleet of nxpipe.toml runs it{hint}"
 
 
 def _with_colours(config: "Config", channels: "Sequence[str]") -> frozenset[str]:
