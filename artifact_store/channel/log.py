@@ -69,6 +69,14 @@ class ChannelLog:
     def read(self, generation: int) -> Generation | None:
         return self._read(generation)
 
+    def insist_on_no_more(self) -> None:
+        """That nothing lies beyond the tip: one generation between was removed then. It takes a listing."""
+        tip, last = self.tip(), max(self._listed(), default=0)
+        end = tip.generation if tip else 0
+        if last > end:
+            where = f"{self._backend.url}/{generation_path(self.channel, end + 1)}"
+            raise Corrupt(where, f"it is missing, and the log holds generation {last}", _BROKEN)
+
     def back_from(self, newest: Generation | None) -> Iterator[Generation]:
         """Every generation, the newest first, each proved by the digest that its successor holds."""
         at = newest

@@ -51,6 +51,22 @@ class Signatures:
         read = sources_of(self._store).first(path, lambda place: place.read(path))
         return None if read is None else (path, read_at_most(MAX_SIGNATURE_BYTES, read))
 
+    def well_formed(self, manifest_digest: str, key_id: str) -> bytes | None:
+        """What lies in a key's place: an envelope of that key about that manifest. Nothing is proved by it."""
+        path = _path(manifest_digest, key_id)
+        chunks = self._store.backend.read(path)
+        if chunks is None:
+            return None
+        try:
+            data = read_at_most(MAX_SIGNATURE_BYTES, chunks)
+            envelope = Envelope.from_bytes(data)
+            if envelope.key_id != key_id:
+                raise InvalidDocument(f"it is one of key {envelope.key_id}")
+            envelope.insist_on_subject(manifest_digest)
+        except InvalidDocument as fault:
+            raise Corrupt(f"{self._store.url}/{path}", str(fault), _SIGN_AGAIN) from fault
+        return data
+
     def key_ids(self, manifest_digest: str) -> list[str]:
         """The keys that claim to have signed a manifest; nothing is proved of them."""
         folder = signature_folder(manifest_digest)
