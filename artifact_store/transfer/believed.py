@@ -36,10 +36,7 @@ class Trust:
         if tip is None:
             return None
         if fault := self.fault(place, tip):
-            raise Refused(
-                f"generation {tip.generation} of channel {channel} {fault}; find out who wrote it, and promote or roll "
-                "back again with a trusted key"
-            )
+            raise unbelieved(tip, fault)
         if not isinstance(place, Remembered):
             self.mark(tip)
         return tip
@@ -92,6 +89,13 @@ class Trust:
 
 
 ALL: Final = Trust(None, None)  # for stores of which nothing is asked, and nothing was seen
+
+
+def unbelieved(generation: Generation, fault: str) -> Refused:
+    return Refused(
+        f"generation {generation.generation} of channel {generation.channel} {fault}; find out who wrote it, and "
+        "promote or roll back again with a trusted key"
+    )
 
 
 def _taken(place: Backend, generation: Generation) -> float:

@@ -7,7 +7,7 @@ from typing import Final
 from artifact_store.channel.change import Doubt, Sign
 from artifact_store.channel.generation import Generation, Served, Signature
 from artifact_store.documents import seconds_since_1970
-from artifact_store.errors import Corrupt
+from artifact_store.errors import Corrupt, StoreUnavailable
 from artifact_store.store import Store
 from artifact_store.transfer.reading import sources_of
 from artifact_store.trust.keys import PublicKey, Signer, as_base64, from_base64
@@ -54,19 +54,19 @@ class Policy:
     def signers(self, store: Store, manifest_digest: str, channel: str, now: float) -> list[str]:
         """The names of those who have signed a manifest, of all whose word counts.
 
-        A damaged signature is reported only where the good ones do not suffice without it: whoever can add an object
-        must not be able to take an artifact away.
+        One that is damaged or cannot be read is reported only where the good ones do not suffice without it: whoever
+        can add an object must not be able to take an artifact away.
         """
         good: list[str] = []
-        damaged: list[Corrupt] = []
+        faults: list[Corrupt | StoreUnavailable] = []
         for each in self._counting(channel, now):
             try:
                 if Signatures(store).by(each.key, manifest_digest) is not None:
                     good.append(each.name)
-            except Corrupt as error:
-                damaged.append(error)
-        if damaged and len(good) < self.threshold:
-            raise damaged[0]
+            except (Corrupt, StoreUnavailable) as error:
+                faults.append(error)
+        if faults and len(good) < self.threshold:
+            raise faults[0]
         return good
 
     def judge(self, store: Store, channel: str) -> Doubt | None:

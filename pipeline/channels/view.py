@@ -12,8 +12,7 @@ from artifact_store import Store
 from artifact_store.channel.generation import Generation, Served
 from artifact_store.channel.log import channels
 from artifact_store.documents import seconds_since_1970
-from artifact_store.errors import Refused
-from artifact_store.transfer.believed import Trust
+from artifact_store.transfer.believed import Trust, unbelieved
 from artifact_store.trust.policy import Policy
 from pipeline.channels.known import unknown_channel
 from pipeline.channels.signing import trust_in
@@ -36,10 +35,7 @@ class Entry:
 
     def require_belief(self) -> None:
         if self.fault:
-            raise Refused(
-                f"generation {self.generation.generation} of channel {self.generation.channel} {self.fault}; find out "
-                "who wrote it, and promote or roll back again with a trusted key"
-            )
+            raise unbelieved(self.generation, self.fault)
 
 
 @dataclass(frozen=True)
@@ -74,6 +70,12 @@ class ChannelView:
     @cached_property
     def policy(self) -> Policy:
         return self.trust.policy or Policy()
+
+    def require_belief(self, entry: Entry) -> None:
+        """In what is served now: the generation, and the signatures of its artifacts."""
+        entry.require_belief()
+        for each in entry.generation.artifacts:
+            self.trust.insist_on_signatures(self.store, entry.generation.channel, each)
 
     def signers(self, channel: str, served: Served) -> list[str]:
         """Who has signed an artifact, of those whose word counts on the channel now."""

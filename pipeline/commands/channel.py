@@ -85,7 +85,7 @@ def show(console: Console, name: str | None, store: str | None, config_path: Pat
         texts = [state_text(entry, names) for entry, names in zip(entries, signers, strict=True)]
         _print(console, texts, view.store.url)
     for entry in entries:
-        entry.require_belief()
+        view.require_belief(entry)
 
 
 def _print(console: Console, texts: list[str], url: str) -> None:
