@@ -61,7 +61,9 @@ class Tensor(Document):
             raise ValueError(f"tensor {self.name!r} is of the unknown type {self.dtype!r}")
         room = width * math.prod(length or 1 for length in self.shape)  # also where it is empty: strides must fit
         size = 0 if 0 in self.shape else room
-        if room > MAX_INTEGER or size != self.blob.size:
+        if room > MAX_INTEGER:
+            raise ValueError(f"tensor {self.name!r} of {list(self.shape)} is larger than any reader can count")
+        if size != self.blob.size:
             raise ValueError(
                 f"tensor {self.name!r} of {self.dtype} {list(self.shape)} takes {size} bytes, "
                 f"and its blob has {self.blob.size}"

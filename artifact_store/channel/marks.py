@@ -50,7 +50,7 @@ class Marks:
         with os_errors(f"read {file}"):
             try:
                 data = file.read_bytes()
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return None
         try:
             mark = Mark.from_bytes(data)
