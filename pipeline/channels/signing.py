@@ -98,6 +98,15 @@ def author_signature(typed: str | None, config: "Config", folder: Path, channel:
     return signing_with(signer)
 
 
+def known_keys(config: "Config", folder: Path) -> "list[PublicKey]":
+    """The trusted keys that are in files here: a machine without a network can still prove what they have signed."""
+    signing = config.signing
+    if signing.trusted:
+        return [_trusted(each, config, folder).key for each in signing.trusted]
+    beside = _beside(signing.key or "", folder)
+    return [named_public_key(beside)] if beside else []
+
+
 def named_public_key(path: Path) -> "PublicKey":
     from artifact_store.trust.keys import PublicKey
 
@@ -112,13 +121,18 @@ def builder_id() -> str:
 
 def _public_half(key: str, folder: Path) -> "PublicKey":
     """From the file beside a key file, so that whoever only looks needs no private key."""
-    from artifact_store.trust.key_files import public_path
     from artifact_store.trust.signers import open_signer
 
-    beside = public_path(folder / Path(key.removeprefix("file:")).expanduser())
-    if key.startswith("file:") and beside.exists():
-        return named_public_key(beside)
-    return open_signer(key, folder).public
+    beside = _beside(key, folder)
+    return named_public_key(beside) if beside else open_signer(key, folder).public
+
+
+def _beside(key: str, folder: Path) -> Path | None:
+    """The public half of a key file, if it is there."""
+    from artifact_store.trust.key_files import public_path
+
+    path = public_path(folder / Path(key.removeprefix("file:")).expanduser())
+    return path if key.startswith("file:") and path.exists() else None
 
 
 def _configured(config: "Config", folder: Path) -> "Signer | None":

@@ -72,12 +72,12 @@ def import_(console: Console, bundle: Path, store: str | None, config_path: Path
       nxpipe store import bert.tar --store s3://my-artifacts/nxpipe
     """
     from artifact_store.bundle.load import Bundled
-    from pipeline.channels.signing import signing_policy
+    from pipeline.channels.signing import known_keys
     from pipeline.config import load_config
 
     opened = open_the_store(store, config_path, console)
-    policy = signing_policy(load_config(config_path, os.environ, missing_ok=True), config_path.parent)
-    bundled = Bundled.read(bundle, [each.key for each in policy.trusted] if policy else ())
+    known = known_keys(load_config(config_path, os.environ, missing_ok=True), config_path.parent)
+    bundled = Bundled.read(bundle, known)
     with Progress(console, f"import {bundled.manifest.model.id}", bundled.size_bytes) as progress:
         published = bundled.publish(opened, progress.sent)
     if console.json:
