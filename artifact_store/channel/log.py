@@ -51,8 +51,8 @@ class ChannelLog:
             self._proved = tip
         return tip
 
-    def newest(self) -> Generation | None:
-        """The same, and nothing is proved of it but its seal."""
+    def newest(self, *, further: bool = True) -> Generation | None:
+        """The same, and nothing is proved of it but its seal. `further`: behind the one that the head names, too."""
         try:
             head = self._records.read(Head, head_path(self.channel))
         except Corrupt:
@@ -62,7 +62,7 @@ class ChannelLog:
             # A generation is written before the head that names it, so no crash leaves this.
             where = f"{self._backend.url}/{head_path(self.channel)}"
             raise Corrupt(where, f"it names generation {head.generation}, which is missing from the log", _REMOVED)
-        while found is not None and (later := self._read(found.generation + 1)) is not None:
+        while further and found is not None and (later := self._read(found.generation + 1)) is not None:
             found = later
         return found
 

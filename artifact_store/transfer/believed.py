@@ -81,7 +81,7 @@ class Trust:
 
         def read(place: Backend) -> tuple[Generation | None, Backend]:
             log = ChannelLog(place, channel, self.marks)
-            return (log.newest() if isinstance(place, Remembered) else log.tip()), place
+            return (log.newest(further=False) if isinstance(place, Remembered) else log.tip()), place
 
         answer = sources_of(store).first(f"channel {channel}", read)
         assert answer is not None, "a tuple was read, or an error is under way"

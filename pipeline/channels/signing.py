@@ -52,7 +52,15 @@ def trust_in(config: "Config", folder: Path, store: "Store", say: "Callable[[str
 
     for sentence in unused_channels(config):
         say(f"Note: {sentence}")
-    return Trust(signing_policy(config, folder), Marks(state_folder() / "channels", store.url), say)
+    return Trust(signing_policy(config, folder), Marks(state_folder() / "channels", _identity(store.url)), say)
+
+
+def _identity(url: str) -> str:
+    """A bucket of the same name at another endpoint is another store."""
+    from artifact_store.url import is_remote
+
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    return f"{url} at {endpoint}" if endpoint and is_remote(url) else url
 
 
 def unused_channels(config: "Config") -> "Iterator[str]":
@@ -131,8 +139,10 @@ def _beside(key: str, folder: Path) -> Path | None:
     """The public half of a key file, if it is there."""
     from artifact_store.trust.key_files import public_path
 
+    if not key.startswith("file:"):
+        return None
     path = public_path(folder / Path(key.removeprefix("file:")).expanduser())
-    return path if key.startswith("file:") and path.exists() else None
+    return path if path.exists() else None
 
 
 def _configured(config: "Config", folder: Path) -> "Signer | None":

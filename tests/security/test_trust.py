@@ -9,6 +9,7 @@ from typing import Final
 
 import pytest
 
+from artifact_store.backends.local import LocalFolder
 from artifact_store.canonical import canonical_json
 from artifact_store.channel.generation import PAYLOAD_TYPE as GENERATION_TYPE
 from artifact_store.channel.generation import Generation
@@ -16,6 +17,7 @@ from artifact_store.channel.marks import Marks
 from artifact_store.documents import Blob
 from artifact_store.errors import ChannelEmpty, Corrupt, NotFound, Refused, StoreError
 from artifact_store.layout import generation_path, head_path
+from artifact_store.transfer.believed import Trust
 from artifact_store.transfer.remembered import Remembered
 from artifact_store.transfer.wanted import by_channel
 from artifact_store.trust.envelope import PAYLOAD_TYPE
@@ -24,6 +26,7 @@ from artifact_store.upkeep.fsck import fsck
 from artifact_store.url import open_offline
 from pipeline import exit_codes
 from pipeline.channels.signing import trust_in
+from tests.artifact_store.afar import afar
 from tests.conftest import ROOT
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.security.signing_world import ATTACKS, CHANNEL, RULES, WAYS, World, copied, make, trusted
@@ -308,6 +311,38 @@ def test_a_state_that_was_not_believed_is_not_remembered(world: World, tmp_path:
         by_channel(world.store, CHANNEL, None, None, world.trust(), Remembered(cache, url))
     with pytest.raises(NotFound):
         by_channel(open_offline(url, cache), CHANNEL, None, None, world.trust())
+
+
+def test_a_mirror_that_lags_is_passed_over_and_one_that_does_not_is_told_of(world: World, tmp_path: Path) -> None:
+    """The store was turned back; a mirror has what this machine has seen."""
+    assert WAYS["store fetch"](world)
+    mirror = LocalFolder(shutil.copytree(world.root / "store", tmp_path / "mirror"))
+    lagging = LocalFolder(shutil.copytree(world.root / "store", tmp_path / "lagging"))
+    for root in (world.root / "store", tmp_path / "lagging"):
+        (root / generation_path(CHANNEL, 2)).unlink()
+        (root / head_path(CHANNEL)).unlink()
+    heard: list[str] = []
+    store = afar([world.store.backend, lagging, mirror], heard=heard)
+    assert by_channel(store, CHANNEL, None, None, world.trust(store)).digest == world.artifact("b").manifest_digest
+    assert [f"channel production was read from {mirror.url}: " in each for each in heard] == [True, True]
+    assert all("it ends at generation 1, and this machine has seen generation 2" in each for each in heard)
+    both = afar([world.store.backend, lagging])
+    with pytest.raises(Corrupt, match="it ends at generation 1"):
+        by_channel(both, CHANNEL, None, None, world.trust(both))
+
+
+def test_what_was_seen_last_is_what_is_remembered(world: World, tmp_path: Path) -> None:
+    """Also where an administrator has restored an older store, and said so to this machine."""
+    url, cache = "s3://a-bucket/that-is-not-there", tmp_path / "cache"
+    trust = Trust(world.trust().policy, None)
+    by_channel(world.store, CHANNEL, None, None, trust, Remembered(cache, url))
+    world.remove(generation_path(CHANNEL, 2))
+    world.head(1)
+    by_channel(world.store, CHANNEL, None, None, trust, Remembered(cache, url))
+    offline = open_offline(url, cache)
+    tip = trust.tip(offline, CHANNEL)
+    assert tip is not None
+    assert tip.generation == 1
 
 
 # Ways back
