@@ -69,7 +69,7 @@ def promote(
                 _insist_on_what_stays(log, tip, news, trust, store, fault)
             elif tip is not None and state == tip.artifacts:
                 return None
-            return _next(store, channel, tip, author, state, restores=None)
+            return _believable(_next(store, channel, tip, author, state, restores=None), trust)
 
         return _marked(log.append(follow), trust)
 
@@ -113,9 +113,20 @@ def rollback(
         if fault := trust.fault(store.backend, target):
             doubts.append(f"generation {target.generation}, which is to be brought back, {fault}; choose one with --to")
         by = _vouching(author, doubts, despite)
-        return _next(store, channel, tip, by, target.artifacts, restores=target.origin)
+        return _believable(_next(store, channel, tip, by, target.artifacts, restores=target.origin), trust)
 
     return _marked(log.append(follow), trust)
+
+
+def _believable(new: Generation, trust: Trust) -> Generation:
+    """Nothing is written that its own author would refuse: such as by a key that has expired by the date of the tip."""
+    fault = trust.policy.fault(new) if trust.policy else None
+    if fault:
+        raise Refused(
+            f"generation {new.generation} of channel {new.channel} would not be believed: dated {new.at}, which is not "
+            f"before the one that it follows, it {fault}; sign it with a key that counts then"
+        )
+    return new
 
 
 def _marked(appended: Appended, trust: Trust) -> Appended:

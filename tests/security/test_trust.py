@@ -392,6 +392,18 @@ def test_a_promotion_is_never_dated_before_the_last_one(world: World, nxpipe: In
     assert world.generation(4).at == world.generation(3).at
 
 
+def test_nothing_is_written_that_nobody_would_believe(
+    worlds: dict[str, World], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nxpipe: InProcess
+) -> None:
+    """The date of what it has to follow is beyond the expiry of the promoter's key."""
+    world = moved(worlds[RESTRICTED], tmp_path, monkeypatch)
+    world.add(world.forged(3, "a", days_ago=-3000))
+    answer = nxpipe("promote", world.artifact("c").name, "--channel", CHANNEL, "--key", "file:good.key")
+    assert answer.code == exit_codes.REFUSED.number
+    assert "generation 4 of channel production would not be believed" in answer.err
+    assert not (world.root / "store" / generation_path(CHANNEL, 4)).exists()
+
+
 # Damaged signatures
 
 
