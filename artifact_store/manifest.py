@@ -1,13 +1,15 @@
 """What one artifact is: a manifest that names every blob by digest. Section 4 of docs/store-format.md."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import Final, Literal
+from unicodedata import normalize
 
 from pydantic import Field, model_validator
 
-from artifact_store.canonical import canonical_json, parse_canonical_json
+from artifact_store.canonical import MAX_INTEGER, canonical_json, parse_canonical_json
 from artifact_store.documents import (
     Blob,
     Count,
@@ -29,6 +31,15 @@ MAX_EXECUTABLES: Final = 4096
 MAX_WEIGHTS: Final = 200_000
 MAX_FILES: Final = 10_000
 
+# Bytes of one element, as it is stored.
+WIDTHS: Final = {
+    **dict.fromkeys(("float64", "int64", "uint64"), 8),
+    **dict.fromkeys(("float32", "tfloat32", "int32", "uint32"), 4),
+    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
+    **dict.fromkeys(("float8_e4m3", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool"), 1),
+}
+_RESERVED: Final = "__metadata__"
+
 
 class Tensor(Document):
     """One weight: its elements in row-major order, little-endian. A small one is not an object, but part of a pack."""
@@ -39,6 +50,25 @@ class Tensor(Document):
     shape: tuple[Size, ...] = Field(strict=False, max_length=64)
     blob: Blob
     pack: Blob | None
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "Tensor":
+        """Else whoever maps the weights into memory would be the first to find out."""
+        if self.name == _RESERVED:
+            raise ValueError(f"no tensor may be called {_RESERVED}: the safetensors format keeps that name for itself")
+        width = WIDTHS.get(self.dtype)
+        if width is None:
+            raise ValueError(f"tensor {self.name!r} is of the unknown type {self.dtype!r}")
+        room = width * math.prod(length or 1 for length in self.shape)  # also where it is empty: strides must fit
+        size = 0 if 0 in self.shape else room
+        if room > MAX_INTEGER:
+            raise ValueError(f"tensor {self.name!r} of {list(self.shape)} is larger than any reader can count")
+        if size != self.blob.size:
+            raise ValueError(
+                f"tensor {self.name!r} of {self.dtype} {list(self.shape)} takes {size} bytes, "
+                f"and its blob has {self.blob.size}"
+            )
+        return self
 
     @property
     def stored(self) -> Blob:
@@ -91,7 +121,9 @@ class Manifest(Document):
         _refuse_twins("executable", (executable.name for executable in self.executables))
         _refuse_twins("weight", (tensor.name for tensor in self.weights))
         _refuse_twins("file", (file.path for file in self.files))
-        _refuse_files_that_are_folders({file.path for file in self.files})
+        _refuse_names_that_meet("executables", [executable.name for executable in self.executables])
+        _refuse_names_that_meet("files", [file.path for file in self.files])
+        _refuse_files_that_are_folders({_folded(file.path) for file in self.files})
         every = {*self.blobs(), *(tensor.blob for tensor in self.weights)}
         _refuse_twins("size of blob", (blob.sha256 for blob in every))
         return self
@@ -137,6 +169,20 @@ def _refuse_twins(what: str, names: Iterable[str]) -> None:
     for name, count in Counter(names).items():
         if count > 1:
             raise ValueError(f"{what} {name!r} appears {count} times")
+
+
+def _refuse_names_that_meet(what: str, names: Iterable[str]) -> None:
+    """File systems differ in whether these are one name, so that a fetch would end with another file than was meant."""
+    met: dict[str, str] = {}
+    for name in names:
+        other = met.setdefault(_folded(name), name)
+        if other != name:
+            raise ValueError(f"{what} {other!r} and {name!r} are one name where case or Unicode form does not count")
+
+
+def _folded(name: str) -> str:
+    """Unicode's canonical caseless matching."""
+    return normalize("NFD", normalize("NFD", name).casefold())
 
 
 def _refuse_files_that_are_folders(paths: set[str]) -> None:

@@ -19,8 +19,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or home() / ".cache") / "nxpipe"
 
 
+def state_folder() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or home() / ".local" / "state") / "nxpipe"
+
+
 def log_folder() -> Path:
-    return Path(os.environ.get("XDG_STATE_HOME") or home() / ".local" / "state") / "nxpipe" / "logs"
+    return state_folder() / "logs"
 
 
 def expanded(path: str | Path) -> Path:

@@ -4,7 +4,7 @@ import secrets
 import shutil
 import tarfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -12,13 +12,11 @@ from artifact_store.backends.files import Scratch, flush_to_disk, os_errors, scr
 from artifact_store.backends.protocol import Sent, nobody
 from artifact_store.bundle.oci import INDEX_FILE, LAYOUT_FILE, Image, blob_name, index_bytes, layout_bytes
 from artifact_store.documents import Blob
-from artifact_store.errors import Refused
-from artifact_store.layout import is_key, signature_folder
+from artifact_store.errors import Corrupt, Refused
 from artifact_store.names import SHOWN
 from artifact_store.record import Published
 from artifact_store.store import Store
-from artifact_store.trust.envelope import MAX_SIGNATURE_BYTES
-from artifact_store.verified import read_at_most
+from artifact_store.trust.signatures import Signatures
 
 TAR: Final = ".tar"
 
@@ -50,12 +48,13 @@ def export_artifact(store: Store, published: Published, target: Path, sent: Sent
 
 
 def _signatures(store: Store, manifest_digest: str) -> Iterator[tuple[str, bytes]]:
-    folder = signature_folder(manifest_digest)
-    for path in sorted(store.backend.paths(folder)):
-        key_id = path.removeprefix(folder)
-        chunks = store.backend.read(path) if is_key(key_id) else None
-        if chunks is not None:
-            yield key_id, read_at_most(MAX_SIGNATURE_BYTES, chunks)
+    """One that is damaged stays behind: no import would take it, and `fsck` tells of it."""
+    signatures = Signatures(store)
+    for key_id in signatures.key_ids(manifest_digest):
+        with suppress(Corrupt):
+            data = signatures.well_formed(manifest_digest, key_id)
+            if data is not None:
+                yield key_id, data
 
 
 class _Tar:

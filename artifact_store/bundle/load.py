@@ -1,6 +1,6 @@
 """From a bundle into a store: nothing is believed, all of it is looked for before anything is written."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -27,6 +27,7 @@ from artifact_store.manifest import MAX_MANIFEST_BYTES, Manifest
 from artifact_store.record import Published
 from artifact_store.store import Store
 from artifact_store.trust.envelope import MAX_SIGNATURE_BYTES, Envelope
+from artifact_store.trust.keys import PublicKey
 from artifact_store.verified import checked, read_at_most
 
 _CARRY_AGAIN: Final = "carry the bundle over again"
@@ -41,16 +42,17 @@ class Bundled:
     signatures: Mapping[str, bytes]  # by key id
 
     @classmethod
-    def read(cls, where: Path) -> "Bundled":
-        return cls.of(open_bundle(where))
+    def read(cls, where: Path, known: Iterable[PublicKey] = ()) -> "Bundled":
+        return cls.of(open_bundle(where), known)
 
     @classmethod
-    def of(cls, bundle: Bundle) -> "Bundled":
+    def of(cls, bundle: Bundle, known: Iterable[PublicKey] = ()) -> "Bundled":
+        """With the keys that are `known` here, their signatures are proved."""
         try:
             image = _image(bundle)
             manifest = Manifest.from_bytes(_document(bundle, image.manifest, MAX_MANIFEST_BYTES))
             _insist_on_blobs(bundle, image, manifest)
-            return cls(bundle, manifest, _signatures(bundle, image))
+            return cls(bundle, manifest, _signatures(bundle, image, manifest, {key.key_id: key for key in known}))
         except BadBundle:
             raise
         except InvalidDocument as fault:
@@ -92,14 +94,21 @@ def _image(bundle: Bundle) -> Image:
     return Image.from_bytes(_document(bundle, index.manifests[0].blob, MAX_IMAGE_BYTES))
 
 
-def _signatures(bundle: Bundle, image: Image) -> dict[str, bytes]:
-    """Well-formed, and each under its key's id; what they prove is for whoever has the keys to ask."""
+def _signatures(bundle: Bundle, image: Image, manifest: Manifest, known: Mapping[str, PublicKey]) -> dict[str, bytes]:
+    """Each under its key's id, and of this manifest. Those of known keys are proved, others when theirs are known."""
     found: dict[str, bytes] = {}
+    digest = Blob.of(manifest.to_bytes()).sha256
     for key_id, blob in image.signatures.items():
         found[key_id] = _document(bundle, blob, MAX_SIGNATURE_BYTES)
-        signed_by = Envelope.from_bytes(found[key_id]).key_id
-        if signed_by != key_id:
-            raise InvalidDocument(f"signature {blob.sha256} is one of key {signed_by}, not of {key_id[:80]!r}")
+        try:
+            envelope = Envelope.from_bytes(found[key_id])
+            if envelope.key_id != key_id:
+                raise InvalidDocument(f"it is one of key {envelope.key_id}, not of {key_id[:80]!r}")
+            envelope.insist_on_subject(digest)
+            if key_id in known:
+                envelope.statement(known[key_id], digest)
+        except InvalidDocument as fault:
+            raise InvalidDocument(f"signature {blob.sha256} is not one of this artifact: {fault}") from fault
     return found
 
 

@@ -13,6 +13,7 @@ from artifact_store.layout import action_path
 from artifact_store.pins import Pins
 from artifact_store.record import ActionRecord, Published
 from artifact_store.store import Store
+from artifact_store.transfer.believed import ALL, Trust
 
 _LONGEST_REASON: Final = 4096  # characters of a document's text
 
@@ -34,11 +35,12 @@ class Requirements:
     """What an artifact needs before a channel may serve it.
 
     `targets`: for each model, those that the channel's fleets run on. `doubt`: None where the policy asks for no
-    signature.
+    signature. `trust`: what is believed of the log that it is added to.
     """
 
     targets: Mapping[str, Collection[str]] = field(default_factory=dict)
     doubt: Doubt | None = None
+    trust: Trust = ALL
 
 
 def promote(
@@ -51,7 +53,7 @@ def promote(
     expected: int | None = None,
 ) -> Appended:
     """Serve these artifacts from now on, in place of those of the same model and target."""
-    log = ChannelLog(store.backend, channel)
+    log, trust = ChannelLog(store.backend, channel, requirements.trust.marks), requirements.trust
     news = [Served.of(one) for one in wanted]
     manifests = [one.record.manifest for one in wanted]
     with Pins(store.backend).held(manifests, actor=author.actor, reason=f"promotion to {channel}"):
@@ -62,11 +64,14 @@ def promote(
             _insist_on_tip(tip, expected, channel)
             state = merged(tip.artifacts if tip else (), news)
             _insist_on_targets(state, news, channel, requirements)
-            if tip is not None and state == tip.artifacts:
+            fault = trust.fault(store.backend, tip) if tip else None
+            if tip is not None and fault:
+                _insist_on_what_stays(log, tip, news, trust, store, fault)
+            elif tip is not None and state == tip.artifacts:
                 return None
-            return _next(store, channel, tip, author, state, restores=None)
+            return _believable(_next(store, channel, tip, author, state, restores=None), trust)
 
-        return log.append(follow)
+        return _marked(log.append(follow), trust)
 
 
 def rollback(
@@ -78,13 +83,14 @@ def rollback(
     expected: int | None = None,
     doubt: Doubt | None = None,
     despite: str | None = None,
+    trust: Trust = ALL,
 ) -> Appended:
     """Bring back the state of an earlier generation: `to`, or the newest one that differs from what is served.
 
     What it brings back is chosen once: of two rollbacks at the same moment the slower one finds its work done.
     Of that, what is not served now needs the signatures that a promotion would need; `despite` is why not this time.
     """
-    log = ChannelLog(store.backend, channel)
+    log = ChannelLog(store.backend, channel, trust.marks)
     seen = log.tip()
     if seen is None:
         raise NotFound(f"channel {channel} of {store.url} is empty; promote an artifact on it first")
@@ -99,14 +105,34 @@ def rollback(
 
     def follow(tip: Generation | None) -> Generation | None:
         _insist_on_tip(tip, expected, channel)
-        served_now = tip.artifacts if tip else ()
+        served_now = tip.artifacts if tip and not trust.fault(store.backend, tip) else ()
         if served_now == target.artifacts:
             return None
         news = [served for served in target.artifacts if served not in served_now] if doubt else []
-        by = _vouching(author, [sentence for served in news if (sentence := _doubt(doubt, served, despite))], despite)
-        return _next(store, channel, tip, by, target.artifacts, restores=target.origin)
+        doubts = [sentence for served in news if (sentence := _doubt(doubt, served, despite))]
+        if fault := trust.fault(store.backend, target):
+            doubts.append(f"generation {target.generation}, which is to be brought back, {fault}; choose one with --to")
+        by = _vouching(author, doubts, despite)
+        return _believable(_next(store, channel, tip, by, target.artifacts, restores=target.origin), trust)
 
-    return log.append(follow)
+    return _marked(log.append(follow), trust)
+
+
+def _believable(new: Generation, trust: Trust) -> Generation:
+    """Nothing is written that its own author would refuse: such as by a key that has expired by the date of the tip."""
+    fault = trust.policy.fault(new) if trust.policy else None
+    if fault:
+        raise Refused(
+            f"generation {new.generation} of channel {new.channel} would not be believed: dated {new.at}, which is not "
+            f"before the one that it follows, it {fault}; sign it with a key that counts then"
+        )
+    return new
+
+
+def _marked(appended: Appended, trust: Trust) -> Appended:
+    """Whoever has written a generation has seen it."""
+    trust.mark(appended.generation)
+    return appended
 
 
 def _doubt(doubt: Doubt | None, served: Served, despite: str | None) -> str | None:
@@ -149,7 +175,7 @@ def _next(
     state: tuple[Served, ...],
     restores: int | None,
 ) -> Generation:
-    """Dated by the store's clock: whether the author's key had expired is asked of this date."""
+    """Dated by the store's clock, and never before the last one: whether a key had expired is asked of this date."""
     plain = Generation(
         channel=channel,
         generation=tip.generation + 1 if tip else 1,
@@ -159,7 +185,7 @@ def _next(
         restores=restores,
         actor=author.actor,
         reason=author.reason,
-        at=as_time(store.backend.now()),
+        at=max(as_time(store.backend.now()), tip.at if tip else ""),
         write_id=secrets.token_hex(16),
         signatures=(),
     )
@@ -203,6 +229,21 @@ def _insist_on_artifact(store: Store, one: Published, channel: str, requirements
         )
     if requirements.doubt is not None and (sentence := requirements.doubt(Served.of(one))):
         raise Refused(sentence)
+
+
+def _insist_on_what_stays(
+    log: ChannelLog, tip: Generation, news: Sequence[Served], trust: Trust, store: Store, fault: str
+) -> None:
+    """A signature is for the whole state: what only a generation says that is not believed must be named as well."""
+    believed = next((one for one in log.back_from(tip) if not trust.fault(store.backend, one)), None)
+    vouched = {*news, *(believed.artifacts if believed else ())}
+    named = {one.slot for one in news}
+    strangers = [one for one in tip.artifacts if one.slot not in named and one not in vouched]
+    if strangers:
+        raise Refused(
+            f"generation {tip.generation} of channel {log.channel} {fault}, and nothing else says that it should serve "
+            f"{' and '.join(one.name for one in strangers)}; name all that it should serve in one command, or roll back"
+        )
 
 
 def _insist_on_targets(

@@ -2,17 +2,22 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from artifact_store.backends.protocol import Backend, Found
 from artifact_store.channel.generation import Generation, Head
-from artifact_store.documents import parse_document
+from artifact_store.channel.marks import Mark, Marks
+from artifact_store.documents import parse_document, seconds_since_1970
 from artifact_store.errors import Corrupt, InvalidDocument, StoreUnavailable
 from artifact_store.layout import CHANNELS, generation_path, head_path, log_folder, number_of
 from artifact_store.records import Records
 
 _ATTEMPTS: Final = 1000  # each one lost means that somebody else's promotion went through
 _BROKEN: Final = "compare the log with a replica or a backup; the generations after it cannot be trusted"
+_PUT_BACK: Final = "put the log back from a replica or a backup"
+_REMOVED: Final = "put it back from a replica or a backup; if the head alone is wrong, remove that one object"
+CLOCKS_DIFFER: Final = 900.0  # seconds between the clocks of two who wrote to one folder
 
 
 @dataclass(frozen=True)
@@ -24,24 +29,53 @@ class Appended:
 
 
 class ChannelLog:
-    def __init__(self, backend: Backend, channel: str) -> None:
+    def __init__(self, backend: Backend, channel: str, marks: Marks | None = None) -> None:
         # The name becomes a path: it is checked as strictly as in a document.
         self.channel = parse_document(Head, {"format": "nxpipe.head/1", "channel": channel, "generation": 1}).channel
         self._backend = backend
+        self._marks = marks
         self._records = Records(backend)
+        self._proved: Generation | None = None  # the last tip, back from which all was proved
 
     def tip(self) -> Generation | None:
-        """The newest generation, and so what the channel serves now."""
-        found = self._read(self._hint())
-        if found is None:
-            # A head beyond the log cannot come from us; a listing shows what is really there.
-            found = self._read(max(self._listed(), default=0))
-        while found is not None and (later := self._read(found.generation + 1)) is not None:
+        """The newest generation, and so what the channel serves now.
+
+        The chain of digests is proved from it back to the generation that this machine has marked; without a mark, to
+        the first one.
+        """
+        tip, seen = self.newest(), self._proved or (self._marks.read(self.channel) if self._marks else None)
+        if seen is not None:
+            self._insist_on(tip, seen)
+        if tip is not None:
+            self._prove(tip, seen)
+            self._proved = tip
+        return tip
+
+    def newest(self, *, further: bool = True) -> Generation | None:
+        """The same, and nothing is proved of it but its seal. `further`: behind the one that the head names, too."""
+        try:
+            head = self._records.read(Head, head_path(self.channel))
+        except Corrupt:
+            head = None  # it is a hint, and the next promotion writes it anew
+        found = self._read(head.generation if head else max(self._listed(), default=0))
+        if found is None and head is not None:
+            # A generation is written before the head that names it, so no crash leaves this.
+            where = f"{self._backend.url}/{head_path(self.channel)}"
+            raise Corrupt(where, f"it names generation {head.generation}, which is missing from the log", _REMOVED)
+        while further and found is not None and (later := self._read(found.generation + 1)) is not None:
             found = later
         return found
 
     def read(self, generation: int) -> Generation | None:
         return self._read(generation)
+
+    def insist_on_no_more(self) -> None:
+        """That nothing lies beyond the tip: one generation between was removed then. It takes a listing."""
+        tip, last = self.tip(), max(self._listed(), default=0)
+        end = tip.generation if tip else 0
+        if last > end:
+            where = f"{self._backend.url}/{generation_path(self.channel, end + 1)}"
+            raise Corrupt(where, f"it is missing, and the log holds generation {last}", _BROKEN)
 
     def back_from(self, newest: Generation | None) -> Iterator[Generation]:
         """Every generation, the newest first, each proved by the digest that its successor holds."""
@@ -51,10 +85,10 @@ class ChannelLog:
             if at.previous is None:
                 return
             earlier = self._read(at.generation - 1)
-            if earlier is None or earlier.digest != at.previous:
-                fault = "is missing" if earlier is None else f"has the digest {earlier.digest}"
+            if earlier is None:
                 where = f"{self._backend.url}/{generation_path(self.channel, at.generation - 1)}"
-                raise Corrupt(where, f"it {fault}, and generation {at.generation} follows {at.previous}", _BROKEN)
+                raise Corrupt(where, f"it is missing, and generation {at.generation} follows {at.previous}", _BROKEN)
+            self._insist_on_link(earlier, at)
             at = earlier
 
     def append(self, make: Callable[[Generation | None], Generation | None]) -> Appended:
@@ -76,13 +110,42 @@ class ChannelLog:
     def _read(self, generation: int) -> Generation | None:
         return self._records.read(Generation, generation_path(self.channel, generation)) if generation else None
 
-    def _hint(self) -> int:
-        """The head's generation; without a usable head, the newest in a listing."""
-        try:
-            head = self._records.read(Head, head_path(self.channel))
-        except Corrupt:
-            head = None  # it is a hint, and the next promotion writes it anew
-        return head.generation if head else max(self._listed(), default=0)
+    def _insist_on(self, tip: Generation | None, seen: Mark | Generation) -> None:
+        """What was seen once is never taken back: only a later generation may take its place."""
+        if tip is not None and (tip.generation > seen.generation or tip.digest == seen.digest):
+            return
+        if tip is None or tip.generation < seen.generation:
+            fault = f"it ends at generation {tip.generation if tip else 0}"
+        else:
+            fault = f"its generation {tip.generation} has the digest {tip.digest}"
+        known = f"and this machine has seen generation {seen.generation} with the digest {seen.digest}"
+        raise Corrupt(f"{self._backend.url}/{log_folder(self.channel)}", f"{fault}, {known}", self._way_out())
+
+    def _way_out(self) -> str:
+        restored = "; if the store was restored from an older copy on purpose, remove "
+        return _PUT_BACK + (f"{restored}{self._marks.file(self.channel)}" if self._marks else "")
+
+    def _prove(self, tip: Generation, seen: Mark | Generation | None) -> None:
+        """Each generation by the digest that the one after it holds, in the order of time."""
+        first = seen.generation + 1 if seen else 1
+        before = seen
+        numbers = range(first, tip.generation)
+        for number, one in chain(zip(numbers, self._backend.each(self._read, numbers), strict=True), [(0, tip)]):
+            if one is None:
+                where = f"{self._backend.url}/{generation_path(self.channel, number)}"
+                raise Corrupt(where, f"it is missing, and the log ends at generation {tip.generation}", _BROKEN)
+            if before is not None and one.generation > before.generation:
+                self._insist_on_link(before, one)
+            before = one
+
+    def _insist_on_link(self, earlier: Mark | Generation, later: Generation) -> None:
+        where = f"{self._backend.url}/{generation_path(self.channel, earlier.generation)}"
+        if earlier.digest != later.previous:
+            follows = f"generation {later.generation} follows {later.previous}"
+            raise Corrupt(where, f"it has the digest {earlier.digest}, and {follows}", _BROKEN)
+        if seconds_since_1970(later.at) < seconds_since_1970(earlier.at) - CLOCKS_DIFFER:
+            fault = f"it is of {earlier.at}, and generation {later.generation} after it is dated {later.at}"
+            raise Corrupt(where, fault, _BROKEN)
 
     def _listed(self) -> Iterator[int]:
         folder = log_folder(self.channel)

@@ -116,3 +116,8 @@ class StoreFromAfar(Store):
     def list(self, report: Report = unheard) -> Sequence[Published]:
         found = self.sources.first("the listing", lambda place: Store(place).list(report))
         return [self._published(one.record) for one in found or ()]
+
+
+def sources_of(store: Store) -> Sources:
+    """Where a store is read from: itself, and its mirrors if it has any."""
+    return store.sources if isinstance(store, StoreFromAfar) else Sources([store.backend])

@@ -1,9 +1,10 @@
-"""What this machine has seen of a store, for when it is offline: action records and the state of channels.
+"""What this machine has seen of a store, for when it is offline: action records, the state of channels, signatures.
 
 It is laid out as that store is, below `seen/` of the tier. A file's modification time says when it was last seen so.
 """
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from artifact_store.backends.beneath import PRIVATE, Beneath, is_ours
@@ -24,11 +25,15 @@ class Remembered(LocalFolder):
 
     def keep(self, record: Sealed) -> None:
         """Not flushed to the disk: one that a power loss has torn does not match its seal."""
-        scratch_folder = self._root / SCRATCH
-        with scratch(scratch_folder, 0o644, self._files) as file, os_errors(f"write {self._file(record.path)}"):
-            file.write(record.to_bytes())
-            file.finish()
-            self._files.rename(f"{SCRATCH}/{file.path.name}", record.path)
+        self.keep_objects([(record.path, record.to_bytes())])
+
+    def keep_objects(self, objects: Iterable[tuple[str, bytes]]) -> None:
+        """By path, as they lie in the store."""
+        for path, data in objects:
+            with scratch(self._root / SCRATCH, 0o644, self._files) as file, os_errors(f"write {self._file(path)}"):
+                file.write(data)
+                file.finish()
+                self._files.rename(f"{SCRATCH}/{file.path.name}", path)
 
     def _counts(self, seen: os.stat_result) -> bool:
         """In a cache that several users share, what another user says a channel serves is not what we have seen."""

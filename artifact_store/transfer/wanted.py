@@ -1,18 +1,15 @@
 """Which artifact a name or a channel means, wherever the answer comes from; what was seen is remembered."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from artifact_store.channel.generation import Generation, Served
-from artifact_store.channel.log import ChannelLog
 from artifact_store.documents import Blob
 from artifact_store.errors import ChannelEmpty, Corrupt, InvalidDocument, NotFound
 from artifact_store.layout import is_key
 from artifact_store.manifest import Manifest
 from artifact_store.store import Store
-from artifact_store.transfer.reading import StoreFromAfar
+from artifact_store.transfer.believed import Trust
 from artifact_store.transfer.remembered import Remembered
-from artifact_store.transfer.source import Sources
 
 _OTHER_VERSION = "read it with the version of nxpipe that wrote it"
 
@@ -43,21 +40,22 @@ def by_channel(
     channel: str,
     model: str | None,
     target: str | None,
+    trust: Trust,
     remember: Remembered | None = None,
-    believe: Callable[[Generation], None] = lambda tip: None,
 ) -> Wanted:
-    """What a channel serves for this model and target, either of which may be left out where there is one; `believe`
-    raises if the channel's newest generation should not be acted on."""
-    sources = store.sources if isinstance(store, StoreFromAfar) else Sources([store.backend])
-    # In a tuple, so that "it is empty" is an answer too: a mirror may lag, and must not be asked what it had.
-    answer = sources.first(f"channel {channel}", lambda place: (ChannelLog(place, channel).tip(),))
-    tip = answer[0] if answer else None
+    """What a channel serves for this model and target, either of which may be left out where there is one.
+
+    Only what is believed is remembered, and with the signatures that it was believed for: offline it is asked again.
+    """
+    tip = trust.tip(store, channel)
     if tip is None:
         raise ChannelEmpty(f"channel {channel} of {store.url} is empty; promote an artifact to it")
-    believe(tip)
-    if remember:
-        remember.keep_channel(tip)
     chosen = _choose(tip, model, target, store.url)
+    trust.insist_on_signatures(store, channel, chosen)
+    if remember:
+        if trust.policy:
+            remember.keep_objects(trust.policy.envelopes(store, chosen.manifest.sha256, channel))
+        remember.keep_channel(tip)
     seen = store.backend
     ago = seen.age_of_channel(channel) if isinstance(seen, Remembered) else None
     return Wanted(_manifest(store, chosen.manifest), chosen.manifest.sha256, ago)

@@ -40,6 +40,13 @@ class Envelope(Document):
     def from_bytes(cls, data: bytes) -> "Envelope":
         return parse_document(cls, parse_canonical_json(data, limit=MAX_SIGNATURE_BYTES))
 
+    def insist_on_subject(self, manifest_digest: str) -> None:
+        """That it claims to speak of this manifest, for those who have not got its key; nothing is proved by that."""
+        payload = from_base64(self.payload)
+        if self.payload_type != PAYLOAD_TYPE or payload is None:
+            raise BadSignature(f"its payload is no {PAYLOAD_TYPE} in base64")
+        _insist_on_subject(Statement.from_bytes(payload), manifest_digest)
+
     def statement(self, key: PublicKey, manifest_digest: str) -> Statement:
         """What this key says of this manifest; nothing is read of a payload that it has not signed."""
         if self.payload_type != PAYLOAD_TYPE:
@@ -52,9 +59,13 @@ class Envelope(Document):
         if not key.proves(signature, pre_authentication_encoding(PAYLOAD_TYPE, payload)):
             raise BadSignature(f"key {key.key_id} has not signed this payload")
         statement = Statement.from_bytes(payload)
-        if statement.manifest_digest != manifest_digest:
-            raise BadSignature(f"it speaks of manifest {statement.manifest_digest}, not of {manifest_digest}")
+        _insist_on_subject(statement, manifest_digest)
         return statement
+
+
+def _insist_on_subject(statement: Statement, manifest_digest: str) -> None:
+    if statement.manifest_digest != manifest_digest:
+        raise BadSignature(f"it speaks of manifest {statement.manifest_digest}, not of {manifest_digest}")
 
 
 def sign(statement: Statement, signer: Signer) -> Envelope:

@@ -1,13 +1,26 @@
 """Whose word counts for which channel."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from artifact_store.channel.change import Doubt, Sign
 from artifact_store.channel.generation import Generation, Served, Signature
 from artifact_store.documents import seconds_since_1970
+from artifact_store.errors import Corrupt, StoreUnavailable
 from artifact_store.store import Store
+from artifact_store.transfer.reading import sources_of
 from artifact_store.trust.keys import PublicKey, Signer, as_base64, from_base64
 from artifact_store.trust.signatures import Signatures
+
+# When a store took a generation, in seconds since 1970 by its own clock.
+Taken = Callable[[Generation], float]
+_UNDER_WAY: Final = 60.0  # seconds from the date that is signed to the object in the store
+
+
+def not_known(_: Generation) -> float:
+    """For those who have nothing but the generation itself."""
+    return 0.0
 
 
 @dataclass(frozen=True)
@@ -22,6 +35,10 @@ class TrustedKey:
     def counts(self, channel: str, at: float) -> bool:
         return (self.channels is None or channel in self.channels) and (self.expires is None or at < self.expires)
 
+    def had_not_expired(self, generation: Generation, taken: Taken) -> bool:
+        """When the store took the generation, by the store's own clock."""
+        return self.expires is None or taken(generation) - _UNDER_WAY < self.expires
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -32,13 +49,25 @@ class Policy:
     threshold: int = 1
 
     def trusts(self, key: PublicKey, channel: str, at: float) -> bool:
-        return key.key_id in {each.key_id for each in self._keys(channel, at).values()}
+        return key in {each.key for each in self._counting(channel, at)}
 
     def signers(self, store: Store, manifest_digest: str, channel: str, now: float) -> list[str]:
-        """The names of those who have signed a manifest, of all whose word counts."""
-        keys = self._keys(channel, now)
-        signed = Signatures(store)
-        return [name for name, key in keys.items() if signed.by(key, manifest_digest) is not None]
+        """The names of those who have signed a manifest, of all whose word counts.
+
+        One that is damaged or cannot be read is reported only where the good ones do not suffice without it: whoever
+        can add an object must not be able to take an artifact away.
+        """
+        good: list[str] = []
+        faults: list[Corrupt | StoreUnavailable] = []
+        for each in self._counting(channel, now):
+            try:
+                if Signatures(store).by(each.key, manifest_digest) is not None:
+                    good.append(each.name)
+            except (Corrupt, StoreUnavailable) as error:
+                faults.append(error)
+        if faults and len(good) < self.threshold:
+            raise faults[0]
+        return good
 
     def judge(self, store: Store, channel: str) -> Doubt | None:
         """What is asked of each artifact before a channel serves it; None for one that takes unsigned ones too."""
@@ -46,7 +75,7 @@ class Policy:
             return None
 
         def doubt(one: Served) -> str | None:
-            names = self.signers(store, one.manifest.sha256, channel, store.backend.now())
+            names = self.signers(store, one.manifest.sha256, channel, clock_of(store))
             if len(names) >= self.threshold:
                 return None
             if names:
@@ -61,17 +90,24 @@ class Policy:
 
         return doubt
 
-    def authors(self, generation: Generation) -> list[str]:
-        """The names of those who have signed a generation while their word counted."""
-        keys = self._keys(generation.channel, seconds_since_1970(generation.at))
+    def authors(self, generation: Generation, taken: Taken = not_known) -> list[str]:
+        """The names of those who have signed a generation while their word counted.
+
+        That is judged by its own date, and for a key that expires also by the date at which the store took it: the
+        chain holds the first above the date before, and nobody chooses the second but the store.
+        """
         message = generation.signed_bytes()
         by_key = {signature.key_id: from_base64(signature.signature) for signature in generation.signatures}
-        found = {name: by_key.get(key.key_id) for name, key in keys.items()}
-        return [name for name, signature in found.items() if signature and keys[name].proves(signature, message)]
+        authors = []
+        for each in self._counting(generation.channel, seconds_since_1970(generation.at)):
+            signature = by_key.get(each.key.key_id)
+            if signature and each.key.proves(signature, message) and each.had_not_expired(generation, taken):
+                authors.append(each.name)
+        return authors
 
-    def fault(self, generation: Generation) -> str | None:
+    def fault(self, generation: Generation, taken: Taken = not_known) -> str | None:
         """Why nobody should believe a generation, if its channel asks for a signature and has no good one."""
-        if generation.channel not in self.required or self.authors(generation):
+        if generation.channel not in self.required or self.authors(generation, taken):
             return None
         if not generation.signatures:
             return "is not signed"
@@ -81,11 +117,23 @@ class Policy:
             return "is signed by no key that the policy knows"
         return f"has no valid signature: that of {', '.join(names)} is wrong, expired, or not for this channel"
 
-    def _keys(self, channel: str, at: float) -> dict[str, PublicKey]:
+    def envelopes(self, store: Store, manifest_digest: str, channel: str) -> Iterator[tuple[str, bytes]]:
+        """What the channel's keys have signed of a manifest, as it lies in the store: by path."""
+        for each in self.trusted:
+            if each.channels is None or channel in each.channels:
+                found = Signatures(store).envelope(each.key, manifest_digest)
+                if found is not None:
+                    yield found
+
+    def _counting(self, channel: str, at: float) -> list[TrustedKey]:
         """Each key once: one that is listed under two names is still one signer."""
-        counting = (each for each in self.trusted if each.counts(channel, at))
-        by_id = {each.key.key_id: each for each in counting}
-        return {each.name: each.key for each in by_id.values()}
+        by_id = {each.key.key_id: each for each in self.trusted if each.counts(channel, at)}
+        return list(by_id.values())
+
+
+def clock_of(store: Store) -> float:
+    """Of the first place that answers."""
+    return sources_of(store).first("the clock", lambda place: place.now()) or 0.0
 
 
 def signing_with(signer: Signer) -> Sign:

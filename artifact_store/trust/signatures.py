@@ -2,11 +2,12 @@
 
 from typing import Final
 
-from artifact_store.backends.protocol import Payload
+from artifact_store.backends.protocol import Backend, Payload
 from artifact_store.errors import Corrupt, InvalidDocument
 from artifact_store.layout import is_key, signature_folder
 from artifact_store.record import Published
 from artifact_store.store import Store
+from artifact_store.transfer.reading import sources_of
 from artifact_store.trust.envelope import MAX_SIGNATURE_BYTES, Envelope, sign
 from artifact_store.trust.keys import PublicKey, Signer
 from artifact_store.trust.statement import Statement, statement_of
@@ -32,13 +33,39 @@ class Signatures:
     def by(self, key: PublicKey, manifest_digest: str) -> Statement | None:
         """What this key has signed of this manifest, proved; None when it has signed nothing."""
         path = _path(manifest_digest, key.key_id)
+
+        def proved(place: Backend) -> Statement | None:
+            chunks = place.read(path)
+            if chunks is None:
+                return None
+            try:
+                return Envelope.from_bytes(read_at_most(MAX_SIGNATURE_BYTES, chunks)).statement(key, manifest_digest)
+            except InvalidDocument as fault:
+                raise Corrupt(f"{place.url}/{path}", str(fault), _SIGN_AGAIN) from fault
+
+        return sources_of(self._store).first(path, proved)
+
+    def envelope(self, key: PublicKey, manifest_digest: str) -> tuple[str, bytes] | None:
+        """The path and the bytes of what this key has signed, unproved."""
+        path = _path(manifest_digest, key.key_id)
+        read = sources_of(self._store).first(path, lambda place: place.read(path))
+        return None if read is None else (path, read_at_most(MAX_SIGNATURE_BYTES, read))
+
+    def well_formed(self, manifest_digest: str, key_id: str) -> bytes | None:
+        """What lies in a key's place: an envelope of that key about that manifest. Nothing is proved by it."""
+        path = _path(manifest_digest, key_id)
         chunks = self._store.backend.read(path)
         if chunks is None:
             return None
         try:
-            return Envelope.from_bytes(read_at_most(MAX_SIGNATURE_BYTES, chunks)).statement(key, manifest_digest)
+            data = read_at_most(MAX_SIGNATURE_BYTES, chunks)
+            envelope = Envelope.from_bytes(data)
+            if envelope.key_id != key_id:
+                raise InvalidDocument(f"it is one of key {envelope.key_id}")
+            envelope.insist_on_subject(manifest_digest)
         except InvalidDocument as fault:
             raise Corrupt(f"{self._store.url}/{path}", str(fault), _SIGN_AGAIN) from fault
+        return data
 
     def key_ids(self, manifest_digest: str) -> list[str]:
         """The keys that claim to have signed a manifest; nothing is proved of them."""

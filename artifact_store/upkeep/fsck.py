@@ -9,7 +9,6 @@ from typing import Final
 
 from artifact_store.backends.files import scratch
 from artifact_store.backends.protocol import Found, Sent, in_turn, nobody
-from artifact_store.blobs import PUBLISH_AGAIN
 from artifact_store.channel.generation import Head
 from artifact_store.channel.log import ChannelLog, channels_among
 from artifact_store.documents import Blob
@@ -17,6 +16,8 @@ from artifact_store.errors import Corrupt, NotFound, StoreUnavailable
 from artifact_store.layout import blob_path, head_path, log_folder
 from artifact_store.manifest import Manifest
 from artifact_store.store import Store
+from artifact_store.trust.signatures import Signatures
+from artifact_store.upkeep.kinds import Kind, kind_of
 from artifact_store.upkeep.packed import Packs
 from artifact_store.upkeep.reach import History, Reach, find_roots, list_all, mark, orphans, read_manifest
 
@@ -71,6 +72,9 @@ def fsck(store: Store, *, source: Store | None = None, begin: Callable[[int], Se
     reach = mark(store, listed, roots, now, fault=look.note, read=look.manifest, visit=look.packs.expect)
     for channel in channels_among(listed):
         look.channel(channel)
+    for found in listed:
+        if kind_of(found.path) is Kind.SIGNATURE and found.path.split("/")[1] in reach.manifests:
+            look.signature(found.path)
     rest = {digest: size for digest, size in reach.blobs.items() if digest not in look.seen}
     look.sent = in_turn(begin(sum(rest.values())))
     with ThreadPoolExecutor(_READERS) as pool:
@@ -114,14 +118,18 @@ class _Examination:
         log = ChannelLog(self._store.backend, name)
         path = log_folder(name)
         try:
-            tip = log.tip()
-            for _ in log.back_from(tip):
-                pass
+            log.tip()
+            log.insist_on_no_more()
             path = head_path(name)
-            head = self._store.records.read(Head, path)
-            if head is not None and (tip is None or head.generation > tip.generation):
-                where = f"{self._store.url}/{path}"
-                raise Corrupt(where, f"it names generation {head.generation}, which is not there", PUBLISH_AGAIN)
+            self._store.records.read(Head, path)
+        except (Corrupt, StoreUnavailable) as error:
+            self.note(path, error)
+
+    def signature(self, path: str) -> None:
+        """That it is what its path says. What it proves, only who has the key can tell."""
+        _, manifest_digest, key_id = path.split("/")
+        try:
+            Signatures(self._store).well_formed(manifest_digest, key_id)
         except (Corrupt, StoreUnavailable) as error:
             self.note(path, error)
 

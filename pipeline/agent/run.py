@@ -15,7 +15,7 @@ from pipeline.errors import NotReady
 
 if TYPE_CHECKING:
     from artifact_store import Store
-    from artifact_store.trust.policy import Policy
+    from artifact_store.transfer.believed import Trust
 
 ARTIFACT: Final = "NXPIPE_ARTIFACT"  # the server finds the folder under this name
 
@@ -26,7 +26,7 @@ Step: TypeAlias = Callable[[str], AbstractContextManager[None]]
 class Agent:
     store: "Store"
     wish: Wish
-    policy: "Policy | None"
+    trust: "Trust"
     folder: Path
     devices: Path
     command: tuple[str, ...]
@@ -37,7 +37,7 @@ class Agent:
         with step(f"count the devices of a {instance.type}"):
             require_devices(instance.type, self.devices)
         with step(f"fetch what channel {' or '.join(self.wish.channels)} serves of {self.wish.model_id}"):
-            manifest = bring(self.store, self.wish, self.policy, self.folder)
+            manifest = bring(self.store, self.wish, self.trust, self.folder)
         require_programs_for(instance.type, manifest)
 
     def serve(self) -> NoReturn:

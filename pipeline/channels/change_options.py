@@ -11,6 +11,8 @@ from pipeline.command_line.options import ACTOR, REASON, Label, config_option, s
 from pipeline.command_line.output import Console
 
 if TYPE_CHECKING:
+    from artifact_store import Store
+    from artifact_store.channel.generation import Generation
     from artifact_store.channel.log import Appended
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -45,14 +47,31 @@ def refuse_of_rollouts(channel: str, *, past_rollouts: bool) -> None:
         )
 
 
-def record(console: Console, appended: "Appended") -> None:
-    """Tell what the channel serves, and whether that is new."""
+def record(console: Console, appended: "Appended", store: "Store", typed_key: str | None) -> None:
+    """Tell what the channel serves, whether that is new, and what a key has signed of it."""
     from pipeline.channels.text import generation_data, served_lines
 
     generation = appended.generation
+    key_ids = [each.key_id for each in generation.signatures] if appended.changed else []
+    unsigned = _unsigned(store, generation) if key_ids or typed_key else []
     if console.json:
-        console.data({"changed": appended.changed, **generation_data(generation)})
+        about = {"changed": appended.changed, "signed_with": key_ids, "unsigned_artifacts": unsigned}
+        console.data({**about, **generation_data(generation)})
         return
     verb = "serves now" if appended.changed else "serves this already"
     console.say(f"Channel {generation.channel} {verb}, as generation {generation.generation}:")
     console.result(*served_lines(generation))
+    if key_ids:
+        console.say(f"  signed generation {generation.generation} with key {', '.join(key_ids)}")
+    elif typed_key:
+        console.say("  the key has signed nothing, for nothing was changed")
+    for name in unsigned:
+        console.say(f"  {name} itself is not signed; to sign it: nxpipe store sign {name}")
+
+
+def _unsigned(store: "Store", generation: "Generation") -> list[str]:
+    """Artifacts that no key has spoken of: who signs a generation vouches for the choice, not for what was chosen."""
+    from artifact_store.trust.signatures import Signatures
+
+    signatures = Signatures(store)
+    return [each.name for each in generation.artifacts if not signatures.key_ids(each.manifest.sha256)]

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emulator.hardware import INSTANCES
-from pipeline.channels.signing import signing_policy
+from pipeline.channels.signing import trust_in
 from pipeline.folders import expanded
 from pipeline.suggest import did_you_mean
 
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 def requirements(store: "Store", config: "Config", folder: Path, channel: str) -> "Requirements":
     from artifact_store.channel.change import Requirements
 
-    policy = signing_policy(config, folder)
-    return Requirements(targets_of(config, folder, channel), policy.judge(store, channel) if policy else None)
+    trust = trust_in(config, folder, store)
+    doubt = trust.policy.judge(store, channel) if trust.policy else None
+    return Requirements(targets_of(config, folder, channel), doubt, trust)
 
 
 def targets_of(config: "Config", folder: Path, channel: str) -> dict[str, set[str]]:

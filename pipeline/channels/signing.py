@@ -8,14 +8,15 @@ import click
 
 from artifact_store.errors import Refused
 from pipeline.channels.colours import COLOURS, channel_of
-from pipeline.folders import expanded
+from pipeline.folders import expanded, state_folder
+from pipeline.suggest import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from artifact_store import Store
     from artifact_store.channel.change import Sign
-    from artifact_store.channel.generation import Generation
+    from artifact_store.transfer.believed import Trust
     from artifact_store.trust.keys import PublicKey, Signer
     from artifact_store.trust.policy import Policy, TrustedKey
     from pipeline.config import Config
@@ -44,13 +45,32 @@ def signing_policy(config: "Config", folder: Path) -> "Policy | None":
     return Policy(trusted, _with_colours(config, signing.require), signing.threshold)
 
 
-def require_belief(generation: "Generation", fault: str | None) -> None:
-    """What a generation says is acted on only where the policy finds no fault with it."""
-    if fault:
-        raise Refused(
-            f"generation {generation.generation} of channel {generation.channel} {fault}; find out who wrote it, and "
-            "promote or roll back again with a trusted key"
-        )
+def trust_in(config: "Config", folder: Path, store: "Store", say: "Callable[[str], None]" = lambda _: None) -> "Trust":
+    """What is believed of a store's channels by this file, and by what this machine has seen of them before."""
+    from artifact_store.channel.marks import Marks
+    from artifact_store.transfer.believed import Trust
+
+    for sentence in unused_channels(config):
+        say(f"Note: {sentence}")
+    return Trust(signing_policy(config, folder), Marks(state_folder() / "channels", _identity(store.url)), say)
+
+
+def _identity(url: str) -> str:
+    """A bucket of the same name at another endpoint is another store."""
+    from artifact_store.url import is_remote
+
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    return f"{url} at {endpoint}" if endpoint and is_remote(url) else url
+
+
+def unused_channels(config: "Config") -> "Iterator[str]":
+    """Channels of [signing] that no fleet runs, where they look like a misspelt one that is left without a rule."""
+    signing = config.signing
+    ruled = {*signing.require, *(each for key in signing.trusted for each in key.channels or ())}
+    free = sorted({fleet.channel for fleet in config.fleets} - ruled)
+    for channel in sorted(ruled - {fleet.channel for fleet in config.fleets}):
+        if hint := did_you_mean(channel, free):
+            yield f"[signing] names channel {channel}, and no fleet of nxpipe.toml runs it{hint}"
 
 
 def _with_colours(config: "Config", channels: "Sequence[str]") -> frozenset[str]:
@@ -86,6 +106,15 @@ def author_signature(typed: str | None, config: "Config", folder: Path, channel:
     return signing_with(signer)
 
 
+def known_keys(config: "Config", folder: Path) -> "list[PublicKey]":
+    """The trusted keys that are in files here: a machine without a network can still prove what they have signed."""
+    signing = config.signing
+    if signing.trusted:
+        return [_trusted(each, config, folder).key for each in signing.trusted]
+    beside = _beside(signing.key or "", folder)
+    return [named_public_key(beside)] if beside else []
+
+
 def named_public_key(path: Path) -> "PublicKey":
     from artifact_store.trust.keys import PublicKey
 
@@ -100,13 +129,20 @@ def builder_id() -> str:
 
 def _public_half(key: str, folder: Path) -> "PublicKey":
     """From the file beside a key file, so that whoever only looks needs no private key."""
-    from artifact_store.trust.key_files import public_path
     from artifact_store.trust.signers import open_signer
 
-    beside = public_path(folder / expanded(key.removeprefix("file:")))
-    if key.startswith("file:") and beside.exists():
-        return named_public_key(beside)
-    return open_signer(key, folder).public
+    beside = _beside(key, folder)
+    return named_public_key(beside) if beside else open_signer(key, folder).public
+
+
+def _beside(key: str, folder: Path) -> Path | None:
+    """The public half of a key file, if it is there."""
+    from artifact_store.trust.key_files import public_path
+
+    if not key.startswith("file:"):
+        return None
+    path = public_path(folder / expanded(key.removeprefix("file:")))
+    return path if path.exists() else None
 
 
 def _configured(config: "Config", folder: Path) -> "Signer | None":

@@ -50,7 +50,13 @@ def state_data(entry: "Entry", signers: "Mapping[Served, Sequence[str]]") -> dic
 def state_text(entry: "Entry", signers: "Mapping[Served, Sequence[str]]") -> str:
     one = entry.generation
     rows = [
-        (each.model_id, each.target, each.request_key[:SHOWN], each.manifest.sha256[:SHOWN], ", ".join(names) or "-")
+        (
+            each.model_id,
+            each.target,
+            each.request_key[:SHOWN],
+            each.manifest.sha256[:SHOWN],
+            ", ".join(names) or "not signed",
+        )
         for each, names in signers.items()
     ]
     lines = [

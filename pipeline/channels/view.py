@@ -2,20 +2,21 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
 
 from artifact_store import Store
 from artifact_store.channel.generation import Generation, Served
-from artifact_store.channel.log import ChannelLog, channels
+from artifact_store.channel.log import channels
 from artifact_store.documents import seconds_since_1970
-from artifact_store.errors import NotFound
+from artifact_store.transfer.believed import Trust, unbelieved
 from artifact_store.trust.policy import Policy
-from pipeline.channels.signing import require_belief, signing_policy
+from pipeline.channels.known import unknown_channel
+from pipeline.channels.signing import trust_in
 from pipeline.config import load_config
-from pipeline.suggest import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -33,18 +34,19 @@ class Entry:
         return time.time() - seconds_since_1970(self.generation.at)
 
     def require_belief(self) -> None:
-        require_belief(self.generation, self.fault)
+        if self.fault:
+            raise unbelieved(self.generation, self.fault)
 
 
 @dataclass(frozen=True)
 class ChannelView:
     store: Store
-    policy: Policy
+    trust: Trust
 
     @classmethod
-    def of(cls, store: Store, config_path: Path) -> "ChannelView":
+    def of(cls, store: Store, config_path: Path, say: Callable[[str], None]) -> "ChannelView":
         config = load_config(config_path, os.environ, missing_ok=True)
-        return cls(store, signing_policy(config, config_path.parent) or Policy())
+        return cls(store, trust_in(config, config_path.parent, store, say))
 
     def names(self, wanted: str | None) -> list[str]:
         """The one that was asked for, or all."""
@@ -52,19 +54,28 @@ class ChannelView:
         if wanted is None:
             return known
         if wanted not in known:
-            others = f"; it has {', '.join(known)}" if known else ", which has none yet; nxpipe promote makes one"
-            hint = did_you_mean(wanted, known) or others
-            raise NotFound(f"there is no channel {wanted!r} in {self.store.url}{hint}")
+            raise unknown_channel(self.store, wanted)
         return [wanted]
 
     def history(self, name: str, last: int) -> Iterator[Entry]:
         """The newest generations, the newest first, each proved by its successor."""
-        log = ChannelLog(self.store.backend, name)
-        proved = [*islice(log.back_from(log.tip()), last + 1), None]
+        proved = [*islice(self.trust.history(self.store, name), last + 1), None]
         for one, before in islice(pairwise(proved), last):
             assert one is not None, "only the first generation is followed by nothing"
-            old = before.artifacts if before else ()
-            yield Entry(one, old, tuple(self.policy.authors(one)), self.policy.fault(one))
+            old, fault = before.artifacts if before else (), self.trust.fault(self.store.backend, one)
+            if one is proved[0] and fault is None:
+                self.trust.mark(one)
+            yield Entry(one, old, tuple(self.policy.authors(one)), fault)
+
+    @cached_property
+    def policy(self) -> Policy:
+        return self.trust.policy or Policy()
+
+    def require_belief(self, entry: Entry) -> None:
+        """In what is served now: the generation, and the signatures of its artifacts."""
+        entry.require_belief()
+        for each in entry.generation.artifacts:
+            self.trust.insist_on_signatures(self.store, entry.generation.channel, each)
 
     def signers(self, channel: str, served: Served) -> list[str]:
         """Who has signed an artifact, of those whose word counts on the channel now."""

@@ -1,12 +1,14 @@
 """What a word on the command line names: an artifact of the store, or a channel with all that it serves."""
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from artifact_store.errors import NotFound
+from artifact_store.errors import ChannelEmpty, NotFound
+from pipeline.channels.known import unknown_channel
 
 if TYPE_CHECKING:
     from artifact_store import Store
@@ -48,14 +50,19 @@ class Named:
 
 
 def named(word: str, store: "Store", config_path: Path) -> Named:
-    """A word that can name no artifact is a channel, be it that nothing was promoted to it yet."""
+    """A channel that something was promoted to, or an artifact: a misspelt channel is neither."""
     from artifact_store.channel.log import channels
 
     if word in channels(store.backend):
         return Named(word, True, _served(word, store, config_path))
     if is_artifact(word):
         return Named(word, False, (artifact(word, store),))
-    return Named(word, True, ())
+    raise unknown_channel(store, word)
+
+
+def nothing_yet(channel: str) -> Named:
+    """A channel that may well be empty: with it, nothing can be compared."""
+    return Named(channel, True, ())
 
 
 def pair(words: Sequence[str], store: "Store", config_path: Path) -> "tuple[Manifest, Manifest]":
@@ -74,17 +81,25 @@ def pair(words: Sequence[str], store: "Store", config_path: Path) -> "tuple[Mani
 
 
 def _either(word: str, store: "Store", config_path: Path) -> Named:
-    found = named(word, store, config_path)
-    return found if found.artifacts else Named(word, False, (artifact(word, store),))
+    """Of a word that is no channel, a model's id has the last say."""
+    try:
+        found = named(word, store, config_path)
+    except ChannelEmpty as no_channel:
+        try:
+            return Named(word, False, (artifact(word, store),))
+        except NotFound as no_artifact:
+            raise NotFound(f"{no_artifact}; and {no_channel}") from no_artifact
+    return found
 
 
 def _served(channel: str, store: "Store", config_path: Path) -> "tuple[Manifest, ...]":
-    """What is served now, by a generation that may be believed."""
-    from pipeline.channels.view import ChannelView
+    """What is served now, by a generation and signatures that may be believed."""
+    from pipeline.channels.signing import trust_in
+    from pipeline.config import load_config
 
-    (entry,) = ChannelView.of(store, config_path).history(channel, 1)
-    entry.require_belief()
-    return tuple(_promoted(served, channel, store) for served in entry.generation.artifacts)
+    config = load_config(config_path, os.environ, missing_ok=True)
+    served = trust_in(config, config_path.parent, store).served(store, channel)
+    return tuple(_promoted(one, channel, store) for one in served or ())
 
 
 def _promoted(served: "Served", channel: str, store: "Store") -> "Manifest":

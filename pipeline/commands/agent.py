@@ -74,17 +74,18 @@ def run(
     from pipeline.agent.hook import gate
     from pipeline.agent.run import Agent
     from pipeline.channels.colours import colour_of
-    from pipeline.channels.signing import signing_policy
+    from pipeline.channels.signing import trust_in
     from pipeline.command_line.store_url import open_the_store
     from pipeline.config import load_config
 
     with gate(hook, os.environ) as instance:
         config = load_config(config_path, os.environ)
         served = serving_fleet(config, fleet, "--fleet")
+        opened = open_the_store(store, config_path, console)
         agent = Agent(
-            store=open_the_store(store, config_path, console),
+            store=opened,
             wish=Wish.of(config, served, colour_of(instance.group, config.project.name, served.name)),
-            policy=signing_policy(config, config_path.parent),
+            trust=trust_in(config, config_path.parent, opened, console.say),
             folder=folder.absolute(),
             devices=devices,
             command=command or served.command,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from artifact_store.errors import NotFound
+from artifact_store.errors import ChannelEmpty, NotFound
 from artifact_store.names import SHOWN
 from pipeline.cli import Command
 from pipeline.command_line.options import config_option, store_option
@@ -36,6 +36,7 @@ _COLUMNS: Final = ("artifact", "program", "tp", "predicted", "before", "change")
     metavar="CHANNEL|ARTIFACT",
     help="Hold them against what this channel serves now, or against this artifact: MODEL@KEY, or a key.",
 )
+@click.option("--allow-empty", is_flag=True, help="Go on if nothing was promoted to the channel of --against yet.")
 @click.option(
     "--threshold",
     type=Percentage(),
@@ -51,6 +52,7 @@ def bench(
     /,
     models: tuple[str, ...],
     against: str | None,
+    allow_empty: bool,
     threshold: float,
     store: str | None,
     config_path: Path,
@@ -61,7 +63,8 @@ def bench(
     key. Without one it is every model of nxpipe.toml. A program is held against that of the same phase, batch, bucket
     and degree in what the channel serves of the same model and target. The time is predicted when a program is
     compiled, from the documented costs of its instructions: nothing is run. With a program that is predicted to be
-    slower by more than the threshold, the exit code is 16.
+    slower by more than the threshold, the exit code is 16. A channel that the store does not hold is an error, unless
+    a fleet or [signing] of nxpipe.toml names it, or --allow-empty is given.
 
     \b
     Example:
@@ -70,12 +73,11 @@ def bench(
       nxpipe bench bert-base-uncased@4e9ce0 --against bert-base-uncased@a41f07
     """
     from pipeline.bench import bench as compare
-    from pipeline.command_line.named import named
 
     console: Console = ctx.obj
     opened = open_the_store(store, config_path, console)
     artifacts = list(_artifacts(models, opened, config_path))
-    rival = named(against, opened, config_path) if against is not None else None
+    rival = _rival(against, opened, config_path, allow_empty) if against is not None else None
     lines = [line for one in artifacts for line in compare(one, rival.beside(one) if rival else None, opened)]
     if console.json:
         console.data([line.document(threshold) for line in lines])
@@ -87,6 +89,19 @@ def bench(
     if slower:
         console.complain(_sentence(slower, threshold))
         ctx.exit(REGRESSION.number)
+
+
+def _rival(word: str, store: "Store", config_path: Path, allow_empty: bool) -> "Named":
+    """Before the first release there is nothing to hold against; but a misspelt channel would hold nothing for ever."""
+    from pipeline.channels.known import declared
+    from pipeline.command_line.named import named, nothing_yet
+
+    try:
+        return named(word, store, config_path)
+    except ChannelEmpty:
+        if allow_empty or word in declared(load_config(config_path, os.environ, missing_ok=True)):
+            return nothing_yet(word)
+        raise
 
 
 def _artifacts(words: Sequence[str], store: "Store", config_path: Path) -> "Iterator[Manifest]":

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pipeline.channels.signing import trust_in
 from pipeline.cli import Group
 from pipeline.command_line.options import Label, config_option, store_option
 from pipeline.command_line.output import Console, human_bytes, table
@@ -114,14 +115,14 @@ def ls(console: Console, target: str) -> None:
 def _chosen(
     store: "Store", names: Sequence[str], channel: str | None, config_path: Path, console: Console
 ) -> "list[Chosen]":
+    from pipeline.config import load_config
     from pipeline.neuron_cache import chosen
 
     if channel:
-        return chosen.served(store, channel)
+        config = load_config(config_path, os.environ, missing_ok=True)
+        return chosen.served(store, channel, trust_in(config, config_path.parent, store, console.say))
     if names:
         return chosen.named(store, names)
-    from pipeline.config import load_config
-
     return chosen.configured(store, load_config(config_path, os.environ), config_path.parent, console.say)
 
 

@@ -45,7 +45,7 @@ def log(console: Console, name: str | None, last: int, store: str | None, config
     from pipeline.channels.text import log_data, log_text
     from pipeline.channels.view import ChannelView
 
-    view = ChannelView.of(open_the_store_itself(store, config_path, console), config_path)
+    view = ChannelView.of(open_the_store_itself(store, config_path, console), config_path, console.say)
     entries = [entry for each in view.names(name) for entry in view.history(each, last)]
     if console.json:
         console.data([log_data(entry) for entry in entries])
@@ -73,7 +73,7 @@ def show(console: Console, name: str | None, store: str | None, config_path: Pat
     from pipeline.channels.text import state_data, state_text
     from pipeline.channels.view import ChannelView
 
-    view = ChannelView.of(open_the_store_itself(store, config_path, console), config_path)
+    view = ChannelView.of(open_the_store_itself(store, config_path, console), config_path, console.say)
     entries = [entry for each in view.names(name) for entry in view.history(each, 1)]
     signers = [
         {served: view.signers(entry.generation.channel, served) for served in entry.generation.artifacts}
@@ -85,7 +85,7 @@ def show(console: Console, name: str | None, store: str | None, config_path: Pat
         texts = [state_text(entry, names) for entry, names in zip(entries, signers, strict=True)]
         _print(console, texts, view.store.url)
     for entry in entries:
-        entry.require_belief()
+        view.require_belief(entry)
 
 
 def _print(console: Console, texts: list[str], url: str) -> None:

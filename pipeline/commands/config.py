@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from pipeline.channels.signing import unused_channels
 from pipeline.cli import Group
 from pipeline.command_line.options import config_option
 from pipeline.command_line.output import Console, table
@@ -34,6 +35,8 @@ def check(console: Console, config_path: Path) -> None:
       nxpipe config check --config staging.toml
     """
     found = load_config(config_path, os.environ)
+    for sentence in unused_channels(found):
+        console.say(f"Note: {sentence}")
     if console.json:
         console.data({"file": str(config_path), "models": len(found.models), "fleets": len(found.fleets)})
         return

@@ -59,7 +59,7 @@ def promote(
     author = change.Author(actor or current_actor(), reason, author_signature(key, config, folder, channel, opened))
     needs = requirements(opened, config, folder, channel)
     appended = change.promote(opened, channel, _chosen(opened, names), author, needs, expected=expect)
-    record(console, appended)
+    record(console, appended, opened, key)
 
 
 def _chosen(store: "Store", names: tuple[str, ...]) -> "list[Published]":

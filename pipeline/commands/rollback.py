@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from pipeline.channels.change_options import change_options, record, refuse_of_rollouts
-from pipeline.channels.signing import author_signature, signing_policy
+from pipeline.channels.signing import author_signature, trust_in
 from pipeline.cli import Command
 from pipeline.command_line.options import Line
 from pipeline.command_line.output import Console
@@ -63,6 +63,9 @@ def rollback(
     opened = open_the_store_itself(store, config_path, console)
     sign = author_signature(key, config, config_path.parent, channel, opened)
     author = change.Author(actor or current_actor(), reason, sign)
-    policy = signing_policy(config, config_path.parent)
-    doubt = policy.judge(opened, channel) if policy else None
-    record(console, change.rollback(opened, channel, author, to=to, expected=expect, doubt=doubt, despite=despite))
+    trust = trust_in(config, config_path.parent, opened, console.say)
+    doubt = trust.policy.judge(opened, channel) if trust.policy else None
+    appended = change.rollback(
+        opened, channel, author, to=to, expected=expect, doubt=doubt, despite=despite, trust=trust
+    )
+    record(console, appended, opened, key)

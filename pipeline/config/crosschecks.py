@@ -13,7 +13,6 @@ from pipeline.config.faults import Finding, KeyPath
 from pipeline.config.fleets import ServingFleet, TrainingFleet
 from pipeline.config.models import Model
 from pipeline.config.root import Config
-from pipeline.config.sections import Signing
 from pipeline.config.wording import shown
 from pipeline.suggest import nearest
 
@@ -25,13 +24,11 @@ class Tables:
     models: Mapping[int, Model]
     fleets: Mapping[int, ServingFleet | TrainingFleet]
     endpoints: Mapping[int, ModelEndpoint]
-    signing: Signing | None
     model_names: tuple[str, ...]
     fleet_names: tuple[str, ...]
     fleet_models: tuple[str, ...]
     endpoint_names: tuple[str, ...]
     endpoint_models: tuple[str, ...]
-    channels: frozenset[str]
 
     @classmethod
     def of(cls, config: Config) -> "Tables":
@@ -39,13 +36,11 @@ class Tables:
             models=dict(enumerate(config.models)),
             fleets=dict(enumerate(config.fleets)),
             endpoints=dict(enumerate(config.endpoints)),
-            signing=config.signing,
             model_names=tuple(model.name for model in config.models),
             fleet_names=tuple(fleet.name for fleet in config.fleets),
             fleet_models=tuple(fleet.model for fleet in config.fleets),
             endpoint_names=tuple(endpoint.name for endpoint in config.endpoints),
             endpoint_models=tuple(endpoint.model for endpoint in config.endpoints),
-            channels=frozenset(fleet.channel for fleet in config.fleets),
         )
 
 
@@ -65,7 +60,6 @@ def cross_check(tables: Tables) -> Iterator[Finding]:
         if endpoint.model in by_name:
             at = ("endpoints", index, "instance_type")
             yield from _runs_the_model(at, endpoint.instance_type, endpoint.hardware, by_name[endpoint.model])
-    yield from _idle_requirements(tables)
 
 
 def _repeated_names(section: str, names: tuple[str, ...]) -> Iterator[Finding]:
@@ -94,20 +88,3 @@ def _runs_the_model(path: KeyPath, name: str, entry: Instance, model: Model) -> 
     elif entry.logical_cores < model.tp:
         allowed = f'at least the {model.tp} that model "{model.name}" is spread over (tp)'
         yield Finding(path, f'"{name}", which has {entry.logical_cores} logical cores', allowed)
-
-
-def _idle_requirements(tables: Tables) -> Iterator[Finding]:
-    """A promise about a channel that nothing uses is most likely a misspelt channel."""
-    used = sorted(tables.channels)
-    allowed = f"a channel that a fleet of this file runs: {', '.join(used) or 'there is none'}"
-    for path, channel in _channels_of(tables.signing) if tables.signing else ():
-        if channel not in tables.channels:
-            yield Finding(path, shown(channel), allowed, nearest(channel, used))
-
-
-def _channels_of(signing: Signing) -> Iterator[tuple[KeyPath, str]]:
-    for index, trusted in enumerate(signing.trusted):
-        for position, channel in enumerate(trusted.channels or ()):
-            yield ("signing", "trusted", index, "channels", position), channel
-    for position, channel in enumerate(signing.require):
-        yield ("signing", "require", position), channel

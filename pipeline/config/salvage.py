@@ -8,7 +8,6 @@ from pipeline.config.crosschecks import Tables
 from pipeline.config.endpoints import ModelEndpoint
 from pipeline.config.fleets import Fleet, ServingFleet, TrainingFleet
 from pipeline.config.models import Model
-from pipeline.config.sections import Signing
 
 _T = TypeVar("_T")
 
@@ -21,13 +20,11 @@ def salvage(document: dict[str, Any]) -> Tables:
         models=_valid(TypeAdapter(Model), models),
         fleets=_valid(fleet, fleets),
         endpoints=_valid(TypeAdapter(ModelEndpoint), endpoints),
-        signing=_valid(TypeAdapter(Signing), [document.get("signing", {})]).get(0),
         model_names=_texts(models, "name"),
         fleet_names=_texts(fleets, "name"),
         fleet_models=_texts(fleets, "model"),
         endpoint_names=_texts(endpoints, "name"),
         endpoint_models=_texts(endpoints, "model"),
-        channels=frozenset(filter(None, _texts(fleets, "channel"))),
     )
 
 

@@ -231,7 +231,8 @@ class Signing(Table):
     )
     require: Annotated[tuple[Slug, ...], MAYBE_EMPTY, DISTINCT] = Field(
         default=(),
-        description="Channels that take signed artifacts only, and whose promotions and rollbacks are signed too.",
+        description="Channels that take signed artifacts only, and whose promotions and rollbacks are signed too. They "
+        "need no fleet.",
         examples=[["production"]],
     )
 

@@ -5,16 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from artifact_store.channel.log import ChannelLog
-from artifact_store.errors import ChannelEmpty, NotFound
+from artifact_store.errors import NotFound
 from artifact_store.manifest import Manifest
 from artifact_store.names import choose
 from emulator.hardware import INSTANCES
+from pipeline.channels.known import unknown_channel
 from pipeline.channels.promotion import model_id
 from pipeline.neuron_cache.entry import Entry, kept_by
 
 if TYPE_CHECKING:
     from artifact_store import Store
+    from artifact_store.transfer.believed import Trust
     from pipeline.config import Config
 
 _BACKEND: Final = "neuronx"
@@ -68,12 +69,12 @@ def named(store: "Store", names: Sequence[str]) -> list[Chosen]:
     return chosen
 
 
-def served(store: "Store", channel: str) -> list[Chosen]:
+def served(store: "Store", channel: str, trust: "Trust") -> list[Chosen]:
     """What a channel serves now."""
-    tip = ChannelLog(store.backend, channel).tip()
-    if tip is None:
-        raise ChannelEmpty(f"channel {channel} of {store.url} is empty; promote an artifact to it")
-    return [_chosen(store.manifest(one.manifest)) for one in tip.artifacts]
+    artifacts = trust.served(store, channel)
+    if artifacts is None:
+        raise unknown_channel(store, channel)
+    return [_chosen(store.manifest(one.manifest)) for one in artifacts]
 
 
 def configured(store: "Store", config: "Config", folder: Path, say: Callable[[str], None]) -> list[Chosen]:

@@ -6,7 +6,7 @@ from artifact_store.channel import change
 from artifact_store.channel.generation import Served
 from artifact_store.names import SHOWN
 from pipeline.channels.promotion import doubt, requirements
-from pipeline.channels.signing import author_signature, builder_id, chosen_signer, signing_policy
+from pipeline.channels.signing import author_signature, builder_id, chosen_signer
 from pipeline.release.fleets import left_to_rollouts
 from pipeline.release.gate import Outcome, Settled
 
@@ -26,7 +26,7 @@ class Sign:
 
     def settled(self, release: "Release") -> Settled | None:
         channel, published = release.words.channel, _all_published(release)
-        policy = signing_policy(release.config, release.folder)
+        policy = release.trust.policy
         judge = policy.judge(release.store, channel) if policy else None
         if judge is not None:
             content = published is not None and not any(judge(Served.of(one)) for one in published)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from artifact_store.channel.generation import Generation, Served
-from artifact_store.channel.log import ChannelLog
 from artifact_store.errors import NotFound
+from artifact_store.transfer.believed import Trust
 from pipeline.building.matrix import of_file
 from pipeline.building.run import Run
+from pipeline.channels.known import unknown_channel
 from pipeline.channels.promotion import model_id
-from pipeline.channels.signing import require_belief, signing_policy
+from pipeline.channels.signing import trust_in
 from pipeline.command_line.order_options import chosen_models
 from pipeline.command_line.output import Console
 from pipeline.release.candidate import Candidate, planned
@@ -88,6 +89,10 @@ class Release:
     def candidates(self) -> tuple[Candidate, ...]:
         return self._served_elsewhere() if self.plan is None else planned(self.plan.artifacts)
 
+    @cached_property
+    def trust(self) -> Trust:
+        return trust_in(self.config, self.folder, self.store, self.console.say)
+
     def found(self, one: Candidate) -> "Published | None":
         if one not in self.known and (published := self.store.find(one.request_key)):
             self.known[one] = published
@@ -101,11 +106,7 @@ class Release:
 
     def tip(self, channel: str | None = None) -> Generation | None:
         """Believed, of the channel that is released to, or of another."""
-        tip = ChannelLog(self.store.backend, channel or self.words.channel).tip()
-        policy = signing_policy(self.config, self.folder)
-        if tip and policy:
-            require_belief(tip, policy.fault(tip))
-        return tip
+        return self.trust.tip(self.store, channel or self.words.channel)
 
     def served(self) -> dict[tuple[str, str], Served]:
         """What the channel serves now, by model and target."""
@@ -120,12 +121,15 @@ class Release:
         """The manifests that another channel serves: were one published anew otherwise, it would not be the same."""
         source = str(self.words.source)
         tip = self.tip(source)
+        if tip is None:
+            raise unknown_channel(self.store, source)
         names = {model_id(model, self.folder) for model in chosen_models(self.config, self.words.names)}
-        artifacts = [each for each in tip.artifacts if not self.words.names or each.model_id in names] if tip else []
+        artifacts = [each for each in tip.artifacts if not self.words.names or each.model_id in names]
         if not artifacts:
             what = f" of {', '.join(self.words.names)}" if self.words.names else ""
             raise NotFound(f"channel {source} of {self.store.url} serves nothing{what}; release to it first")
         for served in artifacts:
+            self.trust.insist_on_signatures(self.store, source, served)
             found = self.store.find(served.request_key)
             if found is None or found.record.manifest != served.manifest:
                 raise NotFound(

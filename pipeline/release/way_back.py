@@ -6,7 +6,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from artifact_store.channel.generation import Generation
-from artifact_store.channel.log import ChannelLog
 from pipeline.channels.colours import COLOURS, channel_of
 from pipeline.exit_codes import UNDECIDED
 from pipeline.release.fleets import left_to_rollouts, rolled_out
@@ -46,7 +45,7 @@ def _promotion(release: "Release") -> list[str]:
     tip = release.tip()
     if tip is None or not direct or not all(_serves(tip, one) for one in direct):
         return []
-    first, before = _change(_history(release, tip), direct)
+    first, before = _change(_history(release), direct)
     if before is None:
         return []
     channel = release.words.channel
@@ -57,8 +56,8 @@ def _promotion(release: "Release") -> list[str]:
     return ["promote", *names, "--channel", channel] if names else []
 
 
-def _history(release: "Release", tip: Generation) -> Iterator[Generation]:
-    return islice(ChannelLog(release.store.backend, release.words.channel).back_from(tip), _FAR)
+def _history(release: "Release") -> Iterator[Generation]:
+    return islice(release.trust.history(release.store, release.words.channel), _FAR)
 
 
 def _change(history: Iterator[Generation], direct: "list[Candidate]") -> tuple[Generation | None, Generation | None]:

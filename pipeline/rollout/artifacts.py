@@ -5,6 +5,7 @@ A colour's channel is moved before the colour has an instance; the fleet's own o
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 from typing import Final
@@ -12,12 +13,12 @@ from typing import Final
 from artifact_store import Published, Store
 from artifact_store.channel import change
 from artifact_store.channel.generation import Generation, Served
-from artifact_store.channel.log import ChannelLog
 from artifact_store.errors import NotFound, Refused
+from artifact_store.transfer.believed import Trust
 from pipeline.agent.artifact import Wish
 from pipeline.channels.colours import channel_of
 from pipeline.channels.promotion import requirements
-from pipeline.channels.signing import author_signature, signing_policy
+from pipeline.channels.signing import author_signature, trust_in
 from pipeline.config import Config, ServingFleet
 from pipeline.rollout.asked import Candidate
 from pipeline.rollout.errors import RolloutRefused
@@ -54,7 +55,10 @@ class Artifacts:
         return self._of(self._tip(channel))
 
     def served_for_certain(self, channel: str) -> Published:
-        return self._published(self._insist(channel))
+        """To be rolled out: with the signatures that this channel asks for, whatever the fleet's own does."""
+        served = self._insist(channel)
+        self._trust.insist_on_signatures(self.store, channel, served)
+        return self._published(served)
 
     def run_by(self, colour: str) -> Served:
         """What a new instance of the colour would fetch now."""
@@ -98,16 +102,18 @@ class Artifacts:
 
     def _settled(self, candidate: Candidate, tip: Generation | None) -> bool:
         """What the channel serves of other models, other fleets may have moved meanwhile: that is no matter here."""
-        served, log = self._of(tip), ChannelLog(self.store.backend, candidate.channel)
+        served = self._of(tip)
         if served is not None and served.request_key == candidate.artifact:
             return True
-        before = self._of(log.read(candidate.generation))
-        since = takewhile(lambda each: each.generation > candidate.generation, log.back_from(tip))
-        return any(self._of(each) != before for each in since)
+        history = self._trust.history(self.store, candidate.channel)
+        since = [self._of(each) for each in takewhile(lambda each: each.generation >= candidate.generation, history)]
+        # The generation that was held against comes last, unless that was none.
+        before = since.pop() if candidate.generation else None
+        return any(each != before for each in since)
 
     def _promote(self, channel: str, artifact: Published, why: str) -> None:
-        policy = signing_policy(self.config, self.folder)
-        needs = change.Requirements(doubt=policy.judge(self.store, channel) if policy else None)
+        policy = self._trust.policy
+        needs = change.Requirements(doubt=policy.judge(self.store, channel) if policy else None, trust=self._trust)
         change.promote(self.store, channel, [artifact], self._author(channel, why), needs)
 
     def _author(self, channel: str, why: str) -> change.Author:
@@ -130,10 +136,11 @@ class Artifacts:
 
     def _tip(self, channel: str) -> Generation | None:
         """Believed: what a rollout copies from one channel to another gets a signature on the way."""
-        tip, policy = ChannelLog(self.store.backend, channel).tip(), signing_policy(self.config, self.folder)
-        if tip and policy and (fault := policy.fault(tip)):
-            raise Refused(f"generation {tip.generation} of channel {channel} {fault}; find out who wrote it")
-        return tip
+        return self._trust.tip(self.store, channel)
+
+    @cached_property
+    def _trust(self) -> Trust:
+        return trust_in(self.config, self.folder, self.store)
 
     def _of(self, tip: Generation | None) -> Served | None:
         slot = (self._wish.model_id, self._wish.target)

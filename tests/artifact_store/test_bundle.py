@@ -25,16 +25,20 @@ from artifact_store.canonical import canonical_json
 from artifact_store.documents import Blob
 from artifact_store.errors import Conflict, Corrupt, NotFound, Refused, StoreError
 from artifact_store.layout import blob_path, signature_folder
+from artifact_store.trust.keys import as_base64
+from artifact_store.trust.statement import statement_of
 from tests.artifact_store.samples import Folder, Place, folder, put, watched
 from tests.conftest import ROOT
 
 KEY = "ab" * 32
 
 
-def envelope() -> bytes:
+def envelope(store: Store, published: Published) -> bytes:
+    """Of a key that nobody here knows."""
+    statement = statement_of(published.manifest, store.key_inputs(published.manifest), "nxpipe:local")
     return canonical_json(
         {
-            "payload": "e30=",
+            "payload": as_base64(statement.to_bytes()),
             "payloadType": "application/vnd.in-toto+json",
             "signatures": [{"keyid": KEY, "sig": "AA=="}],
         }
@@ -44,7 +48,7 @@ def envelope() -> bytes:
 def signed(place: Place, data: bytes | None = None) -> Published:
     published = place.store.publish(put(place.store))
     path = signature_folder(published.manifest_digest) + KEY
-    place.store.backend.replace(path, Payload.of(data or envelope()))
+    place.store.backend.replace(path, Payload.of(data or envelope(place.store, published)))
     return published
 
 
@@ -149,7 +153,7 @@ def test_a_signature_that_is_there_already_stays(other: Folder, target: Path, tm
     published = signed(other)
     export_artifact(other.store, published, target)
     there = folder(tmp_path / "there")
-    newer = envelope() + b" "
+    newer = envelope(other.store, published).replace(b"AA==", b"AAA=")
     signed(there, newer)
     Bundled.read(target).publish(there.store)
     assert there.objects()[signature_folder(published.manifest_digest) + KEY] == newer

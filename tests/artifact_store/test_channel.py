@@ -120,9 +120,19 @@ def test_history_is_a_chain_and_a_changed_or_missing_entry_is_noticed(place: Pla
         list(log.back_from(log.tip()))
 
 
-@pytest.mark.parametrize(
-    "head", [None, b"rot", Head(channel="prod", generation=1), Head(channel="prod", generation=99)]
-)
+def test_a_head_beyond_the_log_tells_of_a_generation_that_was_removed(place: Place) -> None:
+    for number in range(3):
+        serve(place.store, published(place.store, number))
+    place.remove(generation_path("prod", 3))
+    with pytest.raises(Corrupt, match=r"head is corrupt: it names generation 3, which is missing from the log; put it"):
+        ChannelLog(place.backend, "prod").tip()
+    place.remove(head_path("prod"))
+    tip = ChannelLog(place.backend, "prod").tip()
+    assert tip is not None
+    assert tip.generation == 2
+
+
+@pytest.mark.parametrize("head", [None, b"rot", Head(channel="prod", generation=1)])
 def test_a_head_that_lags_is_lost_or_wrong_changes_nothing(place: Place, head: Head | bytes | None) -> None:
     for number in range(3):
         serve(place.store, published(place.store, number))

@@ -17,6 +17,7 @@ from artifact_store.documents import Blob
 from artifact_store.errors import Corrupt, NotFound, StoreUnavailable
 from artifact_store.layout import blob_path
 from artifact_store.transfer import partial, ranges
+from artifact_store.transfer.believed import ALL
 from artifact_store.transfer.tier import Tier
 from artifact_store.transfer.wanted import by_channel
 from tests.artifact_store.afar import afar, counting, patch, promoted, refuse
@@ -93,7 +94,7 @@ def test_a_channel_that_is_empty_in_the_store_is_not_looked_for_in_a_mirror(tmp_
     place, mirror = folder(tmp_path / "store"), folder(tmp_path / "mirror")
     promoted(mirror.store)
     with pytest.raises(NotFound, match="is empty"):
-        by_channel(afar([place.backend, mirror.backend]), "prod", None, None)
+        by_channel(afar([place.backend, mirror.backend]), "prod", None, None, ALL)
 
 
 # The tier

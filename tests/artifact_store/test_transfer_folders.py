@@ -17,6 +17,7 @@ from artifact_store import Store, open_store
 from artifact_store.documents import Blob
 from artifact_store.errors import NotFound, NotUnderstood, Refused, StoreUnavailable
 from artifact_store.manifest import Manifest, Tensor
+from artifact_store.transfer.believed import ALL
 from artifact_store.transfer.fetch import WEIGHTS, fetch, size_of
 from artifact_store.transfer.remembered import Remembered
 from artifact_store.transfer.safetensors import layout_of
@@ -246,7 +247,7 @@ def test_offline_serves_what_was_seen_and_says_how_old_it_is(tmp_path: Path, tie
     online = afar([place.backend], tier)
     remember = Remembered(tier.root, url)
     fetch(online.blobs, by_name(online, wanted.request_key, remember).manifest, tmp_path / "first")
-    assert by_channel(online, channel, None, None, remember).seen_ago is None
+    assert by_channel(online, channel, None, None, ALL, remember).seen_ago is None
     seen = time.time() - 7200
     os.utime(remember.scratch_folder.parent / "channels" / channel / "head", (seen, seen))
 
@@ -254,11 +255,11 @@ def test_offline_serves_what_was_seen_and_says_how_old_it_is(tmp_path: Path, tie
     for found in (
         by_name(offline, wanted.request_key),
         by_name(offline, wanted.model.id),
-        by_channel(offline, channel, wanted.model.id, "inf2"),
+        by_channel(offline, channel, wanted.model.id, "inf2", ALL),
     ):
         assert found.manifest == wanted
         fetch(offline.blobs, found.manifest, tmp_path / secrets.token_hex(4))
-    assert by_channel(offline, channel, None, None).seen_ago == pytest.approx(7200, abs=100)
+    assert by_channel(offline, channel, None, None, ALL).seen_ago == pytest.approx(7200, abs=100)
 
 
 def test_offline_says_what_is_not_here(tmp_path: Path) -> None:
@@ -266,7 +267,7 @@ def test_offline_says_what_is_not_here(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="as last seen from here"):
         by_name(offline, "acme/bert")
     with pytest.raises(NotFound, match="as last seen from here"):
-        by_channel(offline, "prod", None, None)
+        by_channel(offline, "prod", None, None, ALL)
     with pytest.raises(StoreUnavailable, match=r"offline: .* does not hold blob"):
         offline.read_blob(Blob.of(b"never seen"))
 

@@ -28,10 +28,12 @@ from hypothesis import strategies as st
 from artifact_store import Published, Store
 from artifact_store.canonical import canonical_json
 from artifact_store.channel.change import Author, Requirements, promote, rollback
-from artifact_store.channel.generation import Generation
+from artifact_store.channel.generation import Generation, Served
 from artifact_store.channel.log import ChannelLog
+from artifact_store.documents import as_time
 from artifact_store.errors import Corrupt, InvalidDocument, Refused, StoreUnavailable
 from artifact_store.layout import signature_folder
+from artifact_store.transfer.believed import Trust
 from artifact_store.trust.dsse import pre_authentication_encoding
 from artifact_store.trust.envelope import PAYLOAD_TYPE, Envelope, sign
 from artifact_store.trust.key_files import KeyFile, make_key_file, public_path
@@ -41,6 +43,7 @@ from artifact_store.trust.policy import Policy, TrustedKey, signing_with
 from artifact_store.trust.signatures import Signatures
 from artifact_store.trust.signers import open_signer
 from artifact_store.trust.statement import Statement, statement_of
+from tests.artifact_store.afar import first_generation
 from tests.artifact_store.samples import MODEL, Place, folder, put
 from tests.conftest import ROOT
 
@@ -628,3 +631,19 @@ def test_a_generation_of_a_key_that_had_expired_by_then_is_reported(local: Place
     for expires, believed in ((4e9, True), (1e9, False)):
         rules = Policy((TrustedKey("release", signer.public, expires=expires),), frozenset({"prod"}))
         assert (rules.fault(generation) is None) is believed
+
+
+def test_a_stolen_key_that_has_expired_cannot_date_back_before_the_store_took_the_object(place: Place) -> None:
+    """The chain would take it, for it is the first; on S3 the object's date is Amazon's."""
+    store, signer = place.store, ed25519()
+    now = store.backend.now()
+    published, day = publish(store), 24 * 3600
+    plain = first_generation("prod", [Served.of(published)]).model_copy(update={"at": as_time(now - 60 * day)})
+    signature = signing_with(signer)(plain.signed_bytes())
+    forged = plain.model_copy(update={"signatures": (signature,)})
+    assert store.records.create(forged)
+    for expires, believed in ((now - 50 * day, False), (now + 50 * day, True), (None, True)):
+        rules = Policy((TrustedKey("release", signer.public, expires=expires),), frozenset({"prod"}))
+        assert rules.fault(forged) is None, "by the date that it gives itself"
+        fault = Trust(rules, None).fault(store.backend, forged)
+        assert (fault is None) is believed, fault

@@ -132,6 +132,7 @@ def _project() -> Iterator[Project]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "CDK_", "NXPIPE_"))}
         own = {
             "CDK_HOME": f"{folder}/cdk-home",
+            "XDG_STATE_HOME": f"{folder}/state",  # the account is new each time, and nothing was seen of it
             "CDK_VALIDATION": "false",  # the guards have tests of their own, and take ten seconds
             "JSII_RUNTIME_PACKAGE_CACHE_ROOT": str(_UNPACKED),
             "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "20",

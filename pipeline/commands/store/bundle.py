@@ -1,5 +1,6 @@
 """`nxpipe store export` and `nxpipe store import`."""
 
+import os
 from pathlib import Path
 
 import click
@@ -62,17 +63,21 @@ def export(console: Console, name: str, target: Path, store: str | None, config_
 def import_(console: Console, bundle: Path, store: str | None, config_path: Path) -> None:
     """Publish an artifact that `nxpipe store export` has written.
 
-    Every byte is checked against its digest, and nothing is visible before all of it is there. Signatures come along;
-    what they are worth is asked when the artifact is promoted. After an interruption the same command goes on.
+    Every byte is checked against its digest, and nothing is visible before all of it is there. Signatures come along,
+    if they are of this artifact; those of keys that [signing] of nxpipe.toml trusts must be good. What they are worth
+    is asked when the artifact is promoted. After an interruption the same command goes on.
 
     \b
     Example:
       nxpipe store import bert.tar --store s3://my-artifacts/nxpipe
     """
     from artifact_store.bundle.load import Bundled
+    from pipeline.channels.signing import known_keys
+    from pipeline.config import load_config
 
     opened = open_the_store(store, config_path, console)
-    bundled = Bundled.read(bundle)
+    known = known_keys(load_config(config_path, os.environ, missing_ok=True), config_path.parent)
+    bundled = Bundled.read(bundle, known)
     with Progress(console, f"import {bundled.manifest.model.id}", bundled.size_bytes) as progress:
         published = bundled.publish(opened, progress.sent)
     if console.json:

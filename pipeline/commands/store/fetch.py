@@ -1,5 +1,6 @@
 """`nxpipe store fetch`."""
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from artifact_store.errors import StoreError
+from artifact_store.errors import ChannelEmpty, StoreError
+from pipeline.channels.signing import trust_in
 from pipeline.cli import Command
 from pipeline.command_line.options import config_option, store_option
 from pipeline.command_line.output import Console, human_bytes
@@ -51,6 +53,9 @@ def fetch(
     executables/, weights.safetensors and files/; the manifest comes last, so a folder that has one is complete. What is
     there already is not fetched again, and a fetch that was interrupted goes on where it stopped.
 
+    What a --channel serves is taken only if its log is whole and no older than what this machine has seen, and with the
+    signatures that [signing] of nxpipe.toml asks for, --offline too.
+
     \b
     Example:
       nxpipe store fetch bert-base-uncased --to ./served
@@ -61,7 +66,7 @@ def fetch(
     if channel is None and (model or target):
         raise click.UsageError("--model and --target choose among the artifacts of a --channel", ctx)
     console: Console = ctx.obj
-    asked = _Asked(name, channel, model, target, folder, console)
+    asked = _Asked(name, channel, model, target, folder, config_path, console)
     answer = None
     if offline:
         answer = asked.from_store(open_what_was_seen(store, config_path), None)
@@ -86,19 +91,33 @@ class _Asked:
     model: str | None
     target: str | None
     folder: Path
+    config_path: Path
     console: Console
 
     def from_store(self, store: "Store", remember: "Remembered | None") -> "tuple[Wanted, Fetched]":
         from artifact_store.transfer.fetch import fetch as carry_out
         from artifact_store.transfer.fetch import size_of
-        from artifact_store.transfer.wanted import by_channel, by_name
+        from artifact_store.transfer.wanted import by_name
 
         if self.channel is not None:
-            wanted = by_channel(store, self.channel, self.model, self.target, remember)
+            wanted = self._by_channel(store, self.channel, remember)
         else:
             wanted = by_name(store, self.name or "", remember)
         with Progress(self.console, f"fetch {wanted.manifest.model.id}", size_of(wanted.manifest)) as progress:
             return wanted, carry_out(store.blobs, wanted.manifest, self.folder, progress.sent)
+
+    def _by_channel(self, store: "Store", channel: str, remember: "Remembered | None") -> "Wanted":
+        """By the rules of [signing], also of what was seen before."""
+        from artifact_store.transfer.wanted import by_channel
+        from pipeline.channels.known import unknown_channel
+        from pipeline.config import load_config
+
+        config = load_config(self.config_path, os.environ, missing_ok=True)
+        trust = trust_in(config, self.config_path.parent, store, self.console.say)
+        try:
+            return by_channel(store, channel, self.model, self.target, trust, remember)
+        except ChannelEmpty as empty:
+            raise unknown_channel(store, channel) from empty
 
 
 def _is_whole_key(name: str) -> bool:

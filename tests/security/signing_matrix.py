@@ -1,0 +1,87 @@
+"""Every attack by every way out under every rule: what was seen, and the table of it in docs/security.md.
+
+`python -m tests.security.signing_matrix` writes the table.
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from artifact_store.errors import Corrupt, Refused, StoreUnavailable
+from tests.conftest import ROOT
+from tests.security.signing_world import ATTACKS, RULES, WAYS, World, copied, machine, make
+
+PAGE: Final = ROOT / "docs" / "security.md"
+BEGIN: Final = "<!-- Made by `python -m tests.security.signing_matrix`; change the code, not this table. -->"
+NOTHING: Final = "none"
+END: Final = "<!-- The end of that table. -->"
+
+Cell = tuple[str, str, str]  # rule, attack, way
+
+
+def cells(folder: Path) -> Iterator[tuple[Cell, str]]:
+    """What came of each: `served` what was served before the attack, `refused`, or what else."""
+    for number, rule in enumerate(RULES):
+        whole = make(folder / f"{number}", rule, time.time())
+        for at, (name, attack) in enumerate(ATTACKS.items()):
+            shared = copied(whole, folder / f"{number}-{at}")
+            if not attack.seen:
+                attack.do(shared)
+            for nth, way in enumerate(WAYS):
+                with machine(folder / f"{number}-{at}-{nth}-state"):
+                    world = copied(whole, folder / f"{number}-{at}-{nth}") if attack.seen else shared
+                    if attack.seen:
+                        assert _outcome(world, way) == "served"
+                        attack.do(world)
+                    yield (rule, name, way), _outcome(world, way)
+        with machine(folder / f"{number}-state"):
+            for way in WAYS:
+                yield (rule, NOTHING, way), _outcome(whole, way)
+
+
+def _outcome(world: World, way: str) -> str:
+    try:
+        digest = WAYS[way](world)
+    except (Corrupt, Refused, StoreUnavailable):  # the last by a mirror, which does not hold what the store may hold
+        return "refused"
+    return "served" if digest == world.artifact("b").manifest_digest else "MISLED"
+
+
+def expected(attack: str) -> str:
+    return "served" if attack == NOTHING or ATTACKS[attack].fails else "refused"
+
+
+def page(seen: Mapping[Cell, str]) -> str:
+    """A row for each attack; all rules and ways of it agree, or the row says which do not."""
+    lines = [
+        f"{len(seen)} cells: {len(RULES)} rules ({', '.join(RULES)}), {len(ATTACKS)} attacks and none, "
+        f"{len(WAYS)} ways out ({', '.join(f'`{way}`' for way in WAYS)}).",
+        "",
+        "| Attack on a channel that asks for signatures | Under every rule, by every way out |",
+        "|---|---|",
+    ]
+    for name in (NOTHING, *ATTACKS):
+        whom = ", to a machine that has seen the channel before" if name in ATTACKS and ATTACKS[name].seen else ""
+        outcomes = {outcome for (_, attack, _), outcome in seen.items() if attack == name}
+        odd = [f"{rule}, {way}: {outcome}" for (rule, attack, way), outcome in seen.items() if attack == name]
+        lines.append(f"| {name}{whom} | {outcomes.pop() if len(outcomes) == 1 else '; '.join(odd)} |")
+    return "\n".join(lines)
+
+
+def written() -> str:
+    """The table as it stands in the page."""
+    return PAGE.read_text().partition(f"{BEGIN}\n\n")[2].partition(f"\n\n{END}")[0]
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        table = page(dict(cells(Path(folder))))
+    PAGE.write_text(PAGE.read_text().replace(f"{BEGIN}\n\n{written()}\n\n{END}", f"{BEGIN}\n\n{table}\n\n{END}"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
