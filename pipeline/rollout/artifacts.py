@@ -16,7 +16,7 @@ from artifact_store.channel.log import ChannelLog
 from artifact_store.errors import NotFound, Refused
 from pipeline.agent.artifact import Wish
 from pipeline.channels.colours import channel_of
-from pipeline.channels.promotion import requirements
+from pipeline.channels.promotion import requirements, trust
 from pipeline.channels.signing import author_signature, signing_policy
 from pipeline.config import Config, ServingFleet
 from pipeline.rollout.asked import Candidate
@@ -106,8 +106,7 @@ class Artifacts:
         return any(self._of(each) != before for each in since)
 
     def _promote(self, channel: str, artifact: Published, why: str) -> None:
-        policy = signing_policy(self.config, self.folder)
-        needs = change.Requirements(doubt=policy.judge(self.store, channel) if policy else None)
+        needs = trust(self.store, self.config, self.folder, channel)
         change.promote(self.store, channel, [artifact], self._author(channel, why), needs)
 
     def _author(self, channel: str, why: str) -> change.Author:

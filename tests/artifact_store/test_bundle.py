@@ -25,7 +25,7 @@ from artifact_store.canonical import canonical_json
 from artifact_store.documents import Blob
 from artifact_store.errors import Conflict, Corrupt, NotFound, Refused, StoreError
 from artifact_store.layout import blob_path, signature_folder
-from tests.artifact_store.samples import Folder, Place, folder, put, watched
+from tests.artifact_store.samples import Folder, Place, folder, publish_verified, put, watched
 from tests.conftest import ROOT
 
 KEY = "ab" * 32
@@ -42,7 +42,7 @@ def envelope() -> bytes:
 
 
 def signed(place: Place, data: bytes | None = None) -> Published:
-    published = place.store.publish(put(place.store))
+    published = publish_verified(place.store, put(place.store))
     path = signature_folder(published.manifest_digest) + KEY
     place.store.backend.replace(path, Payload.of(data or envelope()))
     return published

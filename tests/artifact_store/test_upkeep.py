@@ -31,7 +31,7 @@ from artifact_store.upkeep.fsck import fsck
 from artifact_store.upkeep.gc import Plan, carry_out, plan
 from artifact_store.upkeep.rules import Rules
 from artifact_store.upkeep.usage import usage
-from tests.artifact_store.samples import Place, folder, put
+from tests.artifact_store.samples import Place, folder, publish_verified, put
 
 PASSED = -5.0  # a grace for which everything is old
 
@@ -44,7 +44,7 @@ def aged(place: Place) -> Store:
 
 def published(store: Store, number: int, *, model: str = "acme/tiny-bert") -> Published:
     made = put(store, f"{model} {number}", request=[model, number], model=model)
-    return store.publish(made.model_copy(update={"report": {each.name: "verified" for each in made.executables}}))
+    return publish_verified(store, made)
 
 
 def planned(store: Store, keep: int | None = None, budget: int | None = None) -> Plan:

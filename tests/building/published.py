@@ -27,7 +27,6 @@ def publish_all(folder: Path) -> None:
             executables=tuple(_programs(request, store.put_blob(b"program"))),
             weights=(),
             files=(),
-            report={},
         )
         store.records.create(ActionRecord.of(manifest, store.put_blob(manifest.to_bytes())))
 
@@ -41,5 +40,6 @@ def _programs(request: BuildRequest, program: Blob) -> Iterator[Executable]:
             sequence=shape.sequence,
             tensor_parallel=request.tensor_parallel,
             graph_key=program.sha256,
+            outputs=("logits",),
             blob=program,
         )

@@ -103,13 +103,13 @@ def publish(store: Store, asked: Asked) -> None:
                 sequence=shape.sequence,
                 tensor_parallel=1,
                 graph_key=program.sha256,
+                outputs=("logits",),
                 blob=program,
             )
             for shape in sorted(request.shapes)
         ),
         weights=(),
         files=(),
-        report={},
     )
     store.publish(manifest)
 
