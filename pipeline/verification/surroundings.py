@@ -5,7 +5,7 @@ import platform
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pipeline.machine import processors
 
@@ -17,7 +17,7 @@ def surroundings() -> dict[str, str]:
     """No host, user or path is in it. torch is told of where it has answered too."""
     import numpy as np
 
-    built = np.show_config(mode="dicts") or {}
+    built: dict[str, Any] = np.show_config(mode="dicts")
     blas = built.get("Build Dependencies", {}).get("blas", {})
     found = {
         "processor": _processor(),

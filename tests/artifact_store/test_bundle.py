@@ -280,7 +280,7 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "layer of another kind": (lambda image: image["layers"][0].update(mediaType="text/html"), "unknown media type"),
     "artifact of another kind": (lambda image: image.update(artifactType="application/x"), "artifactType"),
     "later schema": (lambda image: image.update(schemaVersion=3), "schemaVersion"),
-    "layer left out": (lambda image: image["layers"].pop(0), "1 of the 5 blobs"),
+    "layer left out": (lambda image: image["layers"].pop(0), "1 of the 7 blobs"),
     "layer too many": (lambda image: image["layers"].append(image["config"] | {"mediaType": BLOB_TYPE}), "1 layers"),
     "absurd size": (lambda image: image["config"].update(size=2**53), "size"),
     "size that is not so": (lambda image: image["config"].update(size=7), "does not have the 7 bytes"),

@@ -197,7 +197,7 @@ def test_an_artifact_with_a_missing_blob_is_refused(place: Place) -> None:
 
 def test_an_artifact_that_was_not_verified_is_refused(store: Store) -> None:
     one = store.publish(put(store))
-    with pytest.raises(Refused, match="without verification of forward-b1-s128"):
+    with pytest.raises(Refused, match="cannot be served on channel prod: nothing shows that it was verified"):
         serve(store, one)
 
 
