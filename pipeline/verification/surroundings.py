@@ -17,7 +17,7 @@ def surroundings() -> dict[str, str]:
     """No host, user or path is in it. torch is told of where it has answered too."""
     import numpy as np
 
-    built: dict[str, Any] = np.show_config(mode="dicts")
+    built: Any = np.show_config(mode="dicts")
     blas = built.get("Build Dependencies", {}).get("blas", {})
     found = {
         "processor": _processor(),
