@@ -19,7 +19,8 @@ WIDE: Final = np.longdouble
 _INEXACT: Final = frozenset(
     {
         np.arccos, np.arccosh, np.arcsin, np.arcsinh, np.arctan, np.arctan2, np.arctanh, np.cbrt, np.cos, np.cosh,
-        np.exp, np.exp2, np.expm1, np.log, np.log10, np.log1p, np.log2, np.matmul, np.power, np.sin, np.sinh, np.tan, np.tanh,
+        np.exp, np.exp2, np.expm1, np.log, np.log10, np.log1p, np.log2, np.matmul, np.power, np.sin, np.sinh,
+        np.tan, np.tanh,
     }
 )  # fmt: skip
 _FOLDED: Final = frozenset({np.add, np.multiply})

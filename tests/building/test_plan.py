@@ -23,6 +23,7 @@ from pipeline.building.timings import Timings, name_of
 from pipeline.errors import BuildRefused, VerificationFailed
 from pipeline.order import Order
 from pipeline.request import Shape
+from tests.artifact_store.samples import publish_verified
 from tests.building.plans import THRESHOLDS
 
 E8, E16 = Shape("forward", 1, 8), Shape("forward", 1, 16)
@@ -111,7 +112,7 @@ def publish(store: Store, asked: Asked) -> None:
         weights=(),
         files=(),
     )
-    store.publish(manifest)
+    publish_verified(store, manifest)
 
 
 def test_what_nobody_made_is_to_do_with_its_reason(store: Store, asked: Asked) -> None:
