@@ -11,6 +11,7 @@ from artifact_store.record import ActionRecord
 from pipeline.building.matrix import of_file
 from pipeline.config import load_config
 from pipeline.request import BuildRequest
+from tests.artifact_store.samples import evidence
 
 
 def publish_all(folder: Path) -> None:
@@ -28,6 +29,7 @@ def publish_all(folder: Path) -> None:
             weights=(),
             files=(),
         )
+        store.records.create(evidence(store, manifest))
         store.records.create(ActionRecord.of(manifest, store.put_blob(manifest.to_bytes())))
 
 

@@ -15,6 +15,7 @@ from pipeline.building.cell import Maker
 from pipeline.building.nearness import why_missed
 from pipeline.exit_codes import NOT_FOUND, OK, STORE, USAGE
 from pipeline.order import Order
+from tests.artifact_store.samples import publish_verified
 from tests.pipeline.test_store_commands import here, nxpipe, publish
 
 FLAGS: dict[str, Any] = {
@@ -98,7 +99,7 @@ def publish_inputs(folder: Path, inputs: dict[str, object]) -> Manifest:
     store = open_store(str(folder))
     sample = publish(folder).manifest
     found = sample.model_copy(update={"key_inputs": store.put_blob(canonical_json(inputs))})
-    store.publish(found)
+    publish_verified(store, found)
     return found
 
 
