@@ -1,5 +1,5 @@
-"""One key, one artifact: the same manifest for a request key, on whichever processor and with however many threads it is
-built. What was found out about it may differ, and lies beside it.
+"""One key, one artifact: the same manifest for a request key, on whichever processor and with however many threads it
+is built. What was found out about it may differ, and lies beside it.
 """
 
 from pathlib import Path
