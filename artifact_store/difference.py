@@ -37,7 +37,6 @@ class Section:
 class ManifestDifference:
     identity: tuple[Difference, ...]  # model, target, backend
     sections: tuple[Section, ...]
-    report: tuple[Difference, ...]
 
     @classmethod
     def between(cls, before: Manifest, after: Manifest) -> "ManifestDifference":
@@ -48,17 +47,13 @@ class ManifestDifference:
                 _section("weights", _weights(before), _weights(after)),
                 _section("files", _files(before), _files(after)),
             ),
-            report=differences(before.report, after.report),
         )
 
     def in_short(self) -> str:
         """As part of a sentence; empty when nothing but the key inputs differs."""
         said = [_counted(section) for section in self.sections if section.differing]
-        said += [f"the {name} ({fields[0].path})" for name, fields in self._fields() if fields]
+        said += [f"the identity ({self.identity[0].path})"] if self.identity else []
         return ", ".join(said)
-
-    def _fields(self) -> Iterable[tuple[str, tuple[Difference, ...]]]:
-        return ("identity", self.identity), ("report", self.report)
 
 
 _Described = Mapping[str, tuple[Blob, object]]
@@ -70,7 +65,7 @@ def _identity(manifest: Manifest) -> dict[str, object]:
 
 def _executables(manifest: Manifest) -> _Described:
     return {
-        one.name: (one.blob, (one.phase, one.batch, one.sequence, one.tensor_parallel, one.graph_key))
+        one.name: (one.blob, (one.phase, one.batch, one.sequence, one.tensor_parallel, one.graph_key, one.outputs))
         for one in manifest.executables
     }
 

@@ -16,6 +16,7 @@ CHANNELS: Final = "channels/"
 PINS: Final = "pins/"
 SIGNATURES: Final = "sig/"
 REPORTS: Final = "reports/"
+EVIDENCE: Final = "evidence/"
 RECORD_SEGMENTS: Final = "index/records/"
 INPUT_SEGMENTS: Final = "index/inputs/"
 RETIRED: Final = "retired/"
@@ -104,6 +105,14 @@ def report_folder(manifest_digest: str) -> str:
 
 def report_path(manifest_digest: str, moment: str, kind: str) -> str:
     return f"{report_folder(manifest_digest)}{moment}.{kind}"
+
+
+def evidence_folder(manifest_digest: str) -> str:
+    return f"{EVIDENCE}{manifest_digest}/"
+
+
+def evidence_path(manifest_digest: str, digest: str) -> str:
+    return f"{evidence_folder(manifest_digest)}{digest}"
 
 
 def listing_path(manifest: Manifest) -> str:

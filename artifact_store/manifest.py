@@ -10,26 +10,29 @@ from unicodedata import normalize
 from pydantic import Field, model_validator
 
 from artifact_store.canonical import MAX_INTEGER, canonical_json, parse_canonical_json
+from artifact_store.digest import sha256_hex
 from artifact_store.documents import (
     Blob,
     Count,
     Digest,
     Document,
-    JsonObject,
     ModelId,
     Name,
     SafePath,
     Size,
     parse_document,
 )
-from artifact_store.errors import InvalidDocument
+from artifact_store.errors import InvalidDocument, NotUnderstood
 from artifact_store.names import short_name
+
+_EARLIER: Final = ("nxpipe.manifest/1", "nxpipe.manifest/2")  # held their evidence, which no two machines agree on
 
 MAX_MANIFEST_BYTES: Final = 32 * 1024**2
 MAX_KEY_INPUTS_BYTES: Final = 4 * 1024**2
 MAX_EXECUTABLES: Final = 4096
 MAX_WEIGHTS: Final = 200_000
 MAX_FILES: Final = 10_000
+MAX_OUTPUTS: Final = 10_000  # of one executable
 
 # Bytes of one element, as it is stored.
 WIDTHS: Final = {
@@ -85,11 +88,12 @@ class Executable(Document):
     sequence: Count
     tensor_parallel: Count
     graph_key: Digest
+    outputs: tuple[Name, ...] = Field(strict=False, max_length=MAX_OUTPUTS)
     blob: Blob
 
 
 class File(Document):
-    """A file that travels with the model: tokenizer, configuration, golden outputs."""
+    """A file that travels with the model: configuration, graphs, tables."""
 
     path: SafePath
     blob: Blob
@@ -102,9 +106,10 @@ class ModelRef(Document):
 
 
 class Manifest(Document):
-    """One artifact. Equal inputs give equal bytes, so nothing here tells when or where it was made."""
+    """One artifact. Equal inputs give equal bytes, so nothing here tells when, where or on which processor it was made.
+    What was found out about it is evidence, which lies beside it."""
 
-    format: Literal["nxpipe.manifest/2"] = "nxpipe.manifest/2"
+    format: Literal["nxpipe.manifest/3"] = "nxpipe.manifest/3"
     model: ModelRef
     target: Name
     backend: Name
@@ -112,7 +117,6 @@ class Manifest(Document):
     executables: tuple[Executable, ...] = Field(strict=False, max_length=MAX_EXECUTABLES)
     weights: tuple[Tensor, ...] = Field(strict=False, max_length=MAX_WEIGHTS)
     files: tuple[File, ...] = Field(strict=False, max_length=MAX_FILES)
-    report: JsonObject
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "Manifest":
@@ -152,9 +156,13 @@ class Manifest(Document):
         if len(data) > MAX_MANIFEST_BYTES:
             raise InvalidDocument(
                 f"the manifest of {self.model.id} has {len(data)} bytes, and at most {MAX_MANIFEST_BYTES} are allowed; "
-                "split the artifact into fewer tensors or shorter reports"
+                "split the artifact into fewer tensors"
             )
         return data
+
+    @property
+    def digest(self) -> str:
+        return sha256_hex(self.to_bytes())
 
     def to_text(self) -> str:
         """The same, for people."""
@@ -162,7 +170,10 @@ class Manifest(Document):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Manifest":
-        return parse_document(cls, parse_canonical_json(data, limit=MAX_MANIFEST_BYTES))
+        fields = parse_canonical_json(data, limit=MAX_MANIFEST_BYTES)
+        if isinstance(fields, dict) and fields.get("format") in _EARLIER:
+            raise NotUnderstood(f"it is a {fields['format']}, published by an earlier nxpipe; build it again")
+        return parse_document(cls, fields)
 
 
 def _refuse_twins(what: str, names: Iterable[str]) -> None:

@@ -4,7 +4,7 @@ An artifact is put together from its parts. Section 18 of docs/store-format.md.
 """
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
@@ -70,11 +70,20 @@ def part_of(store: Store, key: str) -> Part | None:
     Where one is missing or damaged the answer is None; who then makes the part again repairs it.
     """
     part = store.records.read(Part, part_path(key))
-    return part if part and all(store.backend.each(store.blobs.is_kept, part.blobs())) else None
+    return part if part and _is_kept(store, part) else None
 
 
 def keep_part(store: Store, key: str, files: Mapping[str, Blob], facts: dict[str, object]) -> Part:
     """After its blobs are stored. Another result for the same key is a conflict, as it is for an artifact."""
+    part = _proved(store, key, files, facts)
+    winner = store.records.create_or_read(part)
+    if winner.result != part.result:
+        raise Conflict(f"part {key}", winner.result, part.result, store.url, _difference(winner, part))
+    return winner
+
+
+def _proved(store: Store, key: str, files: Mapping[str, Blob], facts: dict[str, object]) -> Part:
+    """A part to be created, all of whose blobs are there, young and durable."""
     named = tuple(PartFile(path=path, blob=files[path]) for path in sorted(files))
     part = Part(key=key, files=named, facts=facts, write_id=secrets.token_hex(16))
     for blob, fault in store.blobs.settle(part.blobs(), sent_by_us=True):
@@ -83,10 +92,39 @@ def keep_part(store: Store, key: str, files: Mapping[str, Blob], facts: dict[str
             "put every blob before the part that names it"
         )
     store.backend.make_durable(blob_path(blob) for blob in part.blobs())
-    winner = store.records.create_or_read(part)
-    if winner.result != part.result:
-        raise Conflict(f"part {key}", winner.result, part.result, store.url, _difference(winner, part))
-    return winner
+    return part
+
+
+def seen(store: Store, key: str) -> Part | None:
+    """What was observed under a key, intact: for what another machine would not find to the bit."""
+    return next((part for part in _observations(store, key) if _is_kept(store, part)), None)
+
+
+def keep_observation(store: Store, key: str, files: Mapping[str, Blob], facts: dict[str, object]) -> Part:
+    """After its blobs are stored. What was observed first stands, and another result is no conflict.
+
+    Where a blob of it is lost, no second observation brings that back: it gets the key that follows.
+    """
+    if (part := seen(store, key)) is not None:
+        return part
+    for lost in _observations(store, key):
+        key = _following(lost.key)
+    part = _proved(store, key, files, facts)
+    return store.records.create_or_read(part)
+
+
+def _observations(store: Store, key: str) -> Iterator[Part]:
+    while (part := store.records.read(Part, part_path(key))) is not None:
+        yield part
+        key = _following(key)
+
+
+def _following(key: str) -> str:
+    return sha256_hex(canonical_json({"after": key}))
+
+
+def _is_kept(store: Store, part: Part) -> bool:
+    return all(store.backend.each(store.blobs.is_kept, part.blobs()))
 
 
 def _difference(before: Part, after: Part) -> str:

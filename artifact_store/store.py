@@ -14,9 +14,10 @@ from artifact_store.errors import (
     InvalidDocument,
     NotFound,
 )
+from artifact_store.evidence import Evidence
 from artifact_store.index.listed import all_records
 from artifact_store.index.segments import Report, unheard
-from artifact_store.layout import action_path, blob_path, is_key, listing_path
+from artifact_store.layout import action_path, blob_path, evidence_folder, is_key, listing_path
 from artifact_store.manifest import MAX_KEY_INPUTS_BYTES, MAX_MANIFEST_BYTES, Manifest
 from artifact_store.names import choose
 from artifact_store.record import ActionRecord, Published
@@ -65,7 +66,7 @@ class Store:
         blob = Blob(sha256=document.sha256, size=document.size)
         stored = self._record(manifest.request_key)
         self._refuse_other(stored, manifest, document)
-        self._insist_on_blobs(manifest)
+        self._insist_on_blobs(manifest.blobs(), f"publish {manifest.model.id}", "manifest")
         self.backend.make_durable(blob_path(part) for part in manifest.blobs())
         self.blobs.keep(document)
         self.backend.make_durable([blob_path(blob)])
@@ -73,6 +74,16 @@ class Store:
         winner = stored or self.records.create_or_read(ActionRecord.of(manifest, blob))
         self._refuse_other(winner, manifest, document)
         return self._published(winner, manifest)
+
+    def attest(self, evidence: Evidence) -> Evidence:
+        """Keep evidence beside a manifest, published or about to be; the same said again changes nothing."""
+        self._insist_on_blobs(evidence.blobs(), f"keep evidence of manifest {evidence.manifest}", "evidence")
+        self.backend.make_durable(blob_path(blob) for blob in evidence.blobs())
+        return self.records.create_or_read(evidence)
+
+    def evidence(self, manifest_digest: str) -> Sequence[Evidence]:
+        """All that was found out about an artifact, in the order of the documents' names."""
+        return evidence_in(self.backend, manifest_digest)
 
     def find(self, request_key: str) -> Published | None:
         """The artifact that answers a key, its manifest verified; blobs are verified when they are read."""
@@ -112,11 +123,11 @@ class Store:
     def _where(self, path: str) -> str:
         return f"{self.url}/{path}"
 
-    def _insist_on_blobs(self, manifest: Manifest) -> None:
-        for blob, fault in self.blobs.settle(manifest.blobs(), sent_by_us=True):
+    def _insist_on_blobs(self, blobs: Sequence[Blob], what: str, document: str) -> None:
+        for blob, fault in self.blobs.settle(blobs, sent_by_us=True):
             raise Incomplete(
-                f"cannot publish {manifest.model.id}: blob {blob.sha256} of {blob.size} bytes {fault} in "
-                f"{self.url}; put every blob before the manifest that names it"
+                f"cannot {what}: blob {blob.sha256} of {blob.size} bytes {fault} in {self.url}; put every blob before "
+                f"the {document} that names it"
             )
 
     def _write_listing(self, manifest: Manifest) -> None:
@@ -155,3 +166,10 @@ class Store:
 
     def _published(self, record: ActionRecord, manifest: Manifest | None = None) -> Published:
         return Published(record, load=lambda: manifest or self._manifest_of(record))
+
+
+def evidence_in(backend: Backend, manifest_digest: str) -> Sequence[Evidence]:
+    folder = evidence_folder(manifest_digest)
+    paths = sorted(path for path in backend.paths(folder) if is_key(path.removeprefix(folder)))
+    found = backend.each(lambda path: Records(backend).read(Evidence, path), paths)
+    return [document for document in found if document is not None]

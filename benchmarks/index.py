@@ -89,12 +89,12 @@ def _publish(store: Store, number: int) -> str:
                 sequence=128,
                 tensor_parallel=1,
                 graph_key=program.sha256,
+                outputs=("logits",),
                 blob=program,
             ),
         ),
         weights=(),
         files=(),
-        report={},
     )
     # As `publish` would leave it, without its flushes to the disk: ten thousand of them would take minutes.
     data = manifest.to_bytes()

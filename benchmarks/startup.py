@@ -61,6 +61,7 @@ def _fill(store: str, count: int) -> None:
             sequence=128,
             tensor_parallel=1,
             graph_key=blob.sha256,
+            outputs=("logits",),
             blob=blob,
         )
         opened.publish(
@@ -72,7 +73,6 @@ def _fill(store: str, count: int) -> None:
                 executables=(program,),
                 weights=(),
                 files=(),
-                report={},
             )
         )
 

@@ -100,7 +100,6 @@ def publish(folder: str, url: str) -> None:
             executables=(),
             weights=weights,
             files=(),
-            report={},
         )
     )
 

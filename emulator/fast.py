@@ -5,13 +5,14 @@ depends on nothing but parameters and constants, such as the casts that autocast
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Container, Iterable, Mapping, MutableMapping
 
 import numpy as np
 
 from emulator.errors import ExecutionError, IndexOutOfRange, MissingTensor, WrongTensor
 from emulator.graph import Graph, Node, Value
 from emulator.numerics import Array, round_to, settle
+from emulator.ops.portable import compute
 from emulator.repeat import unroll
 from emulator.types import TensorType
 
@@ -27,6 +28,9 @@ class LoadedGraph:
     def __init__(self, graph: Graph, parameters: Mapping[str, Array]) -> None:
         self._graph = graph = unroll(graph)
         fixed, self._moving = _split(graph.nodes, set(graph.inputs.values()))
+        # As constants are folded: a graph means the same before and after.
+        constant, _ = _split(graph.nodes, {*graph.inputs.values(), *graph.parameters.values()})
+        self._portable = {node.result for node in constant}
         self._uses = Counter(operand for node in graph.nodes for operand in node.operands)
         self._uses.update(graph.outputs.values())
         self._loaded: dict[Value, Array] = dict(graph.constants)
@@ -35,7 +39,7 @@ class LoadedGraph:
         # A parameter is asked for when it is needed first, so that of large ones only what they become is in memory.
         for node in fixed:
             self._load(node.operands, parameters)
-            _run((node,), self._loaded, uses)
+            _run((node,), self._loaded, uses, self._portable)
         self._load(tuple(self._waiting), parameters)
 
     def _load(self, wanted: Iterable[Value], parameters: Mapping[str, Array]) -> None:
@@ -69,11 +73,13 @@ def _split(nodes: Iterable[Node], varying: set[Value]) -> tuple[list[Node], list
     return fixed, moving
 
 
-def _run(nodes: Iterable[Node], known: MutableMapping[Value, Array], uses: Counter[Value]) -> None:
+def _run(
+    nodes: Iterable[Node], known: MutableMapping[Value, Array], uses: Counter[Value], portable: Container[Value] = ()
+) -> None:
     """Execute in order; `uses` counts how often each value will still be read, and a value nobody reads is dropped."""
     with np.errstate(all="ignore"):  # the engines follow IEEE 754 and never trap
         for node in nodes:
-            result = _compute(node, [known[operand] for operand in node.operands])
+            result = _compute(node, [known[operand] for operand in node.operands], node.result in portable)
             for operand in node.operands:
                 uses[operand] -= 1
                 if not uses[operand]:
@@ -82,9 +88,9 @@ def _run(nodes: Iterable[Node], known: MutableMapping[Value, Array], uses: Count
                 known[node.result] = result
 
 
-def _compute(node: Node, operands: list[Array]) -> Array:
+def _compute(node: Node, operands: list[Array], portable: bool) -> Array:
     try:
-        result = np.asarray(node.op.compute(*operands))
+        result = compute(node.op, *operands) if portable else np.asarray(node.op.compute(*operands))
     except IndexOutOfRange as fault:
         raise IndexOutOfRange(fault.index, fault.size, f"{node.op.label} of {node.origin}") from None
     return result if node.op.moves_only else settle(result, node.result.type.dtype)

@@ -35,7 +35,7 @@ def pieces(size: int) -> Iterator[slice]:
 
 def map_pieces(function: Callable[[Floats], Array], values: Array) -> Floats:
     """A function of single elements, piece by piece: a chain of operations then never waits for memory."""
-    source = np.asarray(values, np.float32)
+    source = np.asanyarray(values, np.float32)
     if source.size <= _PIECE:
         return np.asarray(function(np.atleast_1d(source)), np.float32).reshape(source.shape)
     result, flat, out = _alike(source)
@@ -47,7 +47,7 @@ def map_pieces(function: Callable[[Floats], Array], values: Array) -> Floats:
 def _alike(source: Floats) -> tuple[Floats, Floats, Floats]:
     """An empty array laid out as `source` is, and the elements of both as they lie in memory, side by side."""
     order = sorted(range(source.ndim), key=lambda axis: -abs(source.strides[axis]))
-    packed = np.ascontiguousarray(source.transpose(order)).reshape(source.transpose(order).shape)
+    packed = np.array(source.transpose(order), copy=None, order="C", subok=True)
     empty = np.empty_like(packed)
     return empty.transpose(np.argsort(order)), packed.reshape(-1), empty.reshape(-1)
 

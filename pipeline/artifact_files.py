@@ -16,11 +16,6 @@ def constant(digest: str) -> str:
     return f"constants/{digest}"
 
 
-def golden(program: str, side: str) -> str:
-    """What the program answered when it was built; `side` is inputs or outputs."""
-    return f"golden/{program}/{side}.safetensors"
-
-
 def cached(program: str, file: str) -> str:
     """What AWS's compiler left in its own cache; `file` is as it lies there, its two folders first."""
     return f"{CACHE}/{program}/{file}"

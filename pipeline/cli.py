@@ -29,7 +29,7 @@ COMMANDS = {
     "config": ("pipeline.commands.config:config", "Check, show or describe nxpipe.toml."),
     "diff": (
         "pipeline.commands.diff:diff",
-        "Compare two artifacts: key inputs, programs, graphs, weights, files, report.",
+        "Compare two artifacts: key inputs, programs, graphs, weights, files, evidence.",
     ),
     "dis": ("pipeline.commands.dis:dis", "Print an executable's program as text, or what it adds up to."),
     "doctor": ("pipeline.commands.doctor:doctor", "Say what is installed, what is missing for which command."),

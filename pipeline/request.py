@@ -62,12 +62,12 @@ class BuildRequest:
     autocast: str = "matmult"
     autocast_type: str = "bf16"
     tensor_parallel: int = 1
-    verified: bool = True  # compared with PyTorch; the artifact holds what was found, so it is another one without
+    verified: bool = True  # compared with PyTorch; what was found lies beside the artifact, which is the same without
 
     def key_inputs(self) -> dict[str, object]:
         """Everything that can change a byte of the artifact."""
         return {
-            "format": "nxpipe.request/2",
+            "format": "nxpipe.request/3",
             **self._program_inputs(),
             "weights": self.weights.identity(),
             "target": self.target.compiler_target,
@@ -75,7 +75,6 @@ class BuildRequest:
                 "autocast": self.autocast,
                 "autocast_type": self.autocast_type,
                 "tensor_parallel": self.tensor_parallel,
-                "verified": self.verified,
             },
         }
 
@@ -84,14 +83,20 @@ class BuildRequest:
         return digest_of(self.program_question(shape))
 
     def evidence_key(self, shape: Shape, program_key: str | None = None) -> str:
-        """Names what that program answers by these weights."""
-        program = program_key or self.program_key(shape)
-        weights = self.weights.identity()
-        return digest_of({"format": "nxpipe.evidence/1", "program": program, "weights": weights})
+        """Names what that program answers by these weights, held against that yardstick by this code."""
+        return digest_of(
+            {
+                "format": "nxpipe.observation/1",
+                "program": program_key or self.program_key(shape),
+                "weights": self.weights.identity(),
+                "yardstick": self.yardstick,
+                "comparison": comparison_digest(),
+            }
+        )
 
     def program_question(self, shape: Shape) -> dict[str, object]:
         return {
-            "format": "nxpipe.program/1",
+            "format": "nxpipe.program/2",
             **replace(self, shapes=(shape,))._program_inputs(),
             "cache": cache_room(shape, self.shapes),
             "target": self.target.compiler_target,
@@ -274,6 +279,13 @@ def compiler_digest() -> str:
     import emulator
 
     return source_digest(Path(emulator.__file__).parent)
+
+
+def comparison_digest() -> str:
+    """The same of what compares answers: figures of another comparison are others."""
+    from pipeline import verification
+
+    return source_digest(Path(verification.__file__).parent)
 
 
 @cache

@@ -11,7 +11,7 @@ from aws_cdk import Stack, aws_iam
 from pipeline.config import Signing
 from stacks.handles import StoreHandle
 
-CREATED_ONCE: Final = ("ac/", "parts/")
+CREATED_ONCE: Final = ("ac/", "evidence/", "parts/")
 SIGNED_BY: Final = "ECDSA_SHA_256"  # the one algorithm of docs/store-format.md that KMS has
 REPLACED: Final = ("cas/", "failures/", "index/", "leases/", "neuron-artifacts/", "reports/", "runs/", "sig/")
 

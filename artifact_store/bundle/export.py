@@ -1,4 +1,4 @@
-"""From a store to a bundle: equal artifacts with equal signatures make equal bytes."""
+"""From a store to a bundle: equal artifacts with equal evidence and signatures make equal bytes."""
 
 import secrets
 import shutil
@@ -26,22 +26,30 @@ class _Sink(Protocol):
 
 
 def export_artifact(store: Store, published: Published, target: Path, sent: Sent = nobody) -> Image:
-    """Write an artifact, with its signatures, to a tar file (by its name's end) or a folder: whole, or not at all."""
+    """Write an artifact, with its evidence and signatures, to a tar file (by its name's end) or a folder, whole."""
     if target.exists():
         raise Refused(f"{target} is in the way of the export; remove it, or name another file or folder")
     manifest = published.manifest
     signatures = dict(_signatures(store, published.manifest_digest))
+    evidence = store.evidence(published.manifest_digest)
+    found_out = [each.to_bytes() for each in evidence]
+    blobs = tuple(dict.fromkeys([*manifest.blobs(), *(blob for each in evidence for blob in each.blobs())]))
     image = Image(
-        published.record.manifest, manifest.blobs(), {key_id: Blob.of(data) for key_id, data in signatures.items()}
+        published.record.manifest,
+        blobs,
+        [Blob.of(data) for data in found_out],
+        {key_id: Blob.of(data) for key_id, data in signatures.items()},
     )
     image_data = image.to_bytes()
     index = index_bytes(Blob.of(image_data), published.request_key[:SHOWN])
     # A file of the model may happen to be one of these: an image holds each blob once.
-    documents = {blob_name(Blob.of(data)): data for data in (image_data, manifest.to_bytes(), *signatures.values())}
+    documents = {
+        blob_name(Blob.of(data)): data for data in (image_data, manifest.to_bytes(), *found_out, *signatures.values())
+    }
     with _tar(target) if target.suffix == TAR else _folder(target) as sink:
         for name, data in {LAYOUT_FILE: layout_bytes(), INDEX_FILE: index, **documents}.items():
             sink.add(name, len(data), [data])
-        for blob in sorted(manifest.blobs(), key=lambda blob: blob.sha256):
+        for blob in sorted(blobs, key=lambda blob: blob.sha256):
             if blob_name(blob) not in documents:
                 sink.add(blob_name(blob), blob.size, store.blobs.chunks(blob, sent))
     return image

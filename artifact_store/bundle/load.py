@@ -1,6 +1,6 @@
 """From a bundle into a store: nothing is believed, all of it is looked for before anything is written."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -22,6 +22,7 @@ from artifact_store.bundle.oci import (
 from artifact_store.bundle.opened import BadBundle, Bundle, open_bundle
 from artifact_store.documents import Blob
 from artifact_store.errors import InvalidDocument
+from artifact_store.evidence import MAX_EVIDENCE_BYTES, Evidence
 from artifact_store.layout import signature_folder
 from artifact_store.manifest import MAX_MANIFEST_BYTES, Manifest
 from artifact_store.record import Published
@@ -39,6 +40,7 @@ class Bundled:
 
     bundle: Bundle
     manifest: Manifest
+    evidence: tuple[Evidence, ...]
     signatures: Mapping[str, bytes]  # by key id
 
     @classmethod
@@ -51,8 +53,10 @@ class Bundled:
         try:
             image = _image(bundle)
             manifest = Manifest.from_bytes(_document(bundle, image.manifest, MAX_MANIFEST_BYTES))
-            _insist_on_blobs(bundle, image, manifest)
-            return cls(bundle, manifest, _signatures(bundle, image, manifest, {key.key_id: key for key in known}))
+            evidence = _evidence(bundle, image)
+            _insist_on_blobs(bundle, image, _named(manifest, evidence))
+            signatures = _signatures(bundle, image, manifest, {key.key_id: key for key in known})
+            return cls(bundle, manifest, evidence, signatures)
         except BadBundle:
             raise
         except InvalidDocument as fault:
@@ -60,7 +64,7 @@ class Bundled:
 
     @property
     def size_bytes(self) -> int:
-        return sum(blob.size for blob in self.manifest.blobs())
+        return sum(blob.size for blob in _named(self.manifest, self.evidence))
 
     def publish(self, store: Store, sent: Sent = nobody) -> Published:
         """A repetition goes on where the last attempt ended: blobs that are there are not copied again."""
@@ -74,8 +78,10 @@ class Bundled:
             with one_at_a_time:
                 sent(blob.size)
 
-        for _ in store.backend.each(take, self.manifest.blobs()):
+        for _ in store.backend.each(take, _named(self.manifest, self.evidence)):
             pass
+        for evidence in self.evidence:
+            store.attest(evidence)
         self._keep_signatures(store)
         return store.publish(self.manifest)
 
@@ -112,14 +118,27 @@ def _signatures(bundle: Bundle, image: Image, manifest: Manifest, known: Mapping
     return found
 
 
-def _insist_on_blobs(bundle: Bundle, image: Image, manifest: Manifest) -> None:
-    named, carried = set(manifest.blobs()), set(image.blobs)
+def _evidence(bundle: Bundle, image: Image) -> tuple[Evidence, ...]:
+    """Documents about this manifest; whether they are believed is for whoever serves it to say."""
+    found = tuple(Evidence.from_bytes(_document(bundle, blob, MAX_EVIDENCE_BYTES)) for blob in image.evidence)
+    for each in found:
+        if each.manifest != image.manifest.sha256:
+            raise InvalidDocument(f"evidence {each.digest} is of manifest {each.manifest}, not of its own")
+    return found
+
+
+def _named(manifest: Manifest, evidence: Sequence[Evidence]) -> tuple[Blob, ...]:
+    return tuple(dict.fromkeys([*manifest.blobs(), *(blob for each in evidence for blob in each.blobs())]))
+
+
+def _insist_on_blobs(bundle: Bundle, image: Image, blobs: Sequence[Blob]) -> None:
+    named, carried = set(blobs), set(image.blobs)
     if named != carried:
         raise InvalidDocument(
-            f"{len(named - carried)} of the {len(named)} blobs that its manifest names are no layers of its image, and "
+            f"{len(named - carried)} of the {len(named)} blobs that its documents name are no layers of its image, and "
             f"{len(carried - named)} layers are no such blobs"
         )
-    for blob in manifest.blobs():
+    for blob in blobs:
         size = bundle.size(blob_name(blob))
         if size != blob.size:
             found = "is missing" if size is None else f"has {size} bytes"

@@ -1,4 +1,5 @@
-"""The OCI documents around one artifact: its manifest is the image's config, its blobs and signatures are the layers.
+"""The OCI documents around one artifact: its manifest is the image's config, its blobs, evidence and signatures are the
+layers.
 
 Registries' tools can read and copy such an image. Other tools may add fields to these documents, so unlike our own
 they may hold more than we know; what we use of them is checked as strictly.
@@ -18,9 +19,10 @@ LAYOUT_FILE: Final = "oci-layout"
 INDEX_FILE: Final = "index.json"
 BLOBS_FOLDER: Final = "blobs/sha256/"
 
-ARTIFACT_TYPE: Final = "application/vnd.nxpipe.artifact.v2"
-MANIFEST_TYPE: Final = "application/vnd.nxpipe.manifest.v2+json"
+ARTIFACT_TYPE: Final = "application/vnd.nxpipe.artifact.v3"
+MANIFEST_TYPE: Final = "application/vnd.nxpipe.manifest.v3+json"
 BLOB_TYPE: Final = "application/vnd.nxpipe.blob"
+EVIDENCE_TYPE: Final = "application/vnd.nxpipe.evidence.v1+json"
 SIGNATURE_TYPE: Final = "application/vnd.dsse.envelope.v1+json"
 IMAGE_TYPE: Final = "application/vnd.oci.image.manifest.v1+json"
 INDEX_TYPE: Final = "application/vnd.oci.image.index.v1+json"
@@ -60,7 +62,7 @@ class Index(_Foreign):
 class ImageManifest(_Foreign):
     schema_version: Literal[2] = Field(alias="schemaVersion")
     media_type: Literal["application/vnd.oci.image.manifest.v1+json"] = Field(alias="mediaType")
-    artifact_type: Literal["application/vnd.nxpipe.artifact.v2"] = Field(alias="artifactType")
+    artifact_type: Literal["application/vnd.nxpipe.artifact.v3"] = Field(alias="artifactType")
     config: Descriptor
     layers: tuple[Descriptor, ...] = Field(strict=False, max_length=300_000)
 
@@ -70,13 +72,15 @@ D = TypeVar("D", bound=_Foreign)
 
 @dataclass(frozen=True)
 class Image:
-    """What an image holds: the manifest, the blobs that it names, and each signature by its key's id."""
+    """What an image holds: the manifest, evidence, the blobs that either names, and each signature by its key's id."""
 
     manifest: Blob
     blobs: Sequence[Blob]
+    evidence: Sequence[Blob]
     signatures: Mapping[str, Blob]
 
     def to_bytes(self) -> bytes:
+        evidence = (_described(blob, EVIDENCE_TYPE) for blob in self.evidence)
         signed = [
             _described(blob, SIGNATURE_TYPE, annotations={KEY_ID: key_id})
             for key_id, blob in sorted(self.signatures.items())
@@ -87,7 +91,7 @@ class Image:
                 "mediaType": IMAGE_TYPE,
                 "artifactType": ARTIFACT_TYPE,
                 "config": _described(self.manifest, MANIFEST_TYPE),
-                "layers": [*(_described(blob, BLOB_TYPE) for blob in self.blobs), *signed],
+                "layers": [*(_described(blob, BLOB_TYPE) for blob in self.blobs), *evidence, *signed],
             }
         )
 
@@ -97,15 +101,18 @@ class Image:
         if image.config.media_type != MANIFEST_TYPE:
             raise InvalidDocument(f"its config is of the unknown media type {image.config.media_type[:80]!r}")
         blobs: list[Blob] = []
+        evidence: list[Blob] = []
         signatures: dict[str, Blob] = {}
         for layer in image.layers:
             if layer.media_type == BLOB_TYPE:
                 blobs.append(layer.blob)
+            elif layer.media_type == EVIDENCE_TYPE:
+                evidence.append(layer.blob)
             elif layer.media_type == SIGNATURE_TYPE:
                 signatures[layer.annotations.get(KEY_ID, "")] = layer.blob
             else:
                 raise InvalidDocument(f"layer {layer.digest} is of the unknown media type {layer.media_type[:80]!r}")
-        return cls(image.config.blob, blobs, signatures)
+        return cls(image.config.blob, blobs, evidence, signatures)
 
 
 def layout_bytes() -> bytes:

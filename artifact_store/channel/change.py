@@ -9,7 +9,9 @@ from artifact_store.channel.generation import Generation, Served, Signature, mer
 from artifact_store.channel.log import Appended, ChannelLog
 from artifact_store.documents import as_time
 from artifact_store.errors import Corrupt, NotFound, Refused
+from artifact_store.evidence import Evidence, is_covered
 from artifact_store.layout import action_path
+from artifact_store.manifest import Manifest
 from artifact_store.pins import Pins
 from artifact_store.record import ActionRecord, Published
 from artifact_store.store import Store
@@ -18,6 +20,8 @@ from artifact_store.transfer.believed import ALL, Trust
 _LONGEST_REASON: Final = 4096  # characters of a document's text
 
 Sign = Callable[[bytes], Signature]
+Judge = Callable[[Manifest, Sequence[Evidence]], str | None]  # what the evidence lacks; None when it is enough
+Believe = Callable[[Evidence], bool]
 Doubt = Callable[[Served], str | None]  # why the channel's policy does not let it serve this; None when it does
 
 
@@ -34,13 +38,16 @@ class Author:
 class Requirements:
     """What an artifact needs before a channel may serve it.
 
-    `targets`: for each model, those that the channel's fleets run on. `doubt`: None where the policy asks for no
-    signature. `trust`: what is believed of the log that it is added to.
+    `targets`: for each model, those that the channel's fleets run on. `judge`: whether what was found out is enough.
+    `doubt`, `believe`: of artifacts and of evidence; None where the policy asks for no signature. `trust`: what is
+    believed of the log that it is added to.
     """
 
     targets: Mapping[str, Collection[str]] = field(default_factory=dict)
     doubt: Doubt | None = None
     trust: Trust = ALL
+    judge: Judge = is_covered
+    believe: Believe | None = None
 
 
 def promote(
@@ -222,11 +229,8 @@ def _insist_on_artifact(store: Store, one: Published, channel: str, requirements
             f"{one.name} is incomplete: blob {blob.sha256} of {blob.size} bytes {fault} in {store.url}; "
             "publish it again"
         )
-    unproved = [each.name for each in one.manifest.executables if not one.manifest.report.get(each.name)]
-    if unproved:
-        raise Refused(
-            f"{one.name} was published without verification of {', '.join(unproved)}; build it again with verification"
-        )
+    if sentence := requirements.judge(one.manifest, _believed(store, one, requirements)):
+        raise Refused(f"{one.name} cannot be served on channel {channel}: {sentence}")
     if requirements.doubt is not None and (sentence := requirements.doubt(Served.of(one))):
         raise Refused(sentence)
 
@@ -244,6 +248,11 @@ def _insist_on_what_stays(
             f"generation {tip.generation} of channel {log.channel} {fault}, and nothing else says that it should serve "
             f"{' and '.join(one.name for one in strangers)}; name all that it should serve in one command, or roll back"
         )
+
+
+def _believed(store: Store, one: Published, requirements: Requirements) -> Sequence[Evidence]:
+    evidence = store.evidence(one.manifest_digest)
+    return [each for each in evidence if requirements.believe is None or requirements.believe(each)]
 
 
 def _insist_on_targets(

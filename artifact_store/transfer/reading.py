@@ -10,11 +10,12 @@ from artifact_store.backends.files import chunks_of, copy_into, os_errors
 from artifact_store.backends.protocol import Backend, Sent, nobody
 from artifact_store.blobs import Blobs
 from artifact_store.documents import Blob
+from artifact_store.evidence import Evidence
 from artifact_store.index.segments import Report, unheard
 from artifact_store.layout import action_path
 from artifact_store.record import ActionRecord, Published
 from artifact_store.records import Records
-from artifact_store.store import Store
+from artifact_store.store import Store, evidence_in
 from artifact_store.transfer.assemble import assemble, stretches_of
 from artifact_store.transfer.held import Held
 from artifact_store.transfer.partial import partial
@@ -112,6 +113,10 @@ class StoreFromAfar(Store):
     def _sought(self, request_key: str) -> ActionRecord | None:
         path = action_path(request_key)
         return self.sources.first(path, lambda place: Records(place).read(ActionRecord, path))
+
+    def evidence(self, manifest_digest: str) -> Sequence[Evidence]:
+        what = f"the evidence of manifest {manifest_digest}"
+        return self.sources.first(what, lambda place: evidence_in(place, manifest_digest) or None) or []
 
     def list(self, report: Report = unheard) -> Sequence[Published]:
         found = self.sources.first("the listing", lambda place: Store(place).list(report))

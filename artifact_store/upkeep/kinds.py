@@ -16,6 +16,7 @@ class Kind(Enum):
     LISTING = (r"neuron-artifacts/[^/]+/[0-9a-f]{16}/manifest\.json", "a listing of no artifact")
     SIGNATURE = (r"sig/[0-9a-f]{64}/[0-9a-f]{64}", "a signature of no artifact")
     REPORT = (r"reports/[0-9a-f]{64}/[0-9T.]+Z\.(html|json)", "a report of no artifact")
+    EVIDENCE = (r"evidence/[0-9a-f]{64}/[0-9a-f]{64}", "evidence of no artifact")
     PART = (r"parts/[0-9a-f]{64}", "a part of no artifact")
     FAILURE = (r"failures/[0-9a-f]{64}", "a failure that has expired")
     LEASE = (r"leases/[0-9a-f]{64}/[0-9]{10}", "a lease that has ended")

@@ -17,6 +17,7 @@ from artifact_store.channel.generation import Generation
 from artifact_store.channel.log import channels_among
 from artifact_store.documents import Blob, Sealed, seconds_since_1970
 from artifact_store.errors import Corrupt, InvalidDocument, NotFound, StoreUnavailable
+from artifact_store.evidence import Evidence
 from artifact_store.failures import Failure
 from artifact_store.layout import (
     ACTIONS,
@@ -99,6 +100,7 @@ class Reach:
     blobs: dict[str, int] = field(default_factory=dict)
     paths: set[str] = field(default_factory=set)
     manifests: set[str] = field(default_factory=set)
+    evidence: dict[str, list[Evidence]] = field(default_factory=dict)  # by manifest
 
     def has(self, path: str) -> bool:
         digest = path.rpartition("/")[2]
@@ -167,6 +169,7 @@ def mark(
             reach.add(*manifest.blobs())
             reach.paths.add(listing_path(manifest))
             visit(manifest, root.manifest)
+    _mark_evidence(store, listed, reach, now, fault)
     _mark_notes(store, listed, reach, now, fault)
     _mark_parts(store, listed, reach, now, fault)
     return reach
@@ -176,9 +179,25 @@ def is_young(store: Store, found: Found, now: float) -> bool:
     return found.modified >= now - store.grace
 
 
+def _mark_evidence(store: Store, listed: Sequence[Found], reach: Reach, now: float, fault: OnFault) -> None:
+    """Of what stays, and of what is about to: a publisher makes a manifest young before its record stands."""
+    young = {found.path for found in listed if is_young(store, found, now)}
+
+    def stays(found: Found) -> bool:
+        manifest = found.path.split("/")[1]
+        return manifest in reach.manifests or not young.isdisjoint((found.path, digest_path(manifest)))
+
+    documents = [found for found in listed if Kind.EVIDENCE.pattern.fullmatch(found.path)]
+    for found, evidence in _records(store, Evidence, filter(stays, documents), fault):
+        reach.paths.add(found.path)
+        reach.add(*evidence.blobs())
+        reach.evidence.setdefault(evidence.manifest, []).append(evidence)
+
+
 def _mark_notes(store: Store, listed: Sequence[Found], reach: Reach, now: float, fault: OnFault) -> None:
     """Signatures and reports of what stays; failures that stay, with the blobs that they name."""
-    reach.paths.update(found.path for found in listed if _beside(found.path) in reach.manifests)
+    subjects = reach.manifests.union(each.digest for documents in reach.evidence.values() for each in documents)
+    reach.paths.update(found.path for found in listed if _beside(found.path) in subjects)
     failures = [found for found in listed if Kind.FAILURE.pattern.fullmatch(found.path)]
     for found, failure in _records(store, Failure, failures, fault):
         if is_young(store, found, now) or seconds_since_1970(failure.expires_at) > now:

@@ -1,6 +1,7 @@
 """How many bytes a store holds, for which models, and how much of it is shared or orphaned."""
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from artifact_store.documents import Blob
@@ -36,17 +37,23 @@ def usage(store: Store) -> Usage:
     now = store.backend.now()
     listed = list(store.backend.walk(""))
     blobs: dict[str, dict[str, int]] = {}
+    owners: dict[str, str] = {}  # the model of each manifest
     artifacts: Counter[str] = Counter()
     logical: Counter[str] = Counter()
 
-    def count(manifest: Manifest, document: Blob) -> None:
-        model = manifest.model.id
-        named = (document, *manifest.blobs())
-        artifacts[model] += 1
+    def add(model: str, named: Collection[Blob]) -> None:
         logical[model] += sum(blob.size for blob in named)
         blobs.setdefault(model, {}).update((blob.sha256, blob.size) for blob in named)
 
+    def count(manifest: Manifest, document: Blob) -> None:
+        owners[document.sha256] = manifest.model.id
+        artifacts[manifest.model.id] += 1
+        add(manifest.model.id, (document, *manifest.blobs()))
+
     reach = mark(store, listed, find_roots(store, History(), now), now, visit=count)
+    for manifest, documents in reach.evidence.items():
+        if manifest in owners:
+            add(owners[manifest], {blob for each in documents for blob in each.blobs()})
     users = Counter(digest for each in blobs.values() for digest in each)
     sizes = {digest: size for each in blobs.values() for digest, size in each.items()}
     loose = orphans(listed, reach)

@@ -14,6 +14,7 @@ from torch._subclasses import fake_tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from emulator.capture.portable import Portable
 from emulator.errors import CompileError, Finding, GraphBreak, UnsupportedOperators
 from emulator.graph import Graph
 
@@ -35,7 +36,8 @@ class HostValues:
             return None
         for each in _in_order(node, self._numbers):
             args, kwargs = torch.fx.map_arg((each.args, each.kwargs), self._numbers.__getitem__)
-            self._numbers[each] = each.target(*args, **kwargs)
+            with Portable():
+                self._numbers[each] = each.target(*args, **kwargs)
         return self._numbers[node]
 
     @cached_property

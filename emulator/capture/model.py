@@ -11,6 +11,7 @@ from transformers.utils.hub import OfflineModeIsEnabled
 from emulator.capture.budget import bounded, require_modest_buffers, require_modest_settings
 from emulator.capture.diffusion import DIFFUSION, build_diffusion_model
 from emulator.capture.packed import hold_grid
+from emulator.capture.portable import Portable
 from emulator.capture.provenance import where_and_why
 from emulator.capture.request import TASKS, CaptureRequest
 from emulator.configuration import quantised, relevant
@@ -125,7 +126,7 @@ def give_buffers_their_values(model: Any) -> None:
     for name, buffer in poisoned.items():
         owner, _, attribute = name.rpartition(".")
         model.get_submodule(owner)._buffers[attribute] = buffer
-    with quiet_libraries():
+    with quiet_libraries(), Portable():
         model.initialize_weights()
     for name, buffer in model.named_non_persistent_buffers():
         if torch.equal(buffer.nan_to_num(), _poison(buffer).nan_to_num()) and buffer.numel():

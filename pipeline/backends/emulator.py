@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from artifact_store.digest import sha256_hex
 from artifact_store.parts import keep_part, part_of
 from pipeline import artifact_files
-from pipeline.backends.made import PROGRAM, Made
+from pipeline.backends.made import ANSWERS, INPUTS, PROGRAM, Made, observed
 from pipeline.errors import DoesNotFit
 from pipeline.request import BuildRequest, Shape, compiler_digest, digest_of
 from pipeline.utilisation import document as utilisation_document
 from pipeline.verification.evidence import Step, gather
 from pipeline.verification.materials import Materials
+from pipeline.verification.surroundings import surroundings
 from pipeline.verification.verify import Thresholds
 
 if TYPE_CHECKING:
@@ -35,9 +36,10 @@ class Emulator:
         if emission is None:
             files, facts = _emitted(request, shape, front, store, step)
             emission = keep_part(store, key, files, facts)
+        facts = {"degree": front.degree, "graph_key": front.graph.key, "outputs": sorted(front.whole.outputs)}
         return Made(
             {artifact_files.graph(shape.name): store.put_blob(graph), **{f.path: f.blob for f in emission.files}},
-            {"degree": front.degree, "graph_key": front.graph.key, **emission.facts},
+            {**facts, **emission.facts},
         )
 
     def evidence(
@@ -51,8 +53,8 @@ class Emulator:
         thresholds: Thresholds,
     ) -> Made:
         found = gather(request, shape, front, materials, step, thresholds)
-        golden = {path: store.put_blob(data) for path, data in found.golden.items()}
-        return Made(golden, {"report": found.report})
+        files = {INPUTS: store.put_blob(found.inputs), ANSWERS: store.put_blob(found.answers)}
+        return Made(files, observed(found.deviations, request.yardstick, surroundings()))
 
 
 def compiled(request: BuildRequest, shape: Shape, step: Step) -> "Program":

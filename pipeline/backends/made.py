@@ -1,20 +1,29 @@
 """What makes programs of a request: nxpipe's own compiler, or AWS's. Each makes one program at a time, and keeps the
 bytes in the store as it goes."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from artifact_store.documents import parse_document
+from artifact_store.errors import Corrupt, InvalidDocument
+from artifact_store.evidence import Compared
 from pipeline.request import BuildRequest, Shape
 from pipeline.verification.evidence import Step
 
 if TYPE_CHECKING:
     from artifact_store import Store
     from artifact_store.documents import Blob
+    from artifact_store.parts import Part
     from pipeline.verification.materials import Materials
-    from pipeline.verification.verify import Thresholds
+    from pipeline.verification.verify import Deviation, Thresholds
 
-PROGRAM: Final = "program"  # among the files of a part; all others go by their paths in an artifact
+# Among the files of a program's part; all others go by their paths in an artifact.
+PROGRAM: Final = "program"
+# The files of evidence: what the program was fed, and what it answered.
+INPUTS: Final = "inputs"
+ANSWERS: Final = "answers"
 
 
 @dataclass(frozen=True)
@@ -25,13 +34,34 @@ class Made:
     facts: Mapping[str, object]
 
 
+def observed(deviations: "Sequence[Deviation]", yardstick: str, surroundings: Mapping[str, str]) -> dict[str, object]:
+    """The facts of evidence: how far each output is from the yardstick's, and where that was found out."""
+    outputs = [{name: _told(value) for name, value in asdict(each).items()} for each in deviations]
+    return {"yardstick": yardstick, "outputs": outputs, "surroundings": dict(surroundings)}
+
+
+def compared(shape: Shape, part: "Part") -> Compared:
+    """A part of evidence, read back."""
+    blobs = {"inputs": part.blob(INPUTS).model_dump(), "answers": part.blob(ANSWERS).model_dump()}
+    try:
+        return parse_document(Compared, {"program": shape.name, **part.facts, **blobs})
+    except InvalidDocument as fault:
+        raise Corrupt(f"part {part.key}", str(fault), "read it with the version of nxpipe that wrote it") from fault
+
+
+def _told(value: object) -> object:
+    """A divergence may be NaN where none is asked for, and says nothing then."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 class Backend(Protocol):
     def front(self, request: Any, shape: Shape, step: Step) -> Any:
         """As far as a program comes before it is one: what both of the others begin with."""
         ...
 
     def program(self, request: Any, shape: Shape, front: Any, store: "Store", step: Step, *, force: bool) -> Made:
-        """Facts are at least `degree` and `graph_key`. With `force`, nothing that the store holds is taken for it."""
+        """Facts are at least `degree`, `graph_key` and `outputs`. With `force`, nothing that the store holds is
+        taken for it."""
         ...
 
     def evidence(
@@ -44,7 +74,7 @@ class Backend(Protocol):
         step: Step,
         thresholds: "Thresholds",
     ) -> Made:
-        """The fact is `report`: how far each output is from the yardstick's."""
+        """Files are `INPUTS` and `ANSWERS`, facts those of `observed`."""
         ...
 
 

@@ -1,22 +1,25 @@
 """An artifact put together from the parts of its programs: the same bytes, whoever made them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from artifact_store import Published, Store
 from artifact_store.canonical import canonical_json
 from artifact_store.documents import Blob
 from artifact_store.errors import Incomplete
+from artifact_store.evidence import EMULATED, Evidence, Limits
 from artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
-from artifact_store.parts import Part, part_of
+from artifact_store.parts import Part, part_of, seen
 from artifact_store.weights import Elements, put_weights
 from pipeline.artifact_files import UTILISATION
-from pipeline.backends.made import PROGRAM
+from pipeline.backends.made import PROGRAM, compared
 from pipeline.command_line.progress import Watch
 from pipeline.request import BuildRequest, Shape
 from pipeline.utilisation import to_bytes as utilisation_file
 from pipeline.verification.evidence import Step
+from pipeline.verification.judged import insist
+from pipeline.verification.verify import Thresholds
 
 if TYPE_CHECKING:
     from pipeline.models.weights import Tensors
@@ -38,30 +41,42 @@ class _Program:
                 "sequence": shape.sequence,
                 "tensor_parallel": facts["degree"],
                 "graph_key": facts["graph_key"],
+                "outputs": facts["outputs"],
                 "blob": self.part.blob(PROGRAM),
             }
         )
 
     def files(self) -> dict[str, Blob]:
         """All that is kept beside the program."""
-        parts = (self.part, self.evidence) if self.evidence else (self.part,)
-        return {file.path: file.blob for part in parts for file in part.files if file.path != PROGRAM}
+        return {file.path: file.blob for file in self.part.files if file.path != PROGRAM}
 
 
-def publish(request: BuildRequest, tensors: "Tensors", store: Store, step: Step, watch: Watch) -> Published:
-    """Make the artifact visible; every cell of it has been made."""
+def publish(
+    request: BuildRequest, tensors: "Tensors", store: Store, step: Step, watch: Watch, allowed: Thresholds
+) -> Published:
+    """Make the artifact visible; every cell of it has been made. What was found out about it is there before it is."""
     programs = [_parts_of(request, shape, store) for shape in sorted(request.shapes)]
     with step(f"store {len(tensors)} tensors"):
         size = sum(tensors.kinds[name].nbytes for name in tensors)
         with watch(f"store {request.source.id}", size) as sent:
             weights = put_weights(store.blobs, _elements(tensors), sent)
     with step("publish"):
-        return store.publish(_manifest(request, programs, weights, store))
+        manifest = _manifest(request, programs, weights, store)
+        if request.verified:
+            store.attest(_evidence(request, programs, manifest, allowed))
+        return store.publish(manifest)
+
+
+def _evidence(request: BuildRequest, programs: list[_Program], manifest: Manifest, allowed: Thresholds) -> Evidence:
+    found = tuple(compared(each.shape, each.evidence) for each in programs if each.evidence)
+    insist(request.source.id, found, allowed)
+    limits = Limits.model_validate(asdict(allowed))
+    return Evidence(manifest=manifest.digest, kind=EMULATED, programs=found, limits=limits)
 
 
 def _parts_of(request: BuildRequest, shape: Shape, store: Store) -> _Program:
     part = part_of(store, request.program_key(shape))
-    evidence = part_of(store, request.evidence_key(shape)) if request.verified else None
+    evidence = seen(store, request.evidence_key(shape)) if request.verified else None
     if part is None or (request.verified and evidence is None):
         raise Incomplete(
             f"{request.source.id}: what was made for {shape.name} is no longer in {store.url}; "
@@ -88,7 +103,6 @@ def _manifest(request: BuildRequest, programs: list[_Program], weights: tuple[Te
         executables=tuple(program.executable() for program in programs),
         weights=weights,
         files=tuple(File(path=path, blob=files[path]) for path in sorted(files)),
-        report={each.shape.name: each.evidence.facts["report"] for each in programs if each.evidence},
     )
 
 

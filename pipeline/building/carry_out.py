@@ -13,6 +13,7 @@ from pipeline.building.cell import Maker
 from pipeline.building.events import Ended, Event, Said
 from pipeline.building.faults import fault_of
 from pipeline.building.item import Item
+from pipeline.building.proved import doubt_of
 from pipeline.command_line.output import human_bytes
 from pipeline.verification.materials import Shelf
 
@@ -52,7 +53,8 @@ def _made(item: Item, tell: Callable[[Event], None]) -> bool:
     maker = Maker(store, step, say, item.thresholds, force=item.force, shelf=_SHELF)
     if item.shape is not None:
         return maker.make(request, item.shape)
-    if not item.force and store.find(item.key) is not None:
+    published = None if item.force else store.find(item.key)
+    if published is not None and doubt_of(published, store, request, item.thresholds) is None:
         return False
     maker.publish(request, partial(_watched, say))
     return True

@@ -1,21 +1,26 @@
 """One program of a request made, or found made: as parts in the store, each committed by itself."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from artifact_store import Published, Store
+from artifact_store.documents import Blob
 from artifact_store.errors import Incomplete
-from artifact_store.parts import Part, keep_part, part_of
-from pipeline.backends.made import Made, backend_of
+from artifact_store.parts import Part, keep_observation, keep_part, part_of, seen
+from pipeline.backends.made import Made, backend_of, compared
 from pipeline.building.assemble import publish
 from pipeline.building.failed import refuse_what_failed_before, remembering
 from pipeline.building.turn import turn
 from pipeline.command_line.progress import Watch
 from pipeline.request import BuildRequest, Shape
 from pipeline.verification.evidence import Step
+from pipeline.verification.judged import insist
 from pipeline.verification.materials import Shelf
 from pipeline.verification.verify import Thresholds
+
+_Find: TypeAlias = Callable[[Store, str], Part | None]
+_Keep: TypeAlias = Callable[[Store, str, Mapping[str, Blob], dict[str, object]], Part]
 
 
 class Maker:
@@ -54,38 +59,46 @@ class Maker:
         key = request.program_key(shape)
         made = self._part(key, program)
         if request.verified:
-            made = self._part(request.evidence_key(shape, key), evidence) or made
+            key = request.evidence_key(shape, key)
+            made = self._part(key, evidence, seen, keep_observation) or made
+            self._insist(request, shape, key)
         return made
 
     def publish(self, request: BuildRequest, watch: Watch) -> Published:
         """The artifact, all of whose cells are there. No listing shows that a part has lost a blob: it is made anew."""
         tensors = self._shelf.of(request, self._step).tensors
         try:
-            return publish(request, tensors, self._store, self._step, watch)
+            return publish(request, tensors, self._store, self._step, watch, self._thresholds)
         except Incomplete:
             for shape in sorted(request.shapes):
                 self.make(request, shape)
-            return publish(request, tensors, self._store, self._step, watch)
+            return publish(request, tensors, self._store, self._step, watch, self._thresholds)
 
-    def _part(self, key: str, make: Callable[[], Made]) -> bool:
+    def _part(self, key: str, make: Callable[[], Made], find: _Find = part_of, keep: _Keep = keep_part) -> bool:
         if self._force:
-            self._keep(key, make)
+            self._keep(key, make, keep)
             return True
-        if self._is_known(key):
+        if self._is_known(key, find):
             return False
         with turn(self._store, key, self._say):
-            if self._is_known(key):
+            if self._is_known(key, find):
                 return False
-            self._keep(key, make)
+            self._keep(key, make, keep)
             return True
 
-    def _is_known(self, key: str) -> bool:
-        if part_of(self._store, key) is not None:
+    def _is_known(self, key: str, find: _Find) -> bool:
+        if find(self._store, key) is not None:
             return True
         refuse_what_failed_before(self._store, key, self._thresholds)
         return False
 
-    def _keep(self, key: str, make: Callable[[], Made]) -> Part:
+    def _keep(self, key: str, make: Callable[[], Made], keep: _Keep) -> None:
         with remembering(self._store, key, self._thresholds):
             made = make()
-        return keep_part(self._store, key, made.files, dict(made.facts))
+        keep(self._store, key, made.files, dict(made.facts))
+
+    def _insist(self, request: BuildRequest, shape: Shape, key: str) -> None:
+        """What was observed first stands, and may have been within other thresholds than today's."""
+        part = seen(self._store, key)
+        if part is not None:
+            insist(request.source.id, [compared(shape, part)], self._thresholds)

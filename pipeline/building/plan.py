@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from artifact_store import Store
@@ -12,6 +13,7 @@ from pipeline.building.failed import refuse_what_failed_before
 from pipeline.building.faults import fault_of
 from pipeline.building.nearness import why_missed
 from pipeline.building.planned import Plan, PlannedArtifact, PlannedCell
+from pipeline.building.proved import Doubt, doubt_of
 from pipeline.building.size import memory_of, work_of
 from pipeline.building.timings import Timings, name_of
 from pipeline.order import USUAL_BUCKET
@@ -48,7 +50,13 @@ class _Artifact:
     request: BuildRequest
     key: str
     is_published: bool = False
+    doubt: Doubt | None = None
     cells: list[_Cell] = field(default_factory=list)
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing is left to do."""
+        return self.is_published and self.doubt is None
 
 
 def make_plan(
@@ -64,14 +72,22 @@ def make_plan(
     found = [_looked_up(one) for one in asked]
     artifacts = [one for one in found if isinstance(one, _Artifact)]
     published = _present(store, ACTIONS, action_path, [one.key for one in artifacts])
+    standing = [] if force else [one for one in artifacts if one.key in published]
+    for one, doubt in zip(standing, store.backend.each(partial(_doubt, store, thresholds), standing), strict=True):
+        one.is_published, one.doubt = True, doubt
     for one in artifacts:
-        one.is_published = one.key in published and not force
         one.cells = [_cell(one.request, shape) for shape in sorted(one.request.shapes)]
-    open_keys = [key for one in artifacts if not one.is_published for cell in one.cells for key in cell.keys]
+    open_keys = [key for one in artifacts if not one.is_whole for cell in one.cells for key in cell.keys]
     parts = frozenset() if force else _present(store, PARTS, part_path, open_keys)
     failures = frozenset() if force else _present(store, FAILURES, failure_path, set(open_keys) - parts)
     planner = _Planner(store, thresholds, timings, parts, failures, force=force, hints_left=_EXPLAINED if hints else 0)
     return Plan(store.url, tuple(planner.say(one) if isinstance(one, _Artifact) else one for one in found))
+
+
+def _doubt(store: Store, thresholds: Thresholds, one: _Artifact) -> Doubt | None:
+    """One that was removed a moment ago is made anew."""
+    published = store.find(one.key)
+    return doubt_of(published, store, one.request, thresholds) if published else Doubt()
 
 
 @dataclass
@@ -87,8 +103,11 @@ class _Planner:
     hints_left: int
 
     def say(self, one: _Artifact) -> PlannedArtifact:
-        if one.is_published:
+        if one.is_whole:
             cells = [PlannedCell(cell.key, cell.shape, "published") for cell in one.cells]
+        elif one.doubt and one.doubt.beyond:
+            fault = fault_of(one.doubt.beyond)
+            cells = [PlannedCell(cell.key, cell.shape, "failed", fault=fault) for cell in one.cells]
         else:
             cells = [self._open(one, cell) for cell in one.cells]
             if any(cell.why == _NOTHING for cell in cells):
@@ -102,7 +121,7 @@ class _Planner:
             return PlannedCell(cell.key, cell.shape, "committed", work=work)
         if fault := self._remembered(cell):
             return PlannedCell(cell.key, cell.shape, "failed", work=work, fault=fault)
-        why = _FORCED if self.force else _UNVERIFIED if cell.program in self.parts else _NOTHING
+        why = _FORCED if self.force else _UNVERIFIED if one.doubt or cell.program in self.parts else _NOTHING
         seconds = self.timings.estimate(name_of(one.request, cell.shape), work)
         return PlannedCell(cell.key, cell.shape, "to do", why, work, seconds)
 

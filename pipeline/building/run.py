@@ -22,6 +22,7 @@ from pipeline.building.shown import published_of, show_artifacts, show_end
 from pipeline.building.timings import Timings
 from pipeline.command_line.output import Console
 from pipeline.executors.protocol import Limits
+from pipeline.verification.judged import report_of
 from pipeline.verification.verify import Thresholds
 
 if TYPE_CHECKING:
@@ -96,11 +97,12 @@ def finish(run: Run, results: Results) -> int:
     try:
         published = published_of(run.store, results)
         figures = {one.request_key: utilisation.read(one.manifest, run.store) for one in published.values()}
+        verified = {one.request_key: report_of(one.manifest, run.store) for one in published.values()}
     except StoreUnavailable:
         if not results.missing():
             raise
-        published, figures = {}, {}  # what went wrong is said below
-    show_artifacts(run.console, published, figures, results)
+        published, figures, verified = {}, {}, {}  # what went wrong is said below
+    show_artifacts(run.console, published, figures, verified, results)
     files = _kept_reports(run, results, published, figures)
     show_end(run.console, results, files)
     _tell_github(run.console, results)

@@ -9,7 +9,7 @@ from pipeline.build_report.summary import summary
 from pipeline.building.planned import PlannedArtifact
 from pipeline.building.results import CellResult, Results
 from pipeline.command_line.output import Console, human_bytes
-from pipeline.verification.verify import sentences
+from pipeline.verification.verify import Report, sentences
 
 if TYPE_CHECKING:
     from artifact_store import Published, Store
@@ -27,6 +27,7 @@ def show_artifacts(
     console: Console,
     published: Mapping[str, "Published"],
     figures: Mapping[str, dict[str, Any]],
+    verified: Mapping[str, Report],
     results: Results,
 ) -> None:
     """Every artifact that there is now, and whether this run made it; programs read what is missing too."""
@@ -37,9 +38,9 @@ def show_artifacts(
             documents.append(_missing(artifact, cells))
             continue
         cached = artifact.is_published or not _made(results, artifact)
-        documents.append(_as_json(one, cells, figures[artifact.key], cached=cached))
+        documents.append(_as_json(one, cells, figures[artifact.key], verified[artifact.key], cached=cached))
         if not console.json:
-            console.result(*_lines(one, figures[artifact.key], cached=cached))
+            console.result(*_lines(one, figures[artifact.key], verified[artifact.key], cached=cached))
     if console.json:
         console.data(documents)
 
@@ -75,7 +76,7 @@ def _made(results: Results, artifact: PlannedArtifact) -> bool:
     return ended is not None and not ended.cached
 
 
-def _lines(published: "Published", programs: dict[str, Any], *, cached: bool) -> list[str]:
+def _lines(published: "Published", programs: dict[str, Any], verified: Report, *, cached: bool) -> list[str]:
     manifest = published.manifest
     count = len(manifest.executables)
     headline = (
@@ -85,12 +86,12 @@ def _lines(published: "Published", programs: dict[str, Any], *, cached: bool) ->
         f"{count} program{'s' if count > 1 else ''}",
         human_bytes(published.size_bytes),
     )
-    parts = [*sentences(manifest.report), *(f"{name}: {line}" for name, line in utilisation.sentences(programs))]
+    parts = [*sentences(verified), *(f"{name}: {line}" for name, line in utilisation.sentences(programs))]
     return ["  ".join(headline), *(f"  {text}" for text in parts)]
 
 
 def _as_json(
-    published: "Published", cells: list[CellResult], programs: dict[str, Any], *, cached: bool
+    published: "Published", cells: list[CellResult], programs: dict[str, Any], verified: Report, *, cached: bool
 ) -> dict[str, object]:
     return {
         "model": published.model_id,
@@ -100,7 +101,7 @@ def _as_json(
         "target": published.target,
         "programs": [program.name for program in published.manifest.executables],
         "size_bytes": published.size_bytes,
-        "verification": published.manifest.report,
+        "verification": verified,
         "utilisation": programs,
         "cells": [_cell(one) for one in cells],
     }

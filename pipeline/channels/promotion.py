@@ -1,5 +1,7 @@
 """What nxpipe.toml asks of a channel: the targets of its fleets, and whose signatures count."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -7,19 +9,33 @@ from emulator.hardware import INSTANCES
 from pipeline.channels.signing import trust_in
 from pipeline.folders import expanded
 from pipeline.suggest import did_you_mean
+from pipeline.verification.judged import shortfall
+from pipeline.verification.verify import Thresholds
 
 if TYPE_CHECKING:
     from artifact_store import Store
     from artifact_store.channel.change import Requirements
+    from artifact_store.evidence import Evidence
+    from artifact_store.manifest import Manifest
     from pipeline.config import Config, Model
 
 
 def requirements(store: "Store", config: "Config", folder: Path, channel: str) -> "Requirements":
+    return replace(requirements_of_one(store, config, folder, channel), targets=targets_of(config, folder, channel))
+
+
+def requirements_of_one(store: "Store", config: "Config", folder: Path, channel: str) -> "Requirements":
+    """The same of an artifact by itself, whatever else the channel serves: signed if asked, and near enough by
+    [verify] of today, not of whoever built it."""
     from artifact_store.channel.change import Requirements
 
-    trust = trust_in(config, folder, store)
+    trust, allowed = trust_in(config, folder, store), Thresholds.of(config)
+
+    def judge(manifest: "Manifest", evidence: "Sequence[Evidence]") -> str | None:
+        return shortfall(manifest, evidence, allowed)
+
     doubt = trust.policy.judge(store, channel) if trust.policy else None
-    return Requirements(targets_of(config, folder, channel), doubt, trust)
+    return Requirements(doubt=doubt, judge=judge, trust=trust)
 
 
 def targets_of(config: "Config", folder: Path, channel: str) -> dict[str, set[str]]:

@@ -32,7 +32,7 @@ _LISTED: Final = 10  # weights, and kinds of nodes; all of them are in --json
 @config_option
 @click.pass_obj
 def diff(console: Console, before: str, after: str, tensors: bool, store: str | None, config_path: Path) -> None:
-    """Compare two artifacts: key inputs, programs, graphs, weights, files, report.
+    """Compare two artifacts: key inputs, programs, graphs, weights, files, evidence.
 
     A and B are names as `nxpipe store show` takes them; channels, of which each stands for what it serves of the
     other's model and target; or digests of manifests, such as the two that a report of non-reproducible output names.
@@ -49,17 +49,19 @@ def diff(console: Console, before: str, after: str, tensors: bool, store: str | 
     from pipeline.command_line.named import pair
     from pipeline.difference.programs import program_differences
     from pipeline.difference.tensors import tensor_changes
+    from pipeline.verification.judged import report_of
 
     opened = open_the_store(store, config_path, console)
     old, new = pair((before, after), opened, config_path)
     asked = differences(opened.key_inputs(old), opened.key_inputs(new))
     parts = ManifestDifference.between(old, new)
     programs = list(program_differences(old, new, opened))
+    figures = differences(*(dict(report_of(one, opened)) for one in (old, new)))
     changes = list(tensor_changes(old, new, _changed_weights(parts), opened)) if tensors else None
     if console.json:
-        console.data(_as_json(asked, parts, programs, changes))
+        console.data(_as_json(asked, parts, programs, changes, figures))
     else:
-        console.page("\n\n".join(_page(asked, parts, programs, changes)) or "no difference")
+        console.page("\n\n".join(_page(asked, parts, programs, changes, figures)) or "no difference")
 
 
 def _changed_weights(parts: "ManifestDifference") -> list[str]:
@@ -71,6 +73,7 @@ def _page(
     parts: "ManifestDifference",
     programs: "Sequence[ProgramDifference]",
     changes: "Sequence[TensorChange] | None",
+    figures: "Sequence[Difference]",
 ) -> Iterator[str]:
     for title, fields in (("key inputs", asked), ("identity", parts.identity)):
         if fields:
@@ -85,8 +88,8 @@ def _page(
             yield f"{_title(section.title)}: {_counts(section)}\n{_parts(section)}"
     if changes:
         yield f"{_title('tensors')}\n{table(('name', 'changed by'), [_changed(change) for change in changes])}"
-    if parts.report:
-        yield f"{_title('report')}\n{difference_table(parts.report, 'A', 'B')}"
+    if figures:
+        yield f"{_title('evidence')}\n{difference_table(figures, 'A', 'B')}"
 
 
 def _figures(program: "ProgramDifference") -> Iterator[tuple[str, ...]]:
@@ -161,6 +164,7 @@ def _as_json(
     parts: "ManifestDifference",
     programs: "Sequence[ProgramDifference]",
     changes: "Sequence[TensorChange] | None",
+    figures: "Sequence[Difference]",
 ) -> dict[str, object]:
     tensors: Mapping[str, object] = {} if changes is None else {"tensors": [change.document() for change in changes]}
     return {
@@ -169,7 +173,7 @@ def _as_json(
         "programs": [program.document() for program in programs],
         **{section.title: _section_as_json(section) for section in parts.sections},
         **tensors,
-        "report": differences_as_json(parts.report, "a", "b"),
+        "evidence": differences_as_json(figures, "a", "b"),
     }
 
 

@@ -17,7 +17,7 @@ from artifact_store.errors import NotFound, Refused
 from artifact_store.transfer.believed import Trust
 from pipeline.agent.artifact import Wish
 from pipeline.channels.colours import channel_of
-from pipeline.channels.promotion import requirements
+from pipeline.channels.promotion import requirements, requirements_of_one
 from pipeline.channels.signing import author_signature, trust_in
 from pipeline.config import Config, ServingFleet
 from pipeline.rollout.asked import Candidate
@@ -112,8 +112,7 @@ class Artifacts:
         return any(each != before for each in since)
 
     def _promote(self, channel: str, artifact: Published, why: str) -> None:
-        policy = self._trust.policy
-        needs = change.Requirements(doubt=policy.judge(self.store, channel) if policy else None, trust=self._trust)
+        needs = requirements_of_one(self.store, self.config, self.folder, channel)
         change.promote(self.store, channel, [artifact], self._author(channel, why), needs)
 
     def _author(self, channel: str, why: str) -> change.Author:

@@ -1,16 +1,15 @@
 """What shows that an artifact is right: every program emulated, and held against PyTorch fp32 on the same weights."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from pipeline import artifact_files
 from pipeline.command_line.output import human_bytes
 from pipeline.errors import NotEnoughMemory, VerificationFailed
 from pipeline.machine import available_memory
 from pipeline.request import BuildRequest, Shape
-from pipeline.verification.verify import USUAL_YARDSTICK, Arrays, Deviation, Thresholds, compare
+from pipeline.verification.verify import Arrays, Deviation, Thresholds, compare
 
 if TYPE_CHECKING:
     from emulator.compile import Program
@@ -20,11 +19,12 @@ Step: TypeAlias = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """How far each output is, and the inputs and outputs that a fleet replays at start-up, as safetensors."""
+class Found:
+    """How far each output is, what the program was fed and what it answered, the last two as safetensors."""
 
-    report: list[dict[str, str]]
-    golden: Mapping[str, bytes]
+    deviations: list[Deviation]
+    inputs: bytes
+    answers: bytes
 
 
 def gather(
@@ -34,17 +34,13 @@ def gather(
     materials: "Materials",
     step: Step,
     thresholds: Thresholds,
-) -> Evidence:
+) -> Found:
     """Run a program both ways, all of its ranks together; an answer beyond the thresholds is an error."""
     _refuse_what_memory_cannot_hold(request.source.id, materials)
     inputs, ours, reference = _both_answers(request, shape, program, materials.loaded(step), step)
     deviations = compare(ours, reference)
     _insist(f"{request.source.id} {shape.name}: against {request.yardstick}", deviations, thresholds)
-    sides = {"inputs": inputs, "outputs": ours}
-    return Evidence(
-        [deviation.as_json() | _by(request.yardstick) for deviation in deviations],
-        {artifact_files.golden(shape.name, side): _safetensors(arrays) for side, arrays in sides.items()},
-    )
+    return Found(deviations, _safetensors(inputs), _safetensors(ours))
 
 
 def _both_answers(
@@ -59,11 +55,6 @@ def _both_answers(
         ours = LoadedProgram(program, LoadedRanks(program.graph, weights)).run(inputs)
     with step(f"run {shape.name} in {request.yardstick}"):
         return inputs, ours, request.truth(shape, weights, inputs)
-
-
-def _by(yardstick: str) -> dict[str, str]:
-    """A report names whom the answers were held against, unless it was the usual one."""
-    return {} if yardstick == USUAL_YARDSTICK else {"yardstick": yardstick}
 
 
 def _insist(program: str, deviations: list[Deviation], thresholds: Thresholds) -> None:

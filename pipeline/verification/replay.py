@@ -1,6 +1,6 @@
 """A stored artifact put to the test: every blob read against its digest, every program run again.
 
-The answers must be those that the artifact carries as its golden outputs; and where PyTorch is installed, near to its
+The answers must be those that its evidence holds; and where PyTorch is installed, near to its
 own. Both are held to [verify]: another machine's numpy may add in another order, which narrow types make visible.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def compare_artifact(published: "Published", store: "Store", step: Step, execution: Execution) -> Iterator[Comparison]:
-    """Every program of the artifact, held against PyTorch and its golden outputs."""
+    """Every program of the artifact, held against PyTorch and the answers of its evidence."""
     artifact = read_artifact(published, store, step)
     for one in artifact.programs:
         yield from (compare_case(case, step) for case in _cases(artifact, one, execution))
@@ -44,7 +44,7 @@ def _cases(artifact: Stored, one: StoredProgram, execution: Execution) -> Iterat
     if not references:
         why = "PyTorch is not installed here" if source else "its file is not stored"
         raise ModelSourceError(
-            f"{artifact.manifest.model.id}: published without golden outputs, and {why}, so there is nothing to hold "
+            f"{artifact.manifest.model.id}: no evidence lies beside it, and {why}, so there is nothing to hold "
             "its answers against; build it again without --no-verify"
         )
     inputs, fed = artifact.inputs(one)

@@ -1,4 +1,4 @@
-"""An artifact read back: its programs, its weights, and the inputs and outputs that are stored with it. Every byte is
+"""An artifact read back: its programs, its weights, and the inputs and answers of its evidence. Every byte is
 read against its digest."""
 
 from collections.abc import Mapping
@@ -11,11 +11,14 @@ from pipeline.documents import json_of
 from pipeline.errors import ModelSourceError, ProgramInvalid
 from pipeline.models.source import ModelSource
 from pipeline.verification.evidence import Step
+from pipeline.verification.judged import chosen
 from pipeline.verification.stored_program import core_of, read_instructions, require_instructions, require_made_of
 from pipeline.verification.verify import Arrays
 
 if TYPE_CHECKING:
     from artifact_store import Published, Store
+    from artifact_store.documents import Blob
+    from artifact_store.evidence import Evidence
     from artifact_store.manifest import Executable, Manifest
     from emulator.compile import Program
     from emulator.executable import Executable as Instructions
@@ -29,8 +32,8 @@ class StoredProgram:
     executable: "Executable"
     program: "Program"  # as a graph
     instructions: "Instructions"
-    inputs: Arrays | None  # the golden ones, if there are any
-    outputs: Arrays | None
+    inputs: Arrays | None  # of the evidence, if there is any
+    outputs: Arrays | None  # and what was answered to them
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Stored:
 
         if stored.program.degree > 1:
             raise ModelSourceError(
-                f"{self.manifest.model.id}: published without golden inputs, which a program of "
+                f"{self.manifest.model.id}: nothing shows what it was fed, which a program of "
                 f"{stored.program.degree} ranks needs; build it again without --no-verify"
             )
         random = example_inputs(stored.program.whole, self.source.config if self.source else {}, seed=0)
@@ -84,7 +87,8 @@ def read_artifact(published: "Published", store: "Store", step: Step) -> Stored:
     with step(f"read {len(manifest.blobs())} blobs"):
         weights = _weights(manifest, kinds, store)
         files = {file.path: store.read_blob(file.blob) for file in manifest.files}
-        programs = tuple(_stored(manifest, executable, files, store) for executable in manifest.executables)
+        found = chosen(manifest, store.evidence(published.manifest_digest))
+        programs = tuple(_stored(manifest, executable, files, found, store) for executable in manifest.executables)
     return Stored(manifest, _source(manifest, files), weights, programs)
 
 
@@ -119,13 +123,18 @@ def _weights(manifest: "Manifest", kinds: Mapping[str, "TensorType"], store: "St
 
 
 def _stored(
-    manifest: "Manifest", executable: "Executable", files: Mapping[str, bytes], store: "Store"
+    manifest: "Manifest",
+    executable: "Executable",
+    files: Mapping[str, bytes],
+    evidence: "Evidence | None",
+    store: "Store",
 ) -> StoredProgram:
     where = f"{manifest.model.id} {executable.name}"
     instructions = read_instructions(manifest, executable, store)
     program = _program(instructions, executable, files, where)
     require_made_of(program, instructions, where)
-    inputs, outputs = (_golden(files, executable, side) for side in ("inputs", "outputs"))
+    found = evidence.of(executable.name) if evidence else None
+    inputs, outputs = (_arrays(store, found.inputs), _arrays(store, found.answers)) if found else (None, None)
     return StoredProgram(executable, program, instructions, inputs, outputs)
 
 
@@ -147,16 +156,15 @@ def _program(
     return Program(graph, graph, executable.tensor_parallel, weights, states)
 
 
-def _golden(files: Mapping[str, bytes], executable: "Executable", side: str) -> Arrays | None:
+def _arrays(store: "Store", blob: "Blob") -> Arrays:
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
-    data = files.get(artifact_files.golden(executable.name, side))
     try:
-        return None if data is None else dict(sorted(load(data).items()))
+        return dict(sorted(load(store.read_blob(blob)).items()))
     except (SafetensorError, KeyError, ValueError) as error:
         raise ProgramInvalid(
-            f"{executable.name}: its stored {side} are not a safetensors file ({error}); build the model again"
+            f"blob {blob.sha256} of its evidence is not a safetensors file ({error}); verify the artifact again"
         ) from error
 
 

@@ -1,7 +1,6 @@
 """How far an emulated answer is from PyTorch's, in figures; whether that is near enough is the caller's threshold."""
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -11,6 +10,8 @@ if TYPE_CHECKING:
     from pipeline.config import Config
 
 Arrays: TypeAlias = Mapping[str, "np.ndarray[Any, Any]"]
+
+Report: TypeAlias = Mapping[str, Sequence[Mapping[str, str]]]  # by program, the figures of each output
 
 USUAL_YARDSTICK: Final = "PyTorch fp32"
 _SHOWN: Final = 4  # outputs of a program that are told one by one
@@ -45,7 +46,7 @@ class Deviation:
     top1: float | None = None  # the share of positions whose likeliest entry is the same
 
     def as_json(self) -> dict[str, str]:
-        """Four significant digits say all; as text, because a manifest holds no floats."""
+        """Four significant digits say all, of the cosine seven."""
         figures = {"max_absolute": self.max_absolute, "mean_absolute": self.mean_absolute}
         figures |= {"max_relative": self.max_relative}
         figures |= {name: value for name, value in (("kl", self.kl), ("top1", self.top1)) if value is not None}
@@ -68,33 +69,27 @@ class Deviation:
         return [words for holds, words in asked if not holds]
 
 
+def is_scores(output: str) -> bool:
+    """Logits are compared as distributions, too."""
+    return output.rpartition(".")[2].endswith("logits")
+
+
 def compare(ours: Arrays, reference: Arrays) -> list[Deviation]:
     """One deviation an output, in the reference's order."""
     return [_deviation(name, ours[name], value) for name, value in reference.items()]
 
 
-def sentences(report: Mapping[str, object]) -> Iterator[str]:
+def sentences(report: Report) -> Iterator[str]:
     """A stored report as people read it: where outputs are many, as the caches of a decoder are, the first of a program
     and the worst of its others.
-
-    It may be a stranger's: what is not as we write it is passed over.
     """
-    for program, outputs in report.items():
-        rows = [row for row in outputs if _is_ours(program, row)] if isinstance(outputs, list) else []
+    for program, rows in report.items():
         if len(rows) > _SHOWN:
             worst = min(rows[1:], key=lambda row: float(row["cosine"]))
             yield _sentence(program, rows[0])
             yield f"{_sentence(program, worst)}; the worst of {len(rows) - 1} others"
         else:
             yield from (_sentence(program, row) for row in rows)
-
-
-def _is_ours(program: str, row: object) -> bool:
-    match row:
-        case {"output": str(output), "cosine": str(cosine), "max_relative": str(error), **rest}:
-            said = (program, output, cosine, error, str(rest.get("yardstick", "")))
-            return all(map(str.isprintable, said)) and re.fullmatch(r"-?[0-9.e+-]+|nan|-?inf", cosine) is not None
-    return False
 
 
 def _sentence(program: str, row: Mapping[str, str]) -> str:
@@ -113,7 +108,7 @@ def _deviation(name: str, ours: "np.ndarray[Any, Any]", reference: "np.ndarray[A
     largest = float(np.abs(b).max(initial=0.0))
     lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
     worst = float(difference.max(initial=0.0))
-    scores = name.rpartition(".")[2].endswith("logits") and reference.ndim and reference.size
+    scores = is_scores(name) and reference.ndim and reference.size
     kl, top1 = _as_distributions(ours, reference) if scores else (None, None)
     return Deviation(
         output=name,

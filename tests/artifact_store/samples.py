@@ -10,13 +10,14 @@ from typing import Any, Protocol, TypeVar, cast
 import boto3
 from moto.server import ThreadedMotoServer
 
-from artifact_store import Store
+from artifact_store import Published, Store
 from artifact_store.backends.local import LocalFolder
 from artifact_store.backends.protocol import Backend, Found, Payload, Sent, nobody
 from artifact_store.backends.s3 import connect
 from artifact_store.canonical import canonical_json
 from artifact_store.digest import sha256_hex
 from artifact_store.documents import Blob
+from artifact_store.evidence import EMULATED, Compared, Evidence, Figures, Limits
 from artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
 from tests.cloud.mends import creations
 
@@ -33,8 +34,9 @@ def contents(seed: str = "a", request: object = 1, *, tensors: int = 2, size: in
     return [asked, *(f"{seed} {name} ".encode().ljust(size, b".") for name in names)]
 
 
-def manifest(blobs: list[Blob], *, model: str = MODEL, report: str = "0.99") -> Manifest:
-    """An artifact of these blobs; the first, what was asked for, alone decides its key."""
+def manifest(blobs: list[Blob], *, model: str = MODEL, graph: str = "graph") -> Manifest:
+    """An artifact of these blobs; the first, what was asked for, alone decides its key. Another graph is another
+    answer to that."""
     asked, program, *tensors, file = blobs
     return Manifest(
         model=ModelRef(id=model, revision=None, task="fill-mask"),
@@ -48,7 +50,8 @@ def manifest(blobs: list[Blob], *, model: str = MODEL, report: str = "0.99") -> 
                 batch=1,
                 sequence=128,
                 tensor_parallel=1,
-                graph_key=sha256_hex(b"graph"),
+                graph_key=sha256_hex(graph.encode()),
+                outputs=("logits",),
                 blob=program,
             ),
         ),
@@ -57,13 +60,37 @@ def manifest(blobs: list[Blob], *, model: str = MODEL, report: str = "0.99") -> 
             for number, blob in enumerate(tensors)
         ),
         files=(File(path="tokenizer/config.json", blob=file),),
-        report={"cosine": report},
     )
 
 
-def put(store: Store, seed: str = "a", *, request: object = 1, model: str = MODEL, report: str = "0.99") -> Manifest:
+def put(store: Store, seed: str = "a", *, request: object = 1, model: str = MODEL, graph: str = "graph") -> Manifest:
     """Store the blobs of a sample, and name them; nothing is published."""
-    return manifest([store.put_blob(data) for data in contents(seed, request)], model=model, report=report)
+    return manifest([store.put_blob(data) for data in contents(seed, request)], model=model, graph=graph)
+
+
+def evidence(store: Store, made: Manifest, **figures: float | None) -> Evidence:
+    """That each output of each program was found to be as near as these figures say; its blobs are stored."""
+    near = {"max_absolute": 0.001, "mean_absolute": 0.0001, "max_relative": 0.001, "cosine": 0.9999999}
+    said: dict[str, Any] = near | {"kl": 0.0001, "top1": 1.0} | figures
+    programs = [
+        Compared(
+            program=each.name,
+            yardstick="PyTorch fp32",
+            outputs=tuple(Figures(output=output, **said) for output in each.outputs),
+            inputs=store.put_blob(b"fed to " + each.name.encode()),
+            answers=store.put_blob(b"answered by " + each.name.encode()),
+            surroundings={"processor": "a sample's"},
+        )
+        for each in made.executables
+    ]
+    limits = Limits(min_cosine=0.999, max_relative_error=0.05, max_kl=None, min_top1=None)
+    return Evidence(manifest=made.digest, kind=EMULATED, programs=tuple(programs), limits=limits)
+
+
+def publish_verified(store: Store, made: Manifest, **figures: float | None) -> Published:
+    """As a build does."""
+    store.attest(evidence(store, made, **figures))
+    return store.publish(made)
 
 
 class Place(Protocol):

@@ -27,7 +27,7 @@ from artifact_store.errors import Conflict, Corrupt, NotFound, Refused, StoreErr
 from artifact_store.layout import blob_path, signature_folder
 from artifact_store.trust.keys import as_base64
 from artifact_store.trust.statement import statement_of
-from tests.artifact_store.samples import Folder, Place, folder, put, watched
+from tests.artifact_store.samples import Folder, Place, folder, publish_verified, put, watched
 from tests.conftest import ROOT
 
 KEY = "ab" * 32
@@ -46,7 +46,7 @@ def envelope(store: Store, published: Published) -> bytes:
 
 
 def signed(place: Place, data: bytes | None = None) -> Published:
-    published = place.store.publish(put(place.store))
+    published = publish_verified(place.store, put(place.store))
     path = signature_folder(published.manifest_digest) + KEY
     place.store.backend.replace(path, Payload.of(data or envelope(place.store, published)))
     return published
@@ -284,7 +284,7 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "layer of another kind": (lambda image: image["layers"][0].update(mediaType="text/html"), "unknown media type"),
     "artifact of another kind": (lambda image: image.update(artifactType="application/x"), "artifactType"),
     "later schema": (lambda image: image.update(schemaVersion=3), "schemaVersion"),
-    "layer left out": (lambda image: image["layers"].pop(0), "1 of the 5 blobs"),
+    "layer left out": (lambda image: image["layers"].pop(0), "1 of the 7 blobs"),
     "layer too many": (lambda image: image["layers"].append(image["config"] | {"mediaType": BLOB_TYPE}), "1 layers"),
     "absurd size": (lambda image: image["config"].update(size=2**53), "size"),
     "size that is not so": (lambda image: image["config"].update(size=7), "does not have the 7 bytes"),

@@ -13,7 +13,7 @@ from artifact_store.channel.generation import Generation, Head, Served, Signatur
 from artifact_store.channel.log import ChannelLog, channels
 from artifact_store.errors import Corrupt, InvalidDocument, NotFound, Refused
 from artifact_store.layout import PINS, blob_path, generation_path, head_path
-from tests.artifact_store.samples import Place, put, watched
+from tests.artifact_store.samples import Place, publish_verified, put, watched
 
 ANYBODY = Author("ann", "because")
 NOTHING = Requirements()
@@ -22,8 +22,7 @@ NOTHING = Requirements()
 def published(store: Store, number: int = 1, *, model: str = "acme/tiny-bert", target: str = "inf2") -> Published:
     """A verified artifact."""
     manifest = put(store, f"{model} {number}", request=[model, target, number], model=model)
-    report: dict[str, object] = {each.name: [{"cosine": "0.99"}] for each in manifest.executables}
-    return store.publish(manifest.model_copy(update={"report": report, "target": target}))
+    return publish_verified(store, manifest.model_copy(update={"target": target}))
 
 
 def serve(store: Store, *wanted: Published, channel: str = "prod", needs: Requirements = NOTHING) -> Generation:
@@ -208,7 +207,7 @@ def test_an_artifact_with_a_missing_blob_is_refused(place: Place) -> None:
 
 def test_an_artifact_that_was_not_verified_is_refused(store: Store) -> None:
     one = store.publish(put(store))
-    with pytest.raises(Refused, match="without verification of forward-b1-s128"):
+    with pytest.raises(Refused, match="cannot be served on channel prod: nothing shows that it was verified"):
         serve(store, one)
 
 

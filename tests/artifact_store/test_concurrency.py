@@ -51,7 +51,7 @@ def publish_the_same(place: Folder, number: int, writer: int) -> Answer:
 
 def publish_another(place: Folder, number: int, writer: int) -> Answer:
     """Equal key, unequal bytes: a build that is not reproducible, on eight machines at once."""
-    manifest = put(place.store, request=number, report=f"0.{writer}")
+    manifest = put(place.store, request=number, graph=f"0.{writer}")
     try:
         return "won", place.store.publish(manifest).manifest_digest
     except Conflict as conflict:

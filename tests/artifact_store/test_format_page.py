@@ -11,6 +11,7 @@ from artifact_store.backends import s3_parts
 from artifact_store.blobs import GRACE
 from artifact_store.canonical import MAX_DEPTH, MAX_INTEGER, canonical_json
 from artifact_store.documents import Blob
+from artifact_store.evidence import MAX_EVIDENCE_BYTES, Compared, Evidence, Figures, Limits
 from artifact_store.manifest import Manifest
 from artifact_store.parts import MAX_PART_BYTES, Part, PartFile
 from artifact_store.record import ActionRecord
@@ -61,6 +62,10 @@ def test_every_field_is_on_the_page_and_no_other() -> None:
     assert fields("4") == set(Manifest.model_fields)
     assert fields("6") == {*ActionRecord.model_fields, "seal"}
     assert fields("18") == {*Part.model_fields, "seal"}
+    assert fields("19") == {*Evidence.model_fields, "seal"}
+    assert {*Compared.model_fields, *Limits.model_fields, *Figures.model_fields} <= set(
+        re.findall(r"`(\w+)`", SECTIONS["19"])
+    )
 
 
 @pytest.mark.parametrize("part", [manifest.Executable, manifest.Tensor, manifest.File, manifest.ModelRef, PartFile])
@@ -101,6 +106,7 @@ def test_the_limits_on_the_page_are_those_of_the_code() -> None:
         "key inputs": [manifest.MAX_KEY_INPUTS_BYTES],
         "a record, other than a generation, a part, an outcome or a segment": [documents.MAX_RECORD_BYTES],
         "part": [MAX_PART_BYTES],
+        "evidence": [MAX_EVIDENCE_BYTES],
         "outcome": [MAX_OUTCOME_BYTES],
         "model id": [documents.MAX_MODEL_ID_BYTES, 8],
         "path of a file": [documents.MAX_PATH_BYTES, 8, documents.MAX_PATH_PART_BYTES],

@@ -84,7 +84,7 @@ def test_a_plain_relative_path_is_taken(path: str) -> None:
 FAULTS: dict[str, object] = {
     "an unknown field": changed("surprise", to=1),
     "an unknown field of a blob": changed("weights", 0, "blob", to={**BLOB.model_dump(), "url": "x"}),
-    "a later format": changed("format", to="nxpipe.manifest/3"),
+    "a later format": changed("format", to="nxpipe.manifest/4"),
     "key inputs beyond the limit": changed("key_inputs", "size", to=MAX_KEY_INPUTS_BYTES + 1),
     "an upper-case digest": changed("weights", 0, "blob", "sha256", to="A" * 64),
     "a short digest": changed("weights", 0, "blob", "sha256", to="a" * 63),
@@ -109,7 +109,8 @@ FAULTS: dict[str, object] = {
     "too many programs": changed(
         "executables", to=[{**VALUE["executables"][0], "name": str(number)} for number in range(4097)]
     ),
-    "a list for an object": changed("report", to=[]),
+    "an object for a list": changed("files", to={}),
+    "what was found out": changed("report", to={}),
     "not an object": [],
     "nothing": None,
 }
@@ -130,14 +131,18 @@ def test_no_field_of_a_manifest_is_optional_when_read(field: str) -> None:
         parse(value)
 
 
-def test_a_report_that_json_cannot_spell_is_refused_when_the_manifest_is_made() -> None:
-    with pytest.raises(InvalidDocument, match="nan"):
-        Manifest(**{**dict(SAMPLE), "report": {"cosine": float("nan")}})
+@pytest.mark.parametrize("earlier", ["nxpipe.manifest/1", "nxpipe.manifest/2"])
+def test_a_manifest_of_an_earlier_format_is_to_be_built_again(earlier: str) -> None:
+    with pytest.raises(InvalidDocument, match=f"{earlier}, published by an earlier nxpipe; build it again"):
+        parse(changed("format", to=earlier))
 
 
 def test_a_manifest_that_would_be_too_large_is_refused_with_the_numbers() -> None:
-    huge = Manifest(**{**dict(SAMPLE), "report": {"text": "x" * 33_554_432}})
-    with pytest.raises(InvalidDocument, match=r"33\d{6} bytes, and at most 33554432"):
+    (program,) = SAMPLE.executables
+    outputs = tuple(f"{number:05}{'x' * 500}" for number in range(10_000))
+    programs = tuple(program.model_copy(update={"name": f"{number}", "outputs": outputs}) for number in range(7))
+    huge = SAMPLE.model_copy(update={"executables": programs})
+    with pytest.raises(InvalidDocument, match=r"3\d{7} bytes, and at most 33554432"):
         huge.to_bytes()
 
 

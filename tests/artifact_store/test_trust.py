@@ -44,7 +44,7 @@ from artifact_store.trust.signatures import Signatures
 from artifact_store.trust.signers import open_signer
 from artifact_store.trust.statement import Statement, statement_of
 from tests.artifact_store.afar import first_generation
-from tests.artifact_store.samples import MODEL, Place, folder, put
+from tests.artifact_store.samples import MODEL, Place, folder, publish_verified, put
 from tests.conftest import ROOT
 
 BUILDER = "https://github.com/acme/models/.github/workflows/release.yml@refs/heads/main"
@@ -76,8 +76,7 @@ KINDS = {"Ed25519": ed25519, "P-256": p256}
 
 def publish(store: Store, number: int = 1, *, model: str = MODEL) -> Published:
     manifest = put(store, f"artifact {number}", request=[model, number], model=model)
-    report: dict[str, object] = {each.name: [{"cosine": "0.99"}] for each in manifest.executables}
-    return store.publish(manifest.model_copy(update={"report": report}))
+    return publish_verified(store, manifest)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from artifact_store.upkeep.fsck import fsck
 from artifact_store.upkeep.gc import Plan, carry_out, plan
 from artifact_store.upkeep.rules import Rules
 from artifact_store.upkeep.usage import usage
-from tests.artifact_store.samples import Place, folder, put
+from tests.artifact_store.samples import Place, folder, publish_verified, put
 
 PASSED = -5.0  # a grace for which everything is old
 
@@ -45,7 +45,7 @@ def aged(place: Place) -> Store:
 
 def published(store: Store, number: int, *, model: str = "acme/tiny-bert") -> Published:
     made = put(store, f"{model} {number}", request=[model, number], model=model)
-    return store.publish(made.model_copy(update={"report": {each.name: "verified" for each in made.executables}}))
+    return publish_verified(store, made)
 
 
 def planned(store: Store, keep: int | None = None, budget: int | None = None) -> Plan:
@@ -58,8 +58,9 @@ def collect(store: Store, keep: int | None = None) -> set[str]:
 
 
 def everything_of(store: Store, one: Published) -> set[str]:
-    blobs = (one.record.manifest, *one.manifest.blobs())
-    return {listing_path(one.manifest), *map(blob_path, blobs)}
+    found_out = store.evidence(one.manifest_digest)
+    blobs = (one.record.manifest, *one.manifest.blobs(), *(blob for each in found_out for blob in each.blobs()))
+    return {listing_path(one.manifest), *map(blob_path, blobs), *(each.path for each in found_out)}
 
 
 def test_a_store_in_use_gives_nothing_up_without_being_told_to(place: Place, aged: Store) -> None:
@@ -92,11 +93,9 @@ def test_an_artifact_that_is_given_up_is_out_of_sight_at_once_and_gone_after_the
     gone, stays = (older, newer) if retire[0].found.path == found.path else (newer, older)
     carry_out(store, replace(later, steps=tuple(retire)))
     assert store.find(gone.request_key) is None
-    assert everything_of(store, gone) <= set(place.objects())
-    assert collect(Store(place.backend, grace=PASSED)) == {
-        retired_path(gone.request_key),
-        *(everything_of(store, gone) - everything_of(store, stays)),
-    }
+    going = everything_of(store, gone) - everything_of(store, stays)
+    assert going <= set(place.objects())
+    assert collect(Store(place.backend, grace=PASSED)) == {retired_path(gone.request_key), *going}
     assert fsck(store).is_sound
 
 
@@ -406,7 +405,10 @@ def test_shared_and_orphaned_bytes_are_told_apart(place: Place) -> None:
     sizes = {one.model_id: one, other.model_id: other}
     assert [each.model_id for each in found.models] == ["acme/a", "acme/b"]
     for each in found.models:
-        assert each.logical == sizes[each.model_id].size_bytes + sizes[each.model_id].record.manifest.size
+        artifact = sizes[each.model_id]
+        (found_out,) = store.evidence(artifact.manifest_digest)
+        beside = sum(blob.size for blob in found_out.blobs())
+        assert each.logical == artifact.size_bytes + artifact.record.manifest.size + beside
         assert each.stored == each.logical
     assert found.orphaned == orphan.size
     assert found.shared == found.logical - found.artifacts_stored

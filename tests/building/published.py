@@ -11,6 +11,7 @@ from artifact_store.record import ActionRecord
 from pipeline.building.matrix import of_file
 from pipeline.config import load_config
 from pipeline.request import BuildRequest
+from tests.artifact_store.samples import evidence
 
 
 def publish_all(folder: Path) -> None:
@@ -27,8 +28,8 @@ def publish_all(folder: Path) -> None:
             executables=tuple(_programs(request, store.put_blob(b"program"))),
             weights=(),
             files=(),
-            report={},
         )
+        store.records.create(evidence(store, manifest))
         store.records.create(ActionRecord.of(manifest, store.put_blob(manifest.to_bytes())))
 
 
@@ -41,5 +42,6 @@ def _programs(request: BuildRequest, program: Blob) -> Iterator[Executable]:
             sequence=shape.sequence,
             tensor_parallel=request.tensor_parallel,
             graph_key=program.sha256,
+            outputs=("logits",),
             blob=program,
         )

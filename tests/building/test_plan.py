@@ -23,6 +23,7 @@ from pipeline.building.timings import Timings, name_of
 from pipeline.errors import BuildRefused, VerificationFailed
 from pipeline.order import Order
 from pipeline.request import Shape
+from tests.artifact_store.samples import publish_verified
 from tests.building.plans import THRESHOLDS
 
 E8, E16 = Shape("forward", 1, 8), Shape("forward", 1, 16)
@@ -103,15 +104,15 @@ def publish(store: Store, asked: Asked) -> None:
                 sequence=shape.sequence,
                 tensor_parallel=1,
                 graph_key=program.sha256,
+                outputs=("logits",),
                 blob=program,
             )
             for shape in sorted(request.shapes)
         ),
         weights=(),
         files=(),
-        report={},
     )
-    store.publish(manifest)
+    publish_verified(store, manifest)
 
 
 def test_what_nobody_made_is_to_do_with_its_reason(store: Store, asked: Asked) -> None:

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from artifact_store import open_store
-from tests.artifact_store.samples import put
+from tests.artifact_store.samples import publish_verified, put
 from tests.cloud.formation.provider import client_of
 from tests.cloud.mends.refreshes import hosts_answer
 from tests.cloud.server import local_aws
@@ -162,9 +162,8 @@ def _publish(project: Project) -> list[str]:
     found = re.search(r'url = "(.+)"', (project.folder / "nxpipe.toml").read_text())
     assert found
     store = open_store(found[1])
-    verified: dict[str, object] = {"forward-b1-s128": [{"output": "logits", "cosine": "0.9999"}]}
-    made = [put(store, request=number, model=_MODEL).model_copy(update={"report": verified}) for number in range(3)]
-    return [f"{_MODEL}@{store.publish(each).request_key[:12]}" for each in made]
+    made = [put(store, request=number, model=_MODEL) for number in range(3)]
+    return [f"{_MODEL}@{publish_verified(store, each).request_key[:12]}" for each in made]
 
 
 def _roll_out(project: Project, version: str, tell: Tell) -> int:

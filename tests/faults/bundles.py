@@ -54,7 +54,7 @@ def readers(store: Store, published: Published) -> dict[str, tuple[Read, bytes]]
 
     def of_config(data: bytes) -> Bundled:
         config = Blob.of(data)
-        around = Image(config, image.blobs, image.signatures)
+        around = Image(config, image.blobs, image.evidence, image.signatures)
         return of_image(around.to_bytes(), {**files, blob_name(config): data})
 
     return {

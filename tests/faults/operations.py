@@ -22,7 +22,7 @@ from artifact_store.pins import Pins
 from artifact_store.upkeep.gc import carry_out, plan
 from artifact_store.upkeep.rules import Rules
 from artifact_store.weights import Elements, put_weights
-from tests.artifact_store.samples import MODEL, contents, manifest
+from tests.artifact_store.samples import MODEL, contents, manifest, publish_verified
 
 AUTHOR: Final = Author("ann", "because")
 Work = Callable[[Store], object]
@@ -53,12 +53,11 @@ def artifact(store: Store, seed: str, request: object, *, tensors: int = 2, mode
     elements = [
         Elements(f"layer.{number}", "uint8", (len(each),), memoryview(each)) for number, each in enumerate(data)
     ]
-    report: dict[str, object] = {each.name: [{"cosine": "0.99"}] for each in made.executables}
-    return made.model_copy(update={"weights": put_weights(store.blobs, elements), "report": report})
+    return made.model_copy(update={"weights": put_weights(store.blobs, elements)})
 
 
 def publish(store: Store, *, seed: str, request: str, tensors: int) -> str:
-    return store.publish(artifact(store, seed, request, tensors=tensors)).manifest_digest
+    return publish_verified(store, artifact(store, seed, request, tensors=tensors)).manifest_digest
 
 
 def promote_keys(store: Store, *, channel: str, keys: list[str]) -> bool:

@@ -20,6 +20,7 @@ from artifact_store.parts import Part, PartFile
 from artifact_store.pins import Pins
 from artifact_store.trust.envelope import Envelope
 from artifact_store.trust.statement import Statement, statement_of
+from tests.artifact_store.samples import publish_verified
 from tests.faults import bundles
 from tests.faults.operations import AUTHOR, artifact
 
@@ -38,7 +39,7 @@ def parsers() -> Mapping[str, Parser]:
     with TemporaryDirectory() as folder:
         store = Store(LocalFolder(Path(folder)))
         manifest = artifact(store, "seed", "request")
-        one = store.publish(manifest)
+        one = publish_verified(store, manifest)
         generation = promote(store, "prod", [one], AUTHOR, Requirements()).generation
         carried = bundles.readers(store, one)
         pin = Pins(store.backend).add("keep", one.record.manifest, actor="ann", reason="because")

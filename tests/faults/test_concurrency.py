@@ -12,7 +12,7 @@ from artifact_store import Store
 from artifact_store.backends import s3_faults
 from artifact_store.channel.change import Requirements, promote
 from artifact_store.errors import Conflict
-from tests.artifact_store.samples import folder
+from tests.artifact_store.samples import folder, publish_verified
 from tests.faults import buckets
 from tests.faults.conftest import S3
 from tests.faults.invariants import breaches, history, visible
@@ -53,7 +53,7 @@ def publish_the_same(arena: Arena, number: int, writer: int) -> str:
 def publish_another(arena: Arena, number: int, writer: int) -> str:
     store = arena.store()
     try:
-        return "won " + store.publish(smallest(store, number, report=f"{writer}")).manifest_digest
+        return "won " + store.publish(smallest(store, number, graph=f"{writer}")).manifest_digest
     except Conflict as conflict:
         return "lost to " + conflict.stored
 
@@ -71,7 +71,7 @@ def assert_writers_of_one_key_agree(arena: Arena, writers: int, rounds: int) -> 
 
 def promote_one(arena: Arena, number: int, writer: int) -> str:
     store = arena.store()
-    one = store.publish(artifact(store, f"{writer}", f"{writer}", model=f"acme/{writer}"))
+    one = publish_verified(store, artifact(store, f"{writer}", f"{writer}", model=f"acme/{writer}"))
     return str(promote(store, "prod", [one], AUTHOR, Requirements()).generation.generation)
 
 

@@ -33,7 +33,7 @@ from artifact_store.trust.key_files import KeyFile, make_key_file
 from artifact_store.trust.keys import PublicKey
 from artifact_store.trust.signatures import Signatures
 from artifact_store.weights import Elements, put_weights, read_weights
-from tests.artifact_store.samples import Folder, folder
+from tests.artifact_store.samples import Folder, folder, publish_verified
 from tests.faults.damage import DAMAGES
 from tests.faults.operations import AUTHOR, artifact
 
@@ -116,7 +116,7 @@ def _published(store: Store, request: str) -> Published:
     large = memoryview(request.encode() * LARGE)[:LARGE]
     weights = put_weights(store.blobs, [Elements("large", "uint8", (LARGE,), large)])
     made = artifact(store, request, request, tensors=3)
-    return store.publish(made.model_copy(update={"weights": (*made.weights, *weights)}))
+    return publish_verified(store, made.model_copy(update={"weights": (*made.weights, *weights)}))
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from artifact_store.record import Published
 from artifact_store.upkeep.gc import carry_out, plan
 from artifact_store.upkeep.rules import Rules
 from artifact_store.weights import read_weights
-from tests.artifact_store.samples import folder
+from tests.artifact_store.samples import folder, publish_verified
 from tests.faults import buckets
 from tests.faults.invariants import Visible, breaches, visible
 from tests.faults.moto_process import moto_process
@@ -51,7 +51,7 @@ class World:
 
 def publish(seed: str, request: str, backend: Backend) -> Published:
     store = Store(backend)
-    return store.publish(artifact(store, seed, request))
+    return publish_verified(store, artifact(store, seed, request))
 
 
 def fetch(number: int, backend: Backend) -> bool:

@@ -85,7 +85,7 @@ def test_a_second_identical_build_is_a_hit_that_imports_nothing_heavy(tmp_path: 
 
 
 def test_what_was_published_runs_again_from_the_store_alone(tmp_path: Path, llama: Path) -> None:
-    """Graph, weights and golden inputs, all read back by digest, give the golden outputs to the bit."""
+    """Graph, weights and the inputs of its evidence, all read back by digest, give the answers there to the bit."""
     key = str(built(tmp_path, llama)["request_key"])
     store = open_store(f"file://{tmp_path}/store")
     published = store.resolve(key)
@@ -95,9 +95,11 @@ def test_what_was_published_runs_again_from_the_store_alone(tmp_path: Path, llam
     graph = Graph.from_bytes(store.read_blob(file.blob))
     assert graph.key == program.graph_key
     weights = weights_of(published, store)
-    golden = {file.path: load(store.read_blob(file.blob)) for file in manifest.files if file.path.startswith("golden/")}
-    outputs = execute(graph, weights, golden["golden/prefill-b1-s32/inputs.safetensors"])
-    expected = golden["golden/prefill-b1-s32/outputs.safetensors"]
+    (evidence,) = store.evidence(published.manifest_digest)
+    (compared,) = evidence.programs
+    outputs = execute(graph, weights, load(store.read_blob(compared.inputs)))
+    expected = load(store.read_blob(compared.answers))
+    assert sorted(expected) == list(program.outputs) == sorted(each.output for each in compared.outputs)
     assert outputs.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(outputs[name], value)
@@ -218,9 +220,9 @@ def test_a_configuration_that_makes_no_model_is_a_compile_error(
     assert "Traceback" not in answer.err
 
 
-def test_golden_files_open_with_the_public_reader(tmp_path: Path, bert: Path) -> None:
+def test_what_was_fed_opens_with_the_public_reader(tmp_path: Path, bert: Path) -> None:
     key = str(built(tmp_path, bert)["request_key"])
     store = open_store(f"file://{tmp_path}/store")
-    file = next(file for file in store.resolve(key).manifest.files if file.path.endswith("inputs.safetensors"))
-    store.copy_blob_to(file.blob, tmp_path / "inputs.safetensors")
+    (evidence,) = store.evidence(store.resolve(key).manifest_digest)
+    store.copy_blob_to(evidence.programs[0].inputs, tmp_path / "inputs.safetensors")
     assert {"input_ids", "attention_mask"} >= set(load_file(tmp_path / "inputs.safetensors"))

@@ -44,9 +44,8 @@ def test_a_saved_program_is_built_against_its_own_yardstick_and_found_again(
     assert [(cell["program"], cell["fate"]) for cell in cells] == [("program", "built")]
     assert built(nxpipe, file, *more).items() >= (first | {"cache": "hit"}).items()
     store = str(tmp_path / "store")
-    manifest = open_store(store).resolve(name).manifest
-    outputs = next(file for file in manifest.files if file.path.endswith("outputs.safetensors"))
-    (answer,) = load(open_store(store).read_blob(outputs.blob)).values()
+    (evidence,) = open_store(store).evidence(open_store(store).resolve(name).manifest_digest)
+    (answer,) = load(open_store(store).read_blob(evidence.programs[0].answers)).values()
     assert np.isfinite(answer).all()
     assert answer.any()
     again = nxpipe("verify", name, "--store", store, "--json", "-q")

@@ -70,13 +70,13 @@ def made(
                 sequence=number,
                 tensor_parallel=1,
                 graph_key=sha256_hex(name.encode()),
+                outputs=("logits",),
                 blob=store.put_blob(FILES["model.neff"]),
             )
             for number, name in enumerate(programs, 1)
         ),
         weights=(),
         files=tuple(File(path=path, blob=store.put_blob(data)) for path, data in files.items()),
-        report={},
     )
     return store.publish(manifest).manifest
 

@@ -15,7 +15,7 @@ from artifact_store.channel.change import Author, Requirements
 from artifact_store.channel.change import promote as promote_unsigned
 from artifact_store.layout import generation_path, signature_folder
 from pipeline import exit_codes
-from tests.artifact_store.samples import put
+from tests.artifact_store.samples import publish_verified, put
 from tests.conftest import ROOT
 from tests.pipeline.in_process import InProcess, nxpipe
 
@@ -63,8 +63,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def publish(here: Path, number: int = 1, *, target: str = "inf2") -> Published:
     store = open_store(str(here / "store"))
     manifest = put(store, f"{target} {number}", request=[target, number], model=BERT)
-    report: dict[str, object] = {each.name: [{"cosine": "0.99"}] for each in manifest.executables}
-    return store.publish(manifest.model_copy(update={"report": report, "target": target}))
+    return publish_verified(store, manifest.model_copy(update={"target": target}))
 
 
 def name_of(one: Published) -> str:

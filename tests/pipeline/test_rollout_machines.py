@@ -15,7 +15,7 @@ import pytest
 
 from artifact_store import open_store
 from pipeline import exit_codes
-from tests.artifact_store.samples import put
+from tests.artifact_store.samples import publish_verified, put
 from tests.cloud.formation.provider import client_of
 from tests.cloud.server import local_aws
 from tests.cloud.visitors import Fleet, visitors
@@ -95,9 +95,8 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
         with (folder / "nxpipe.toml").open("a") as file:
             file.write(f'[store]\nurl = "s3://{bucket}/models"\n{SLOW}')
         store = open_store(f"s3://{bucket}/models")
-        verified = {"forward-b1-s128": [{"output": "logits", "cosine": "0.9999"}]}
-        made = [put(store, request=n, model=MODEL).model_copy(update={"report": verified}) for n in range(4)]
-        versions = tuple(f"{MODEL}@{store.publish(each).request_key[:12]}" for each in made)
+        made = [put(store, request=n, model=MODEL) for n in range(4)]
+        versions = tuple(f"{MODEL}@{publish_verified(store, each).request_key[:12]}" for each in made)
         errors = {"blue": 0.002, "green": 0.002}
         fleet = Fleet.found(REGION, "demo-search")
         with visitors(fleet, errors, requests=400):

@@ -15,6 +15,7 @@ from pipeline.cli import cli
 from pipeline.command_line.output import Console
 from pipeline.command_line.store_url import store_url
 from pipeline.exit_codes import CONFIGURATION, CORRUPT, NOT_FOUND, OK, STORE, ExitCode, exit_code_of
+from tests.artifact_store.samples import publish_verified
 from tests.conftest import ROOT
 
 MODEL = "acme/tiny-bert"
@@ -28,7 +29,8 @@ def publish(folder: Path, *, model: str = MODEL, note: str = "plain") -> Publish
         "shapes": [["forward", 1]],
     }
     weight = store.put_blob(bytes(1000))
-    return store.publish(
+    return publish_verified(
+        store,
         Manifest(
             model=ModelRef(id=model, revision="abc123", task="fill-mask"),
             target="inf2",
@@ -42,15 +44,15 @@ def publish(folder: Path, *, model: str = MODEL, note: str = "plain") -> Publish
                     sequence=128,
                     tensor_parallel=2,
                     graph_key=sha256_hex(b"graph"),
+                    outputs=("logits",),
                     blob=store.put_blob(b"program"),
                 ),
             ),
             weights=tuple(
                 Tensor(name=name, dtype="uint8", shape=(1000,), blob=weight, pack=None) for name in ("a", "b")
             ),
-            files=(File(path="golden/inputs.safetensors", blob=store.put_blob(b"golden")),),
-            report={"forward-b1-s128": [{"output": "logits", "cosine": "0.9999"}]},
-        )
+            files=(File(path="tokenizer/vocab.txt", blob=store.put_blob(b"golden")),),
+        ),
     )
 
 
@@ -132,8 +134,9 @@ def test_show_tells_all_that_a_manifest_says(here: Path) -> None:
         "size 1.1 kB in 4 blobs",
         "weights 2.0 kB, 1.0 kB stored, in 2 tensors",
         "forward-b1-s128 forward, batch 1, sequence 128, tensor parallel 2, 7 B",
-        "golden/inputs.safetensors 6 B",
-        "forward-b1-s128[0].cosine 0.9999",
+        "tokenizer/vocab.txt 6 B",
+        "forward-b1-s128.yardstick PyTorch fp32",
+        "forward-b1-s128.logits max_absolute 0.001, mean_absolute 0.0001, max_relative 0.001, cosine 0.9999999",
         "options.autocast matmult",
         'shapes [["forward", 1]]',
     ):

@@ -123,9 +123,7 @@ def test_words_that_do_not_fit_together_are_refused(nxpipe: InProcess, tmp_path:
 
 def test_a_channel_that_serves_several_asks_which(nxpipe: InProcess, tmp_path: Path) -> None:
     place = folder(tmp_path / "store")
-    served = [
-        Served.of(place.store.publish(put(place.store, request=n, model=f"acme/m{n}", report="1"))) for n in (1, 2)
-    ]
+    served = [Served.of(place.store.publish(put(place.store, request=n, model=f"acme/m{n}"))) for n in (1, 2)]
     assert ChannelLog(place.backend, "prod").append(lambda _: first_generation("prod", served)).changed
     fetch = ("store", "fetch", "--channel", "prod", "--store", str(tmp_path / "store"), "--to", str(tmp_path / "to"))
     answer = nxpipe(*fetch)

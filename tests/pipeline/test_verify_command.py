@@ -9,7 +9,6 @@ import pytest
 from safetensors.numpy import load, save
 
 from artifact_store import open_store
-from artifact_store.manifest import File
 from pipeline.models.depth import first_layers
 from pipeline.models.weights import numpy_dtype
 from tests.emulator.divided_models import FAMILIES
@@ -244,13 +243,12 @@ def test_answers_that_are_not_those_stored_fail_however_near_to_pytorch(
     store = open_store(str(tmp_path / "store"))
     built = ("build", "--model-id", str(bert), "--weights", "random:0", "--buckets", "16")
     assert nxpipe(*built, "--store", str(tmp_path / "store"), "-q").code == 0
-    manifest = store.resolve("tiny-bert").manifest
-    (golden,) = [file for file in manifest.files if file.path.endswith("outputs.safetensors")]
-    others = {name: -array for name, array in load(store.read_blob(golden.blob)).items()}
-    files = [file for file in manifest.files if file is not golden]
-    files.append(File(path=golden.path, blob=store.put_blob(save(others))))
-    (tmp_path / "store" / "ac" / manifest.request_key).unlink()
-    store.publish(manifest.model_copy(update={"files": tuple(files)}))
+    (evidence,) = store.evidence(store.resolve("tiny-bert").manifest_digest)
+    (compared,) = evidence.programs
+    others = {name: -array for name, array in load(store.read_blob(compared.answers)).items()}
+    lie = compared.model_copy(update={"answers": store.put_blob(save(others))})
+    (tmp_path / "store" / evidence.path).unlink()
+    store.attest(evidence.model_copy(update={"programs": (lie,)}))
     answer = nxpipe("verify", "tiny-bert", "--store", str(tmp_path / "store"), "--json", "-q")
     assert answer.code == 12
     assert [found["passed"] for found in json.loads(answer.out)] == [True, False]

@@ -15,7 +15,7 @@ from pipeline.config.cloud import Release
 from stacks.publishing import CREATED_ONCE, REPLACED
 from stacks.release import ReleaseStack
 from stacks.store import StoreStack
-from tests.artifact_store.samples import put, watched
+from tests.artifact_store.samples import publish_verified, put, watched
 from tests.cloud.census import census
 from tests.stacks.local import ACCOUNT, HERE, REGION, deploy, destroy, new_app, outputs, template_of
 from tests.stacks.permissions import Context, allowed, statements_of, trust_of
@@ -135,8 +135,7 @@ def published_and_promoted(folder: Path) -> tuple[list[tuple[str, str]], list[tu
     writes: list[tuple[str, str]] = []
     store = Store(watched(LocalFolder(folder), lambda act, path: writes.append((act, path))))
     manifest = put(store)
-    verified: dict[str, object] = {each.name: [{"cosine": "0.99"}] for each in manifest.executables}
-    published = store.publish(manifest.model_copy(update={"report": verified}))
+    published = publish_verified(store, manifest)
     made = list(writes)
     writes.clear()
     promote(store, "production", [published], Author("ann", "because"), Requirements())

@@ -15,6 +15,7 @@ from emulator.capture.site import NotExpressible, Site
 from emulator.graph import Value
 from emulator.numerics import Array, settle
 from emulator.ops import Convolution, Operator, Pool, result_type
+from emulator.ops.portable import compute
 from emulator.types import DType
 
 Importer = Callable[..., Value | list[Value]]
@@ -60,7 +61,8 @@ class OnnxSite(Site):
     def emit(self, op: Operator, *operands: Value) -> Value:
         """Apply an operator; to small constants at once, so that arithmetic on shapes leaves no trace."""
         tables = [self.builder.table_of(operand) for operand in operands]
-        if any(table is None for table in tables):
+        known = [table for table in tables if table is not None]
+        if len(known) < len(tables):
             return super().emit(op, *operands)
         type_ = result_type(op, tuple(operand.type for operand in operands))
         if type_.elements > SMALL or isinstance(op, Convolution | Pool):  # their padding is no arithmetic on shapes
@@ -68,7 +70,7 @@ class OnnxSite(Site):
         self.builder.step()
         self.builder.handle(sum(operand.type.elements for operand in operands) * 8)
         with np.errstate(all="ignore"):
-            return self.builder.constant(settle(np.asarray(op.compute(*tables)), type_.dtype), type_.dtype)
+            return self.builder.constant(settle(np.asarray(compute(op, *known)), type_.dtype), type_.dtype)
 
     def like(self, x: Value, number: float) -> Value:
         """A number in the element type of a value."""

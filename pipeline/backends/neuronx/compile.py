@@ -71,7 +71,8 @@ class Neuronx:
             limits = Limits(LONGEST, available_memory())
             made = compile_neff(request, shape, front, request.tensors(), limits)
         files = {**made, f"ports/{shape.name}.json": _ports(front)}
-        return Made({path: store.put_blob(data) for path, data in files.items()}, {"degree": 1, "graph_key": front.key})
+        facts = {"degree": 1, "graph_key": front.key, "outputs": sorted(front.outputs)}
+        return Made({path: store.put_blob(data) for path, data in files.items()}, facts)
 
     def evidence(self, request: NeuronxRequest, shape: Shape, *_: object) -> NoReturn:
         raise BuildRefused(f"{request.source.id} {shape.name}: a NEFF runs on a device only, and cannot be verified")

@@ -9,7 +9,7 @@ STORE_COMMANDS = {
     "keygen": ("pipeline.commands.store.keygen:keygen", "Make a signing key, or write the public half of one."),
     "diff": (
         "pipeline.commands.diff:diff",
-        "Compare two artifacts: key inputs, programs, graphs, weights, files, report.",
+        "Compare two artifacts: key inputs, programs, graphs, weights, files, evidence.",
     ),
     "explain": (
         "pipeline.commands.explain:explain",

@@ -1,7 +1,7 @@
 """`nxpipe store ls` and `nxpipe store show`."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from pipeline.escape import for_terminal, style
 if TYPE_CHECKING:
     from artifact_store import Published
     from artifact_store.documents import Blob
+    from artifact_store.evidence import Evidence
     from artifact_store.manifest import Manifest
 
 
@@ -81,11 +82,14 @@ def show(console: Console, name: str, store: str | None, config_path: Path) -> N
     published = opened.resolve(name)
     inputs = opened.key_inputs(published.manifest)
     programs = utilisation.read(published.manifest, opened)
+    evidence = opened.evidence(published.manifest_digest)
     if console.json:
         manifest = published.manifest.model_dump(mode="json")
-        console.data(_summary(published) | {"manifest": manifest, "key_inputs": inputs, "utilisation": programs})
+        found = [{"digest": each.digest, **each.model_dump(mode="json")} for each in evidence]
+        told = {"manifest": manifest, "key_inputs": inputs, "utilisation": programs, "evidence": found}
+        console.data(_summary(published) | told)
     else:
-        console.page("\n\n".join(_page(published, published.manifest, inputs, programs)))
+        console.page("\n\n".join(_page(published, published.manifest, inputs, programs, evidence)))
 
 
 def _is_wanted(one: "Published", model: str | None, target: str | None) -> bool:
@@ -116,10 +120,15 @@ def _minute(one: "Published") -> str:
 
 
 def _page(
-    published: "Published", manifest: "Manifest", key_inputs: dict[str, object], programs: dict[str, Any]
+    published: "Published",
+    manifest: "Manifest",
+    key_inputs: dict[str, object],
+    programs: dict[str, Any],
+    evidence: "Sequence[Evidence]",
 ) -> Iterator[str]:
     """The page's sections; one without content is left out."""
     from artifact_store.index.leaves import leaves
+    from artifact_store.names import SHOWN
 
     weights = [tensor.blob for tensor in manifest.weights]
     yield _aligned(
@@ -152,9 +161,26 @@ def _page(
         yield _section("files", [(file.path, human_bytes(file.blob.size)) for file in manifest.files])
     if told := list(utilisation.sentences(programs)):
         yield _section("utilisation", told)
-    for title, content in (("verification", manifest.report), ("key inputs", key_inputs)):
-        if content:
-            yield _section(title, ((path, _readable(value)) for path, value in leaves(content)))
+    for each in evidence:
+        yield _section(f"evidence {each.digest[:SHOWN]}", _figures(each))
+    if key_inputs:
+        yield _section("key inputs", ((path, _readable(value)) for path, value in leaves(key_inputs)))
+
+
+def _figures(evidence: "Evidence") -> Iterator[tuple[str, str]]:
+    """What each program was compared with and where, and how near each output is."""
+    yield "kind", evidence.kind
+    for name, limit in evidence.limits.model_dump().items():
+        if limit is not None:
+            yield f"limits.{name}", str(limit)
+    for one in evidence.programs:
+        yield f"{one.program}.yardstick", one.yardstick
+        for figures in one.outputs:
+            said = figures.model_dump(exclude={"output"})
+            told = ", ".join(f"{name} {value:.7g}" for name, value in said.items() if value is not None)
+            yield f"{one.program}.{figures.output}", told
+        for name, text in sorted(one.surroundings.items()):
+            yield f"{one.program}, {name}", text
 
 
 def _bytes_of(blobs: "list[Blob]") -> str:

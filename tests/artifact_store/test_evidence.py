@@ -1,0 +1,181 @@
+"""Evidence: documents beside a manifest, of which any number may say what they found; and what a reader refuses."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from artifact_store import Store
+from artifact_store.backends.protocol import Payload
+from artifact_store.bundle.export import export_artifact
+from artifact_store.bundle.load import Bundled
+from artifact_store.canonical import canonical_json
+from artifact_store.digest import sha256_hex
+from artifact_store.documents import Blob
+from artifact_store.errors import Conflict, Corrupt, Incomplete, InvalidDocument
+from artifact_store.evidence import UNVERIFIED, Evidence, gap, is_covered
+from artifact_store.layout import blob_path
+from artifact_store.parts import keep_observation, keep_part, part_of, seen
+from artifact_store.upkeep.fsck import fsck
+from artifact_store.upkeep.gc import carry_out, plan
+from artifact_store.upkeep.rules import Rules
+from tests.artifact_store.samples import Place, evidence, folder, publish_verified, put
+
+KEY = sha256_hex(b"a question")
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Place:
+    return folder(tmp_path / "local")
+
+
+def test_of_two_builders_with_other_figures_both_are_heard_and_the_artifact_is_one(store: Store) -> None:
+    one = publish_verified(store, put(store), cosine=0.9999)
+    again = publish_verified(store, put(store), cosine=0.9998)
+    assert again.manifest_digest == one.manifest_digest
+    cosines = {each.programs[0].outputs[0].cosine for each in store.evidence(one.manifest_digest)}
+    assert cosines == {0.9999, 0.9998}
+
+
+def test_the_same_said_again_changes_nothing(place: Place) -> None:
+    publish_verified(place.store, put(place.store))
+    before = place.objects()
+    publish_verified(place.store, put(place.store))
+    assert place.objects() == before
+
+
+def test_an_artifact_is_seen_only_after_what_was_found_out_about_it(store: Store) -> None:
+    made = put(store)
+    store.attest(evidence(store, made))
+    assert store.find(made.request_key) is None
+    assert is_covered(made, store.evidence(made.digest)) is None
+
+
+def test_evidence_whose_blobs_are_not_there_is_not_kept(store: Store) -> None:
+    made = put(store)
+    found = evidence(store, made)
+    (program,) = found.programs
+    lost = found.model_copy(update={"programs": (program.model_copy(update={"answers": Blob.of(b"lost")}),)})
+    with pytest.raises(Incomplete, match="put every blob before the evidence that names it"):
+        store.attest(lost)
+    assert store.evidence(made.digest) == []
+
+
+def _changed(change: Callable[[dict[str, Any]], object]) -> Callable[[dict[str, Any]], object]:
+    return lambda value: change(value["programs"][0]["outputs"][0])
+
+
+FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
+    "words for figures": lambda value: value["programs"][0].update(outputs="trust me"),
+    "words for a program": lambda value: value.update(programs=["trust me"]),
+    "words for a figure": _changed(lambda row: row.update(cosine="0.9999")),
+    "a truth for a figure": _changed(lambda row: row.update(cosine=True)),
+    "a figure left out": _changed(lambda row: row.pop("max_relative")),
+    "a figure too many": _changed(lambda row: row.update(passed=True)),
+    "a negative distance": _changed(lambda row: row.update(max_relative=-1.0)),
+    "a share above one": _changed(lambda row: row.update(top1=2.0)),
+    "no output": lambda value: value["programs"][0].update(outputs=[]),
+    "no program": lambda value: value.update(programs=[]),
+    "a program twice": lambda value: value.update(programs=value["programs"] * 2),
+    "an output twice": lambda value: value["programs"][0].update(outputs=value["programs"][0]["outputs"] * 2),
+    "a later format": lambda value: value.update(format="nxpipe.evidence/2"),
+    "another manifest": lambda value: value.update(manifest="0" * 64),
+}
+
+
+@pytest.mark.parametrize("forgery", FORGED)
+def test_a_document_that_is_not_as_it_must_be_is_corrupt_and_not_passed_over(local: Place, forgery: str) -> None:
+    store = local.store
+    one = publish_verified(store, put(store))
+    (found,) = store.evidence(one.manifest_digest)
+    value = json.loads(json.dumps(found.model_dump()))
+    FORGED[forgery](value)
+    sealed = canonical_json(value | {"seal": sha256_hex(canonical_json(value))})
+    store.backend.replace(found.path, Payload.of(sealed))
+    with pytest.raises(Corrupt, match=f"evidence/{one.manifest_digest}/"):
+        store.evidence(one.manifest_digest)
+
+
+@pytest.mark.parametrize("figure", ["NaN", "Infinity", "-Infinity"])
+def test_a_figure_that_is_no_number_cannot_be_read(store: Store, figure: str) -> None:
+    found = evidence(store, put(store), cosine=0.125)
+    with pytest.raises(InvalidDocument):
+        Evidence.from_bytes(found.to_bytes().replace(b"0.125", figure.encode()))
+
+
+def test_a_document_that_leaves_something_out_covers_nothing(store: Store) -> None:
+    made = put(store)
+    (program,) = made.executables
+    two = made.model_copy(update={"executables": (program, program.model_copy(update={"name": "decode-b1-s128"}))})
+    more = made.model_copy(update={"executables": (program.model_copy(update={"outputs": ("logits", "cache")}),)})
+    found = evidence(store, made)
+    assert gap(made, found) is None
+    assert str(gap(two, found)).endswith("says nothing of program decode-b1-s128")
+    assert str(gap(more, found)).endswith("says nothing of forward-b1-s128 cache")
+    assert "is of kind device" in str(gap(made, found.model_copy(update={"kind": "device"})))
+    assert is_covered(made, []) == UNVERIFIED
+    assert is_covered(two, [found]) == gap(two, found)
+
+
+def test_evidence_stays_as_long_as_its_artifact_and_goes_with_it(local: Place) -> None:
+    store = Store(local.backend, grace=-10.0)
+    one, other = (publish_verified(store, put(store, str(seed), request=seed)) for seed in range(2))
+    kept = {each: store.evidence(each.manifest_digest)[0] for each in (one, other)}
+    carry_out(store, plan(store, Rules(), store.backend.now()))
+    assert all(store.evidence(each.manifest_digest) == [kept[each]] for each in (one, other))
+    assert fsck(store).is_sound
+    for _ in range(2):
+        carry_out(store, plan(store, Rules(max_age=-10.0), store.backend.now()))
+    assert not [path for path in local.objects() if path.startswith(("evidence/", "cas/", "ac/"))]
+
+
+def test_a_lost_answer_is_a_finding(local: Place) -> None:
+    one = publish_verified(local.store, put(local.store))
+    (found,) = local.store.evidence(one.manifest_digest)
+    local.remove(blob_path(found.programs[0].answers))
+    (finding,) = fsck(local.store).findings
+    assert finding.path == blob_path(found.programs[0].answers)
+
+
+def test_a_bundle_carries_evidence_and_its_blobs(local: Place, tmp_path: Path) -> None:
+    one = publish_verified(local.store, put(local.store), cosine=0.9999)
+    publish_verified(local.store, put(local.store), cosine=0.9998)
+    export_artifact(local.store, one, tmp_path / "bundle.tar")
+    there = folder(tmp_path / "there").store
+    Bundled.read(tmp_path / "bundle.tar").publish(there)
+    assert there.evidence(one.manifest_digest) == local.store.evidence(one.manifest_digest)
+    assert fsck(there).is_sound
+
+
+def test_a_bundle_with_evidence_of_another_artifact_is_refused(local: Place, tmp_path: Path) -> None:
+    one = publish_verified(local.store, put(local.store))
+    foreign = evidence(local.store, put(local.store, "b", request=2))
+    local.store.attest(foreign)
+    local.store.backend.replace(  # as somebody could lay it there
+        f"evidence/{one.manifest_digest}/{foreign.digest}", Payload.of(foreign.to_bytes())
+    )
+    with pytest.raises(Corrupt, match="it is the record of"):
+        export_artifact(local.store, one, tmp_path / "bundle.tar")
+
+
+def test_what_was_observed_first_stands_and_another_result_is_no_conflict(store: Store) -> None:
+    first = keep_observation(store, KEY, {"answers": store.put_blob(b"0.1")}, {"cosine": 0.1})
+    assert keep_observation(store, KEY, {"answers": store.put_blob(b"0.2")}, {"cosine": 0.2}) == first
+    assert seen(store, KEY) == first == part_of(store, KEY)
+    with pytest.raises(Conflict):
+        keep_part(store, KEY, {"answers": store.put_blob(b"0.2")}, {"cosine": 0.2})
+
+
+def test_an_observation_that_lost_a_blob_gives_way_to_the_next(local: Place) -> None:
+    store = local.store
+    first = keep_observation(store, KEY, {"answers": store.put_blob(b"0.1")}, {})
+    local.remove(blob_path(first.blobs()[0]))
+    assert seen(store, KEY) is None
+    second = keep_observation(store, KEY, {"answers": store.put_blob(b"0.2")}, {})
+    assert seen(store, KEY) == second
+    assert second.key != KEY
+    local.remove(blob_path(second.blobs()[0]))
+    third = keep_observation(store, KEY, {"answers": store.put_blob(b"0.1")}, {})
+    assert third == first  # its blob is back
