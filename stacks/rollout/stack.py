@@ -47,7 +47,7 @@ class RolloutStack(Stack):
         self._table = self._make_table()
         folder = f"{prefix}rollouts/{fleet.name}/"
         things = self._things(observe, store, folder)
-        roles = Roles(self, "Roles", things)
+        roles = Roles(self, "Roles", things, fleet=fleet.name)
         self._add_machines(things, roles, store.bucket.bucket_name, folder)
         self._wake_the_watchdog(things)
         self.handle = RolloutHandle(fleet=fleet.name, machine=things.release, table=self._table)
