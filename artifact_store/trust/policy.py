@@ -1,6 +1,7 @@
 """Whose word counts for which channel."""
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from artifact_store.channel.change import Doubt, Sign
 from artifact_store.channel.generation import Generation, Served, Signature
@@ -9,18 +10,24 @@ from artifact_store.store import Store
 from artifact_store.trust.keys import PublicKey, Signer, as_base64, from_base64
 from artifact_store.trust.signatures import Signatures
 
+Duty: TypeAlias = Literal["artifacts", "channels"]
+
 
 @dataclass(frozen=True)
 class TrustedKey:
-    """A key under the name that people know it by; `channels` of None are all, `expires` of None is never."""
+    """A key under the name that people know it by; `channels` of None are all, `expires` of None is never, `signs` of
+    None is both: artifacts, and the generations of channels.
+    """
 
     name: str
     key: PublicKey
     channels: frozenset[str] | None = None
     expires: float | None = None  # seconds since 1970
+    signs: Duty | None = None
 
-    def counts(self, channel: str, at: float) -> bool:
-        return (self.channels is None or channel in self.channels) and (self.expires is None or at < self.expires)
+    def counts(self, channel: str, at: float, what: Duty) -> bool:
+        here = self.channels is None or channel in self.channels
+        return here and (self.expires is None or at < self.expires) and self.signs in (None, what)
 
 
 @dataclass(frozen=True)
@@ -32,11 +39,11 @@ class Policy:
     threshold: int = 1
 
     def trusts(self, key: PublicKey, channel: str, at: float) -> bool:
-        return key.key_id in {each.key_id for each in self._keys(channel, at).values()}
+        return key.key_id in {each.key_id for each in self._keys(channel, at, "channels").values()}
 
     def signers(self, store: Store, manifest_digest: str, channel: str, now: float) -> list[str]:
         """The names of those who have signed a manifest, of all whose word counts."""
-        keys = self._keys(channel, now)
+        keys = self._keys(channel, now, "artifacts")
         signed = Signatures(store)
         return [name for name, key in keys.items() if signed.by(key, manifest_digest) is not None]
 
@@ -63,7 +70,7 @@ class Policy:
 
     def authors(self, generation: Generation) -> list[str]:
         """The names of those who have signed a generation while their word counted."""
-        keys = self._keys(generation.channel, seconds_since_1970(generation.at))
+        keys = self._keys(generation.channel, seconds_since_1970(generation.at), "channels")
         message = generation.signed_bytes()
         by_key = {signature.key_id: from_base64(signature.signature) for signature in generation.signatures}
         found = {name: by_key.get(key.key_id) for name, key in keys.items()}
@@ -81,9 +88,9 @@ class Policy:
             return "is signed by no key that the policy knows"
         return f"has no valid signature: that of {', '.join(names)} is wrong, expired, or not for this channel"
 
-    def _keys(self, channel: str, at: float) -> dict[str, PublicKey]:
+    def _keys(self, channel: str, at: float, what: Duty) -> dict[str, PublicKey]:
         """Each key once: one that is listed under two names is still one signer."""
-        counting = (each for each in self.trusted if each.counts(channel, at))
+        counting = (each for each in self.trusted if each.counts(channel, at, what))
         by_id = {each.key.key_id: each for each in counting}
         return {each.name: each.key for each in by_id.values()}
 
