@@ -6,6 +6,7 @@ To mend a damaged blob takes somebody who may replace it. Channels are missing: 
 decision.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from aws_cdk import Stack, aws_iam
@@ -79,16 +80,21 @@ def keep_young(store: StoreHandle, prefix: str) -> aws_iam.PolicyStatement:
 
 
 def signing_with(key: str) -> list[aws_iam.PolicyStatement]:
-    """With one key, by its ARN: sign, and look up its public half, without which nobody knows whose signature it is."""
+    """With one key, by its ARN."""
     return [
         aws_iam.PolicyStatement(
             sid="Sign",
             actions=["kms:Sign"],
             resources=[key],
             conditions={"StringEquals": {"kms:SigningAlgorithm": SIGNED_BY}},
-        ),
-        aws_iam.PolicyStatement(sid="TellWhoSigned", actions=["kms:GetPublicKey"], resources=[key]),
+        )
     ]
+
+
+def knowing(keys: Sequence[str]) -> list[aws_iam.PolicyStatement]:
+    """To look up the public halves of keys, without which nobody knows whose signature it is."""
+    actions = ["kms:GetPublicKey"]
+    return [aws_iam.PolicyStatement(sid="TellWhoSigned", actions=actions, resources=list(keys))] if keys else []
 
 
 def kms_key(said: str | None) -> str | None:

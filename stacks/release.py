@@ -16,7 +16,7 @@ from pipeline.config.cloud import Release
 from stacks.handles import ReleaseHandle, StoreHandle
 from stacks.project_tag import tag_project
 from stacks.promoting import promoting, reading
-from stacks.publishing import kms_key, publishing, signing_with
+from stacks.publishing import kms_key, knowing, publishing, signing_with
 
 _ISSUER: Final = "token.actions.githubusercontent.com"
 _AUDIENCE: Final = "sts.amazonaws.com"
@@ -61,9 +61,12 @@ class ReleaseStack(Stack):
         self._provider, self._repository = self._provider_of(release), release.repository
 
         def signs(channel: str | None = None) -> list[aws_iam.PolicyStatement]:
-            said = None if signing is None else signing.key_of(channel) if channel else signing.key
-            key = kms_key(said)
-            return signing_with(key) if key else []
+            """With the key of this duty alone. Who promotes sees by the key of builds that they have signed."""
+            if signing is None:
+                return []
+            builds, own = kms_key(signing.key), kms_key(signing.key_of(channel) if channel else signing.key)
+            known = [key for key in dict.fromkeys((own, builds)) if key]
+            return [*(signing_with(own) if own else []), *knowing(known)]
 
         publish = _in(release.environment, "", f"Publish artifacts of {project}")
         self.handle = ReleaseHandle(role=self._role(publish, [*publishing(store, prefix), *signs()]))

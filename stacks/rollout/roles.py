@@ -8,6 +8,7 @@ from aws_cdk import Stack, aws_iam
 from constructs import Construct
 
 from stacks.rollout.record import ASKED, KEY
+from stacks.trust import for_us
 
 # By this rule of its own Step Functions hears that an execution has ended for which another one waits.
 _ITS_RULE: Final = "rule/StepFunctionsGetEventsForStepFunctionsExecutionRule"
@@ -58,13 +59,12 @@ class Roles(Construct):
         )
 
     def _role(self, machine: str) -> aws_iam.Role:
-        ours = {"StringEquals": {"aws:SourceAccount": Stack.of(self).account}}
         return aws_iam.Role(
             self,
             machine,
             description=f"{machine} of a rollout",
             path="/nxpipe/",
-            assumed_by=aws_iam.ServicePrincipal("states.amazonaws.com", conditions=ours),
+            assumed_by=for_us(self, "states"),
         )
 
     def _move_traffic(self, role: aws_iam.Role) -> None:

@@ -17,6 +17,7 @@ from stacks.rollout.release import Means, release
 from stacks.rollout.roles import Roles, Things
 from stacks.rollout.watch import watch
 from stacks.rollout.watchdog import watchdog
+from stacks.trust import for_us
 
 _ENDED: Final = ["FAILED", "TIMED_OUT", "ABORTED"]
 
@@ -127,7 +128,7 @@ class RolloutStack(Stack):
             "Waker",
             description=f"Wakes the watchdog of {self._name}",
             path="/nxpipe/",
-            assumed_by=aws_iam.ServicePrincipal("events.amazonaws.com"),
+            assumed_by=for_us(self, "events"),
         )
         role.add_to_principal_policy(
             aws_iam.PolicyStatement(actions=["states:StartExecution"], resources=[things.watchdog])

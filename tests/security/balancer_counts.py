@@ -13,7 +13,12 @@ from pipeline.canary.pace import Pace
 from pipeline.canary.plan import Plan
 
 PLAN: Final = Plan.of(latencies=(0.1, 0.15, 0.2, 0.3, 0.5, 0.625, 0.8))
-QUIET: Final = {"metric_names": [], "metric_states": [], "composite_names": [], "composite_states": []}
+QUIET: Final[dict[str, list[str]]] = {
+    "metric_names": [],
+    "metric_states": [],
+    "composite_names": [],
+    "composite_states": [],
+}
 _FIRST: Final = 30_000_000  # minutes since 1970
 _SLOWER: Final = (0.5, 0.25, 0.1, 0.05, 0.01, 0.003, 0.0005)
 _KEPT: Final = 5  # minutes that a look may ask for
