@@ -94,7 +94,6 @@ def add_stacks(app: App, config: Config, folder: Path) -> None:
 def add_release(app: App, config: Config, store: StoreHandle, env: Environment) -> ReleaseHandle | None:
     if not config.release:
         return None
-    from stacks.publishing import kms_key
     from stacks.release import ReleaseStack
 
     made = ReleaseStack(
@@ -104,7 +103,7 @@ def add_release(app: App, config: Config, store: StoreHandle, env: Environment) 
         release=config.release,
         store=store,
         prefix=store_prefix(config),
-        signing_key=kms_key(config.signing),
+        signing=config.signing,
         env=env,
     )
     return made.handle

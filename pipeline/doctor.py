@@ -99,7 +99,7 @@ NEEDS: Final = (
     Need("ml_dtypes", "nxpipe build", _COMPILE, _library("ml_dtypes")),
     Need("boto3", "a store on s3://", "pip install nxpipe", _library("boto3")),
     Need("aws-cdk-lib", "cdk synth, cdk deploy", _CDK, _library("aws-cdk-lib")),
-    Need("node", "cdk synth, cdk deploy", "install Node.js 20 or later", _program("node", "--version")),
+    Need("node", "cdk synth, cdk deploy", "install Node.js 24, or 22", _program("node", "--version")),
     Need("cdk", "cdk synth, cdk deploy", "npm ci (or npm install aws-cdk@2.1148.1)", _cdk),
     Need("git", "nxpipe init", "install git", _program("git", "--version"), optional=True),
     Need("ray", "building on several machines", "pip install 'nxpipe[ray]'", _library("ray"), optional=True),

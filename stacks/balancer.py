@@ -9,6 +9,7 @@ from constructs import Construct
 
 from pipeline.config import ServingFleet
 from stacks.handles import NetworkHandle, StoreHandle
+from stacks.metrics import ANSWERED, NOT_ANSWERED
 
 COLOUR_HEADER: Final = "x-nxpipe-group"  # a call that has it goes where it says, whatever the weights are
 _WEIGHED: Final = 100  # the priority of the rule for all other calls
@@ -52,25 +53,28 @@ class Balancer(Construct):
         }
 
     def errors(self, colour: str, name: str, most: float) -> aws_cloudwatch.Alarm:
-        """The share of calls that the instances of a colour have failed."""
+        """The share of calls that the instances of a colour have failed, or never answered."""
         dimensions = {
             "LoadBalancer": self.load_balancer.load_balancer_full_name,
             "TargetGroup": self.target_groups[colour].target_group_full_name,
         }
 
-        def total(metric: str) -> aws_cloudwatch.Metric:
-            return aws_cloudwatch.Metric(
-                namespace="AWS/ApplicationELB", metric_name=metric, dimensions_map=dimensions, statistic="Sum"
+        metrics = {
+            name: aws_cloudwatch.Metric(
+                namespace=each.namespace, metric_name=each.name, dimensions_map=dimensions, statistic=each.statistic
             )
-
+            for name, each in ANSWERED.items()
+        }
         return aws_cloudwatch.Alarm(
             self,
             f"Errors-{colour}",
             alarm_name=name,
             alarm_description=f"More than {most:.2%} of the calls to {colour} fail",
             metric=aws_cloudwatch.MathExpression(
-                expression="IF(calls > 0, failed / calls, 0)",
-                using_metrics={"failed": total("HTTPCode_Target_5XX_Count"), "calls": total("RequestCount")},
+                expression=f"IF(requests > 0, {NOT_ANSWERED} / requests, 0)".format_map(
+                    {each: each for each in metrics}
+                ),
+                using_metrics=metrics,
                 label="failed",
                 period=Duration.minutes(1),
             ),

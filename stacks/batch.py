@@ -2,10 +2,11 @@
 
 from typing import Final
 
-from aws_cdk import Stack, aws_batch, aws_iam
+from aws_cdk import aws_batch, aws_iam
 from constructs import Construct
 
 from stacks.kept_log import kept_log
+from stacks.trust import for_us
 
 _Job = aws_batch.CfnJobDefinition
 
@@ -31,9 +32,7 @@ def instance_profile(scope: Construct) -> aws_iam.CfnInstanceProfile:
 
 def job_role(scope: Construct) -> aws_iam.Role:
     """Taken by containers of this account's tasks."""
-    ours = {"StringEquals": {"aws:SourceAccount": Stack.of(scope).account}}
-    tasks = aws_iam.ServicePrincipal("ecs-tasks.amazonaws.com", conditions=ours)
-    return aws_iam.Role(scope, "JobRole", path="/nxpipe/", assumed_by=tasks)
+    return aws_iam.Role(scope, "JobRole", path="/nxpipe/", assumed_by=for_us(scope, "ecs-tasks"))
 
 
 def logs(scope: Construct, name: str) -> aws_batch.CfnJobDefinition.LogConfigurationProperty:

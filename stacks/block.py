@@ -12,6 +12,7 @@ from aws_cdk import Stack, aws_batch, aws_iam, aws_scheduler
 from constructs import Construct
 
 from pipeline.config.capacity import DRAINED_BEFORE_THE_END, CapacityBlock
+from stacks.trust import for_us
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,11 @@ def keep_turns(scope: Construct, name: str, block: CapacityBlock, turns: Iterabl
 
 
 def _role(scope: Construct, turns: Iterable[Turn]) -> aws_iam.Role:
-    ours = {"StringEquals": {"aws:SourceAccount": Stack.of(scope).account}}
     role = aws_iam.Role(
         scope,
         "ClockRole",
         path="/nxpipe/",
-        assumed_by=aws_iam.ServicePrincipal("scheduler.amazonaws.com", conditions=ours),
+        assumed_by=for_us(scope, "scheduler"),
     )
     may = {action: resource for turn in turns for action, resource in turn.may.items()}
     for action, resource in sorted(may.items()):

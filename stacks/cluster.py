@@ -19,6 +19,7 @@ from stacks.names import NAMESPACE, SERVICE_ACCOUNT, cluster_name, node_profile
 from stacks.nodes import Home, NeuronNodes, SystemNodes
 from stacks.pods import pod_role
 from stacks.project_tag import tag_project
+from stacks.trust import for_us
 
 _LOGS: Final = ("api", "audit", "authenticator", "controllerManager", "scheduler")
 _ON_NODES: Final = ("AmazonEC2ContainerRegistryPullOnly", "AmazonEKSWorkerNodePolicy")
@@ -104,7 +105,7 @@ class ClusterStack(Stack):
             "ControlRole",
             path="/nxpipe/",
             description=f"The control plane of {self._project}",
-            assumed_by=aws_iam.ServicePrincipal("eks.amazonaws.com"),
+            assumed_by=for_us(self, "eks"),
             managed_policies=[aws_iam.ManagedPolicy.from_aws_managed_policy_name("AmazonEKSClusterPolicy")],
         )
         role.add_to_principal_policy(

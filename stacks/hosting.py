@@ -12,6 +12,7 @@ from constructs import Construct
 
 from stacks.grants import read_artifacts
 from stacks.handles import StoreHandle
+from stacks.trust import for_us
 
 _METRICS: Final = ("AWS/SageMaker", "/aws/sagemaker/Endpoints")
 _PULL: Final = ("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer")
@@ -38,13 +39,12 @@ class Hosted:
 
 
 def hosting_role(scope: Construct, hosted: Hosted, store: StoreHandle) -> aws_iam.Role:
-    ours = {"StringEquals": {"aws:SourceAccount": Stack.of(scope).account}}
     role = aws_iam.Role(
         scope,
         "Role",
         description="Taken by SageMaker, to prepare the instances of an endpoint",
         path="/nxpipe/",
-        assumed_by=aws_iam.ServicePrincipal("sagemaker.amazonaws.com", conditions=ours),
+        assumed_by=for_us(scope, "sagemaker"),
     )
     read_artifacts(store, role, hosted.artifacts)
     stack = Stack.of(scope)

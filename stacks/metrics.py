@@ -134,12 +134,13 @@ class Measure:
 # Below so few requests a minute one failure would be a rate; the statistical test of a rollout judges those.
 _ENOUGH: Final = 20
 
-# The ALB tells of failures only in minutes that have some, so an absent count is none.
-_FAILED: Final = {
+# What is no good answer of a target has failed: its 5XX, and what it never answered, for which the ALB answers 502 or
+# 504. Those two it counts for all target groups together. An absent count is none.
+ANSWERED: Final = {
     "requests": _balancer("RequestCount", "Sum"),
-    "failed": _balancer("HTTPCode_Target_5XX_Count", "Sum"),
-    "unreached": _balancer("TargetConnectionErrorCount", "Sum"),
+    **{f"good{kind}": _balancer(f"HTTPCode_Target_{kind}XX_Count", "Sum") for kind in (2, 3, 4)},
 }
+NOT_ANSWERED: Final = "({requests} - FILL({good2}, 0) - FILL({good3}, 0) - FILL({good4}, 0))"
 
 MEASURES: Final = (
     Measure(
@@ -183,8 +184,8 @@ MEASURES: Final = (
         "Requests that failed",
         "share",
         "target group",
-        _FAILED,
-        f"IF({{requests}} >= {_ENOUGH}, (FILL({{failed}}, 0) + FILL({{unreached}}, 0)) / {{requests}}, 0)",
+        ANSWERED,
+        f"IF({{requests}} >= {_ENOUGH}, {NOT_ANSWERED} / {{requests}}, 0)",
         Limit("max_error_rate", 2, 3, by_release=False, meaning="more failures than rollout.guards.max_error_rate"),
     ),
     Measure(
@@ -194,6 +195,21 @@ MEASURES: Final = (
         "load balancer",
         {"refused": _balancer("HTTPCode_ELB_503_Count", "Sum")},
         limit=Limit(0, 2, 3, by_release=True, meaning="traffic goes to a target group that has no healthy instance"),
+    ),
+    Measure(
+        "unanswered",
+        "Requests that an instance did not answer",
+        "share",
+        "load balancer",
+        {
+            "requests": _balancer("RequestCount", "Sum"),
+            "broken": _balancer("HTTPCode_ELB_502_Count", "Sum"),
+            "late": _balancer("HTTPCode_ELB_504_Count", "Sum"),
+        },
+        f"IF({{requests}} >= {_ENOUGH}, (FILL({{broken}}, 0) + FILL({{late}}, 0)) / {{requests}}, 0)",
+        Limit(
+            "max_error_rate", 2, 3, by_release=False, meaning="instances hang or crash: more than max_error_rate allows"
+        ),
     ),
     Measure(
         "healthy",

@@ -14,6 +14,7 @@ from stacks.handles import NetworkHandle
 from stacks.kept_log import kept_log
 from stacks.names import efa_group
 from stacks.project_tag import tag_project
+from stacks.trust import for_us
 
 _SUBNET_BITS: Final = 4  # each zone gets a sixteenth of the addresses, and so does its way out
 _MOST_ZONES: Final = 6  # room is kept for that many, so that a new zone at the end of the list moves nothing
@@ -108,9 +109,7 @@ class NetworkStack(Stack):
 
     def _record_flows(self, project: str, vpc: aws_ec2.Vpc) -> None:
         logs = kept_log(self, "Flows", f"/nxpipe/{project}/flows")
-        role = aws_iam.Role(
-            self, "FlowRole", assumed_by=aws_iam.ServicePrincipal("vpc-flow-logs.amazonaws.com"), path="/nxpipe/"
-        )
+        role = aws_iam.Role(self, "FlowRole", assumed_by=for_us(self, "vpc-flow-logs"), path="/nxpipe/")
         logs.grant_write(role)
         vpc.add_flow_log("FlowLog", destination=aws_ec2.FlowLogDestination.to_cloud_watch_logs(logs, role))
 

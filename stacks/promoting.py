@@ -8,6 +8,7 @@ from typing import Final
 from aws_cdk import Stack, aws_iam
 
 from stacks.handles import StoreHandle
+from stacks.publishing import keep_young
 
 _PINS: Final = "pins/held-"
 
@@ -35,6 +36,7 @@ def promoting(store: StoreHandle, prefix: str, channel: str) -> list[aws_iam.Pol
             conditions={"Null": {"s3:if-none-match": "false"}},
         ),
         aws_iam.PolicyStatement(sid="MoveHead", actions=["s3:PutObject"], resources=[objects(f"{log}head")]),
+        keep_young(store, prefix),  # of what was published long ago
         aws_iam.PolicyStatement(sid="LetGo", actions=["s3:DeleteObject"], resources=[pins]),
         _key(store, "Encrypt", "kms:GenerateDataKey"),
     ]

@@ -1,19 +1,23 @@
 """What a publisher may do in the store: add to it and read it, but remove nothing and rewrite no record.
 
-The folders are those of docs/store-format.md. Where a record is created once, S3 itself holds a publisher to that: a
-write there without `If-None-Match` is not allowed. Channels are missing: what runs somewhere is another's decision.
+The folders are those of docs/store-format.md. Where an object is created once, S3 itself holds a publisher to that: a
+write there without `If-None-Match` is not allowed, so that a job that was taken over damages nothing of what is served.
+To mend a damaged blob takes somebody who may replace it. Channels are missing: what runs somewhere is another's
+decision.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from aws_cdk import Stack, aws_iam
 
-from pipeline.config import Signing
 from stacks.handles import StoreHandle
 
-CREATED_ONCE: Final = ("ac/", "evidence/", "parts/")
+CREATED_ONCE: Final = ("ac/", "cas/", "evidence/", "parts/", "sig/")
+YOUNG_AGAIN: Final = "cas/"  # what is copied onto itself, so that no collection takes it (section 7)
+IN_PARTS: Final = "cas/"  # what may be larger than one request
 SIGNED_BY: Final = "ECDSA_SHA_256"  # the one algorithm of docs/store-format.md that KMS has
-REPLACED: Final = ("cas/", "failures/", "index/", "leases/", "neuron-artifacts/", "reports/", "runs/", "sig/")
+REPLACED: Final = ("failures/", "index/", "leases/", "neuron-artifacts/", "reports/", "runs/")
 
 
 def publishing(store: StoreHandle, prefix: str) -> list[aws_iam.PolicyStatement]:
@@ -27,10 +31,23 @@ def publishing(store: StoreHandle, prefix: str) -> list[aws_iam.PolicyStatement]
             resources=[bucket.arn_for_objects(f"{prefix}{folder}*") for folder in CREATED_ONCE],
             conditions={"Null": {"s3:if-none-match": "false"}},
         ),
+        # Parts are sent without a condition; what puts them together has one.
+        aws_iam.PolicyStatement(
+            sid="SendParts",
+            actions=["s3:PutObject"],
+            resources=[bucket.arn_for_objects(f"{prefix}{IN_PARTS}*")],
+            conditions={"Bool": {"s3:ObjectCreationOperation": "false"}},
+        ),
+        keep_young(store, prefix),
         aws_iam.PolicyStatement(
             sid="AddObjects",
-            actions=["s3:AbortMultipartUpload", "s3:ListMultipartUploadParts", "s3:PutObject"],
+            actions=["s3:PutObject"],
             resources=[bucket.arn_for_objects(f"{prefix}{folder}*") for folder in REPLACED],
+        ),
+        aws_iam.PolicyStatement(
+            sid="BreakOff",
+            actions=["s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"],
+            resources=[bucket.arn_for_objects(f"{prefix}{folder}*") for folder in (IN_PARTS, *REPLACED)],
         ),
         aws_iam.PolicyStatement(sid="Read", actions=["s3:GetObject"], resources=[bucket.arn_for_objects(f"{prefix}*")]),
         # Without the permission to list, S3 answers "denied" for an object that is absent; so no condition on prefixes.
@@ -49,20 +66,38 @@ def publishing(store: StoreHandle, prefix: str) -> list[aws_iam.PolicyStatement]
     ]
 
 
-def signing(key: str) -> list[aws_iam.PolicyStatement]:
-    """With one key, by its ARN: sign, and look up its public half, without which nobody knows whose signature it is."""
+def keep_young(store: StoreHandle, prefix: str) -> aws_iam.PolicyStatement:
+    """Whoever names a blob again copies it onto itself. IAM cannot say "itself", but that the bytes come from the
+    blobs of this store and from nowhere else.
+    """
+    bucket = store.bucket
+    return aws_iam.PolicyStatement(
+        sid="KeepYoung",
+        actions=["s3:PutObject"],
+        resources=[bucket.arn_for_objects(f"{prefix}{YOUNG_AGAIN}*")],
+        conditions={"StringLike": {"s3:x-amz-copy-source": f"{bucket.bucket_name}/{prefix}{YOUNG_AGAIN}*"}},
+    )
+
+
+def signing_with(key: str) -> list[aws_iam.PolicyStatement]:
+    """With one key, by its ARN."""
     return [
         aws_iam.PolicyStatement(
             sid="Sign",
             actions=["kms:Sign"],
             resources=[key],
             conditions={"StringEquals": {"kms:SigningAlgorithm": SIGNED_BY}},
-        ),
-        aws_iam.PolicyStatement(sid="TellWhoSigned", actions=["kms:GetPublicKey"], resources=[key]),
+        )
     ]
 
 
-def kms_key(said: Signing) -> str | None:
-    """The ARN of the key that signs, if it is one of KMS."""
-    kind, _, arn = (said.key or "").partition(":")
+def knowing(keys: Sequence[str]) -> list[aws_iam.PolicyStatement]:
+    """To look up the public halves of keys, without which nobody knows whose signature it is."""
+    actions = ["kms:GetPublicKey"]
+    return [aws_iam.PolicyStatement(sid="TellWhoSigned", actions=actions, resources=list(keys))] if keys else []
+
+
+def kms_key(said: str | None) -> str | None:
+    """The ARN of a key that signs, if it is one of KMS."""
+    kind, _, arn = (said or "").partition(":")
     return arn if kind == "kms" else None

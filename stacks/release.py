@@ -11,11 +11,12 @@ from typing import Any, Final
 from aws_cdk import CfnOutput, Duration, Stack, aws_iam
 from constructs import Construct
 
+from pipeline.config import Signing
 from pipeline.config.cloud import Release
 from stacks.handles import ReleaseHandle, StoreHandle
 from stacks.project_tag import tag_project
 from stacks.promoting import promoting, reading
-from stacks.publishing import publishing, signing
+from stacks.publishing import kms_key, knowing, publishing, signing_with
 
 _ISSUER: Final = "token.actions.githubusercontent.com"
 _AUDIENCE: Final = "sts.amazonaws.com"
@@ -52,15 +53,20 @@ class ReleaseStack(Stack):
         release: Release,
         store: StoreHandle,
         prefix: str,
-        signing_key: str | None = None,
+        signing: Signing | None = None,
         **kwargs: Any,
     ) -> None:
-        """`signing_key` is the ARN of a key in KMS, if that is what signs."""
+        """`signing` names the keys: one for what is built, and one for each channel, which its jobs alone may use."""
         super().__init__(scope, id_, description=f"Releases of {project} from GitHub", **kwargs)
         self._provider, self._repository = self._provider_of(release), release.repository
 
-        def signs() -> list[aws_iam.PolicyStatement]:
-            return signing(signing_key) if signing_key else []
+        def signs(channel: str | None = None) -> list[aws_iam.PolicyStatement]:
+            """With the key of this duty alone. Who promotes sees by the key of builds that they have signed."""
+            if signing is None:
+                return []
+            builds, own = kms_key(signing.key), kms_key(signing.key_of(channel) if channel else signing.key)
+            known = [key for key in dict.fromkeys((own, builds)) if key]
+            return [*(signing_with(own) if own else []), *knowing(known)]
 
         publish = _in(release.environment, "", f"Publish artifacts of {project}")
         self.handle = ReleaseHandle(role=self._role(publish, [*publishing(store, prefix), *signs()]))
@@ -70,7 +76,7 @@ class ReleaseStack(Stack):
         for channel in release.channels:
             word = f"Promote{channel.title().replace('-', '')}"
             promote = _in(channel, word, f"Promote artifacts of {project} to {channel}")
-            self._role(promote, [*reading(store, prefix), *promoting(store, prefix, channel), *signs()])
+            self._role(promote, [*reading(store, prefix), *promoting(store, prefix, channel), *signs(channel)])
         tag_project(self, project)
 
     def _role(self, jobs: _Jobs, statements: list[aws_iam.PolicyStatement]) -> aws_iam.Role:

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from aws_cdk import CfnOutput, Duration, RemovalPolicy, Stack, aws_ecr, aws_kms, aws_s3
+from aws_cdk import CfnOutput, Duration, RemovalPolicy, Stack, aws_ecr, aws_iam, aws_kms, aws_s3
 from constructs import Construct
 
 from stacks.handles import StoreHandle
@@ -63,7 +63,7 @@ class StoreStack(Stack):
 
     def _make_log_bucket(self, removal_policy: RemovalPolicy) -> aws_s3.Bucket:
         """S3 delivers access logs only where its own key encrypts them."""
-        return aws_s3.Bucket(
+        logs = aws_s3.Bucket(
             self,
             "Logs",
             encryption=aws_s3.BucketEncryption.S3_MANAGED,
@@ -77,6 +77,19 @@ class StoreStack(Stack):
                 )
             ],
             **_PRIVATE,
+        )
+        logs.add_to_resource_policy(self._only_our_logs(logs))
+        return logs
+
+    def _only_our_logs(self, logs: aws_s3.Bucket) -> aws_iam.PolicyStatement:
+        """What CDK adds for buckets of other stacks lets in the logs of anybody's bucket."""
+        return aws_iam.PolicyStatement(
+            sid="OnlyOurLogs",
+            effect=aws_iam.Effect.DENY,
+            actions=["s3:PutObject"],
+            principals=[aws_iam.ServicePrincipal("logging.s3.amazonaws.com")],
+            resources=[logs.arn_for_objects("*")],
+            conditions={"StringNotEquals": {"aws:SourceAccount": self.account}},
         )
 
     def _make_bucket(self, key: aws_kms.Key, logs: aws_s3.Bucket, removal_policy: RemovalPolicy) -> aws_s3.Bucket:

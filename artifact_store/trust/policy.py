@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from artifact_store.channel.change import Doubt, Sign
 from artifact_store.channel.generation import Generation, Served, Signature
@@ -23,17 +23,26 @@ def not_known(_: Generation) -> float:
     return 0.0
 
 
+Duty: TypeAlias = Literal["artifacts", "channels"]
+
+
 @dataclass(frozen=True)
 class TrustedKey:
-    """A key under the name that people know it by; `channels` of None are all, `expires` of None is never."""
+    """A key under the name that people know it by; `channels` of None are all, `expires` of None is never, `signs` of
+    None is both: artifacts, and the generations of channels.
+    """
 
     name: str
     key: PublicKey
     channels: frozenset[str] | None = None
     expires: float | None = None  # seconds since 1970
+    signs: Duty | None = None
 
-    def counts(self, channel: str, at: float) -> bool:
-        return (self.channels is None or channel in self.channels) and (self.expires is None or at < self.expires)
+    def may_sign(self, channel: str, what: Duty) -> bool:
+        return (self.channels is None or channel in self.channels) and self.signs in (None, what)
+
+    def counts(self, channel: str, at: float, what: Duty) -> bool:
+        return self.may_sign(channel, what) and (self.expires is None or at < self.expires)
 
     def had_not_expired(self, generation: Generation, taken: Taken) -> bool:
         """When the store took the generation, by the store's own clock."""
@@ -49,7 +58,7 @@ class Policy:
     threshold: int = 1
 
     def trusts(self, key: PublicKey, channel: str, at: float) -> bool:
-        return key in {each.key for each in self._counting(channel, at)}
+        return key in {each.key for each in self._counting(channel, at, "channels")}
 
     def signers(self, store: Store, manifest_digest: str, channel: str, now: float) -> list[str]:
         """The names of those who have signed a manifest, of all whose word counts.
@@ -59,7 +68,7 @@ class Policy:
         """
         good: list[str] = []
         faults: list[Corrupt | StoreUnavailable] = []
-        for each in self._counting(channel, now):
+        for each in self._counting(channel, now, "artifacts"):
             try:
                 if Signatures(store).by(each.key, manifest_digest) is not None:
                     good.append(each.name)
@@ -99,7 +108,7 @@ class Policy:
         message = generation.signed_bytes()
         by_key = {signature.key_id: from_base64(signature.signature) for signature in generation.signatures}
         authors = []
-        for each in self._counting(generation.channel, seconds_since_1970(generation.at)):
+        for each in self._counting(generation.channel, seconds_since_1970(generation.at), "channels"):
             signature = by_key.get(each.key.key_id)
             if signature and each.key.proves(signature, message) and each.had_not_expired(generation, taken):
                 authors.append(each.name)
@@ -120,14 +129,14 @@ class Policy:
     def envelopes(self, store: Store, manifest_digest: str, channel: str) -> Iterator[tuple[str, bytes]]:
         """What the channel's keys have signed of a manifest, as it lies in the store: by path."""
         for each in self.trusted:
-            if each.channels is None or channel in each.channels:
+            if each.may_sign(channel, "artifacts"):
                 found = Signatures(store).envelope(each.key, manifest_digest)
                 if found is not None:
                     yield found
 
-    def _counting(self, channel: str, at: float) -> list[TrustedKey]:
+    def _counting(self, channel: str, at: float, what: Duty) -> list[TrustedKey]:
         """Each key once: one that is listed under two names is still one signer."""
-        by_id = {each.key.key_id: each for each in self.trusted if each.counts(channel, at)}
+        by_id = {each.key.key_id: each for each in self.trusted if each.counts(channel, at, what)}
         return list(by_id.values())
 
 

@@ -26,8 +26,10 @@ class Signatures:
         envelope = sign(statement, signer)
         # A key that says one thing and signs with another is found out here, not on the day of the rollout.
         envelope.statement(signer.public, published.manifest_digest)
-        path = _path(published.manifest_digest, envelope.key_id)
-        self._store.backend.replace(path, Payload.of(envelope.to_bytes()))
+        path, payload = _path(published.manifest_digest, envelope.key_id), Payload.of(envelope.to_bytes())
+        # What a key has signed stands: another word of it is needed only where the first one cannot be believed.
+        if not self._store.backend.create(path, payload) and not self._stands(signer.public, published.manifest_digest):
+            self._store.backend.replace(path, payload)
         return statement
 
     def by(self, key: PublicKey, manifest_digest: str) -> Statement | None:
@@ -66,6 +68,12 @@ class Signatures:
         except InvalidDocument as fault:
             raise Corrupt(f"{self._store.url}/{path}", str(fault), _SIGN_AGAIN) from fault
         return data
+
+    def _stands(self, key: PublicKey, manifest_digest: str) -> bool:
+        try:
+            return self.by(key, manifest_digest) is not None
+        except Corrupt:
+            return False
 
     def key_ids(self, manifest_digest: str) -> list[str]:
         """The keys that claim to have signed a manifest; nothing is proved of them."""

@@ -13,13 +13,14 @@ from pipeline.errors import NotReady
 @contextmanager
 def gate(name: str | None, environ: Mapping[str, str]) -> Iterator[Instance]:
     """Whoever comes through is ready, and the hook is told so; whatever goes wrong inside gives the instance up, so
-    that its group tries another one at once. Without a name nobody is told.
+    that its group tries another one at once: an error as well as a SIGTERM, by which systemd ends the agent when the
+    instance is shut down before it could serve. Without a name nobody is told.
     """
     instance = this_instance(environ)
     hook = Hook(name, instance) if name else None
     try:
         yield instance
-    except Exception:
+    except BaseException:
         if hook:
             hook.give_up()
         raise

@@ -1,6 +1,7 @@
 """Which instance this is, by its own metadata service: version 2 of it, the only one that our templates allow."""
 
 import http.client
+import re
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ _USUAL: Final = "http://169.254.169.254"
 _TOKEN: Final = "X-aws-ec2-metadata-token"  # noqa: S105, the name of a header
 _LIFETIME: Final = f"{_TOKEN}-ttl-seconds"
 _SECONDS: Final = 5
+_LONGEST: Final = 1024  # bytes of an answer: a group's name has 255 characters
+_NAME: Final = re.compile("[A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ def this_instance(environ: Mapping[str, str]) -> Instance:
                 region=metadata.wanted("placement/region"),
                 group=metadata.get("tags/instance/aws:autoscaling:groupName"),
             )
-    except (OSError, http.client.HTTPException) as problem:
+    except (OSError, ValueError, http.client.HTTPException) as problem:
         raise NotReady(
             f"the instance metadata service at {endpoint} does not answer ({problem}), and only it says which instance "
             "this is; run the agent on an EC2 instance, outside of containers, or let its hop limit be 2"
@@ -57,6 +60,8 @@ class _Metadata:
         found = self.get(path)
         if found is None:
             raise NotReady(f"the instance metadata service at {self._endpoint} has no {path}; is this an EC2 instance?")
+        if not _NAME.fullmatch(found):
+            raise self._nonsense(path)
         return found
 
     def close(self) -> None:
@@ -65,9 +70,18 @@ class _Metadata:
     def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> str | None:
         self._connection.request(method, path, headers=dict(headers))
         answer = self._connection.getresponse()
-        body = answer.read().decode()
+        body = answer.read(_LONGEST + 1)
         if answer.status == http.client.NOT_FOUND:
             return None
         if answer.status != http.client.OK:
             raise NotReady(f"the instance metadata service at {self._endpoint} answers {path} with {answer.status}")
-        return body
+        text = body.decode(errors="replace")
+        if len(body) > _LONGEST or not text.isprintable() or "\N{REPLACEMENT CHARACTER}" in text:
+            raise self._nonsense(path)
+        return text
+
+    def _nonsense(self, path: str) -> NotReady:
+        return NotReady(
+            f"what the instance metadata service at {self._endpoint} answers to {path} is no such name; look at what "
+            f"answers there in its place, and at {_ENDPOINT}"
+        )

@@ -11,12 +11,13 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from pipeline.agent.embedded import event, metrics
-from pipeline.agent.report import figures
+from pipeline.agent.report import ReportInvalid, figures
 from pipeline.aws import asking, client
 from pipeline.errors import AwsError, NotReady
 
 _RUNTIME: Final = ("neuroncore_counters", "memory_used", "execution_stats")
 _COMPILER: Final = "neuronx-cc"
+_LONGEST: Final = 2**20  # bytes of one report; one of a trn2.48xlarge has some hundred thousand
 _PATIENCE: Final = 5  # seconds that the monitor has to end
 
 
@@ -67,13 +68,17 @@ def watch(
     compilers: Compilers,
     say: Callable[[str], None],
 ) -> None:
-    """Until the monitor ends, which it should not. What AWS did not take is lost and said: the next report is newer."""
+    """Until the monitor ends, which it should not. A report that cannot be, and one that AWS did not take, is lost and
+    said: the next one is newer.
+    """
     with _reports(monitor, period) as reports:
         for report in reports:
             at = int(time.time() * 1000)
-            sent = metrics(figures(report), compilers.begun())
             try:
+                sent = metrics(figures(report), compilers.begun())
                 log.write(at, event(at, dimensions, log.instance, sent))
+            except ReportInvalid as wrong:
+                say(f"{monitor} reported what no device can have ({wrong}); left out, going on")
             except AwsError as lost:
                 say(f"{lost}; going on")
 
@@ -101,10 +106,12 @@ def _reports(monitor: str, period: int) -> Iterator[Iterator[dict[str, Any]]]:
 
 def _documents(process: "subprocess.Popen[bytes]", monitor: str) -> Iterator[dict[str, Any]]:
     assert process.stdout is not None
-    for line in process.stdout:
+    while line := process.stdout.readline(_LONGEST + 1):
+        if len(line) > _LONGEST:
+            raise NotReady(f"{monitor} wrote a line of more than {_LONGEST} bytes, which is no report")
         try:
             found = json.loads(line)
-        except ValueError as broken:
+        except (ValueError, RecursionError) as broken:
             raise NotReady(f"{monitor} wrote what is no report ({broken}): {line[:80]!r}") from broken
         if not isinstance(found, dict):
             raise NotReady(f"{monitor} wrote what is no report, but {line[:80]!r}")

@@ -74,7 +74,7 @@ def _arm(document: Mapping[str, Any]) -> Arm:
 
 def fault(batch: Batch) -> str | None:
     """Why no evidence can be made of this minute; None when it can."""
-    if not _whole(batch.minute):
+    if not whole(batch.minute):
         return "its minute is no whole number"
     for name, arm in (("the canary", batch.canary), ("the stable version", batch.stable)):
         if said := _arm_fault(arm):
@@ -86,7 +86,7 @@ def fault(batch: Batch) -> str | None:
 
 def _arm_fault(arm: Arm) -> str | None:
     counts = (arm.requests, arm.errors, arm.timed, *arm.slower)
-    if not all(map(_whole, counts)):
+    if not all(map(whole, counts)):
         return "has a count that is no whole number"
     if min(counts) < 0:
         return "has a negative count"
@@ -105,11 +105,11 @@ def _pairs_fault(pairs: Pairs) -> str | None:
     for counts in (pairs.canary_alone, pairs.stable_alone):
         if len(counts) != len(METRICS):
             return f"the pairs have {len(counts)} metrics instead of {len(METRICS)}"
-        if not all(_whole(count) and 0 <= count <= _MOST for count in counts):
+        if not all(whole(count) and 0 <= count <= _MOST for count in counts):
             return "the pairs have a count that is no whole number"
     return None
 
 
-def _whole(count: Count) -> bool:
+def whole(count: Count) -> bool:
     """A service of metrics answers in floats: 12.0 is a count, 12.5 and NaN are none."""
     return isinstance(count, int | float) and math.isfinite(count) and count == int(count)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pipeline.canary.alone import Alone
+from pipeline.canary.answers import Open
 from pipeline.canary.canonical import spelled
 from pipeline.canary.evidence import Evidence
 from pipeline.canary.judge import Moment
@@ -31,6 +32,7 @@ class Course:
     alarms: tuple[str, ...]
     evidence: Evidence = field(default_factory=Evidence)
     alone: Alone = field(default_factory=Alone)
+    opened: tuple[Open, Open] = (Open(), Open())  # requests without an answer, of canary and stable
     step: int = 0
     begun: int = 0  # the first minute of the step that counts
     due: int | None = None  # the first minute that was not taken in yet
@@ -75,7 +77,8 @@ class Course:
     def text(self) -> str:
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
         kept_as = {"plan": self.plan.as_json(), "pace": vars(self.pace), "evidence": self.evidence.as_json()}
-        return spelled(fields | kept_as | {"alone": vars(self.alone)})
+        opened = [each.as_json() for each in self.opened]
+        return spelled(fields | kept_as | {"alone": vars(self.alone), "opened": opened})
 
     @staticmethod
     def from_text(text: str) -> "Course":
@@ -83,7 +86,10 @@ class Course:
         plan, pace = Plan.from_json(fields.pop("plan")), Pace.from_json(fields.pop("pace"))
         evidence, alarms = Evidence.from_json(fields.pop("evidence")), tuple(fields.pop("alarms"))
         alone = Alone(**fields.pop("alone"))
-        return Course(plan=plan, pace=pace, evidence=evidence, alone=alone, alarms=alarms, **fields)
+        canary, stable = map(Open.from_json, fields.pop("opened", ([], [])))  # an older judge kept none
+        return Course(
+            plan=plan, pace=pace, evidence=evidence, alone=alone, alarms=alarms, opened=(canary, stable), **fields
+        )
 
 
 def kept(name: str, number: int, document: Mapping[str, Any]) -> dict[str, Any]:

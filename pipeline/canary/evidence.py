@@ -21,12 +21,13 @@ Curve = tuple[int, ...]
 
 @dataclass(frozen=True)
 class StepEvidence:
-    """The minutes of one step: a curve for each metric over the plan's ratios, and the canary's own errors."""
+    """The minutes of one step: a curve for each metric over the plan's ratios, and the canary's own counts."""
 
     begun: int  # its first minute
     curves: tuple[Curve, ...]
     requests: int = 0
     errors: int = 0
+    untimed: int = 0  # good answers whose latency nobody knows, in minutes that have latencies
 
     def __add__(self, other: "StepEvidence") -> "StepEvidence":
         return StepEvidence(
@@ -34,6 +35,7 @@ class StepEvidence:
             tuple(added(mine, theirs) for mine, theirs in zip(self.curves, other.curves, strict=True)),
             self.requests + other.requests,
             self.errors + other.errors,
+            self.untimed + other.untimed,
         )
 
 
@@ -46,6 +48,7 @@ class Evidence:
     steps: tuple[StepEvidence, ...] = ()
     taken: Minutes = field(default_factory=Minutes)
     frozen: Minutes = field(default_factory=Minutes)  # of them, with stable itself beyond its objective
+    baked: Minutes = field(default_factory=Minutes)  # of the others, in which the canary had requests
     set_aside: int = 0  # batches of which no evidence could be made
 
     @property
@@ -54,7 +57,7 @@ class Evidence:
 
     def as_json(self) -> dict[str, Any]:
         document = asdict(self)
-        return document | {"taken": self.taken.ranges, "frozen": self.frozen.ranges}
+        return document | {name: getattr(self, name).ranges for name in ("taken", "frozen", "baked")}
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> "Evidence":
@@ -63,6 +66,7 @@ class Evidence:
                 tuple(_step(each) for each in document["steps"]),
                 Minutes.from_json(document["taken"]),
                 Minutes.from_json(document["frozen"]),
+                Minutes.from_json(document.get("baked", document["taken"])),  # an older judge took them for one
                 document["set_aside"],
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -71,7 +75,7 @@ class Evidence:
 
 def _step(document: Mapping[str, Any]) -> StepEvidence:
     curves = tuple(tuple(map(int, curve)) for curve in document["curves"])
-    return StepEvidence(document["begun"], curves, document["requests"], document["errors"])
+    return StepEvidence(document["begun"], curves, document["requests"], document["errors"], document.get("untimed", 0))
 
 
 def begin(plan: Plan, minute: int) -> StepEvidence:
@@ -82,7 +86,8 @@ def begin(plan: Plan, minute: int) -> StepEvidence:
 def pooled(regions: Sequence[Evidence]) -> Evidence:
     """The evidence of independent regions that follow one plan and stand at one step: their curves add up.
 
-    A minute counts when any region has brought it, and is frozen when any region was in trouble.
+    A minute counts when any region has brought it, and is frozen when any region was in trouble. It is baked when it
+    was so in any region.
     """
     if len({len(region.steps) for region in regions}) != 1:
         raise EvidenceInvalid("The regions stand at different steps; pool them when all have begun the same one.")
@@ -92,6 +97,7 @@ def pooled(regions: Sequence[Evidence]) -> Evidence:
             tuple(map(StepEvidence.__add__, first.steps, other.steps)),
             first.taken.joined(other.taken),
             first.frozen.joined(other.frozen),
+            first.baked.joined(other.baked),
             first.set_aside + other.set_aside,
         )
     return first

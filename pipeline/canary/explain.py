@@ -5,12 +5,17 @@ import math
 from pipeline.canary.counts import ERRORS, METRICS
 from pipeline.canary.evidence import Evidence
 from pipeline.canary.interval import interval
+from pipeline.canary.judge import is_timed
 from pipeline.canary.plan import Plan
 from pipeline.canary.verdict import Decision, Verdict
 
 
 def explain(plan: Plan, evidence: Evidence, verdict: Verdict) -> str:
     lines = [_sentence(plan, verdict), *_metrics(plan, evidence, verdict)]
+    step = evidence.steps[-1]
+    if not is_timed(step):
+        known = step.requests - step.errors - step.untimed
+        lines.append(f"No latency is known of {step.untimed} of {step.untimed + known} requests: so it cannot go on.")
     if verdict.set_aside:
         lines.append(f"Put aside: {'; '.join(verdict.set_aside)}.")
     return "\n".join(lines)

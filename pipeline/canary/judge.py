@@ -15,6 +15,7 @@ from pipeline.canary.plan import Plan
 from pipeline.canary.values import all_metrics, better, within_objective, worse
 from pipeline.canary.verdict import Decision, Verdict
 
+_UNTIMED: Final = 0.2  # of the canary's requests: with more that nobody has timed, latencies prove little
 _INCIDENT: Final = math.log(100)  # a minute freezes that a stable version at its objective has in one of 100
 
 
@@ -52,11 +53,13 @@ def take_in(plan: Plan, evidence: Evidence, batches: Sequence[Batch], at: Moment
     for batch in taken.values():
         number = max(at for at, step in enumerate(steps) if step.begun <= batch.minute)
         steps[number] = _with(plan, steps[number], batch)
-    frozen = Minutes.of(minute for minute, batch in taken.items() if in_trouble(plan, batch.stable))
+    frozen = {minute for minute, batch in taken.items() if in_trouble(plan, batch.stable)}
+    baked = {minute for minute, batch in taken.items() if batch.canary.requests or batch.pairs} - frozen
     grown = Evidence(
         tuple(steps),
         evidence.taken.joined(Minutes.of(taken)),
-        evidence.frozen.joined(frozen),
+        evidence.frozen.joined(Minutes.of(frozen)),
+        evidence.baked.joined(Minutes.of(baked)),
         evidence.set_aside + len(refused),
     )
     return grown, tuple(refused)
@@ -80,7 +83,8 @@ def _decision(plan: Plan, evidence: Evidence, verdict: Verdict, at: Moment) -> D
         lasting = evidence.frozen.since(at.begun) >= plan.bake_max + at.extended
         return Decision.UNDECIDED if lasting else Decision.FROZEN
     suspected = verdict.worse >= enough / 2  # half the way, in nats: not now
-    if verdict.better >= math.log(1 / plan.beta) and verdict.minutes >= plan.bake_min and not suspected:
+    baked = evidence.baked.since(at.begun) >= plan.bake_min and is_timed(evidence.steps[-1])
+    if verdict.better >= math.log(1 / plan.beta) and baked and not suspected:
         return Decision.ADVANCE
     return Decision.UNDECIDED if verdict.minutes >= plan.bake_max + at.extended else Decision.CONTINUE
 
@@ -90,6 +94,11 @@ def _good_enough(plan: Plan, step: StepEvidence, at: Moment) -> float:
     half = math.log(0.5)
     ratio = better(plan, [step], 0, plan.steps[at.step].tolerates)
     return log_sum((half + ratio, half + within_objective(plan, step)))
+
+
+def is_timed(step: StepEvidence) -> bool:
+    """Latencies speak for the requests that have one, and for no others."""
+    return step.untimed <= _UNTIMED * step.requests
 
 
 def in_trouble(plan: Plan, stable: Arm) -> bool:
@@ -126,4 +135,5 @@ def _out_of_place(minute: int, evidence: Evidence, taken: dict[int, Batch], firs
 
 def _with(plan: Plan, step: StepEvidence, batch: Batch) -> StepEvidence:
     arm = batch.canary
-    return step + StepEvidence(step.begun, curves_of(plan, batch), int(arm.requests), int(arm.errors))
+    untimed = int(arm.requests - arm.errors - arm.timed) if arm.slower else 0
+    return step + StepEvidence(step.begun, curves_of(plan, batch), int(arm.requests), int(arm.errors), untimed)

@@ -48,7 +48,8 @@ class Look:
 def look(course: Course, seen: Mapping[str, Any]) -> Look:
     at = seen["at"]
     minutes = course.settled(at) if complete(seen["metrics"]) else range(0)
-    taken, judged = batches(seen["metrics"], minutes, len(course.plan.latencies), course.pace.period), None
+    taken, opened = batches(seen["metrics"], minutes, course.plan.latencies, course.pace.period, course.opened)
+    course, judged = replace(course, opened=opened), None
     if course.over:
         course = replace(course, alone=course.alone + (each for each in taken if each.minute >= course.begun))
     else:

@@ -2,12 +2,16 @@
 
 A minute is asked for until it has settled, and then taken as it is. A series without a value for it has counted
 nothing: the load balancer publishes a count only when there is something to count.
+
+An error is whatever is no good answer of a target: a 5XX, and a request that no target answered (`answers`). What the
+load balancer sends in place of an answer, 502 and 504, is counted for all target groups together only.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
+from pipeline.canary.answers import Open
 from pipeline.canary.counts import Arm, Batch, Count
 
 Results: TypeAlias = Sequence[Mapping[str, Any]]  # MetricDataResults of one answer
@@ -15,10 +19,10 @@ _Values: TypeAlias = Mapping[str, Mapping[int, Count]]  # by the id of the query
 
 _NAMESPACE: Final = "AWS/ApplicationELB"
 _LATENCY: Final = "TargetResponseTime"
+_ANSWERS: Final = ("2xx", "3xx", "4xx", "5xx")
 _COUNTS: Final = {
     "requests": ("RequestCount", "Sum"),
-    "failed": ("HTTPCode_Target_5XX_Count", "Sum"),
-    "unreached": ("TargetConnectionErrorCount", "Sum"),
+    **{kind: (f"HTTPCode_Target_{kind.upper()}_Count", "Sum") for kind in _ANSWERS},
     "timed": (_LATENCY, "SampleCount"),
 }
 
@@ -54,8 +58,13 @@ def complete(results: Results) -> bool:
     return all(result.get("StatusCode", "Complete") == "Complete" for result in results)
 
 
-def batches(results: Results, minutes: Iterable[int], latencies: int, period: int) -> list[Batch]:
-    """Of the given minutes, each with both arms."""
+def batches(
+    results: Results, minutes: Iterable[int], latencies: Sequence[float], period: int, opened: tuple[Open, Open]
+) -> tuple[list[Batch], tuple[Open, Open]]:
+    """Of the given minutes, each with both arms; and how many requests are open after them, canary and stable. Where no
+    latency is known, a request may take a minute.
+    """
+    in_flight = min(1.0, latencies[-1] / period) if latencies else 1.0
     values: _Values = {
         result["Id"]: {
             minute_of(timestamp, period): value
@@ -63,19 +72,24 @@ def batches(results: Results, minutes: Iterable[int], latencies: int, period: in
         }
         for result in results
     }
-    return [
-        Batch(minute, _arm("canary", values, minute, latencies), _arm("stable", values, minute, latencies))
-        for minute in minutes
-    ]
+    made, (canary, stable) = [], opened
+    for minute in minutes:
+        canary, new = _arm("canary", values, minute, len(latencies), (canary, in_flight))
+        stable, old = _arm("stable", values, minute, len(latencies), (stable, in_flight))
+        made.append(Batch(minute, new, old))
+    return made, (canary, stable)
 
 
-def _arm(name: str, values: _Values, minute: int, latencies: int) -> Arm:
+def _arm(name: str, values: _Values, minute: int, latencies: int, opened: tuple[Open, float]) -> tuple[Open, Arm]:
     def count(of: str) -> Count:
         return values.get(f"{name}_{of}", {}).get(minute, 0)
 
-    return Arm(
-        requests=count("requests"),
-        errors=count("failed") + count("unreached"),
+    before, in_flight = opened
+    requests, failed = count("requests"), count("5xx")
+    after, unanswered = before.after(requests, sum(map(count, _ANSWERS)), failed=failed, in_flight=in_flight)
+    return after, Arm(
+        requests=requests,
+        errors=failed + unanswered,
         timed=count("timed"),
         slower=tuple(count(f"slower{number}") for number in range(latencies)),
     )

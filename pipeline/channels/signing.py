@@ -37,11 +37,11 @@ def signing_policy(config: "Config", folder: Path) -> "Policy | None":
     signing = config.signing
     if not signing.require and not signing.trusted:
         return None
-    from artifact_store.trust.policy import Policy, TrustedKey
+    from artifact_store.trust.policy import Policy
 
     trusted = tuple(_trusted(each, config, folder) for each in signing.trusted)
-    if not trusted and signing.key:
-        trusted = (TrustedKey("signing.key", _public_half(signing.key, folder)),)
+    if not trusted:
+        trusted = tuple(_untold(config, folder))
     return Policy(trusted, _with_colours(config, signing.require), signing.threshold)
 
 
@@ -73,6 +73,22 @@ def unused_channels(config: "Config") -> "Iterator[str]":
             yield f"[signing] names channel {channel}, and no fleet of nxpipe.toml runs it{hint}"
 
 
+def _untold(config: "Config", folder: Path) -> "Iterator[TrustedKey]":
+    """Where no key is said to be trusted, it is each that signs, for what it signs."""
+    from artifact_store.trust.policy import TrustedKey
+
+    signing, promoted = config.signing, _with_colours(config, [each.channel for each in config.signing.promoting])
+    if signing.key:
+        ours = _public_half(signing.key, folder)
+        others = _with_colours(config, signing.require) - promoted
+        yield TrustedKey("signing.key", ours, signs="artifacts" if promoted else None)
+        if promoted and others:
+            yield TrustedKey("signing.key", ours, others, signs="channels")
+    for each in signing.promoting:
+        channels = _with_colours(config, (each.channel,))
+        yield TrustedKey(f"promoting {each.channel}", _public_half(each.key, folder), channels, signs="channels")
+
+
 def _with_colours(config: "Config", channels: "Sequence[str]") -> frozenset[str]:
     """What holds for a channel holds for the colours of the fleets that run it."""
     of_fleets = {
@@ -81,11 +97,13 @@ def _with_colours(config: "Config", channels: "Sequence[str]") -> frozenset[str]
     return frozenset(channels) | of_fleets
 
 
-def chosen_signer(typed: str | None, config: "Config", folder: Path) -> "Signer":
-    """The key to sign with: what was typed starts here, what is configured starts at the file."""
+def chosen_signer(typed: str | None, config: "Config", folder: Path, channel: str | None = None) -> "Signer":
+    """The key to sign artifacts with, or the generations of a channel: what was typed starts here, what is configured
+    starts at the file.
+    """
     from artifact_store.trust.signers import open_signer
 
-    signer = open_signer(typed, Path()) if typed else _configured(config, folder)
+    signer = open_signer(typed, Path()) if typed else _configured(config, folder, channel)
     if signer is None:
         raise Refused("no signing key is named; pass --key file:PATH or kms:ARN, or set [signing] key in nxpipe.toml")
     return signer
@@ -97,7 +115,8 @@ def author_signature(typed: str | None, config: "Config", folder: Path, channel:
         return None
     from artifact_store.trust.policy import signing_with
 
-    signer, policy = chosen_signer(typed, config, folder), signing_policy(config, folder)
+    base = next((each.channel for each in config.fleets if channel in _with_colours(config, (each.channel,))), channel)
+    signer, policy = chosen_signer(typed, config, folder, base), signing_policy(config, folder)
     if policy and channel in policy.required and not policy.trusts(signer.public, channel, store.backend.now()):
         raise Refused(
             f"key {signer.public.key_id} may not sign for channel {channel}, so nobody would believe this change; "
@@ -145,10 +164,11 @@ def _beside(key: str, folder: Path) -> Path | None:
     return path if path.exists() else None
 
 
-def _configured(config: "Config", folder: Path) -> "Signer | None":
+def _configured(config: "Config", folder: Path, channel: str | None) -> "Signer | None":
     from artifact_store.trust.signers import open_signer
 
-    return open_signer(config.signing.key, folder) if config.signing.key else None
+    key = config.signing.key if channel is None else config.signing.key_of(channel)
+    return open_signer(key, folder) if key else None
 
 
 def _trusted(table: "TrustedKeyTable", config: "Config", folder: Path) -> "TrustedKey":
@@ -157,5 +177,5 @@ def _trusted(table: "TrustedKeyTable", config: "Config", folder: Path) -> "Trust
     path = folder / expanded(table.key.removeprefix("file:"))
     channels = None if table.channels is None else _with_colours(config, table.channels)
     return TrustedKey(
-        table.name, named_public_key(path), channels, table.expires.timestamp() if table.expires else None
+        table.name, named_public_key(path), channels, table.expires.timestamp() if table.expires else None, table.signs
     )

@@ -15,8 +15,8 @@ _UNITS: Final = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
 
 
 def generation_data(generation: "Generation") -> dict[str, object]:
-    """All that a generation says, but for what only proves it."""
-    return generation.model_dump(exclude={"format", "write_id", "signatures"})
+    """All that a generation says, but for what only proves it; and its digest, by which it can be named for good."""
+    return generation.model_dump(exclude={"format", "write_id", "signatures"}) | {"digest": generation.digest}
 
 
 def served_lines(generation: "Generation") -> list[str]:
@@ -62,6 +62,7 @@ def state_text(entry: "Entry", signers: "Mapping[Served, Sequence[str]]") -> str
     lines = [
         _title(f"{one.channel}, generation {one.generation}"),
         f"  for {_age(entry.age)}, since {_moment(one.at)}, by {for_terminal(one.actor)}",
+        f"  digest {one.digest}",
         *map(shown, _trust_lines(entry)),
         table(("model", "target", "key", "manifest", "signed by"), rows),
     ]

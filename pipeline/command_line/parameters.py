@@ -1,5 +1,6 @@
 """Values on the command line that click has no type for; each says in one sentence what it takes."""
 
+import re
 from typing import Any, get_args
 
 import click
@@ -7,6 +8,7 @@ import click
 from emulator.hardware import INSTANCES, UnknownInstance, instance
 from pipeline.config.models import Phase
 from pipeline.order import ALL
+from pipeline.release.words import Expected
 
 
 class Numbers(click.ParamType[tuple[int, ...]]):
@@ -25,6 +27,20 @@ class Numbers(click.ParamType[tuple[int, ...]]):
         if not numbers or numbers[0] < 1 or numbers[-1] > self._most:
             self.fail(f"{value!r} is not a list of whole numbers from 1 to {self._most}, as in 128,512", param, ctx)
         return numbers
+
+
+class Expectation(click.ParamType[Expected]):
+    """One generation of a channel: an abbreviation of its digest would name others, too."""
+
+    name = "GENERATION@DIGEST"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Expected:
+        if isinstance(value, Expected):
+            return value
+        found = re.fullmatch(r"([1-9][0-9]{0,14})@([0-9a-f]{64})", str(value), re.ASCII)
+        if found is None:
+            self.fail(f"{value!r} is not a generation and its digest, as in 3@ and 64 hexadecimal digits", param, ctx)
+        return Expected(int(found[1]), found[2])
 
 
 class Phases(click.ParamType[tuple[str, ...]]):

@@ -12,7 +12,7 @@ from pipeline.channels.signing import key_option
 from pipeline.cli import Command
 from pipeline.command_line.options import ACTOR, REASON, Label, config_option, store_option
 from pipeline.command_line.output import Console
-from pipeline.command_line.parameters import Percentage
+from pipeline.command_line.parameters import Expectation, Percentage
 from pipeline.commands.store.itself import open_the_store_itself
 from pipeline.config import load_config
 from pipeline.release.words import GATES, Words
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pipeline.release.course import Course
     from pipeline.release.state import Release
 
+_OWN: Final = ("channel", "source", "expect", "names", "threshold", "wait", "reason", "key")
 _PLACE: Final = (("store", "--store"), ("config_path", "--config"))
 
 
@@ -30,6 +31,11 @@ _PLACE: Final = (("store", "--store"), ("config_path", "--config"))
     "--channel", "--to", "channel", type=Label("channel"), default="staging", show_default=True, help="Where to."
 )
 @click.option("--from", "source", type=Label("channel"), help="Release what this channel serves, and build nothing.")
+@click.option(
+    "--expect",
+    type=Expectation(),
+    help="Of --from: release this generation only, as channel show --json tells it.",
+)
 @click.option("--only", "names", multiple=True, metavar="NAME", help="Release only this model; may be repeated.")
 @click.option(
     "--threshold",
@@ -65,6 +71,7 @@ def release(
       nxpipe release --dry-run
       nxpipe release --channel staging --reason "$GITHUB_REF_NAME"
       nxpipe release --to production --from staging --threshold 2%
+      nxpipe release --to production --from staging --expect "$GENERATION@$DIGEST"
     """
     from pipeline.release.state import Release
 
@@ -87,12 +94,14 @@ def _words(ctx: click.Context, config: "Config", skipped: frozenset[str], said: 
             ctx,
         )
     typed = {name: ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE for name, _ in _PLACE}
-    own = {name: said.pop(name) for name in ("channel", "source", "names", "threshold", "wait", "reason", "key")}
+    own = {name: said.pop(name) for name in _OWN}
     actor = said.pop("actor") or current_actor()
     place = {option: str(ctx.params[name]) for name, option in _PLACE if typed[name]}
     words = Words(**own, actor=actor, skipped=skipped, how=said, place=place)
     if words.source == words.channel:
         raise click.UsageError(f"channel {words.channel} serves that already; release --from another channel", ctx)
+    if words.expect is not None and words.source is None:
+        raise click.UsageError("--expect names what another channel serves; say which with --from", ctx)
     if "sign" in skipped and must_be_signed(config, words):
         raise click.UsageError(
             f"channel {words.channel} takes signed artifacts only, so --skip sign would be refused by promote", ctx

@@ -44,9 +44,14 @@ def misplaced(config: Config) -> Iterator[Finding]:
 
 
 def _moving_key(config: Config) -> Iterator[Finding]:
-    if config.release and ":alias/" in (config.signing.key or ""):
+    named = {("signing", "key"): config.signing.key} | {
+        ("signing", "promoting", at, "key"): each.key for at, each in enumerate(config.signing.promoting)
+    }
+    for place, key in named.items() if config.release else ():
+        if ":alias/" not in (key or ""):
+            continue
         allowed = 'the ARN of the key itself ("kms:arn:...:key/ID"): the role of releases may use that key and no other'
-        yield Finding(("signing", "key"), shown(config.signing.key), allowed)
+        yield Finding(place, shown(key), allowed)
 
 
 def _misplaced_zones(config: Config, region: str, zones: tuple[str, ...]) -> Iterator[Finding]:

@@ -209,8 +209,27 @@ class TrustedKey(Table):
             raise refuse(f"an offset after it, such as {moment.isoformat()}Z: a key expires everywhere at once")
         return moment
 
+    signs: Annotated[Literal["artifacts", "channels"] | None, Absent("both")] = Field(
+        default=None,
+        description="What the key vouches for: artifacts, as builds sign them, or what happens to channels.",
+        examples=["artifacts"],
+    )
+
     def may_sign_for(self, channel: str) -> bool:
         return self.channels is None or channel in self.channels
+
+    def vouches_for(self, what: Literal["artifacts", "channels"]) -> bool:
+        return self.signs in (None, what)
+
+
+class PromotingKey(Table):
+    """The key that signs what happens to one channel; each is headed `[[signing.promoting]]`."""
+
+    channel: Slug = Field(description="The channel.", examples=["production"])
+    key: SigningKey = Field(
+        description="The Ed25519 key file or the KMS key. A relative path starts at this file.",
+        examples=["kms:arn:aws:kms:us-east-2:123456789012:alias/production"],
+    )
 
 
 class Signing(Table):
@@ -219,8 +238,12 @@ class Signing(Table):
     key: Annotated[SigningKey | None, Absent("artifacts are not signed")] = Field(
         default=None,
         description="The Ed25519 key file or the KMS key that signs manifests and, where `require` asks for it, "
-        "promotions. A relative path starts at this file.",
+        "promotions to channels that `promoting` does not name. A relative path starts at this file.",
         examples=["file:release.key"],
+    )
+    promoting: Annotated[tuple[PromotingKey, ...], MAYBE_EMPTY] = Field(
+        default=(),
+        description="Keys of their own for promotions and rollbacks, so that who builds cannot promote.",
     )
     trusted: Annotated[tuple[TrustedKey, ...], MAYBE_EMPTY] = Field(
         default=(),
@@ -256,7 +279,23 @@ class Signing(Table):
                 "signing.key or signing.trusted to be set as well, for otherwise nothing could reach these channels"
             )
         for channel in channels:
-            able = sum(each.may_sign_for(channel) for each in trusted) if trusted else 1
+            here = [each for each in trusted if each.may_sign_for(channel)]
+            able = sum(each.vouches_for("artifacts") for each in here) if trusted else 1
             if able < threshold:
                 raise refuse(f"at least {threshold} trusted keys (threshold) that may sign for {channel}, not {able}")
+            if trusted and not any(each.vouches_for("channels") for each in here):
+                raise refuse(f"a trusted key that may sign promotions to {channel}, and none of these vouches for them")
         return channels
+
+    @field_validator("promoting")
+    @classmethod
+    def _one_key_of_a_channel(cls, promoting: tuple[PromotingKey, ...]) -> tuple[PromotingKey, ...]:
+        channels = [each.channel for each in promoting]
+        twice = next((channel for channel in channels if channels.count(channel) > 1), None)
+        if twice is not None:
+            raise refuse("one key for each channel", found=f'"{twice}" twice')
+        return promoting
+
+    def key_of(self, channel: str) -> str | None:
+        """What signs a promotion to this channel."""
+        return next((each.key for each in self.promoting if each.channel == channel), self.key)

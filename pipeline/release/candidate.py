@@ -14,12 +14,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Candidate:
-    """`owner` is the model of nxpipe.toml that it was described by; `target` is the compiler's."""
+    """`owner` is the model of nxpipe.toml that it was described by; `target` is the compiler's. `manifest` is the
+    digest of what a channel serves, where that is what is released.
+    """
 
     model_id: str
     target: str
     request_key: str
     owner: str | None = None
+    manifest: str | None = None
 
     @property
     def slot(self) -> tuple[str, str]:
@@ -32,7 +35,7 @@ class Candidate:
 
     @classmethod
     def of(cls, served: "Served") -> "Candidate":
-        return cls(served.model_id, served.target, served.request_key)
+        return cls(served.model_id, served.target, served.request_key, manifest=served.manifest.sha256)
 
 
 def planned(artifacts: "Sequence[PlannedArtifact]") -> tuple[Candidate, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from artifact_store.channel.generation import Generation, Served
-from artifact_store.errors import NotFound
+from artifact_store.errors import NotFound, Refused
 from artifact_store.transfer.believed import Trust
 from pipeline.building.matrix import of_file
 from pipeline.building.run import Run
@@ -18,7 +18,7 @@ from pipeline.channels.signing import trust_in
 from pipeline.command_line.order_options import chosen_models
 from pipeline.command_line.output import Console
 from pipeline.release.candidate import Candidate, planned
-from pipeline.release.words import Words
+from pipeline.release.words import Expected, Words
 from pipeline.state_folder import state_folder
 from pipeline.verification.verify import Thresholds
 
@@ -94,7 +94,10 @@ class Release:
         return trust_in(self.config, self.folder, self.store, self.console.say)
 
     def found(self, one: Candidate) -> "Published | None":
+        """Of what a channel serves, the very manifest: one that was published otherwise meanwhile is another."""
         if one not in self.known and (published := self.store.find(one.request_key)):
+            if one.manifest not in (None, published.manifest_digest):
+                raise self._gone(one)
             self.known[one] = published
         return self.known.get(one)
 
@@ -118,11 +121,15 @@ class Release:
         return served is not None and served.request_key == one.request_key
 
     def _served_elsewhere(self) -> tuple[Candidate, ...]:
-        """The manifests that another channel serves: were one published anew otherwise, it would not be the same."""
+        """The manifests that another channel serves: were one published anew otherwise, it would not be the same.
+
+        The channel is read once: what it serves later is no matter to this release.
+        """
         source = str(self.words.source)
         tip = self.tip(source)
         if tip is None:
             raise unknown_channel(self.store, source)
+        self._require_the_expected(tip)
         names = {model_id(model, self.folder) for model in chosen_models(self.config, self.words.names)}
         artifacts = [each for each in tip.artifacts if not self.words.names or each.model_id in names]
         if not artifacts:
@@ -130,10 +137,22 @@ class Release:
             raise NotFound(f"channel {source} of {self.store.url} serves nothing{what}; release to it first")
         for served in artifacts:
             self.trust.insist_on_signatures(self.store, source, served)
-            found = self.store.find(served.request_key)
-            if found is None or found.record.manifest != served.manifest:
-                raise NotFound(
-                    f"channel {source} serves {served.name}, whose manifest {served.manifest.sha256} is no longer "
-                    f"published in {self.store.url}; release to {source} again"
-                )
-        return tuple(map(Candidate.of, artifacts))
+        candidates = tuple(map(Candidate.of, artifacts))
+        for one in candidates:
+            if self.found(one) is None:
+                raise self._gone(one)
+        return candidates
+
+    def _gone(self, one: Candidate) -> NotFound:
+        return NotFound(
+            f"channel {self.words.source} serves {one.name}, whose manifest {one.manifest} is no longer published in "
+            f"{self.store.url}; release to {self.words.source} again"
+        )
+
+    def _require_the_expected(self, tip: Generation | None) -> None:
+        expected, serves = self.words.expect, tip and Expected(tip.generation, tip.digest)
+        if expected not in (None, serves):
+            raise Refused(
+                f"channel {self.words.source} of {self.store.url} serves {serves or 'nothing'}, and {expected} was "
+                f"expected; look at what it serves now, and have that approved"
+            )

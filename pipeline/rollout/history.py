@@ -12,6 +12,7 @@ _BEYOND: Final = (1.25, 1.6)  # of p99
 FEWEST: Final = 1_000  # requests, of which ten are slower than p99
 _MINUTES: Final = 180
 _NAMESPACE: Final = "AWS/ApplicationELB"
+_GOOD: Final = (2, 3, 4)  # hundreds: answers of targets; what is none of them has failed
 _LATENCY: Final = "TargetResponseTime"
 
 
@@ -32,19 +33,18 @@ class History:
 def history(machine: Machine, colour: str, minute: int) -> History:
     """`minute` is how many seconds a minute of the plan has."""
     timed, latencies = _latencies(machine, colour)
+    asked = {"requests": "RequestCount"} | {f"good{kind}": f"HTTPCode_Target_{kind}XX_Count" for kind in _GOOD}
     counts = machine.metrics(
-        [
-            _query(machine, colour, "requests", "RequestCount", "Sum", minute),
-            _query(machine, colour, "failed", "HTTPCode_Target_5XX_Count", "Sum", minute),
-        ],
+        [_query(machine, colour, name, metric, "Sum", minute) for name, metric in asked.items()],
         datetime.now(UTC) - timedelta(seconds=_MINUTES * minute),
     )
     requests, minutes = sum(counts["requests"]), sum(1 for each in counts["requests"] if each)
+    good = sum(sum(counts[f"good{kind}"]) for kind in _GOOD)
     return History(
         timed,
         latencies,
         rps=requests / (minutes * minute) if minutes else 0.0,
-        error_rate=sum(counts["failed"]) / requests if requests else 0.0,
+        error_rate=max(0.0, 1 - good / requests) if requests else 0.0,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 from stacks.rollout.states import NOT_MET, State, call
 
 KEY: Final = "fleet"
+ASKED: Final = ("owner", "signal", "since")  # what people write; `stable` is the machines' own
 ME: Final = "$$.Execution.Id"
 
 

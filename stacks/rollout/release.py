@@ -18,6 +18,7 @@ _FROM: Final = "$.opened.is.from"
 _TO: Final = "$.opened.is.to"
 _CARRIED: Final = "$.told.is.carried"
 _OWNER: Final = "$.record.Item.owner.S"
+HEALTHY: Final = "$.TargetHealthDescriptions[?(@.TargetHealth.State == 'healthy')].Target.Id"  # of a target group
 _NOW: Final = "$$.State.EnteredTime"
 # What says that the watch of a step did not begin: if it began and failed, there is nothing to try again.
 _NOT_BEGUN: Final = ["StepFunctions.SdkClientException", "StepFunctions.ThrottlingException"]
@@ -113,7 +114,6 @@ def _fill(record: Record, means: Means) -> States:
     enough = {"Variable": "$.warm.healthy", "NumericGreaterThanEqualsPath": "$.opened.is.size"}
     late = {"Variable": "$.warm.tries", "NumericGreaterThanEqualsPath": f"{pace}.warm_tries"}
     signal = "$.record.Item.signal.S"
-    healthy = "$.TargetHealthDescriptions[?(@.TargetHealth.State == 'healthy')].Target.Id"
     return {
         "Wake": call("eventbridge", "enableRule", {"Name": means.clock}, then="Fill"),
         "Fill": _resize(f"{_TO}.group", "$.opened.is.size", then="Cold"),
@@ -123,7 +123,7 @@ def _fill(record: Record, means: Means) -> States:
             "elasticloadbalancingv2",
             "describeTargetHealth",
             {"TargetGroupArn.$": f"{_TO}.targets"},
-            keeping={"healthy.$": healthy},
+            keeping={"healthy.$": HEALTHY},
             into="$.health",
             then="SeeSignal",
         ),

@@ -7,6 +7,9 @@ from typing import Final
 from aws_cdk import Stack, aws_iam
 from constructs import Construct
 
+from stacks.rollout.record import ASKED, KEY
+from stacks.trust import for_us
+
 # By this rule of its own Step Functions hears that an execution has ended for which another one waits.
 _ITS_RULE: Final = "rule/StepFunctionsGetEventsForStepFunctionsExecutionRule"
 
@@ -32,7 +35,7 @@ class Things:
 class Roles(Construct):
     """One for each machine, and a policy for whoever releases: roles of people and of jobs are others' to make."""
 
-    def __init__(self, scope: Construct, id_: str, things: Things) -> None:
+    def __init__(self, scope: Construct, id_: str, things: Things, *, fleet: str) -> None:
         super().__init__(scope, id_)
         self._things = things
         self.release, self.watch, self.watchdog = map(self._role, ("Release", "Watch", "Watchdog"))
@@ -45,23 +48,23 @@ class Roles(Construct):
         _let(self.watch, ("dynamodb:GetItem",), things.table)
         _let(self.watch, ("cloudwatch:DescribeAlarms", "cloudwatch:GetMetricData"), "*")
         self._move_traffic(self.watchdog)
+        _let(self.watchdog, ("elasticloadbalancing:DescribeTargetHealth",), "*")
         _let(self.watchdog, ("states:DescribeExecution",), *map(_executions, (things.release, things.watchdog)))
         self.releasing = aws_iam.ManagedPolicy(
             self,
             "Releasing",
             description="Start, watch, pause, approve and end the rollouts of one fleet",
             path="/nxpipe/",
-            statements=_releasing(things),
+            statements=_releasing(things, fleet),
         )
 
     def _role(self, machine: str) -> aws_iam.Role:
-        ours = {"StringEquals": {"aws:SourceAccount": Stack.of(self).account}}
         return aws_iam.Role(
             self,
             machine,
             description=f"{machine} of a rollout",
             path="/nxpipe/",
-            assumed_by=aws_iam.ServicePrincipal("states.amazonaws.com", conditions=ours),
+            assumed_by=for_us(self, "states"),
         )
 
     def _move_traffic(self, role: aws_iam.Role) -> None:
@@ -92,15 +95,24 @@ class Roles(Construct):
         _let(role, ("kms:Decrypt", "kms:GenerateDataKey"), key, only=via)
 
 
-def _releasing(things: Things) -> list[aws_iam.PolicyStatement]:
-    """What `nxpipe rollout` calls, beside the store. Who may start a machine moves no weight himself."""
+def _releasing(things: Things, fleet: str) -> list[aws_iam.PolicyStatement]:
+    """What `nxpipe rollout` calls, beside the store. Who may start a machine moves no weight himself: of the record he
+    writes the lock and what he asks for, and never which colour is stable.
+    """
+    item = {"ForAllValues:StringEquals": {"dynamodb:LeadingKeys": [fleet]}, "Null": {"dynamodb:LeadingKeys": "false"}}
+    words = {
+        "ForAllValues:StringEquals": {"dynamodb:LeadingKeys": [fleet], "dynamodb:Attributes": [KEY, *ASKED]},
+        "Null": {"dynamodb:LeadingKeys": "false", "dynamodb:Attributes": "false"},
+        "StringEqualsIfExists": {"dynamodb:ReturnValues": ["NONE", "UPDATED_OLD", "UPDATED_NEW"]},
+    }
     start, watch = ["states:StartExecution"], ["states:DescribeStateMachine", "states:ListExecutions"]
     follow = ["states:DescribeExecution", "states:GetExecutionHistory"]
     reads = ["cloudwatch:GetMetricData", "elasticloadbalancing:DescribeRules"]
     return [
         aws_iam.PolicyStatement(actions=[*start, *watch], resources=[things.release]),
         aws_iam.PolicyStatement(actions=follow, resources=[_executions(things.release)]),
-        aws_iam.PolicyStatement(actions=["dynamodb:GetItem", "dynamodb:UpdateItem"], resources=[things.table]),
+        aws_iam.PolicyStatement(actions=["dynamodb:GetItem"], resources=[things.table], conditions=item),
+        aws_iam.PolicyStatement(actions=["dynamodb:UpdateItem"], resources=[things.table], conditions=words),
         aws_iam.PolicyStatement(actions=reads, resources=["*"]),
     ]
 

@@ -17,6 +17,7 @@ from stacks.rollout.release import Means, release
 from stacks.rollout.roles import Roles, Things
 from stacks.rollout.watch import watch
 from stacks.rollout.watchdog import watchdog
+from stacks.trust import for_us
 
 _ENDED: Final = ["FAILED", "TIMED_OUT", "ABORTED"]
 
@@ -47,7 +48,7 @@ class RolloutStack(Stack):
         self._table = self._make_table()
         folder = f"{prefix}rollouts/{fleet.name}/"
         things = self._things(observe, store, folder)
-        roles = Roles(self, "Roles", things)
+        roles = Roles(self, "Roles", things, fleet=fleet.name)
         self._add_machines(things, roles, store.bucket.bucket_name, folder)
         self._wake_the_watchdog(things)
         self.handle = RolloutHandle(fleet=fleet.name, machine=things.release, table=self._table)
@@ -127,7 +128,7 @@ class RolloutStack(Stack):
             "Waker",
             description=f"Wakes the watchdog of {self._name}",
             path="/nxpipe/",
-            assumed_by=aws_iam.ServicePrincipal("events.amazonaws.com"),
+            assumed_by=for_us(self, "events"),
         )
         role.add_to_principal_policy(
             aws_iam.PolicyStatement(actions=["states:StartExecution"], resources=[things.watchdog])

@@ -27,6 +27,7 @@ RULES: Final = (
     Rule(reach.ENDPOINT, "in a closed network each call has an endpoint, each endpoint a caller", reach.reachable),
     Rule(exposure.PLAIN, "load balancers speak TLS", exposure.nothing_plain),
     Rule(permissions.WILDCARD, "no action that writes has a wildcard resource", permissions.no_wildcard),
+    Rule(permissions.SIGNER, "a key signs for one duty: builds, or one channel", permissions.one_signer),
     Rule(kept.PRIVATE, "buckets are private, EFS and S3 refuse plain text", kept.private),
     Rule(budget.COST, "what the fleets cost a month is within the budget", budget.within),
     Rule(KEEP, "stateful resources keep their logical ids", keeping.keeps),

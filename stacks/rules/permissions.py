@@ -9,6 +9,7 @@ from stacks.reading.template import Templates, listed, settings, text
 from stacks.rules.finding import Facts, Finding
 
 WILDCARD = "NXP-IAM-1"
+SIGNER = "NXP-IAM-2"
 
 _READS: Final = re.compile(
     r"[a-z0-9-]+:(Get|List|Describe|BatchGet|BatchCheck|Head|Lookup|Filter|Search|View|Validate)\w*\*?"
@@ -54,6 +55,24 @@ def no_wildcard(all_: Templates, facts: Facts) -> Iterator[Finding]:
         if broad:
             what = f"it has {_some(broad)}, which may change whatever there is"
             yield Finding(WILDCARD, role, "ManagedPolicyArns", what, "grant the actions that are needed, by resource")
+
+
+def one_signer(all_: Templates, facts: Facts) -> Iterator[Finding]:
+    """Who holds one duty and is taken over could otherwise sign for all of them: a build for production, say."""
+    first: dict[str, Statement] = {}
+    for statement in statements(all_):
+        if not statement.allows or "kms:sign" not in map(str.lower, statement.actions):
+            continue
+        for key in statement.resources:
+            other = first.setdefault(key, statement)
+            if other.resource.path != statement.resource.path:
+                yield Finding(
+                    SIGNER,
+                    statement.resource,
+                    statement.place,
+                    f"it signs with {key}, and so does {other.resource.path}",
+                    "give each duty a key of its own: [signing] key for builds, [[signing.promoting]] for each channel",
+                )
 
 
 def _writes(statement: Statement) -> list[str]:

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.config import Config, ServingFleet, Signing
+from pipeline.config import Config, ServingFleet, Signing, TrustedKey
 from pipeline.config.kinds import write_duration
 
 _BY_THE_AGENT: Final = {"command", "standby", "certificate", "clients"}  # said elsewhere, or not the instance's affair
@@ -59,11 +59,12 @@ def _signing(signing: Signing, channel: str, keys: str) -> list[tuple[str, Mappi
         return []
     trusted = [each for each in signing.trusted if each.may_sign_for(channel)]
     head = ("[signing]", {"threshold": signing.threshold, "require": [channel]})
-    return [head, *(("[[signing.trusted]]", _trusted(each.name, each.expires, keys)) for each in trusted)]
+    return [head, *(("[[signing.trusted]]", _trusted(each, keys)) for each in trusted)]
 
 
-def _trusted(name: str, expires: datetime | None, keys: str) -> dict[str, Any]:
-    return {"name": name, "key": f"file:{keys}/{name}.pub", **({"expires": expires} if expires else {})}
+def _trusted(one: TrustedKey, keys: str) -> dict[str, Any]:
+    more = {name: said for name, said in (("expires", one.expires), ("signs", one.signs)) if said}
+    return {"name": one.name, "key": f"file:{keys}/{one.name}.pub", **more}
 
 
 def _table(head: str, values: Mapping[str, Any]) -> str:

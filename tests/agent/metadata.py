@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -11,7 +11,7 @@ TOKEN = "a-session"
 
 @dataclass
 class Metadata:
-    values: dict[str, str] = field(default_factory=dict)
+    values: dict[str, str | bytes] = field(default_factory=dict)
     url: str = ""
 
 
@@ -33,11 +33,13 @@ def metadata_service() -> Iterator[Metadata]:
             else:
                 self._say(*((200, held.values[name]) if name in held.values else (404, "")))
 
-        def _say(self, status: int, text: str) -> None:
+        def _say(self, status: int, said: str | bytes) -> None:
+            body = said.encode() if isinstance(said, str) else said
             self.send_response(status)
-            self.send_header("Content-Length", str(len(text)))
+            self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(text.encode())
+            with suppress(ConnectionError):  # who asked may have heard enough
+                self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002, the library's name
             pass

@@ -57,7 +57,7 @@ class Place:
 
     @property
     def state(self) -> str | None:
-        return self.states().get(self.metadata.values["instance-id"])
+        return self.states().get(str(self.metadata.values["instance-id"]))
 
 
 @pytest.fixture

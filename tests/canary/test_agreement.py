@@ -126,13 +126,20 @@ def answers(batches: Sequence[Batch], latencies: int) -> list[dict[str, Any]]:
     found = []
     for name in ("canary", "stable"):
         arms = {at(batch.minute): getattr(batch, name) for batch in batches}
-        series = {"requests": "requests", "failed": "errors", "timed": "timed"}
+        series = {"requests": "requests", "5xx": "errors", "timed": "timed"}
+        found.append(_series(f"{name}_2xx", {when: _good(arm) for when, arm in arms.items()}))
         for id_, attribute in series.items():
             found.append(_series(f"{name}_{id_}", {when: getattr(arm, attribute) for when, arm in arms.items()}))
         for number in range(latencies):
             slower = {when: arm.slower[number] for when, arm in arms.items() if arm.slower}
             found.append(_series(f"{name}_slower{number}", slower))
     return found
+
+
+def _good(arm: Arm) -> Count:
+    """So many that each request has an answer."""
+    good = arm.requests - arm.errors
+    return good if math.isfinite(good) else 0
 
 
 def _series(id_: str, counts: dict[str, Count]) -> dict[str, Any]:

@@ -62,6 +62,39 @@ def test_missing_minutes_are_no_evidence_but_time_goes_on() -> None:
     assert judged_alone(gaps, at=40).verdict.decision is Decision.ADVANCE
 
 
+def test_the_shortest_time_is_one_of_evidence_and_not_of_the_clock() -> None:
+    assert judged_alone(healthy(1), at=59).verdict.decision is Decision.CONTINUE
+    assert judged_alone(healthy(4), at=59).verdict.decision is Decision.CONTINUE
+    assert judged_alone(healthy(5), at=59).verdict.decision is Decision.ADVANCE
+
+
+@pytest.mark.parametrize("wrong", [Batch(1, Arm(math.nan, 0), NOBODY), minute(0, *HEALTHY), minute(9, *HEALTHY)])
+def test_a_minute_that_cannot_be_used_is_no_minute_of_the_shortest_time(wrong: Batch) -> None:
+    """Not a number, one that was taken in before, and one of the future."""
+    evidence, decisions = judged_alone(healthy(1)).evidence, []
+    for clock in range(2, 9):
+        judged = judge(PLAN, evidence, [wrong], Moment(0, 0, clock))
+        evidence = judged.evidence
+        decisions.append(judged.verdict.decision)
+    assert set(decisions) == {Decision.CONTINUE}
+
+
+def test_minutes_without_requests_of_the_canary_are_no_minutes_of_the_shortest_time() -> None:
+    silent = [replace(each, canary=NOBODY, stable=Arm(2850, 14)) for each in healthy(30)[1:]]
+    assert judged_alone([minute(0, (3000, 15), (57_000, 280)), *silent]).verdict.decision is Decision.CONTINUE
+
+
+def test_a_canary_whose_requests_have_no_latency_stands_still_and_asks_a_person() -> None:
+    def timed(share: float, minutes: int) -> Decision:
+        canary = replace(arm(round(150 * share), 0), requests=150, errors=1)
+        some = [replace(each, canary=canary) for each in healthy(minutes)]
+        return judged_alone(some).verdict.decision
+
+    assert [timed(share, 20) for share in (1.0, 0.9)] == [Decision.ADVANCE] * 2
+    assert [timed(share, 20) for share in (0.75, 0.6)] == [Decision.CONTINUE] * 2
+    assert timed(0.75, 60) is Decision.UNDECIDED
+
+
 def test_a_person_can_put_off_the_end_of_a_step() -> None:
     asked = judge(PLAN, Evidence(), [], Moment(0, 0, 60, extended=30))
     assert asked.verdict.decision is Decision.CONTINUE
@@ -90,8 +123,8 @@ def test_when_only_the_canary_fails_everything_it_goes_back() -> None:
 
 @pytest.mark.parametrize("errors", [0, 250_000, 3_000_000, 50_000_000])
 def test_a_billion_requests_have_a_verdict(errors: int) -> None:
-    batch = minute(0, (50_000_000, errors), (950_000_000, 4_750_000))
-    verdict = judged_alone([batch], at=5).verdict
+    batches = [minute(number, (50_000_000, errors), (950_000_000, 4_750_000)) for number in range(5)]
+    verdict = judged_alone(batches).verdict
     assert verdict.decision is (Decision.ROLL_BACK if errors > 250_000 else Decision.ADVANCE)
     assert math.isfinite(verdict.worse)
 

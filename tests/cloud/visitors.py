@@ -119,8 +119,10 @@ class Visitors:
             "Timestamp": datetime.fromtimestamp(at, UTC),
         }
         yield {"MetricName": "RequestCount", "Value": there, **about}
-        if failed := int(self._random.binomial(there, self.errors[colour])):
-            yield {"MetricName": "HTTPCode_Target_5XX_Count", "Value": failed, **about}
+        failed = int(self._random.binomial(there, self.errors[colour]))
+        for kind, count in (("2XX", there - failed), ("5XX", failed)):
+            if count:
+                yield {"MetricName": f"HTTPCode_Target_{kind}_Count", "Value": count, **about}
         taken = np.ceil(self._random.lognormal(np.log(_MEDIAN), _SPREAD, there) / _FINEST).astype(int)
         values, counts = np.unique(taken, return_counts=True)
         seconds = (values * _FINEST).tolist()

@@ -79,6 +79,9 @@ def ours(aws: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Run:
     write_model(root / "models/search", BERT | TINY)
     write_model(root / "models/chat", LLAMA | TINY)
     repository.write(repository.plan(root, str(root / "models/search"), None))
+    for name in ("nxpipe", "nxpipe-compile"):
+        (root / "requirements").mkdir(exist_ok=True)
+        (root / f"requirements/{name}.txt").write_text(f"nxpipe==0.1.0 --hash=sha256:{'0' * 64}\n")
     git(root, "init", "--quiet")
     commit(root, described("search", "chat"))
     key = boto3.client("kms").create_key(KeyUsage="SIGN_VERIFY", KeySpec="ECC_NIST_P256")["KeyMetadata"]["Arn"]
@@ -186,8 +189,9 @@ def test_each_job_takes_the_role_of_its_environment_for_as_long_as_it_may_last(r
 def test_each_machine_installs_this_release_once_and_what_its_job_needs(released: Outcome) -> None:
     asked_for = {machine.name: (machine.folder / "home/pip").read_text().split() for machine in released.machines}
     for name, words in asked_for.items():
-        extras = "" if name.startswith(("models", "production")) else "[compile]"
-        assert words == ["install", "--disable-pip-version-check", f"nxpipe{extras}==0.1.0"], name
+        extras = "" if name.startswith(("models", "production")) else "-compile"
+        assert words[-2:] == ["--requirement", f"requirements/nxpipe{extras}.txt"], name
+        assert "--require-hashes" in words, name
 
 
 def test_a_build_leaves_its_summary_and_its_report(ours: Run, released: Outcome) -> None:
@@ -216,11 +220,10 @@ def test_production_refuses_what_nobody_has_approved(ours: Run, released: Outcom
     """Staging has moved on between the approval and the job."""
     before = ChannelLog(store.backend, "production").tip()
     outcome, job = Outcome(), read(ours.repository / WORKFLOW)["jobs"]["production"]
-    approved = {"staging": {"result": "success", "outputs": {"generation": "7"}}}
+    approved = {"staging": {"result": "success", "outputs": {"approved": f"7@{'0' * 64}"}}}
     carry_out_job(replace(ours, folder=ours.folder.parent / "late"), "production", job, approved, outcome)
     (step,) = failed(outcome)
-    assert "staging serves generation 1, and generation 7 was approved" in step.log
-    assert outcome.steps[-1].result == "skipped"
+    assert f"7@{'0' * 64} was expected" in step.log
     assert ChannelLog(store.backend, "production").tip() == before
 
 

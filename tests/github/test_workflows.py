@@ -1,7 +1,6 @@
 """What the workflows may do, what they call, and that ours and what `nxpipe init` writes are one."""
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ EXAMPLES = {
     "MODEL": "search",
     "SLOWER": "5%",
     "REASON": "v1.2",
+    "APPROVED": f"3@{'0' * 64}",
     "key": "a" * 64,
     "only[@]": "--only=search",
 }
@@ -69,9 +69,12 @@ def test_what_init_writes_is_what_runs_here(ours: Path, written: Path) -> None:
     assert ours.read_bytes() == written.read_bytes()
 
 
-def test_the_action_installs_this_release() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert read(ACTION)["inputs"]["version"]["default"] == project["version"]
+def test_the_action_installs_by_hash_alone() -> None:
+    (install,) = (script for script in scripts(ACTION) if "pip install" in script)
+    assert "--isolated" in install  # from the index of the file or of pip alone, whatever variables say
+    assert "--require-hashes" in install
+    for path in (WORKFLOW, ACTION):
+        assert "INDEX_URL" not in path.read_text()
 
 
 @pytest.mark.parametrize("path", LINTED, ids=named)

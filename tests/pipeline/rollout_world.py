@@ -136,11 +136,14 @@ class Fleet:
         boto3.client("elbv2").modify_rule(RuleArn=self.front["rule"], Actions=[action])
 
     def count(self, requests: int, seconds: int) -> None:
-        """That blue had, in each of the last seconds."""
+        """That blue had, and answered, in each of the last seconds."""
         series = {"LoadBalancer": self.front["balancer"], "TargetGroup": self.front["colours"]["blue"]["series"]}
-        about = {"MetricName": "RequestCount", "Value": requests}
         dimensions = [{"Name": name, "Value": value} for name, value in series.items()]
-        data = [{**about, "Dimensions": dimensions, "Timestamp": time.time() - ago} for ago in range(1, seconds + 1)]
+        data = [
+            {"MetricName": metric, "Value": requests, "Dimensions": dimensions, "Timestamp": time.time() - ago}
+            for metric in ("RequestCount", "HTTPCode_Target_2XX_Count")
+            for ago in range(1, seconds + 1)
+        ]
         boto3.client("cloudwatch").put_metric_data(Namespace="AWS/ApplicationELB", MetricData=data)
 
     def look(self, minutes: int, requests: tuple[int, int] = (0, 0), failed: tuple[int, int] = (0, 0)) -> None:
@@ -152,7 +155,8 @@ class Fleet:
         assert asked is not None
         answer = self.looks.get(name) or self._open(name, asked)
         first = 1_000_000 * 60
-        values = {"requests": requests, "failed": failed}
+        good = (requests[0] - failed[0], requests[1] - failed[1])
+        values = {"requests": requests, "2xx": good, "5xx": failed}
         metrics = [
             {
                 "Id": f"{arm}_{what}",

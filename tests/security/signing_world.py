@@ -345,7 +345,7 @@ def _diff(world: World) -> str:
 
 
 def _release(world: World) -> str:
-    words = Words("next", CHANNEL, (), 0.05, frozenset(), True, "somebody", "", None, {}, {})
+    words = Words("next", CHANNEL, None, (), 0.05, frozenset(), True, "somebody", "", None, {}, {})
     (one,) = Release(Console(quiet=True), world.store, world.config, world.config_path, words).candidates
     found = world.store.find(one.request_key)
     assert found is not None

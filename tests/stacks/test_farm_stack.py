@@ -125,7 +125,8 @@ def test_deployed_a_job_publishes_under_the_prefix_and_deletes_nothing(aws: None
     assert {"name": "NXPIPE_STORE_URL", "value": f"s3://{bucket}/models/"} in container["environment"]
     role = container["jobRoleArn"].rpartition("/")[2]
     may, objects = statements_of(role), f"arn:aws:s3:::{bucket}/models"
-    assert allowed(may, "s3:PutObject", f"{objects}/cas/sha256/x")
+    assert allowed(may, "s3:PutObject", f"{objects}/cas/sha256/x", {"s3:if-none-match": "*"})
+    assert not allowed(may, "s3:PutObject", f"{objects}/cas/sha256/x")
     assert allowed(may, "s3:PutObject", f"{objects}/ac/x", {"s3:if-none-match": "*"})
     for action in ("s3:DeleteObject", "s3:DeleteObjectVersion"):
         assert not allowed(may, action, f"{objects}/cas/sha256/x")

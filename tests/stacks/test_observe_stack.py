@@ -173,7 +173,7 @@ def test_without_a_limit_for_latency_there_is_no_alarm_of_it() -> None:
 def test_whatever_ends_no_release_tells_people_by_itself(made: Made) -> None:
     telling = [one["AlarmName"] for one in of_type(made, "AWS::CloudWatch::Alarm") if one.get("AlarmActions")]
     judged = [f"demo-search-{colour}-{key}" for key in ("latency-p99", "error-rate") for colour in COLOURS]
-    assert sorted(telling) == sorted([*judged, "demo-search-execution-errors"])
+    assert sorted(telling) == sorted([*judged, "demo-search-execution-errors", "demo-search-unanswered"])
     (composite,) = of_type(made, "AWS::CloudWatch::CompositeAlarm")
     assert len(composite["AlarmActions"]) == 1
 

@@ -1,5 +1,7 @@
 """Who may publish by GitHub's word, and what that word opens."""
 
+import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +13,9 @@ from artifact_store import Store, layout
 from artifact_store.backends.local import LocalFolder
 from artifact_store.channel.change import Author, Requirements, promote
 from artifact_store.trust.kms import ALGORITHM
+from pipeline.config import Signing
 from pipeline.config.cloud import Release
+from pipeline.config.sections import PromotingKey
 from stacks.publishing import CREATED_ONCE, REPLACED
 from stacks.release import ReleaseStack
 from stacks.store import StoreStack
@@ -33,7 +37,7 @@ class Made:
 
 
 def make(
-    release: Release = ASKED_FOR, prefix: str = "models/", app: App | None = None, signing_key: str | None = None
+    release: Release = ASKED_FOR, prefix: str = "models/", app: App | None = None, signing: Signing | None = None
 ) -> Made:
     app = app or new_app()
     store = StoreStack(app, "demo-store", project="demo", env=HERE, removal_policy=RemovalPolicy.DESTROY)
@@ -44,7 +48,7 @@ def make(
         release=release,
         store=store.handle,
         prefix=prefix,
-        signing_key=signing_key,
+        signing=signing,
         env=HERE,
     )
     return Made(store, stack)
@@ -79,9 +83,16 @@ def refused(made: Made, word: str, writes: list[tuple[str, str]]) -> list[str]:
             may,
             "s3:DeleteObject" if act == "remove" else "s3:PutObject",
             f"{bucket}/models/{path}",
-            {"s3:if-none-match": "*"} if act.startswith("create") else {},
+            _said(act, f"{bucket.rpartition(':')[2]}/models/{path}"),
         )
     ]
+
+
+def _said(act: str, whole: str) -> Context:
+    """What a request says of itself: a creation that it is one, a copy onto itself where from."""
+    if act.startswith("create"):
+        return {"s3:if-none-match": "*"}
+    return {"s3:x-amz-copy-source": whole} if act == "touch" else {}
 
 
 @pytest.fixture
@@ -130,14 +141,16 @@ def test_a_release_adds_and_reads_but_never_deletes_nor_moves_a_channel(deployed
     assert not allowed(may, "s3:GetObject", "arn:aws:s3:::elsewhere/models/ac/x")
 
 
-def published_and_promoted(folder: Path) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """What a publication writes into a store, and what a promotion to production does."""
+def published_and_promoted(folder: Path, days: int = 0) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """What a publication writes into a store, and what a promotion to production does so many days later."""
     writes: list[tuple[str, str]] = []
     store = Store(watched(LocalFolder(folder), lambda act, path: writes.append((act, path))))
     manifest = put(store)
     published = publish_verified(store, manifest)
     made = list(writes)
     writes.clear()
+    for path in (folder / "cas").rglob("*") if days else ():
+        os.utime(path, (time.time() - days * 86_400,) * 2)
     promote(store, "production", [published], Author("ann", "because"), Requirements())
     return made, writes
 
@@ -204,7 +217,7 @@ def test_the_key_serves_a_release_through_s3_alone(deployed: Made) -> None:
 
 def test_a_release_signs_with_the_key_of_the_file_alone_as_signatures_are_made(aws: None) -> None:
     key, other = (f"arn:aws:kms:{REGION}:{ACCOUNT}:key/{name}" for name in ("signs", "other"))
-    made = make(signing_key=key)
+    made = make(signing=Signing(key=f"kms:{key}"))
     deploy(made.store, made.release)
     may, with_ours = statements_of(role_of(made)), {"kms:SigningAlgorithm": ALGORITHM}
     assert allowed(may, "kms:Sign", key, with_ours)
@@ -215,6 +228,51 @@ def test_a_release_signs_with_the_key_of_the_file_alone_as_signatures_are_made(a
         assert not allowed(may, action, outputs(made.store)["KeyArn"], with_ours)
     for action in ("kms:CreateGrant", "kms:PutKeyPolicy", "kms:ScheduleKeyDeletion"):
         assert not allowed(may, action, key, with_ours)
+
+
+def test_each_duty_signs_with_its_own_key_and_with_no_other(aws: None) -> None:
+    build, staging, production = (f"arn:aws:kms:{REGION}:{ACCOUNT}:key/{name}" for name in ("b", "s", "p"))
+    promoting = tuple(
+        PromotingKey(channel=channel, key=f"kms:{key}")
+        for channel, key in (("staging", staging), ("production", production))
+    )
+    made = make(signing=Signing(key=f"kms:{build}", promoting=promoting))
+    deploy(made.store, made.release)
+    ours: Context = {"kms:SigningAlgorithm": ALGORITHM}
+    keys = (build, staging, production)
+    for word, own in (("", build), ("PromoteStaging", staging), ("PromoteProduction", production), ("Read", None)):
+        may = statements_of(role_of(made, word))
+        assert [key for key in keys if allowed(may, "kms:Sign", key, ours)] == ([own] if own else []), word
+        # That the build has signed is seen by its public half.
+        seen = [key for key in keys if allowed(may, "kms:GetPublicKey", key)]
+        assert seen == ([each for each in keys if each in (own, build)] if own else []), word
+
+
+def test_a_publisher_damages_no_blob_and_no_signature_but_keeps_blobs_young(deployed: Made) -> None:
+    name = outputs(deployed.store)["BucketName"]
+    bucket = f"arn:aws:s3:::{name}"
+    for word in ("", "PromoteStaging", "PromoteProduction"):
+        may = statements_of(role_of(deployed, word))
+        for path in ("cas/sha256/aa/x", "sig/x/y"):
+            assert not allowed(may, "s3:PutObject", f"{bucket}/models/{path}"), path
+            put_together = {"s3:ObjectCreationOperation": "true"}
+            assert not allowed(may, "s3:PutObject", f"{bucket}/models/{path}", put_together), path
+        blob = f"{bucket}/models/cas/sha256/aa/x"
+        for source, may_be in (("models/cas/sha256/aa/x", True), ("models/tmp/x", False), ("cas/sha256/aa/x", False)):
+            copied = {"s3:x-amz-copy-source": f"{name}/{source}", "s3:ObjectCreationOperation": "true"}
+            assert allowed(may, "s3:PutObject", blob, copied) == may_be, source
+        elsewhere = {"s3:x-amz-copy-source": "another-bucket/models/cas/sha256/aa/x"}
+        assert not allowed(may, "s3:PutObject", blob, elsewhere)
+    part: Context = {"s3:ObjectCreationOperation": "false"}
+    assert allowed(statements_of(role_of(deployed)), "s3:PutObject", f"{bucket}/models/cas/sha256/aa/x", part)
+
+
+def test_a_promotion_of_what_was_published_long_ago_is_allowed(deployed: Made, tmp_path: Path) -> None:
+    """Its blobs are made young again."""
+    publication, promotion = published_and_promoted(tmp_path, days=3)
+    assert ("touch", "cas") in {(act, path.split("/")[0]) for act, path in promotion}
+    assert refused(deployed, "PromoteProduction", promotion) == []
+    assert refused(deployed, "", publication) == []
 
 
 def test_a_release_without_a_key_in_kms_signs_with_none(deployed: Made) -> None:

@@ -18,6 +18,7 @@ from tests.stacks.rollout_world import (
     WHO,
     ended,
     fleet_there,
+    given_away,
     other,
     outcome,
     passed,
@@ -45,6 +46,7 @@ _WAYS: Final = {
     "ended between two steps": ("SeeOwner", "Me", "Mine", "Ended"),
     "moved by somebody else": ("NotShifted",),
     "locked for good": ("WakeAgain",),
+    "lock given away": ("SeeUnknown", "AllBlue", "AllGreen"),
 }
 _OTHERWISE: Final = {"watchdog": "killed"}
 
@@ -75,10 +77,12 @@ def go(way: str, front: Fleet, people: Visitors) -> str:
         execution = start(pace=PACE | {"warm_tries": 50})
         until(lambda: "WarmUp" in passed(execution))
         signal("abort")
-    elif way in ("killed", "locked for good", "undecided"):
+    elif way in ("killed", "locked for good", "lock given away", "undecided"):
         execution = start(plan=NEVER_SURE)
         if way != "undecided":
             until(lambda: "Watch" in passed(execution))
+            if way == "lock given away":
+                given_away()
             stop(execution)
     else:
         execution = start(plan=QUICK)

@@ -82,8 +82,12 @@ def said(word: str) -> dict[str, Any]:
     return {"Item": {"fleet": {"S": "search"}, "signal": {"S": word}}}
 
 
-GOOD: Final = {"canary_requests": 150.0, "stable_requests": 2850.0, "canary_timed": 150.0, "stable_timed": 2850.0}
-BAD: Final = GOOD | {"canary_failed": 75.0}
+GOOD: Final = {
+    f"{arm}_{name}": count
+    for arm, count in (("canary", 150.0), ("stable", 2850.0))
+    for name in ("requests", "2xx", "timed")
+}
+BAD: Final = GOOD | {"canary_2xx": 75.0, "canary_5xx": 75.0}
 
 
 # Opening
@@ -137,8 +141,14 @@ def test_latencies_are_asked_for_as_counts_of_what_took_longer() -> None:
 
 def test_a_series_without_a_value_has_counted_nothing() -> None:
     course = begun()
-    metrics = answer(course, GOOD | {"canary_failed": 2.0, "canary_unreached": 1.0, "canary_slower0": 9.0}, range(7, 8))
-    missing, there = batches(metrics, (6, 7), len(LATENCIES), 60)
+    counts = GOOD | {
+        "canary_2xx": 138.0,
+        "canary_3xx": 4.0,
+        "canary_4xx": 3.0,
+        "canary_5xx": 2.0,
+        "canary_slower0": 9.0,
+    }
+    (missing, there), _ = batches(answer(course, counts, range(7, 8)), (6, 7), LATENCIES, 60, course.opened)
     assert missing.canary == Arm(0, 0, 0, (0,) * 7)
     assert there.canary == Arm(150.0, 3.0, 150.0, (9.0, 0, 0, 0, 0, 0, 0))
 
@@ -245,9 +255,10 @@ def test_all_traffic_has_to_go_well_for_a_while_and_an_alarm_still_ends_it() -> 
 
 def test_a_version_that_serves_alone_goes_back_when_it_fails_more_than_its_objective() -> None:
     course = begun(step=2, pace={"final": 10})
-    failing = {"canary_requests": 300, "canary_failed": 30}
-    assert words(course, range(1, 14), failing).index(Word.ROLL_BACK) < 5
-    within = {"canary_requests": 300, "canary_failed": 3}
+    for bad in ({"canary_5xx": 30}, {}):
+        failing = {"canary_requests": 300, "canary_2xx": 270} | bad
+        assert words(course, range(1, 14), failing).index(Word.ROLL_BACK) < 5
+    within = {"canary_requests": 300, "canary_2xx": 297, "canary_5xx": 3}
     assert Word.ROLL_BACK not in words(course, range(1, 14), within)
 
 

@@ -278,6 +278,16 @@ _GRANTED = {
 }
 _GRANT = "Role/Properties/Policies/0/PolicyDocument/Statement"
 
+
+def _key(name: str) -> str:
+    return f"arn:aws:kms:{REGION}:123456789012:key/{name}"
+
+
+def _signs(name: str) -> dict[str, Any]:
+    statement = {"Effect": "Allow", "Action": ["kms:Sign"], "Resource": [_key(name), _key(f"{name}-old")]}
+    return resource("AWS::IAM::ManagedPolicy", PolicyDocument={"Statement": [statement]})
+
+
 FIXTURES: Final = (
     Fixture(
         "NXP-EFA-1",
@@ -448,6 +458,14 @@ FIXTURES: Final = (
         "NXP-NET-3",
         _LISTENERS,
         (Break("Http/Properties/DefaultActions", [{"Type": "forward"}], "go in plain text"),),
+    ),
+    Fixture(
+        "NXP-IAM-2",
+        {name: _signs(name) for name in ("Build", "Promote")},
+        (
+            Break("Promote/Properties/PolicyDocument/Statement/0/Resource", _key("Build"), "and so does demo/Build"),
+            Break("Promote/Properties/PolicyDocument/Statement/0/Resource/1", _key("Build"), "and so does demo/Build"),
+        ),
     ),
     Fixture(
         "NXP-IAM-1",
