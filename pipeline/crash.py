@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 
 from pipeline import VERSION
-from pipeline.escape import for_terminal
+from pipeline.escape import for_log
 from pipeline.folders import log_folder
 
 
@@ -25,7 +25,8 @@ def _write_log(trace: str) -> Path | None:
     """In the user's folder, else beside temporary files. A home that cannot be written is no reason to lose the
     sentence."""
     about = f"nxpipe {VERSION}, Python {platform.python_version()}, {platform.platform()}\n"
-    text = f"{about}$ {' '.join(map(for_terminal, sys.argv))}\n\n{trace}".encode("utf-8", "backslashreplace")
+    lines = [f"$ {' '.join(sys.argv)}", "", *trace.split("\n")]
+    text = (about + "\n".join(map(for_log, lines))).encode()  # somebody will look at it on a terminal
     for folder in (_own_folder, tempfile.gettempdir):
         try:
             return _new_file(str(folder()), text)

@@ -174,7 +174,7 @@ def test_a_crash_log_is_a_new_file_of_the_users_own(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("sys.argv", ["nxpipe", EVIL])
     names = set()
     for _ in range(3):
-        crash.report_crash(ValueError("x"))
+        crash.report_crash(ValueError(EVIL))
     for log in tmp_path.iterdir():
         names.add(log.name)
         assert log.stat().st_mode & 0o777 == 0o600
