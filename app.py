@@ -6,7 +6,9 @@ is imported when the file asks for it: the parts of CDK that it stands on take l
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from aws_cdk import App, Environment, Stack
 
@@ -15,6 +17,7 @@ from pipeline.config.amis import AmiLock
 from pipeline.config.load import load, read_source
 from pipeline.config.network import ExistingNetwork
 from pipeline.config.place import has_network, misplaced, zones_of
+from pipeline.escape import for_log
 from pipeline.exit_codes import CONFIGURATION, FINDINGS
 from stacks.agents import NoAgentLocked, locked_agent
 from stacks.amis import fleet_image, lock_of, training_image
@@ -24,27 +27,38 @@ from stacks.handles import CacheHandle, EndpointHandle, ObserveHandle, ReleaseHa
 from stacks.reach import Unreachable
 from stacks.site import Site, store_prefix
 from stacks.store import StoreStack
+from stacks.unlocked import warn_of_image
 from stacks.user_data.fleet_file import NoPublicKey
 from stacks.user_data.script import TooLong
 
+_A_FLAG: Final = "@aws-cdk/aws-s3:createDefaultLoggingPolicy"  # without which no bucket of logs can be made
+
 
 def main(app: App) -> int:
+    if app.node.try_get_context(_A_FLAG) is None:
+        tell(['cdk.json has not the feature flags that the stacks are written for; copy "context" of nxpipe\'s own'])
+        return CONFIGURATION.number
     path = Path(app.node.try_get_context("config") or "nxpipe.toml")
     try:
         config = deployable(path)
         add_stacks(app, config, path.parent)
         guard(app, config, path.parent)
     except (ConfigInvalid, NoAgentLocked, NoPublicKey, TooLong, Unreachable) as told:
-        sys.stderr.write(f"{told}\n")
+        tell(getattr(told, "lines", [str(told)]))
         return CONFIGURATION.number
     try:
         app.synth()
     except RuntimeError as refused:  # jsii has this one type for all that CDK refuses
         if not str(refused).startswith("ValidationFailed"):
             raise
-        sys.stderr.write(f"{refused}\n")
+        tell(str(refused).split("\n"))
         return FINDINGS.number
     return 0
+
+
+def tell(lines: Sequence[str]) -> None:
+    """Names out of the file and of templates are in them, and in a job of GitHub a line could be a command."""
+    sys.stderr.writelines(f"{for_log(line)}\n" for line in lines)
 
 
 def deployable(path: Path) -> Config:
@@ -132,18 +146,20 @@ def add_training(site: Site, lock: AmiLock) -> None:
         return
     from stacks.train import TrainStack
 
+    image = training_image(site.config, lock)
     for fleet in fleets:
-        TrainStack(
+        stack = TrainStack(
             site.app,
             f"{site.project}-train-{fleet.name}",
             project=site.project,
             fleet=fleet,
-            image=training_image(site.config, lock),
+            image=image,
             network=site.network,
             store=site.store,
             prefix=site.prefix,
             env=site.env,
         )
+        warn_of_image(stack, image, site.config, lock)
 
 
 def add_cache(site: Site) -> CacheHandle | None:
@@ -172,7 +188,7 @@ def add_serving(site: Site, lock: AmiLock, cache: CacheHandle | None) -> list[Se
 
     image, agent = fleet_image(site.config, lock), locked_agent(site.folder)
     software = Software(image=image, agent=agent, folder=site.folder.absolute())
-    return [
+    made = [
         ServeStack(
             site.app,
             f"{site.project}-serve-{fleet.name}",
@@ -184,9 +200,12 @@ def add_serving(site: Site, lock: AmiLock, cache: CacheHandle | None) -> list[Se
             prefix=site.prefix,
             cache=cache,
             env=site.env,
-        ).handle
+        )
         for fleet in fleets
     ]
+    for stack in made:
+        warn_of_image(stack, image, site.config, lock)
+    return [stack.handle for stack in made]
 
 
 def add_cluster(site: Site, cache: CacheHandle) -> None:

@@ -23,6 +23,21 @@ LISTINGS: Final = "neuron-artifacts/"
 SCRATCH: Final = "tmp"
 
 _KEY: Final = re.compile(r"[0-9a-f]{64}")
+_OBJECT: Final = re.compile(
+    "|".join(
+        (
+            r"cas/sha256/([0-9a-f]{2})/\1[0-9a-f]{62}",
+            r"(ac|parts|failures|retired|index/records|index/inputs)/[0-9a-f]{64}",
+            r"(leases|runs)/[0-9a-f]{64}/[0-9]{10}",
+            r"channels/[a-z0-9][a-z0-9-]{0,62}/(head|log/[0-9]{10})",
+            r"pins/[a-z0-9][a-z0-9-]{0,62}",
+            r"sig/[0-9a-f]{64}/[0-9a-f]{64}",
+            r"reports/[0-9a-f]{64}/[0-9T.]+Z\.(html|json)",
+            r"neuron-artifacts/[^/]+/[0-9a-f]{16}/manifest\.json",
+            r"doctor-[0-9a-f]{16}/[^/]+",
+        )
+    )
+)
 _NUMBER: Final = re.compile(r"[0-9]{10}")
 
 
@@ -112,3 +127,8 @@ def number_of(name: str) -> int | None:
 def is_key(name: str) -> bool:
     """False for a stranger's file below `ac/`, and for whatever else is no digest."""
     return _KEY.fullmatch(name) is not None
+
+
+def is_object(path: str) -> bool:
+    """Whether an object of a store may have this path; false for what would lead out of its folder."""
+    return _OBJECT.fullmatch(path) is not None and not {".", ".."} & set(path.split("/"))

@@ -13,6 +13,7 @@ from artifact_store.layout import lease_folder, number_of, numbered
 from artifact_store.records import Records
 
 HELD: Final = 120.0  # seconds; renewed at a third of it
+_LONGEST: Final = 3600.0  # seconds; who asked for more had a wrong clock, and would keep others waiting for ever
 
 
 class Lease(Sealed):
@@ -28,7 +29,7 @@ class Lease(Sealed):
         return f"{lease_folder(self.request_key)}{numbered(self.term)}"
 
     def holds(self, now: float) -> bool:
-        return seconds_since_1970(self.expires_at) > now
+        return 0 < seconds_since_1970(self.expires_at) - now <= _LONGEST
 
 
 class Leases:

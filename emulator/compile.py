@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 
 from emulator.capture import CaptureRequest, capture
 from emulator.capture.elsewhere import of_model
+from emulator.given import NOT_DIVIDED, require_inputs
 from emulator.graph import Graph
+from emulator.numerics import Array
 from emulator.passes import PassOptions, run_passes
 from emulator.passes.roll import roll
 from emulator.passes.shard import NO_PADDING, Padding, Piece, apply, padding, plan
@@ -25,6 +27,10 @@ class Program:
     parameters: Mapping[str, Piece]
     states: Mapping[str, Piece]
     padding: Padding = NO_PADDING
+
+    def require_inputs(self, given: Mapping[str, Array]) -> None:
+        """Refuse what would be read wrongly. Of a stored program, the whole is known by its division alone."""
+        require_inputs(self.whole, given, self.states if self.whole is self.graph else NOT_DIVIDED)
 
 
 def compile_program(request: CaptureRequest, options: PassOptions) -> Program:

@@ -19,6 +19,10 @@ class CaptureError(CompileError):
         self.source = source
 
 
+class DataUnusable(CaptureError):
+    """A file of weights beside a model's file is missing or cut short, or could be outside of the model's folder."""
+
+
 class LimitExceeded(CompileError):
     """Reading a model took more time or memory than it was allowed."""
 
@@ -104,6 +108,10 @@ class OutOfMemory(CompileError):
 
 class ExecutionError(CompileError):
     """A checked graph could not be executed on the values given."""
+
+
+class InputsInvalid(ExecutionError):
+    """What was given to a program is none of its inputs, or would be read wrongly."""
 
 
 class MissingTensor(ExecutionError):

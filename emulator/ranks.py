@@ -123,6 +123,7 @@ class LoadedProgram:
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """One forward pass: the outputs, and among them what the states are after it."""
         program, given = self._program, dict(inputs)
+        program.require_inputs(given)
         before: list[dict[str, Array]] = [{} for _ in range(program.degree)]
         for name in program.graph.inputs.keys() & program.graph.outputs.keys() & given.keys():
             state = given.pop(name)

@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.folders import expanded
 from pipeline.saved import SavedProgram, is_saved
 from pipeline.verification.evidence import Step
 
@@ -41,7 +41,7 @@ def programs(asked: "Asked", steps: "Sequence[Pass]", step: Step) -> "Iterator[t
     (target,) = order.targets()
     options = PassOptions(order.autocast, order.autocast_type, target.compiler_target, order.tp or 1)
     if is_saved(order.model_id):
-        file = SavedProgram(Path(order.model_id).expanduser(), dict(asked.axes))
+        file = SavedProgram(expanded(order.model_id), dict(asked.axes))
         with step(f"compile {file.name}"):
             graph, padding = _divided(file.compile(options, steps[: _shard(steps)]), options, steps)
         yield "program", graph, padding

@@ -3,7 +3,7 @@
 import importlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import click
@@ -156,22 +156,23 @@ def main() -> NoReturn:
     console, stdout = Console(), sys.stdout
     try:
         code = cli.main(prog_name="nxpipe", obj=console, standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BrokenPipeError:
         code = _reader_left()
     except SystemExit as ended:
         if ended.code == exit_codes.TERMINATED.number:
-            click.echo("Terminated; nothing half-written is left behind.", err=True)
+            console.trace("Terminated; nothing half-written is left behind.")
             unwound(exit_codes.TERMINATED.number)
         if sys.stdout is stdout:
             raise
         code = _reader_left()  # for which click has put another in its place, and exit code 1
     except (click.Abort, KeyboardInterrupt):
-        click.echo("Interrupted; nothing half-written is left behind.", err=True)
+        console.trace("Interrupted; nothing half-written is left behind.")
         code = exit_codes.INTERRUPTED.number
         unwound(code)
     except click.exceptions.NoArgsIsHelpError as bare:
-        click.echo(bare.format_message(), err=True)
+        console.trace(bare.format_message())
         code = exit_codes.USAGE.number
     except Exception as error:
         code = _translate(error, console)
@@ -181,24 +182,26 @@ def main() -> NoReturn:
 def _translate(error: Exception, console: Console) -> int:
     """Say the error in one sentence, and give its exit code."""
     row = exit_codes.exit_code_of(error)
-    if row is None:
-        from pipeline.crash import report_crash
-
-        console.complain(report_crash(error, verbose=console.verbose))
-        return exit_codes.INTERNAL.number
     if console.verbose:
         import traceback
 
-        click.echo("".join(traceback.format_exception(error)), err=True)
-    console.complain(_sentence(error))
+        console.trace("".join(traceback.format_exception(error)))
+    if row is None:
+        from pipeline.crash import report_crash
+
+        console.complain(report_crash(error))
+        return exit_codes.INTERNAL.number
+    console.complain(*_lines(error))
     return row.number
 
 
-def _sentence(error: Exception) -> str:
+def _lines(error: Exception) -> Sequence[str]:
+    """One sentence, but for what finds several faults at once. Whatever else breaks lines in a message is foreign."""
     if isinstance(error, click.UsageError):
         where = error.ctx.command_path if error.ctx else "nxpipe"
-        return f"{error.format_message().rstrip('.')} (see {where} -h)"
-    return sentence_of(error)
+        return [f"{' '.join(error.format_message().split()).rstrip('.')} (see {where} -h)"]
+    lines: Sequence[str] = getattr(error, "lines", ())
+    return lines or [sentence_of(error)]
 
 
 def _reader_left() -> int:

@@ -9,31 +9,40 @@ import traceback
 from pathlib import Path
 
 from pipeline import VERSION
+from pipeline.escape import for_terminal
+from pipeline.folders import log_folder
 
 
-def report_crash(error: Exception, *, verbose: bool) -> str:
-    """Write the traceback to a log (and to stderr when verbose); return the sentence that names the log."""
+def report_crash(error: Exception) -> str:
+    """Write the traceback to a log; return the sentence that names it."""
     trace = "".join(traceback.format_exception(error))
-    if verbose:
-        sys.stderr.write(trace)
     log = _write_log(trace)
     kept = f"the traceback is in {log}" if log else "the traceback could not be saved; run again with --verbose"
     return f"nxpipe met an error that it did not foresee: {type(error).__name__}: {error}; {kept}."
 
 
 def _write_log(trace: str) -> Path | None:
-    name = f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.log"
-    about = f"nxpipe {VERSION}, Python {platform.python_version()}, {platform.platform()}\n$ {' '.join(sys.argv)}\n\n"
-    for folder in (state_folder() / "logs", Path(tempfile.gettempdir())):
+    """In the user's folder, else beside temporary files. A home that cannot be written is no reason to lose the
+    sentence."""
+    about = f"nxpipe {VERSION}, Python {platform.python_version()}, {platform.platform()}\n"
+    text = f"{about}$ {' '.join(map(for_terminal, sys.argv))}\n\n{trace}".encode("utf-8", "backslashreplace")
+    for folder in (_own_folder, tempfile.gettempdir):
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(about + trace)
+            return _new_file(str(folder()), text)
         except OSError:
-            continue  # a home that cannot be written is no reason to lose the sentence
-        return folder / name
+            continue
     return None
 
 
-def state_folder() -> Path:
-    """Where logs live: the user's state folder."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "nxpipe"
+def _own_folder() -> Path:
+    folder = log_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _new_file(folder: str, text: bytes) -> Path:
+    """One that only the user can read, of a name that nobody can foresee: others may write into a temporary folder."""
+    handle, name = tempfile.mkstemp(".log", f"nxpipe-{time.strftime('%Y%m%dT%H%M%S')}-", folder)
+    with os.fdopen(handle, "wb") as file:
+        file.write(text)
+    return Path(name)

@@ -1,7 +1,9 @@
 """The console script's first steps: Ctrl-C is answered in peace even while the command is still being imported."""
 
 import gc
+import os
 import sys
+from io import TextIOWrapper
 from types import ModuleType
 from typing import Any, Final, NoReturn
 
@@ -10,15 +12,34 @@ _GARBAGE_AFTER: Final = 200_000  # objects more: a start-up makes half as many, 
 
 def main() -> NoReturn:
     gc.set_threshold(_GARBAGE_AFTER)
+    mend_streams()
     without_plugins()
     try:
         from pipeline.cli import main as run
+        from pipeline.command_line.output import guard_streams
     except KeyboardInterrupt:
         sys.exit(130)  # the table of exit codes is not imported yet
+    guard_streams()
     try:
         run()
     finally:
         gc.freeze()  # all that is left goes with the process; after a capture, looking through it takes a second
+
+
+def mend_streams() -> None:
+    """What the caller has closed leads nowhere: else the next file that is opened would take its number, and a program
+    that is started would write into it. A character that the terminal's encoding lacks is an escape."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, which is this one
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+        elif stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
 
 
 class _NoPlugins(ModuleType):

@@ -17,6 +17,10 @@ class ModelSourceError(PipelineError):
     """A model id, folder, configuration or weights file that cannot be used."""
 
 
+class InputInvalid(PipelineError):
+    """What is to be fed to a program does not suit it: a prompt that is too long, a token that the model has not."""
+
+
 class BuildRefused(PipelineError):
     """A request that this version cannot carry out as asked."""
 

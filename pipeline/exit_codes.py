@@ -28,9 +28,9 @@ INTERNAL: Final = ExitCode(
 USAGE: Final = ExitCode(
     2,
     "usage",
-    "The command line is wrong: an unknown command or option, or a value out of range.",
+    "The command line is wrong, or what is given to a program: an unknown option, a value out of range, a long prompt.",
     "Read `nxpipe COMMAND -h`; nothing was done.",
-    ("click.exceptions:UsageError",),
+    ("click.exceptions:UsageError", "emulator.errors:InputsInvalid", "pipeline.errors:InputInvalid"),
 )
 CONFIGURATION: Final = ExitCode(
     3,

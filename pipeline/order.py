@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from emulator.hardware import INSTANCES, Instance, instance
 from pipeline.config import Model
+from pipeline.folders import expanded
 from pipeline.models.source import ModelSource, resolve
 from pipeline.models.weights import parse_weights
 from pipeline.request import BuildRequest, Shape, default_phases, longest_sequence, shapes_of
@@ -41,8 +42,8 @@ class Order:
         said = {word: getattr(model, word) for word in words()}
         said["buckets"] = model.buckets if "buckets" in model.model_fields_set else None
         if model.weights and model.weights != "hub" and not model.weights.startswith("random:"):
-            said["weights"] = str(root / Path(model.weights).expanduser())
-        return cls(model.id or str(root / Path(str(model.path)).expanduser()), **said)
+            said["weights"] = str(root / expanded(model.weights))
+        return cls(model.id or str(root / expanded(str(model.path))), **said)
 
     def source(self, *, files: bool) -> ModelSource:
         """Look the model up; `files` asks for its weights too."""

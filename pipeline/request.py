@@ -6,6 +6,7 @@ else: no path, user, host, time or order of a dictionary. The inputs are stored 
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 
 # Releases of these can change a captured graph, so they are part of what is asked for.
 LIBRARIES: Final = ("torch", "transformers", "numpy")
+# By these transformers chooses how a layer is computed, where they are installed.
+_CHOOSING: Final = (
+    *("apex", "causal-conv1d", "detectron2", "flash-attn", "flash-linear-attention", "kernels", "mamba-ssm"),
+    *("mambapy", "natten", "timm", "xlstm"),
+)
 _EXTRAS: Final = {"diffusers": "diffusion", "onnx": "onnx"}  # all else comes with `compile`
 
 _PHASES: Final = {"text-generation": ("prefill", "decode")}
@@ -209,13 +215,22 @@ def program_inputs(source: ModelSource, shapes: Iterable[Shape]) -> dict[str, ob
         "task": source.task,
         "shapes": [[shape.phase, shape.batch, shape.sequence] for shape in sorted(shapes)],
         "compiler": {"backend": "emulator", "source": compiler_digest()},
-        "libraries": {name: library_version(name) for name in _libraries(source)},
+        "libraries": {name: library_version(name) for name in _libraries(source)} | _installed_choices(),
     }
 
 
 def _libraries(source: ModelSource) -> tuple[str, ...]:
     """Diffusers writes a `_class_name` where transformers writes a model_type."""
     return (*LIBRARIES, "diffusers") if "_class_name" in source.config else LIBRARIES
+
+
+@cache
+def _installed_choices() -> dict[str, str]:
+    found = {}
+    for name in _CHOOSING:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def digest_of(question: Mapping[str, object]) -> str:

@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.core import ParameterSource
 
-from pipeline.errors import ModelSourceError
+from emulator.errors import CompileError
+from emulator.regular_file import open_regular
+from pipeline.command_line.output import human_bytes
+from pipeline.errors import BuildRefused, ModelSourceError, NotEnoughMemory
+from pipeline.folders import expanded
+from pipeline.machine import available_memory
 from pipeline.models.file_digest import sha256_of_file
+from pipeline.suggest import did_you_mean
 from pipeline.verification.verify import Arrays
 
 if TYPE_CHECKING:
@@ -21,7 +27,18 @@ if TYPE_CHECKING:
 
 _SUFFIXES: Final = (".pt2", ".onnx")
 # Options that choose among the programs of a Hugging Face model, or its weights.
+_LARGEST_AXIS: Final = 2**31 - 1  # what the hardware counts elements with
 _OF_MODELS: Final = ("task", "batches", "buckets", "phases", "weights", "revision")
+
+
+class UnknownAxis(BuildRefused):
+    """A size for an axis that the program does not leave open."""
+
+    def __init__(self, program: str, axis: str, known: Sequence[str]) -> None:
+        listing = f"its open axes are {', '.join(map(repr, known))}" if known else "all of its sizes are fixed"
+        super().__init__(
+            f"{program} has no open axis {axis!r}, {listing}{did_you_mean(axis, known) or '; leave it out'}"
+        )
 
 
 @dataclass(frozen=True)
@@ -39,6 +56,7 @@ class SavedProgram:
         from emulator.capture import capture_file
 
         self.require_readable()
+        self.require_axes()
         return capture_file(self.path, self.sizes)
 
     def parameters(self) -> Arrays:
@@ -52,39 +70,49 @@ class SavedProgram:
         """What PyTorch, or ONNX's reference evaluator, makes of these inputs."""
         from emulator.capture import file_outputs
 
+        if self.path.suffix == ".onnx":
+            self._require_memory(graph)
         return file_outputs(self.path, graph, inputs)
+
+    def _require_memory(self, graph: "Graph") -> None:
+        """ONNX's evaluator keeps every result until it ends, those that no output needs too."""
+        from emulator.ops import Reshape, Slice, Transpose
+
+        made = [node.result.type for node in graph.nodes if not isinstance(node.op, Reshape | Slice | Transpose)]
+        need = sum(type_.elements * type_.dtype.held.itemsize for type_ in made)
+        room = available_memory()
+        if need > room:
+            raise NotEnoughMemory(
+                f"{self.name}: ONNX's reference evaluator needs about {human_bytes(need)} for results on the way, and "
+                f"{human_bytes(room)} are free; pass --no-verify to publish without the comparison"
+            )
 
     def digests(self) -> dict[str, str]:
         """What the file is, and those of data beside it: by digest, and free of its own name."""
         self.require_readable()
+        self.require_axes()
         beside = {name: sha256_of_file(self.path.parent / name) for name in self.require_data()}
         return {"": sha256_of_file(self.path), **beside}
 
     def require_data(self) -> tuple[str, ...]:
-        """The names of the files of data beside it, once it is certain that they are there."""
+        """The names of the files of data beside it, once it is certain that they are there, whole, and inside."""
         from emulator.capture import data_files
+        from emulator.errors import DataUnusable
 
-        needed = data_files(self.path)
-        for name, size in needed.items():
-            self._require_part(self.path.parent / name, size)
-        return tuple(sorted(needed))
-
-    def _require_part(self, part: Path, size: int) -> None:
-        if not part.resolve().is_relative_to(self.path.parent.resolve()):
-            raise ModelSourceError(f"{self.path}: its data in {part} is outside of its folder, and is never read")
         try:
-            with part.open("rb") as file:
-                found = file.seek(0, 2)
-        except OSError as error:
-            raise ModelSourceError(
-                f"{self.path}: its weights in {part.name} cannot be read ({error.strerror or error}); "
-                "keep both files in one folder"
-            ) from error
-        if found < size:
-            raise ModelSourceError(
-                f"{self.path}: its weights in {part.name} end at byte {found:,}, where {size:,} are promised; "
-                "copy that file again"
-            )
+            return tuple(sorted(data_files(self.path)))
+        except DataUnusable as error:
+            raise ModelSourceError(str(error)) from error
+
+    def require_axes(self) -> None:
+        """A size is given to axes alone that the program leaves open: any other would be a part of its key."""
+        if not self.sizes:
+            return
+        from emulator.capture import open_axes
+
+        known = open_axes(self.path)
+        for name in self.sizes.keys() - set(known):
+            raise UnknownAxis(self.name, name, known)
 
     def compile(self, options: "PassOptions", steps: "Sequence[Pass] | None" = None) -> "Graph":
         from emulator.passes import run_passes
@@ -93,7 +121,7 @@ class SavedProgram:
 
     def require_readable(self) -> None:
         try:
-            with self.path.open("rb"):
+            with open_regular(self.path):
                 return
         except OSError as error:
             raise ModelSourceError(f"{self.path}: cannot be read ({error.strerror or error})") from error
@@ -111,8 +139,9 @@ class Axis(click.ParamType[tuple[str, int]]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
         name, _, size = str(value).rpartition("=")
-        if not name or not size.isdecimal() or not 1 <= int(size) <= 2**31:
-            self.fail(f"{value!r} is not an axis and its size, as in batch=1", param, ctx)
+        is_number = size.isascii() and size.isdecimal() and len(size) <= len(str(_LARGEST_AXIS))
+        if not name or not is_number or not 1 <= int(size) <= _LARGEST_AXIS:
+            self.fail(f"{value!r} is not an axis and its size up to {_LARGEST_AXIS:,}, as in batch=1", param, ctx)
         return name, int(size)
 
 
@@ -141,4 +170,19 @@ def saved_program(
             "weights of its own; leave it out, and fix open axes of an ONNX file by --axis NAME=SIZE",
             ctx,
         )
-    return SavedProgram(Path(model_id).expanduser(), dict(axes))
+    _refuse_two_sizes(ctx, axes)
+    program = SavedProgram(expanded(model_id), dict(axes))
+    try:
+        program.require_axes()
+    except UnknownAxis as error:
+        raise click.UsageError(f"--axis: {error}", ctx) from error
+    except CompileError:  # a file that cannot be read is said where it is read
+        pass
+    return program
+
+
+def _refuse_two_sizes(ctx: click.Context, axes: Sequence[tuple[str, int]]) -> None:
+    given: dict[str, int] = {}
+    for name, size in axes:
+        if given.setdefault(name, size) != size:
+            raise click.UsageError(f"--axis gives {name!r} two sizes, {given[name]} and {size}; keep one", ctx)

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.artifact_files import UTILISATION
+from pipeline.documents import json_of
 
 if TYPE_CHECKING:
     from artifact_store import Store
@@ -31,7 +32,7 @@ def read(manifest: "Manifest", store: "Store") -> dict[str, Any]:
     """By program; empty for an artifact that does not say."""
     for file in manifest.files:
         if file.path == UTILISATION:
-            document = json.loads(store.read_blob(file.blob))
+            document = json_of(store.read_blob(file.blob))
             return document if isinstance(document, dict) else {}
     return {}
 

@@ -17,12 +17,13 @@ class NoAgentLocked(Exception):
         )
 
 
-def locked_agent(folder: Path) -> str:
+def locked_agent(folder: Path) -> str | None:
+    """None: not locked yet."""
     path = folder / LOCK
     try:
         found = json.loads(path.read_text())["sha256"]
-    except FileNotFoundError as error:
-        raise NoAgentLocked(path, "is missing") from error
+    except FileNotFoundError:
+        return None
     except (ValueError, KeyError, TypeError) as error:
         raise NoAgentLocked(path, "cannot be read") from error
     if not isinstance(found, str) or not re.fullmatch("[0-9a-f]{64}", found):

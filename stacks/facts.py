@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pipeline.config import Config, ServingFleet
 from pipeline.config.capacity import DRAINED_BEFORE_THE_END, CapacityBlock
-from stacks.amis import known_images, lock_of
+from stacks.amis import known_images, lock_of, unlocked_images
 from stacks.costs import load_prices
 from stacks.rules import Facts, Window
 from stacks.rules.acceptance import Accepted
@@ -15,11 +15,13 @@ def facts_of(config: Config, folder: Path) -> Facts:
     groups = config.cluster.groups if config.cluster else ()
     blocks = [each.capacity for each in (*config.fleets, *groups) if isinstance(each.capacity, CapacityBlock)]
     standbys = [fleet.standby for fleet in config.fleets if isinstance(fleet, ServingFleet) and fleet.standby]
+    lock = lock_of(config, folder)
     return Facts(
         project=config.project.name,
         blocks={each.id: Window(each.start, each.end - DRAINED_BEFORE_THE_END) for each in blocks},
-        images=known_images(lock_of(config, folder)),
+        images=known_images(lock),
         given_images=frozenset(each.image for each in standbys),
+        unlocked_images=unlocked_images(config, lock),
         budget=config.budget.monthly,
         prices=load_prices(),
     )

@@ -19,6 +19,7 @@ from stacks.handles import CacheHandle, NetworkHandle, ServeHandle, StoreHandle
 from stacks.kept_log import kept_log
 from stacks.launch import Machine, launch_template
 from stacks.project_tag import tag_project
+from stacks.unlocked import unlocked_agent
 from stacks.user_data.serving import Agent, Cache, Serving
 
 BLUE: Final = "blue"  # serves from the first day on
@@ -30,8 +31,8 @@ STANDBY: Final = "standby"
 class Software:
     """What instances start with, each named by what it is and not by where something newer might be."""
 
-    image: str  # an AMI of the lock
-    agent: str  # the SHA-256 of a bundle in the artifact bucket
+    image: str  # an AMI of the lock, or what stands for one
+    agent: str | None  # the SHA-256 of a bundle in the artifact bucket; None: not locked yet
     folder: Path  # of nxpipe.toml, where relative paths of it start
 
 
@@ -111,6 +112,7 @@ class ServeStack(Stack):
             mount_cache(cache, sdk, role)
             self._instances.add_egress_rule(aws_ec2.Peer.ipv4(self._network.cidr), aws_ec2.Port.tcp(2049), "the cache")
         bucket = f"s3://{store.bucket.bucket_name}"
+        agent = software.agent or unlocked_agent(self)
         serving = Serving(
             config=self._config,
             fleet=self._fleet,
@@ -119,7 +121,7 @@ class ServeStack(Stack):
             store_url=f"{bucket}/{prefix}".rstrip("/"),
             hook=self.hook,
             log=self._log(role).log_group_name,
-            agent=Agent(f"{bucket}/{prefix}agents/{software.agent}.tar", software.agent),
+            agent=Agent(f"{bucket}/{prefix}agents/{agent}.tar", agent),
             cache=Cache(cache.file_system.file_system_id, cache.access_points[sdk].access_point_id) if cache else None,
         )
         machine = Machine(

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final
 
+from artifact_store.backends.beneath import Beneath
 from artifact_store.backends.protocol import CHUNK, Payload
 from artifact_store.errors import Denied, StoreUnavailable
 
@@ -18,6 +19,7 @@ _WAY_OUT: Final = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), "make it readable and writable for this user"),
     errno.EROFS: "make the folder writable for this user",
     **dict.fromkeys((errno.ENOTDIR, errno.EISDIR), "move away what stands in its place"),
+    errno.ELOOP: "put a real folder in its place",
 }
 
 _AT_ONCE: Final = 16 * 1024**2  # bytes that are copied inside the kernel between two looks for Ctrl-C
@@ -41,9 +43,9 @@ def os_errors(doing: str) -> Iterator[None]:
 class NewFile:
     """A file being written, which nobody else knows."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
-        self.descriptor = _created(path)
+        self.descriptor = descriptor
         self._open = True
 
     def close(self) -> None:
@@ -58,6 +60,7 @@ class Scratch:
 
     def __init__(self, file: NewFile) -> None:
         self.path = file.path
+        self.descriptor = file.descriptor
         self._file = file
         self._hasher = hashlib.sha256()
         self._size = 0
@@ -75,12 +78,16 @@ class Scratch:
 
 
 @contextmanager
-def new_file(folder: Path) -> Iterator[NewFile]:
-    """A new file in `folder` that is gone at the end, unless it was moved away; however the block ends."""
+def new_file(folder: Path, mode: int = 0o666, within: Beneath | None = None) -> Iterator[NewFile]:
+    """A new file in `folder` that is gone at the end, unless it was moved away; however the block ends.
+
+    With `within`, whose root the folder lies below, no symlink on the way from there is followed.
+    """
     path = folder / f".{secrets.token_hex(8)}.part"
+    below = within and path.relative_to(within.root).as_posix()
     try:
         with os_errors(f"write {path}"):
-            file = NewFile(path)
+            file = NewFile(path, within.create(below, mode) if within and below else _created(path, mode))
         try:
             yield file
         finally:
@@ -89,12 +96,15 @@ def new_file(folder: Path) -> Iterator[NewFile]:
                 file.close()
     finally:
         with suppress(OSError):
-            path.unlink()
+            if within and below:
+                within.remove(below)
+            else:
+                path.unlink()
 
 
 @contextmanager
-def scratch(folder: Path) -> Iterator[Scratch]:
-    with new_file(folder) as file:
+def scratch(folder: Path, mode: int = 0o666, within: Beneath | None = None) -> Iterator[Scratch]:
+    with new_file(folder, mode, within) as file:
         yield Scratch(file)
 
 
@@ -105,28 +115,28 @@ def write_at(descriptor: int, data: bytes | memoryview, at: int) -> None:
         view, at = view[written:], at + written
 
 
-def copy_into(descriptor: int, source: IO[bytes], at: int) -> None:
+def copy_into(descriptor: int, source: IO[bytes] | int, at: int) -> None:
     """A whole file to a place in another: inside the kernel, which may share the blocks, as far as it does that."""
-    done = 0
+    done, opened = 0, source if isinstance(source, int) else source.fileno()
     if hasattr(os, "copy_file_range"):
         try:
-            while copied := os.copy_file_range(source.fileno(), descriptor, _AT_ONCE, done, at + done):
+            while copied := os.copy_file_range(opened, descriptor, _AT_ONCE, done, at + done):
                 done += copied
         except OSError as error:
             if error.errno not in _NO_COPY_INSIDE:
                 raise
-    while chunk := os.pread(source.fileno(), CHUNK, done):
+    while chunk := os.pread(opened, CHUNK, done):
         write_at(descriptor, chunk, at + done)
         done += len(chunk)
 
 
-def _created(path: Path) -> int:
+def _created(path: Path, mode: int) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        return os.open(path, flags, 0o666)
+        return os.open(path, flags, mode)
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, flags, 0o666)
+        return os.open(path, flags, mode)
 
 
 def chunks_of(file: IO[bytes], size: int | None = None) -> Iterator[bytes]:

@@ -2,18 +2,21 @@
 
 import errno
 import os
+import re
 import secrets
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from artifact_store.backends.beneath import Beneath, NotAFile
 from artifact_store.backends.clock import Clock
 from artifact_store.backends.files import chunks_of, flush_to_disk, new_file, os_errors, scratch, write_at
 from artifact_store.backends.protocol import Found, Payload, Sent, Stat, nobody
-from artifact_store.errors import Changed, Denied, StoreUnavailable
-from artifact_store.layout import SCRATCH
+from artifact_store.errors import Changed, Corrupt, Denied, StoreUnavailable
+from artifact_store.layout import SCRATCH, is_object
 
 if TYPE_CHECKING:
     from artifact_store.backends.probes import Probe
@@ -24,10 +27,12 @@ R = TypeVar("R")
 _NO_HARD_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 # Where a removed file lies while it is looked at, under its path with the one character that no path of ours has.
 _GONE: Final = ".gone"
-_REMOVAL: Final = ".removal"
+_REMOVAL: Final = re.compile(r"[0-9a-f]{16}\.removal")
+_ABANDONED: Final = re.compile(r"\..+\.part")
 _MANY: Final = 64  # files to flush
 _FLUSHED_AT_ONCE: Final = 8
 _UNDER_WAY: Final = 60.0  # seconds after which a removal is not under way any more
+_NO_OBJECT: Final = "remove that one object, then do again what made it"
 
 
 class LocalFolder:
@@ -37,75 +42,95 @@ class LocalFolder:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._files = Beneath(root)
         self.url = f"file://{root}"
-        self.scratch_folder = root / SCRATCH
         self._clock = Clock(self._time_of_a_new_file)
+
+    @property
+    def scratch_folder(self) -> Path:
+        folder = self._root / SCRATCH
+        if folder.is_symlink():
+            raise StoreUnavailable(f"cannot write {folder}: it is a symlink; put a real folder in its place")
+        return folder
 
     def hashed(self, data: bytes | memoryview | Path) -> Payload:
         return Payload.of(data)
 
     def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = nobody) -> bool:
-        target = self._file(path)
-        with self._as_file(payload) as source, os_errors(f"write {target}"):
+        with self._as_file(payload) as source, os_errors(f"write {self._file(path)}"):
             if durable:
-                flush_to_disk(source)
-            created = _link(source, target)
+                self._files.flush(source)
+            created = self._link(source, path)
             if durable:
                 self._flush_folders([path])
         sent(payload.size)
         return created
 
     def replace(self, path: str, payload: Payload, *, sent: Sent = nobody) -> None:
-        target = self._root / path
-        with self._as_file(payload) as source, os_errors(f"write {target}"):
-            flush_to_disk(source)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            source.replace(target)
+        with self._as_file(payload) as source, os_errors(f"write {self._file(path)}"):
+            self._files.flush(source)
+            self._files.rename(source, path)
             self._flush_folders([path])
         sent(payload.size)
 
     def read(
         self, path: str, start: int = 0, stop: int | None = None, *, tag: str | None = None
     ) -> Iterator[bytes] | None:
-        target = self._root / path
+        target = self._file(path)
         with os_errors(f"read {target}"):
             try:
-                file = target.open("rb", buffering=0)
+                file = self._files.reader(path)
             except FileNotFoundError:
                 return None
-            if tag is not None and _tag(os.fstat(file.fileno())) != tag:
+            except NotAFile as what:
+                raise Corrupt(f"{self.url}/{path}", f"it is {what}, and no file", _NO_OBJECT) from what
+            seen = os.fstat(file.fileno())
+            if tag is not None and _tag(seen) != tag:
                 file.close()
                 raise Changed(f"{target} was written anew while it was read; read it again")
+            if not self._counts(seen):
+                file.close()
+                return None
             file.seek(start)
             return _readable(target, chunks_of(file, None if stop is None else stop - start))
 
     def stat(self, path: str) -> Stat | None:
-        found = self._look(self._file(path))
-        return None if found is None else Stat(found.st_size, None, _tag(found), found.st_mtime)
+        """None for what is no file, too: it is in the way of an object, and a repair replaces it."""
+        seen = self._look(path)
+        if seen is None or not stat.S_ISREG(seen.st_mode) or not self._counts(seen):
+            return None
+        return Stat(seen.st_size, None, _tag(seen), seen.st_mtime)
 
     def has_just_proved(self, path: str, sha256: str, size: int) -> bool:
         return False
 
     def paths(self, prefix: str) -> Sequence[str]:
-        folder = self._root / prefix
-        with os_errors(f"list {folder}"):
+        with os_errors(f"list {self._file(prefix)}"):
             try:
-                return [prefix + entry.name for entry in os.scandir(folder) if entry.is_file()]
+                return [prefix + seen.name for seen in self._files.list(prefix) if seen.is_file]
             except FileNotFoundError:
                 return []
 
     def walk(self, prefix: str) -> Iterator[Found]:
-        folder = self._root / prefix
-        with os_errors(f"list {folder}"):
+        """What is no file is listed as well: it stands where an object should be, and is `Corrupt` to whoever reads it.
+
+        A symlink to a folder hides what should be there, so that nothing can be told of the whole.
+        """
+        with os_errors(f"list {self._file(prefix)}"):
             try:
-                entries = sorted(os.scandir(folder), key=lambda entry: entry.name + "/" * entry.is_dir())
+                listed = sorted(self._files.list(prefix), key=lambda seen: seen.name + "/" * seen.is_folder)
             except FileNotFoundError:
                 return
         unread: StoreUnavailable | None = None
-        for entry in entries:
-            path = prefix + entry.name
-            if not entry.is_dir():
-                yield from self._found(path, entry)
+        for seen in listed:
+            path = prefix + seen.name
+            if seen.leads_to_a_folder:
+                unread = unread or StoreUnavailable(
+                    f"cannot list {self._file(path)}: it is a symlink, and none is followed; put a real folder in its "
+                    "place"
+                )
+            elif not seen.is_folder:
+                yield Found(path, seen.status.st_size, _tag(seen.status), seen.status.st_mtime)
             elif path != SCRATCH:
                 try:
                     yield from self.walk(f"{path}/")
@@ -115,55 +140,71 @@ class LocalFolder:
             raise unread
 
     def touch(self, path: str) -> bool:
-        target = self._root / path
-        with os_errors(f"write {target}"):
+        with os_errors(f"write {self._file(path)}"):
             try:
-                os.utime(target)
+                self._files.touch(path)
             except FileNotFoundError:
                 return False
         return True
 
     def remove(self, found: Found) -> bool:
         """Under its name a file may be made young at any moment; once renamed it can be looked at in peace."""
-        target = self._root / found.path
-        with os_errors(f"remove {target}"), self._aside() as folder:
-            aside = folder / (found.path.replace("/", "\\") + _GONE)
+        with os_errors(f"remove {self._file(found.path)}"), self._aside() as folder:
+            aside = f"{folder}/{found.path.replace('/', chr(92))}{_GONE}"
             try:
-                target.rename(aside)
+                self._files.rename(found.path, aside)
             except FileNotFoundError:
                 return False
-            same = _tag(aside.stat()) == found.tag
+            same = _tag(self._files.status(aside)) == found.tag
             if not same:
-                _link(aside, self._file(found.path))
-            aside.unlink()
+                self._link(aside, found.path)
+            self._files.remove(aside)
         return same
 
     def abandoned(self, older_than: float) -> Iterator[Found]:
-        with os_errors(f"list {self.scratch_folder}"):
-            self._put_back_the_removed()
-            entries = sorted(self.scratch_folder.glob(".*.part"))
-        for entry in entries:
-            for found in self._found(f"{SCRATCH}/{entry.name}", entry):
-                if found.modified < older_than:
-                    yield found
+        with os_errors(f"list {self._file(SCRATCH)}"):
+            try:
+                listed = sorted(self._files.list(SCRATCH), key=lambda seen: seen.name)
+            except FileNotFoundError:
+                return
+        for seen in listed:
+            if _ABANDONED.fullmatch(seen.name) and seen.is_file and seen.status.st_mtime < older_than:
+                yield Found(f"{SCRATCH}/{seen.name}", seen.status.st_size, _tag(seen.status), seen.status.st_mtime)
 
     def remove_abandoned(self, found: Found) -> bool:
-        target = self._root / found.path
-        with os_errors(f"remove {target}"):
+        with os_errors(f"remove {self._file(found.path)}"):
             try:
-                target.unlink()
+                self._files.remove(found.path)
             except FileNotFoundError:
                 return False
         return True
 
-    def now(self) -> float:
-        return self._clock.now()
+    def recover(self) -> None:
+        """A removal that was killed may have had a file in hand that was young again.
+
+        Only our own removals are taken up: their folders are closed to other users, so that what is in them was put
+        there by us. Whatever else lies in `tmp/` may be a stranger's, and its name may lead anywhere.
+        """
+        with os_errors(f"list {self._file(SCRATCH)}"), suppress(FileNotFoundError):
+            for seen in self._files.list(SCRATCH):
+                ours = _REMOVAL.fullmatch(seen.name) and seen.is_folder and _is_closed(seen.status)
+                if ours and seen.status.st_mtime <= self.now() - _UNDER_WAY:  # else somebody may be at it
+                    self._put_back(f"{SCRATCH}/{seen.name}")
+
+    def now(self, *, looking: bool = False) -> float:
+        """Looking, by a file without a name: no folder's time shows it. Not every file system makes one."""
+        if not looking:
+            return self._clock.now()
+        try:
+            return self._files.time()
+        except OSError:
+            return time.time()
 
     def make_durable(self, paths: Iterable[str]) -> None:
         """One flush a file and folder, here and not at each write: the kernel has written most of it out by now."""
         named = list(paths)
         with os_errors(f"flush {self._root} to disk"):
-            _flush([self._file(path) for path in named])
+            self._flush(named)
             self._flush_folders(named)
 
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
@@ -172,8 +213,8 @@ class LocalFolder:
     def _time_of_a_new_file(self) -> float:
         """Who may not write there may change nothing by the clock either, and looks at the store by that of here."""
         try:
-            with scratch(self.scratch_folder) as file, os_errors(f"read {file.path}"):
-                return file.path.stat().st_mtime
+            with scratch(self._root / SCRATCH, within=self._files) as file, os_errors(f"read {file.path}"):
+                return os.fstat(file.descriptor).st_mtime
         except Denied:
             return time.time()
 
@@ -182,58 +223,56 @@ class LocalFolder:
 
         return local_probes(self._root, folder)
 
+    def _counts(self, seen: os.stat_result) -> bool:
+        """Whether a file is one of the store's, by whose it is."""
+        return True
+
     def _file(self, path: str) -> str:
-        """Text, not a `Path`: what is done for thousands of small objects should take no longer than their writing."""
+        """For messages. Text, not a `Path`: thousands of small objects should take no longer than their writing."""
         return f"{self._root}/{path}"
 
-    def _look(self, target: str | os.PathLike[str]) -> os.stat_result | None:
-        with os_errors(f"read {os.fspath(target)}"):
+    def _look(self, path: str) -> os.stat_result | None:
+        with os_errors(f"read {self._file(path)}"):
             try:
-                return os.stat(target)  # noqa: PTH116 - as above
+                return self._files.status(path)
             except FileNotFoundError:
                 return None
 
-    def _found(self, path: str, target: "Path | os.DirEntry[str]") -> Iterator[Found]:
-        seen = self._look(target)
-        if seen is not None:
-            yield Found(path, seen.st_size, _tag(seen), seen.st_mtime)
-
     @contextmanager
-    def _aside(self) -> Iterator[Path]:
-        """A folder that no other removal uses, even of the same file."""
-        folder = self.scratch_folder / f"{secrets.token_hex(8)}{_REMOVAL}"
-        folder.mkdir(parents=True)
+    def _aside(self) -> Iterator[str]:
+        """A folder that no other removal uses, even of the same file, and no other user."""
+        folder = f"{SCRATCH}/{secrets.token_hex(8)}.removal"
+        self._files.make_folder(folder, 0o700)
         try:
             yield folder
         finally:
             with suppress(OSError):  # what went wrong before matters more, and may have left a file
-                folder.rmdir()
+                self._files.remove_folder(folder)
 
-    def _put_back_the_removed(self) -> None:
-        """Whoever was killed while removing may have had a file in hand that was young again."""
-        for folder in self.scratch_folder.glob(f"*{_REMOVAL}"):
-            with suppress(FileNotFoundError):
-                if folder.stat().st_mtime > self.now() - _UNDER_WAY:
-                    continue  # somebody may be at it
-                for aside in folder.iterdir():
-                    _link(aside, self._file(aside.name.removesuffix(_GONE).replace("\\", "/")))
-                    aside.unlink()
-                folder.rmdir()
+    def _put_back(self, removal: str) -> None:
+        with suppress(FileNotFoundError):  # somebody else is at it
+            for seen in self._files.list(removal):
+                path = seen.name.removesuffix(_GONE).replace("\\", "/")
+                if seen.is_file and seen.name.endswith(_GONE) and is_object(path):
+                    self._link(f"{removal}/{seen.name}", path)
+                    self._files.remove(f"{removal}/{seen.name}")
+            with suppress(OSError):  # something else lies in it, and is left alone
+                self._files.remove_folder(removal)
 
     @contextmanager
-    def _as_file(self, payload: Payload) -> Iterator[Path]:
+    def _as_file(self, payload: Payload) -> Iterator[str]:
         """A file to be linked: it becomes the object, so one that may still be written by others is copied."""
-        if isinstance(payload.source, Path) and payload.source.parent == self.scratch_folder:
-            yield payload.source
+        if isinstance(payload.source, Path) and payload.source.parent == self._root / SCRATCH:
+            yield f"{SCRATCH}/{payload.source.name}"
             return
         if (constant := payload.constant) is not None:
-            with new_file(self.scratch_folder) as written:
+            with new_file(self._root / SCRATCH, within=self._files) as written:
                 with os_errors(f"write {written.path}"):
                     write_at(written.descriptor, constant, 0)
                     written.close()
-                yield written.path
+                yield f"{SCRATCH}/{written.path.name}"
             return
-        with scratch(self.scratch_folder) as file:
+        with scratch(self._root / SCRATCH, within=self._files) as file:
             if isinstance(payload.source, Path):
                 with os_errors(f"read {payload.source}"):
                     opened = payload.source.open("rb", buffering=0)
@@ -243,7 +282,23 @@ class LocalFolder:
                 file.write(payload.source)
             if file.finish().sha256 != payload.sha256:
                 raise StoreUnavailable(f"{payload.source} was written while it was being stored; store it again")
-            yield file.path
+            yield f"{SCRATCH}/{file.path.name}"
+
+    def _link(self, source: str, path: str) -> bool:
+        try:
+            self._files.link(source, path)
+        except FileExistsError:
+            # A network file system may lose the answer of a link that it made, and refuse the repetition.
+            return self._files.status(source).st_nlink > 1
+        except OSError as error:
+            if error.errno in _NO_HARD_LINKS:
+                raise StoreUnavailable(
+                    f"cannot create {self._file(path)}: this file system makes no hard links ({error.strerror}), which "
+                    "the store needs to create a file without overwriting another; put the store on a file system that "
+                    "does, or on S3"
+                ) from error
+            raise
+        return True
 
     def _flush_folders(self, paths: Iterable[str]) -> None:
         """A new name is durable when every folder on its way is, and the root's own entry."""
@@ -251,10 +306,26 @@ class LocalFolder:
         for path in paths:
             while (path := path.rpartition("/")[0]) not in folders:
                 folders.add(path)
-        _flush([self._file(folder) for folder in sorted(folders, reverse=True)])
+        self._flush(sorted(folders, reverse=True))
         # A folder that we may pass through but not read cannot be flushed by us.
         with suppress(PermissionError):
             flush_to_disk(self._root.parent)
+
+    def _flush(self, paths: Sequence[str]) -> None:
+        """Many at once where there are many: a disk confirms those together in half the time or less."""
+
+        def flush(lane: int, lanes: int) -> None:
+            for path in paths[lane::lanes]:
+                self._files.flush(path)
+
+        if len(paths) < _MANY:
+            flush(0, 1)
+            return
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(_FLUSHED_AT_ONCE) as pool:
+            for flushed in [pool.submit(flush, lane, _FLUSHED_AT_ONCE) for lane in range(_FLUSHED_AT_ONCE)]:
+                flushed.result()
 
 
 def _tag(found: os.stat_result) -> str:
@@ -262,47 +333,11 @@ def _tag(found: os.stat_result) -> str:
     return f"{found.st_ino:x}-{found.st_size:x}-{found.st_mtime_ns:x}"
 
 
-def _flush(files: Sequence[str]) -> None:
-    """Many at once where there are many: a disk confirms those together in half the time or less."""
-
-    def flush(lane: int, lanes: int) -> None:
-        for file in files[lane::lanes]:
-            flush_to_disk(file)
-
-    if len(files) < _MANY:
-        flush(0, 1)
-        return
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(_FLUSHED_AT_ONCE) as pool:
-        for flushed in [pool.submit(flush, lane, _FLUSHED_AT_ONCE) for lane in range(_FLUSHED_AT_ONCE)]:
-            flushed.result()
+def _is_closed(folder: os.stat_result) -> bool:
+    """Made by this user, and nobody else may write there."""
+    return folder.st_uid == os.geteuid() and not folder.st_mode & 0o022
 
 
-def _link(source: Path, target: str) -> bool:
-    try:
-        _linked(source, target)
-    except FileExistsError:
-        # A network file system may lose the answer of a link that it made, and refuse the repetition.
-        return source.stat().st_nlink > 1
-    except OSError as error:
-        if error.errno in _NO_HARD_LINKS:
-            raise StoreUnavailable(
-                f"cannot create {target}: this file system makes no hard links ({error.strerror}), which the store "
-                "needs to create a file without overwriting another; put the store on a file system that does, or on S3"
-            ) from error
-        raise
-    return True
-
-
-def _linked(source: Path, target: str) -> None:
-    try:
-        os.link(source, target)
-    except FileNotFoundError:
-        Path(target).parent.mkdir(parents=True, exist_ok=True)
-        os.link(source, target)
-
-
-def _readable(target: Path, chunks: Iterator[bytes]) -> Iterator[bytes]:
+def _readable(target: str | Path, chunks: Iterator[bytes]) -> Iterator[bytes]:
     with os_errors(f"read {target}"):
         yield from chunks

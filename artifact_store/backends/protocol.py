@@ -159,8 +159,14 @@ class Backend(Protocol):
     def remove_abandoned(self, found: Found) -> bool:
         """Remove one of those. False: it was gone."""
 
-    def now(self) -> float:
-        """The backend's clock, in seconds since 1970: the one by which its objects have ages."""
+    def recover(self) -> None:
+        """Before a collection: put back what a removal that was killed has left out of sight."""
+
+    def now(self, *, looking: bool = False) -> float:
+        """The backend's clock, in seconds since 1970: the one by which its objects have ages.
+
+        `looking`: nothing may be written to find it out; a folder's is then that of this machine.
+        """
 
     def make_durable(self, paths: Iterable[str]) -> None:
         """Return when these objects would survive a power loss."""

@@ -174,7 +174,10 @@ class Bucket:
         with self._place.faults("end the upload", found.path):
             return listing.end_upload(self._place, found)
 
-    def now(self) -> float:
+    def recover(self) -> None:
+        """A removal here is one request."""
+
+    def now(self, *, looking: bool = False) -> float:
         return self._clock.now()
 
     def make_durable(self, paths: Iterable[str]) -> None:
@@ -195,7 +198,13 @@ class Bucket:
             raise StoreUnavailable(
                 f"cannot tell the time of {self.url}: its answers have no Date; use a server that sends one"
             )
-        return parsedate_to_datetime(date).timestamp()
+        try:
+            return parsedate_to_datetime(date).timestamp()
+        except (ValueError, TypeError, OverflowError) as error:
+            raise StoreUnavailable(
+                f"cannot tell the time of {self.url}: the Date of its answers is {date[:64]!r}; "
+                "use a server that sends a date"
+            ) from error
 
     def probes(self, folder: str) -> Iterable[Probe]:
         return s3_probes(self._place, folder)

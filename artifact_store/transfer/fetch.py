@@ -90,7 +90,7 @@ def _fetch_weights(blobs: Blobs, tensors: Sequence[Tensor], filled: Filled, sent
         sent(size)
         return 0
     if isinstance(blobs, BlobsFromAfar):
-        blobs.assemble(whole, filled.folder_of(WEIGHTS), lambda path: filled.adopt(WEIGHTS, path), sent)
+        blobs.assemble(whole, filled.spot, lambda path, handle: filled.adopt(WEIGHTS, path, handle), sent)
         filled.note(WEIGHTS, whole.content)
     else:
         filled.write(WEIGHTS, whole.content, lambda file: _write_weights(blobs, whole, file, sent))

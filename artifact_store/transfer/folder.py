@@ -7,20 +7,24 @@ manifest.json    comes last, so that a folder which has it is complete
 
 import json
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
-from artifact_store.backends.files import NewFile, copy_into, flush_to_disk, new_file, os_errors, scratch, write_at
+from artifact_store.backends.beneath import Beneath, NotAFile, Spot, is_ours, is_same
+from artifact_store.backends.files import NewFile, copy_into, new_file, os_errors, scratch, write_at
 from artifact_store.documents import Document, SafePath, parse_document
 from artifact_store.errors import NotUnderstood, Refused
 from artifact_store.transfer.spans import sha256_between
-from artifact_store.transfer.stamp import date, stamp_of
+from artifact_store.transfer.stamp import date, stamp
 
 MANIFEST: Final = "manifest.json"
 _NOTES: Final = ".nxpipe"
+_LONGEST: Final = 64 * 1024**2  # bytes of notes
+_MODE: Final = 0o644  # whatever the umask: files that are served are no other user's to write to
 
 
 class Note(Document):
@@ -36,18 +40,22 @@ class Notes(Document):
 
 @dataclass
 class Filled:
-    """A folder, and what is in it by our own notes."""
+    """A folder, and what is in it by our own notes. No symlink in it is followed, whoever has put it there."""
 
-    root: Path
+    files: Beneath
     noted: Mapping[str, Note]
     wanted: dict[str, Note] = field(default_factory=dict)
+
+    @property
+    def spot(self) -> Spot:
+        return Spot(self.files)
 
     def has(self, path: str, content: str, is_right: Callable[[int], bool]) -> bool:
         """Whether the file is there: as we wrote it by our notes, or at least by its bytes."""
         note = self.noted.get(path)
         if note is None or note.content != content:
             return False
-        unchanged = note.stamp and note.stamp == stamp_of(self.root / path)
+        unchanged = note.stamp and note.stamp == self._stamp(path)
         if not unchanged and not self._proved(path, is_right):
             return False
         self.note(path, content)
@@ -60,58 +68,82 @@ class Filled:
             date(file.descriptor)
             os.fsync(file.descriptor)
             file.close()
-            file.path.replace(self.root / path)
+            self._put(file.path, path)
         self.note(path, content)
 
-    def adopt(self, path: str, source: Path) -> bool:
+    def adopt(self, path: str, source: Path, proved: int) -> bool:
         """Another name for a file that nobody writes to any more, or a copy where there can be none. False: it has
-        gone. To be noted when all other names that it gets or loses soon are settled."""
-        with self._beside(path) as file:
+        gone, or is not the one that was proved, whose handle this is. To be noted when all other names that it gets
+        or loses soon are settled."""
+        aside = f".{secrets.token_hex(8)}.part"
+        with self._writing(path):
             try:
-                file.path.unlink()
-                file.path.hardlink_to(source)
+                self.files.take_in(source, aside)
             except FileNotFoundError:
                 return False
             except OSError:  # on another file system, or somebody else's
-                return self._copied(path, source)
-            file.path.replace(self.root / path)
+                return self._copied(path, proved)
+            try:
+                if not is_same(self.files.status(aside), os.fstat(proved)):
+                    return False
+                self.files.rename(aside, path)
+            finally:
+                with suppress(FileNotFoundError):  # two names of one file: a rename does nothing, and leaves both
+                    self.files.remove(aside)
         return True
 
     def note(self, path: str, content: str) -> None:
-        self.wanted[path] = Note(content=content, stamp=stamp_of(self.root / path))
-
-    def folder_of(self, path: str) -> Path:
-        return (self.root / path).parent
+        self.wanted[path] = Note(content=content, stamp=self._stamp(path))
 
     @contextmanager
     def _beside(self, path: str) -> Iterator[NewFile]:
-        folder = self.folder_of(path)
-        with os_errors(f"write {self.root / path}"):
-            folder.mkdir(parents=True, exist_ok=True)
-            self._refuse_ways_out(folder)
-            with new_file(folder) as file:
-                yield file
+        with self._writing(path), new_file((self.files.root / path).parent, _MODE, self.files) as file:
+            yield file
 
-    def _copied(self, path: str, source: Path) -> bool:
+    def _put(self, written: Path, path: str) -> None:
+        self.files.rename(written.relative_to(self.files.root).as_posix(), path)
+
+    @contextmanager
+    def _writing(self, path: str) -> Iterator[None]:
+        self._refuse_links(path)
+        with os_errors(f"write {self.files.root / path}"):
+            yield
+
+    def _refuse_links(self, path: str) -> None:
+        """With the rule's own word; one that is put there later is not followed either."""
+        for folder in list(PurePosixPath(path).parents)[:-1]:
+            if (self.files.root / folder).is_symlink():
+                raise Refused(
+                    f"{self.files.root / folder} is a link, which leads out of {self.files.root}; remove it, or name "
+                    "another folder"
+                )
+
+    def _stamp(self, path: str) -> str:
+        """Empty where nothing is, and for a file that other users can write to: that is hashed each time."""
         try:
-            opened = source.open("rb", buffering=0)
-        except FileNotFoundError:
-            return False
-        with opened, self._beside(path) as file:
-            copy_into(file.descriptor, opened, 0)
+            seen = self.files.status(path)
+        except OSError:
+            return ""
+        return stamp(seen) if is_ours(seen) else ""
+
+    def _copied(self, path: str, proved: int) -> bool:
+        with self._beside(path) as file:
+            copy_into(file.descriptor, proved, 0)
             date(file.descriptor)
             os.fsync(file.descriptor)
             file.close()
-            file.path.replace(self.root / path)
+            self._put(file.path, path)
         return True
 
     def _proved(self, path: str, is_right: Callable[[int], bool]) -> bool:
         """Dated before, so that whoever writes to it while it is read is noticed the next time."""
         try:
-            descriptor = os.open(self.root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
+            descriptor = self.files.open(path)
+        except (OSError, NotAFile):
             return False
         try:
+            if not is_ours(os.fstat(descriptor)):
+                return False  # its owner may write to it when it has been looked at
             with suppress(PermissionError):
                 date(descriptor)
             return is_right(descriptor)
@@ -120,21 +152,20 @@ class Filled:
 
     def complete(self, manifest: bytes, digest: str) -> None:
         """What an earlier artifact had and this one has not is removed; then the manifest makes it official."""
-        with os_errors(f"write {self.root}"):
-            for path in self.noted.keys() - self.wanted.keys() - {MANIFEST}:
-                self._refuse_ways_out((self.root / path).parent)
-                (self.root / path).unlink(missing_ok=True)
-            for folder in {(self.root / path).parent for path in self.wanted}:
-                flush_to_disk(folder)
+        for path in self.noted.keys() - self.wanted.keys() - {MANIFEST}:
+            self.remove(path)
+        with os_errors(f"write {self.files.root}"):
+            for folder in {path.rpartition("/")[0] for path in self.wanted}:
+                self.files.flush(folder)
         if not self.has(MANIFEST, digest, holds(digest)):
             self.write(MANIFEST, digest, lambda file: write_at(file, manifest, 0))
-            with os_errors(f"write {self.root}"):
-                flush_to_disk(self.root)
-        _note(self.root, self.wanted)
+            with os_errors(f"write {self.files.root}"):
+                self.files.flush("")
+        _note(self.files, self.wanted)
 
-    def _refuse_ways_out(self, folder: Path) -> None:
-        if not folder.resolve().is_relative_to(self.root.resolve()):
-            raise Refused(f"{folder} is a link that leads out of {self.root}; remove it, or name another folder")
+    def remove(self, path: str) -> None:
+        with self._writing(path), suppress(FileNotFoundError):
+            self.files.remove(path)
 
 
 def holds(sha256: str) -> Callable[[int], bool]:
@@ -144,33 +175,37 @@ def holds(sha256: str) -> Callable[[int], bool]:
 
 def open_folder(root: Path, manifest_digest: str) -> Filled:
     """A new or an empty folder, or one of ours; another artifact's manifest goes first, since it will not hold."""
+    files = Beneath(root)
     with os_errors(f"write {root}"):
         root.mkdir(parents=True, exist_ok=True)
-        notes = _read_notes(root)
+        notes = _read_notes(files)
         if notes is None:
-            if any(root.iterdir()):
+            if files.list(""):
                 raise Refused(f"{root} holds files that no fetch put there; name a new or an empty folder")
-            _note(root, {})
-        filled = Filled(root, notes or {})
+            _note(files, {})
+        filled = Filled(files, notes or {})
         if not filled.has(MANIFEST, manifest_digest, holds(manifest_digest)):
-            (root / MANIFEST).unlink(missing_ok=True)
+            filled.remove(MANIFEST)
     return filled
 
 
-def _read_notes(root: Path) -> dict[str, Note] | None:
-    """None: this folder is not ours. Notes that cannot be read say nothing about any file."""
+def _read_notes(files: Beneath) -> dict[str, Note] | None:
+    """None: this folder is not ours. Notes that cannot be read, or that others can write, say nothing of any file."""
     try:
-        return parse_document(Notes, json.loads((root / _NOTES).read_bytes())).files
+        with files.reader(_NOTES) as file:
+            if not is_ours(os.fstat(file.fileno())):
+                return {}
+            return parse_document(Notes, json.loads(file.read(_LONGEST))).files
     except FileNotFoundError:
         return None
-    except (ValueError, NotUnderstood):
+    except (ValueError, NotUnderstood, RecursionError, NotAFile):
         return {}
 
 
-def _note(root: Path, files: Mapping[str, Note]) -> None:
-    notes = Notes(files=dict(files))
-    with scratch(root) as file:
+def _note(files: Beneath, noted: Mapping[str, Note]) -> None:
+    notes = Notes(files=dict(noted))
+    with scratch(files.root, _MODE, files) as file:
         file.write(notes.model_dump_json(indent=1).encode())
         file.finish()
-        with os_errors(f"write {root / _NOTES}"):
-            file.path.replace(root / _NOTES)
+        with os_errors(f"write {files.root / _NOTES}"):
+            files.rename(file.path.name, _NOTES)

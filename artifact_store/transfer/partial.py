@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
+from artifact_store.backends.beneath import NotAFile, Seen, Spot, is_ours
 from artifact_store.backends.files import os_errors, write_at
 from artifact_store.digest import sha256_hex
 from artifact_store.transfer.stamp import date
@@ -24,13 +25,15 @@ _HASHED_AT_ONCE: Final = 8 * 1024**2
 NOTED_AFTER: Final = 1024**2  # bytes
 _LEFT_ALONE: Final = 3600.0  # seconds after which whoever wrote it is taken for dead, on this machine or another
 _NOBODY: Final = "nobody"
+_MODE: Final = 0o644  # it may become a file that is served, and is nobody else's to write to
 
 
 class Partial:
     """Several threads may use it at once."""
 
-    def __init__(self, path: Path, size: int, stretches: int) -> None:
+    def __init__(self, path: Path, descriptor: int, size: int, stretches: int) -> None:
         self.path = path
+        self.descriptor = descriptor
         self._size = size
         self._stretches = stretches
         # The kernel lets one writer into a file at a time, and has the others burn processor time meanwhile.
@@ -39,8 +42,7 @@ class Partial:
         self._complete: list[int] = []  # stretches that are not noted in the file yet
         self._unnoted = 0  # their bytes
         with os_errors(f"write {path}"):
-            self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            os.ftruncate(self.descriptor, size + stretches)
+            os.ftruncate(descriptor, size + stretches)
 
     def has(self, stretch: int) -> bool:
         return os.pread(self.descriptor, 1, self._size + stretch) == b"\1"
@@ -89,30 +91,43 @@ class Partial:
 
 
 @contextmanager
-def partial(folder: Path, name: str, size: int, stretches: int) -> Iterator[Partial]:
-    """A file of our own in `folder`, with whatever a dead process has left under this name, which is a digest.
+def partial(spot: Spot, name: str, size: int, stretches: int) -> Iterator[Partial]:
+    """A file of our own there, with whatever a dead process has left under this name, which is a digest.
 
     At the end it is gone unless it was moved away; if an error is the end, what has come stays for whoever comes next.
     """
-    path = folder / _name(name, f"{_machine()}-{os.getpid()}")
+    own = _name(name, f"{_machine()}-{os.getpid()}")
+    path = spot.root / own
     with os_errors(f"write {path}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        for left in _abandoned(folder, name):
-            with suppress(FileNotFoundError):  # somebody else was faster
-                left.rename(path)
-                break
-    ours = Partial(path, size, stretches)
+        ours = Partial(path, _taken_over(spot, name, own) or spot.files.create(spot.at(own), _MODE), size, stretches)
     try:
         yield ours
     except BaseException:
         with suppress(OSError):
             if ours.has_any():
-                path.rename(folder / _name(name, _NOBODY))
+                spot.files.rename(spot.at(own), spot.at(_name(name, _NOBODY)))
         raise
     finally:
         ours.close()
         with suppress(OSError):
-            path.unlink(missing_ok=True)
+            spot.files.remove(spot.at(own))
+
+
+def _taken_over(spot: Spot, name: str, own: str) -> int | None:
+    """What a dead process of this user has left, under our own name and open; nothing that others can write to."""
+    for left in _abandoned(spot, name):
+        with suppress(FileNotFoundError, PermissionError, NotAFile):  # somebody else was faster, or it is theirs
+            spot.files.rename(spot.at(left.name), spot.at(own))
+            descriptor = spot.files.open(spot.at(own), os.O_RDWR)
+            if _may_be_taken_over(os.fstat(descriptor)):
+                return descriptor
+            os.close(descriptor)
+    return None
+
+
+def _may_be_taken_over(seen: os.stat_result) -> bool:
+    """Ours, and under no other name: a link to another file of ours would have us write there."""
+    return is_ours(seen) and seen.st_uid == os.geteuid() and seen.st_nlink == 1
 
 
 def _name(name: str, owner: str) -> str:
@@ -123,11 +138,17 @@ def _machine() -> str:
     return sha256_hex(os.uname().nodename.encode())[:12]
 
 
-def _abandoned(folder: Path, name: str) -> Iterator[Path]:
-    for path in folder.glob(f".{name}.*.part"):
-        owner = path.name.split(".")[2]
-        if owner == _NOBODY or _is_dead(owner) or _untouched(path) > _LEFT_ALONE:
-            yield path
+def _abandoned(spot: Spot, name: str) -> Iterator[Seen]:
+    try:
+        listed = spot.files.list(spot.folder)
+    except FileNotFoundError:
+        return
+    for seen in listed:
+        if seen.name.startswith(f".{name}.") and seen.name.endswith(".part") and _may_be_taken_over(seen.status):
+            owner = seen.name.split(".")[2]
+            untouched = time.time() - seen.status.st_ctime  # a finished one has been dated back
+            if owner == _NOBODY or _is_dead(owner) or untouched > _LEFT_ALONE:
+                yield seen
 
 
 def _is_dead(owner: str) -> bool:
@@ -142,10 +163,3 @@ def _is_dead(owner: str) -> bool:
     except OSError:
         return False
     return False
-
-
-def _untouched(path: Path) -> float:
-    try:
-        return time.time() - path.stat().st_ctime  # a finished one has been dated back
-    except FileNotFoundError:
-        return 0.0

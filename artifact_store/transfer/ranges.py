@@ -1,14 +1,15 @@
 """One blob out of one place into a file: large ones in parallel ranges, hashed while they arrive."""
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Final
 
+from artifact_store.backends.beneath import Spot
 from artifact_store.backends.files import Scratch, scratch
 from artifact_store.backends.protocol import Backend, Sent, nobody
 from artifact_store.blobs import PUBLISH_AGAIN
@@ -50,17 +51,22 @@ def ranges_of(blob: Blob) -> int:
     return -(-blob.size // RANGE) if blob.size > IN_RANGES_ABOVE else 1
 
 
-def receive(blob: Blob, folder: Path, use: Callable[[Path], None], place: Backend, sent: Sent) -> None:
-    """Hand a file in `folder` with these bytes, proved right, to `use`, which moves it where it belongs."""
+def receive(blob: Blob, spot: Spot, use: Callable[[str, int], None], place: Backend, sent: Sent) -> None:
+    """Hand a file with these bytes, proved right, to `use`: its name in `spot`, to be moved where it belongs, and its
+    handle, to be read. By its name alone another user of that folder could exchange it."""
     if blob.size > IN_RANGES_ABOVE:
-        with partial(folder, blob.sha256, blob.size, ranges_of(blob)) as file:
+        with partial(spot, blob.sha256, blob.size, ranges_of(blob)) as file:
             fill(file, Piece(blob), place, sent)
             file.finish()
-            use(file.path)
+            use(file.path.name, file.descriptor)
         return
-    with _taken_back_on_errors(sent) as tell, scratch(folder) as small:
-        _copy(small, blob, place, tell)
-        use(small.path)
+    with _taken_back_on_errors(sent) as tell, scratch(spot.root, 0o644, spot.files) as small:
+        handle = os.dup(small.descriptor)
+        try:
+            _copy(small, blob, place, tell)
+            use(small.path.name, handle)
+        finally:
+            os.close(handle)
 
 
 def fill(file: Partial, piece: Piece, place: Backend, sent: Sent) -> None:

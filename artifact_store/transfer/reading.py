@@ -1,10 +1,12 @@
 """A store that is read from afar: through a tier of this machine, or from a mirror when the store fails."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from artifact_store.backends.files import chunks_of, copy_into, flush_to_disk, os_errors
+from artifact_store.backends.beneath import Beneath, Spot
+from artifact_store.backends.files import chunks_of, copy_into, os_errors
 from artifact_store.backends.protocol import Backend, Sent, nobody
 from artifact_store.blobs import Blobs
 from artifact_store.documents import Blob
@@ -14,6 +16,7 @@ from artifact_store.record import ActionRecord, Published
 from artifact_store.records import Records
 from artifact_store.store import Store
 from artifact_store.transfer.assemble import assemble, stretches_of
+from artifact_store.transfer.held import Held
 from artifact_store.transfer.partial import partial
 from artifact_store.transfer.ranges import receive
 from artifact_store.transfer.source import Sources
@@ -37,27 +40,26 @@ class BlobsFromAfar(Blobs):
         """The bytes as a file to be read, verified; from the tier, which gets what it lacks."""
         opened: list[IO[bytes]] = []
 
-        def use(path: Path) -> None:
-            with os_errors(f"read {path}"):
-                opened.append(path.open("rb", buffering=0))
+        def use(name: str, handle: int) -> None:
+            opened.append(os.fdopen(os.dup(handle), "rb", buffering=0))
             if self._tier:
-                self._tier.keep(path, blob)
+                self._tier.keep(name, blob, handle)
 
         found = self._tier and self._tier.open(blob)
         if found:
             sent(blob.size)
             return found
-        self._receive(blob, self._tier.partial if self._tier else self._backend.scratch_folder, use, sent)
+        self._receive(blob, self._tier.partial if self._tier else _spot(self._backend.scratch_folder), use, sent)
         return opened[0]
 
     def copy_to(self, blob: Blob, path: Path, sent: Sent = nobody) -> None:
-        def use(received: Path) -> None:
+        def use(name: str, handle: int) -> None:
             with os_errors(f"write {path}"):
-                flush_to_disk(received)
-                received.replace(path)
+                os.fsync(handle)
+                (path.parent / name).replace(path)
 
         if self._tier is None:
-            self._receive(blob, path.parent, use, sent)
+            self._receive(blob, _spot(path.parent), use, sent)
         else:
             super().copy_to(blob, path, sent)
 
@@ -66,29 +68,37 @@ class BlobsFromAfar(Blobs):
             for offset in offsets:
                 copy_into(descriptor, file, offset)
 
-    def assemble(self, whole: Whole, near: Path, adopt: Callable[[Path], bool], sent: Sent = nobody) -> None:
-        """Hand a file that is put together from blobs to `adopt`, which gives it another name, or tells that it has
-        gone. It is made in the tier, which keeps it, or else in the folder `near`."""
-        held = self._tier and self._tier.held.find(whole)
-        if self._tier and held and adopt(held):
-            self._tier.held.stamp(whole)
+    def assemble(self, whole: Whole, near: Spot, adopt: Callable[[Path, int], bool], sent: Sent = nobody) -> None:
+        """Hand a file that is put together from blobs to `adopt`, with its handle, which gives it another name, or
+        tells that it has gone. It is made in the tier, which keeps it, or else in the folder `near`."""
+        if self._tier and self._is_held(whole, self._tier.held, adopt):
             sent(sum(stored.size for stored in whole.stored))
             return
-        with partial(
-            self._tier.partial if self._tier else near, whole.content, whole.size, stretches_of(whole)
-        ) as file:
+        spot = self._tier.partial if self._tier else near
+        with partial(spot, whole.content, whole.size, stretches_of(whole)) as file:
             assemble(whole, file, self, self._sources, self._tier, sent)
-            adopt(file.path)
+            adopt(file.path, file.descriptor)
             if self._tier:
-                self._tier.held.keep(file.path, whole)
+                self._tier.held.keep(spot.at(file.path.name), whole, file.descriptor)
                 self._tier.make_room(whole.size)
 
-    def _receive(self, blob: Blob, folder: Path, use: Callable[[Path], None], sent: Sent) -> None:
+    def _is_held(self, whole: Whole, held: Held, adopt: Callable[[Path, int], bool]) -> bool:
+        with held.find(whole) as found:
+            if found is None or not adopt(*found):
+                return False
+            held.stamp(whole, found[1])
+            return True
+
+    def _receive(self, blob: Blob, spot: Spot, use: Callable[[str, int], None], sent: Sent) -> None:
         def from_one(place: Backend) -> bool:
-            receive(blob, folder, use, place, sent)
+            receive(blob, spot, use, place, sent)
             return True
 
         self._sources.first(f"blob {blob.sha256}", from_one)
+
+
+def _spot(folder: Path) -> Spot:
+    return Spot(Beneath(folder))
 
 
 class StoreFromAfar(Store):

@@ -3,29 +3,36 @@
 It is laid out as that store is, below `seen/` of the tier. A file's modification time says when it was last seen so.
 """
 
+import os
 from pathlib import Path
 
+from artifact_store.backends.beneath import PRIVATE, Beneath, is_ours
 from artifact_store.backends.files import os_errors, scratch
 from artifact_store.backends.local import LocalFolder
 from artifact_store.channel.generation import Generation, Head
 from artifact_store.digest import sha256_hex
 from artifact_store.documents import Sealed
-from artifact_store.layout import action_path, head_path
+from artifact_store.layout import SCRATCH, action_path, head_path
 
 
 class Remembered(LocalFolder):
     def __init__(self, tier: Path, url: str) -> None:
-        super().__init__(tier / "seen" / sha256_hex(url.encode())[:16])
+        base = f"seen/{sha256_hex(url.encode())[:16]}"
+        super().__init__(tier / base)
+        self._files = Beneath(tier, PRIVATE, base)
         self.url = f"{url} (as last seen from here)"
 
     def keep(self, record: Sealed) -> None:
         """Not flushed to the disk: one that a power loss has torn does not match its seal."""
-        target = self._root / record.path
-        with scratch(self.scratch_folder) as file, os_errors(f"write {target}"):
+        scratch_folder = self._root / SCRATCH
+        with scratch(scratch_folder, 0o644, self._files) as file, os_errors(f"write {self._file(record.path)}"):
             file.write(record.to_bytes())
             file.finish()
-            target.parent.mkdir(parents=True, exist_ok=True)
-            file.path.replace(target)
+            self._files.rename(f"{SCRATCH}/{file.path.name}", record.path)
+
+    def _counts(self, seen: os.stat_result) -> bool:
+        """In a cache that several users share, what another user says a channel serves is not what we have seen."""
+        return is_ours(seen)
 
     def keep_channel(self, tip: Generation) -> None:
         self.keep(tip)

@@ -11,7 +11,10 @@ def open_signer(key: str, folder: Path) -> Signer:
     if kind == "file" and name:
         from artifact_store.trust.key_files import KeyFile
 
-        return KeyFile.open(folder / Path(name).expanduser())
+        try:
+            return KeyFile.open(folder / Path(name).expanduser())
+        except RuntimeError as error:
+            raise BadKey(f"{key!r} starts with ~, and no such home folder is known") from error
     if kind == "kms" and name.startswith("arn:") and name.count(":") >= 5:
         from artifact_store.trust.kms import KmsKey  # the AWS SDK takes a while to import
 

@@ -1,11 +1,14 @@
 """Collection: a plan of what goes and why, carried out beside publishers and promoters. Section 14 of the format."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, Literal
 
 from artifact_store.backends.protocol import Found
+from artifact_store.documents import as_time
+from artifact_store.errors import Refused
 from artifact_store.layout import ACTIONS, retired_path
 from artifact_store.manifest import MAX_MANIFEST_BYTES
 from artifact_store.record import ActionRecord
@@ -16,6 +19,7 @@ from artifact_store.upkeep.rules import Rules, given_up
 
 # How the canonical JSON of a manifest begins, and of nothing else in a store: "backend" is its first field.
 _MANIFEST: Final = b'{"backend":"'
+_APART: Final = 3600.0  # seconds between two clocks, of which one is wrong then
 
 
 @dataclass(frozen=True)
@@ -29,9 +33,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """What goes, in this order."""
+    """What goes, in this order. Ages count from `now`, while it is carried out as well."""
 
     rules: Rules
+    now: float
     steps: tuple[Step, ...]
 
 
@@ -51,9 +56,29 @@ def nobody(step: Step, done: bool) -> None:
     """For those who do not watch."""
 
 
+def time_to_collect(store: Store, *, looking: bool = False) -> float:
+    """The store's time, by which its objects have ages; refused where this machine's clock says something else.
+
+    A server's clock that is ahead would make all objects old, and the grace that protects new ones nothing.
+    """
+    theirs, ours = store.backend.now(looking=looking), time.time()
+    if abs(theirs - ours) <= _APART:
+        return theirs
+    raise Refused(
+        f"the clock of {store.url} shows {_shown(theirs)}, and that of this machine {_shown(ours)}; nothing is "
+        "collected by a clock that may be wrong: set the one that is, then collect again"
+    )
+
+
+def _shown(seconds: float) -> str:
+    return f"{as_time(seconds)[:16].replace('T', ' ')} UTC"
+
+
 def plan(store: Store, rules: Rules, now: float) -> Plan:
-    """Look only. A damaged record or manifest is `Corrupt`, and nothing is collected."""
-    # First of all, for it puts back what a killed removal had in its hand.
+    """Look only. A damaged record or manifest is `Corrupt`, and nothing is collected.
+
+    One that is to be carried out is made after `store.backend.recover()`.
+    """
     abandoned = list(store.backend.abandoned(now - store.grace))
     listed = list(store.backend.walk(""))
     roots = find_roots(store, rules.history, now)
@@ -63,6 +88,7 @@ def plan(store: Store, rules: Rules, now: float) -> Plan:
     reach.paths.update(retired_path(_key_of(step.found)) for step in retirements)
     return Plan(
         rules,
+        now,
         (
             *retirements,
             *_sweep(store, listed, reach, now),
@@ -122,13 +148,12 @@ def _stages(store: Store, plan: Plan) -> Iterator[tuple[Sequence[Step], Callable
     """Steps that may be done at once, and how. Each stage begins when the one before it has ended."""
     retire = [step for step in plan.steps if step.action == "retire"]
     if retire:
-        held = {root.manifest.sha256 for root in find_held(store, plan.rules.history, store.backend.now())}
+        held = {root.manifest.sha256 for root in find_held(store, plan.rules.history, plan.now)}
         yield retire, lambda step: _retire(store, step.found, held)
     sweep = [step for step in plan.steps if step.action == "remove"]
     if sweep:
-        now = store.backend.now()
         listed = [step.found for step in sweep]
-        reach = mark(store, listed, find_roots(store, plan.rules.history, now), now)
+        reach = mark(store, listed, find_roots(store, plan.rules.history, plan.now), plan.now)
         for _, stage in groupby(sweep, key=lambda step: step.reason):
             yield list(stage), lambda step: not reach.has(step.found.path) and store.backend.remove(step.found)
     clean_up = [step for step in plan.steps if step.action == "clean up"]

@@ -3,6 +3,7 @@
 Importing this package is light; torch and transformers are loaded by the first call that needs them.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from emulator.graph import Graph
 from emulator.numerics import Array
 from emulator.types import TensorType
 
+# transformers reads this when it is imported: whatever else is installed, it takes no kernel from the hub. What
+# computes a model is the compiler's choice, and nothing is fetched but what a command names.
+os.environ["USE_HUB_KERNELS"] = "NO"
+
 __all__ = [
     "TASKS",
     "CaptureRequest",
@@ -23,6 +28,7 @@ __all__ = [
     "example_inputs",
     "file_outputs",
     "file_parameters",
+    "open_axes",
     "parameter_specs",
     "reference_outputs",
     "token_ids",
@@ -46,6 +52,11 @@ def capture_file(path: Path, sizes: Mapping[str, int] | None = None) -> Graph:
 def data_files(path: Path) -> dict[str, int]:
     """The files of weights beside a saved program, by name, and the bytes that each must have at least."""
     return of_file(dict, "data_onnx", path) if path.suffix == ".onnx" else {}
+
+
+def open_axes(path: Path) -> tuple[str, ...]:
+    """The axes that a saved program leaves open, by name; a `.pt2` has none."""
+    return of_file(tuple, "axes_onnx", path) if path.suffix == ".onnx" else ()
 
 
 def file_parameters(path: Path) -> dict[str, Array]:

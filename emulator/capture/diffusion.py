@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from emulator.capture.budget import bounded, require_modest_settings
 from emulator.capture.request import TASKS, CaptureRequest
+from emulator.configuration import relevant
 from emulator.errors import CaptureError
 from emulator.types import DType, TensorType
 
@@ -24,9 +26,10 @@ def build_diffusion_model(request: CaptureRequest) -> Any:
     if found != name:
         raise CaptureError(f"task {request.task!r} is for a {name}, but the configuration is of a {found}")
     kind = type(name, (DIFFUSION[request.task], getattr(_library(), name)), {})
-    settings = {key: value for key, value in request.config.items() if not key.startswith("_")}
+    require_modest_settings(request.config)
+    settings = {key: value for key, value in relevant(request.config).items() if not key.startswith("_")}
     try:
-        with torch.device("meta"), torch.no_grad():
+        with bounded(), torch.device("meta"), torch.no_grad():
             # PyTorch's own `to`: diffusers' warns about layers that checkpoints keep in float32.
             return torch.nn.Module.to(kind(**settings), getattr(torch, request.dtype)).eval()
     except Exception as fault:  # third-party code: whatever it raises is a reason why there is no model

@@ -11,6 +11,7 @@ from emulator.confinement import About, limits_now
 
 _Found = TypeVar("_Found")
 _MODEL_TYPE: Final = 100  # characters
+_ALONE: Final = ("data_onnx", "axes_onnx")  # what an ONNX file says without its data
 
 
 def of_model(kind: type[_Found], name: str, request: CaptureRequest, *more: Any) -> _Found:
@@ -27,7 +28,7 @@ def of_model(kind: type[_Found], name: str, request: CaptureRequest, *more: Any)
 def of_file(kind: type[_Found], name: str, path: Path, *more: Any) -> _Found:
     """An answer about a saved program. The other process reads this file, and those of its data that lie beside it."""
     path = path.absolute()
-    beside = _data_beside(path) if path.suffix == ".onnx" and name != "data_onnx" and limits_now() else ()
+    beside = _data_beside(path) if path.suffix == ".onnx" and name not in _ALONE and limits_now() else ()
     return _asked(kind, name, (path, *more), About(_version(path), reads=(path, *beside)))
 
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from emulator.given import lookups
 from emulator.graph import Graph, Value
 from emulator.numerics import Array, round_to
-from emulator.ops import Cast, Gather, Reshape
 
 
 def example_inputs(graph: Graph, config: Mapping[str, object], seed: int) -> dict[str, Array]:
@@ -34,12 +34,7 @@ def _example(name: str, value: Value, graph: Graph, config: Mapping[str, object]
 
 def _rows_of_table(value: Value, graph: Graph, config: Mapping[str, object]) -> int:
     """How many rows the smallest table has that this input indexes; two, when it indexes none."""
-    carriers, rows = {value}, set()
-    for node in graph.nodes:
-        if isinstance(node.op, Cast | Reshape) and node.operands[0] in carriers:
-            carriers.add(node.result)
-        if isinstance(node.op, Gather) and node.operands[1] in carriers:
-            rows.add(node.operands[0].type.shape[node.op.axis])
+    rows = {size for _, size in lookups(value, graph)}
     vocabulary = config.get("vocab_size")
     if rows and isinstance(vocabulary, int):
         rows.add(vocabulary)

@@ -6,17 +6,22 @@ from typing import Any
 
 import torch
 import transformers
+from transformers.utils.hub import OfflineModeIsEnabled
 
+from emulator.capture.budget import bounded, require_modest_buffers, require_modest_settings
 from emulator.capture.diffusion import DIFFUSION, build_diffusion_model
 from emulator.capture.packed import hold_grid
 from emulator.capture.provenance import where_and_why
 from emulator.capture.request import TASKS, CaptureRequest
+from emulator.configuration import quantised, relevant
 from emulator.errors import CaptureError
 from emulator.types import DType, TensorType
 
 # Settings that describe how a checkpoint was produced or is run, and would only disturb a static capture.
 _OVERRIDDEN = {"dtype": None, "torch_dtype": None, "use_cache": False, "return_dict": True}
 _SWITCHED_OFF = {"output_attentions": False, "output_hidden_states": False}
+# What computes attention and experts, in the model and its parts: what transformers chooses when nothing is asked for.
+_UNCHOSEN = {"attn_implementation": None, "experts_implementation": None}
 # A task of several model classes: recognisers of speech either generate text, or label each frame.
 _OTHERWISE = {"AutoModelForSpeechSeq2Seq": "AutoModelForCTC"}
 
@@ -37,14 +42,16 @@ def instantiate(kind: Any, config: Any, dtype: str) -> Any:
     Both are what transformers chooses when nothing is asked for, whatever the configuration was saved with.
     """
     try:
-        with quiet_libraries(), torch.device("meta"), torch.no_grad():
-            model = kind._from_config(_own_configuration(kind, config), dtype=getattr(torch, dtype)).eval()
+        with quiet_libraries(), bounded(), torch.device("meta"), torch.no_grad():
+            model = kind._from_config(_own_configuration(kind, config), dtype=getattr(torch, dtype), **_UNCHOSEN).eval()
+        give_buffers_their_values(model)
+        return model
+    except (CaptureError, MemoryError):
+        raise
     except Exception as fault:  # third-party code: whatever it raises is a reason why there is no model
         raise CaptureError(
             f"{kind.__name__} cannot be built from this configuration: {one_line(fault)}{where_and_why(fault)}"
         ) from fault
-    give_buffers_their_values(model)
-    return model
 
 
 def _own_configuration(kind: Any, config: Any) -> Any:
@@ -61,20 +68,26 @@ def one_line(fault: Exception) -> str:
 
 
 def _configuration(given: Mapping[str, object]) -> Any:
-    settings = {key: value for key, value in given.items() if key not in _OVERRIDDEN}
+    require_modest_settings(given)
+    settings = {key: value for key, value in relevant(given).items() if key not in _OVERRIDDEN}
     kind = settings.pop("model_type", None)
     if not isinstance(kind, str):
         raise CaptureError("the configuration names no model_type; pass the config.json of a Hugging Face model")
     if kind not in transformers.CONFIG_MAPPING:
         raise CaptureError(f"model_type {kind!r} is unknown to transformers {transformers.__version__}")
-    if settings.get("quantization_config"):
+    if quantised(settings):
         raise CaptureError("the configuration is of a quantised checkpoint; pass that of the original model")
     changes = {key: value for key, value in (_OVERRIDDEN | _SWITCHED_OFF).items() if value is not None}
     try:
-        with quiet_libraries():
+        with quiet_libraries(), bounded():
             config = transformers.AutoConfig.for_model(kind, **(settings | changes))
             leave_out_caches(config)
             return config
+    except OfflineModeIsEnabled as fault:
+        raise CaptureError(
+            "the configuration names a part by its id on the hub, and nothing is fetched for it; write that model's "
+            "own configuration there, as backbone_config"
+        ) from fault
     except Exception as fault:  # transformers validates with several libraries' exceptions
         reason = " ".join(str(fault).split())
         raise CaptureError(f"transformers rejects this {kind!r} configuration: {reason}") from fault
@@ -105,6 +118,7 @@ def give_buffers_their_values(model: Any) -> None:
     `from_pretrained` meets the same need, because it too builds on the meta device; so models fill such buffers in
     `_init_weights`. A buffer that its model does not fill would be uninitialised memory, hence the poison.
     """
+    require_modest_buffers(model)
     for parameter in model.parameters():
         parameter._is_hf_initialized = True
     poisoned = {name: _poison(buffer) for name, buffer in model.named_non_persistent_buffers()}

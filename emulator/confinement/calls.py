@@ -22,6 +22,10 @@ def _sizes(value: Any) -> bool:
     return isinstance(value, dict) and all(type(part) is int and part >= 0 for part in value.values())
 
 
+def _names(value: Any) -> bool:
+    return isinstance(value, tuple) and all(isinstance(name, str) for name in value)
+
+
 def _pairs(value: Any) -> bool:
     return isinstance(value, tuple) and all(
         isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in value
@@ -59,6 +63,7 @@ CALLS: Final = {
     "outputs_pt2": Call("emulator.capture.exported", "run_exported", _PT2, _table(np.ndarray)),
     "capture_onnx": Call("emulator.capture.onnx", "capture_onnx", _ONNX, _graph),
     "data_onnx": Call("emulator.capture.onnx", "onnx_data_files", _ONNX, _sizes),
+    "axes_onnx": Call("emulator.capture.onnx", "onnx_open_axes", _ONNX, _names),
     "parameters_onnx": Call("emulator.capture.onnx", "onnx_parameters", _ONNX, _table(np.ndarray)),
     "outputs_onnx": Call("emulator.capture.onnx", "run_onnx", _ONNX, _table(np.ndarray)),
 }

@@ -10,7 +10,13 @@ from emulator.passes.legalise import ConstantTooLarge
 _KNOWN: Final = {
     kind.__name__: kind
     for kind in (
-        *(errors.CompileError, errors.CaptureError, errors.GraphBreak, errors.UnsupportedOperators),
+        *(
+            errors.CompileError,
+            errors.CaptureError,
+            errors.DataUnusable,
+            errors.GraphBreak,
+            errors.UnsupportedOperators,
+        ),
         *(errors.GraphInvalid, errors.IllTyped, errors.OptionsInvalid, errors.ExecutionError, ConstantTooLarge),
     )
 }

@@ -10,6 +10,7 @@ from pipeline.build_report.reasons import Lack, became, missing, reason, tallied
 from pipeline.build_report.recorder import Attempt, Recorder
 from pipeline.building.planned import PlannedArtifact
 from pipeline.building.results import CellResult, Results
+from pipeline.folders import expanded
 
 FORMAT: Final = "nxpipe.build-report/1"
 Predicted = Mapping[str, Mapping[str, Any]]  # figures of each program by its name, as utilisation.read gives them
@@ -34,7 +35,7 @@ def document(
     ]
     said = _head(results) | _made_with(about or About.here())
     said |= {"artifacts": artifacts, "attempts": list(_attempts(results, recorder.attempts))}
-    clean: dict[str, Any] = _clean(said, str(home or Path.home()))
+    clean: dict[str, Any] = _clean(said, str(home or expanded("~")))
     return clean
 
 

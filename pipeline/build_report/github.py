@@ -4,7 +4,7 @@ Whatever a model or an error says reaches GitHub as text: in markdown nothing of
 command to the runner.
 """
 
-import re
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -14,16 +14,16 @@ from pipeline.build_report.reasons import Lack, missing
 from pipeline.build_report.summary import published, tally
 from pipeline.build_report.words import counted, duration, plain
 from pipeline.building.results import CellResult, Results
-from pipeline.command_line.output import human_bytes
+from pipeline.command_line.output import Console, human_bytes
+from pipeline.errors import sentence_of
+from pipeline.escape import for_markdown, workflow_command
 
 MOST: Final = 1024 * 1024 - 1024  # bytes of a step's summary; GitHub refuses a larger one whole
-_APART: Final = "&#8203;"  # no width
 _ANNOTATIONS: Final = 10  # of a kind and step; GitHub drops the others
 _SHOWN: Final = 2000  # characters of an error
 _NAMES: Final = 10  # lots of cells named in one annotation
 _OPEN: Final = 20  # rows of a table that is not folded away
 _HEADER: Final = "| | program | of | time | memory | |\n|---|---|---|--:|--:|---|\n"
-_MARKUP: Final = re.compile(r"""[\\`*_\[\]#|~:@/.$&<>"']""")
 
 
 def in_github(environ: Mapping[str, str]) -> bool:
@@ -40,9 +40,18 @@ def append_summary(summary: Callable[[int], str], environ: Mapping[str, str]) ->
     text = summary(room).encode("utf-8", "replace")
     if not 0 < len(text) <= room:
         return None
-    with path.open("ab") as file:
+    # A pipe without a reader is an error, and not waited for.
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666), "ab") as file:
         file.write(text)
     return path
+
+
+def show_summary(console: Console, write: Callable[[], object]) -> None:
+    """What came of a build does not depend on whether its page can be written."""
+    try:
+        write()
+    except OSError as error:
+        console.say(f"  the summary of the step cannot be written: {sentence_of(error)}")
 
 
 def write_summary(results: Results, environ: Mapping[str, str]) -> Path | None:
@@ -75,27 +84,15 @@ def annotations(results: Results) -> list[str]:
     lacks = missing(results)
     failed = [lack for lack in lacks if lack.reason.became == "failed"]
     rest = [lot for lack in lacks[len(failed) :] for lot in lack.lots]
-    shown = [_command("error", f"nxpipe build: {lack.reason.name}", _told(lack)) for lack in failed]
+    shown = [workflow_command("error", f"nxpipe build: {lack.reason.name}", _told(lack)) for lack in failed]
     if len(shown) > _ANNOTATIONS:
         more = counted(len(shown) - _ANNOTATIONS + 1, "more reason")
-        shown[_ANNOTATIONS - 1 :] = [_command("error", "nxpipe build", f"{more}: see the summary of the step")]
+        shown[_ANNOTATIONS - 1 :] = [workflow_command("error", "nxpipe build", f"{more}: see the summary of the step")]
     if rest:
         shown.append(
-            _command("warning", "nxpipe build: not tried", f"Not tried, or waiting for others: {_names(rest)}")
+            workflow_command("warning", "nxpipe build: not tried", f"Not tried, or waiting for others: {_names(rest)}")
         )
     return shown
-
-
-def _command(name: str, title: str, message: str) -> str:
-    return f"::{name} title={_as_property(title)}::{_as_data(message)}"
-
-
-def _as_data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _as_property(text: str) -> str:
-    return _as_data(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def _told(lack: Lack) -> str:
@@ -111,7 +108,7 @@ def _names(lots: list[Fold[CellResult]]) -> str:
 def _missing_rows(results: Results) -> Iterator[str]:
     for lack in missing(results):
         mark = "❌" if lack.reason.became == "failed" else "⏸️"
-        told = f"{_text(lack.reason.text[:_SHOWN])} <br> {_text(lack.reason.way_out)}"
+        told = f"{for_markdown(lack.reason.text[:_SHOWN])} <br> {for_markdown(lack.reason.way_out)}"
         for lot in lack.lots:
             yield _row(mark, lot, told)
 
@@ -127,12 +124,8 @@ def _row(mark: str, lot: Fold[CellResult], told: str) -> str:
     seconds = sum(one.seconds for one in lot.members)
     memory = max(one.memory for one in lot.members)
     figures = f"{duration(seconds) if seconds else ''} | {human_bytes(memory) if memory else ''}"
-    return f"| {mark} | {_text(lot.name)} | {_text(plain(lot.members[0].artifact.title))} | {figures} | {told} |\n"
-
-
-def _text(stranger: str) -> str:
-    """No HTML, no markdown and no link; nor a mention, which GitHub finds even where markdown sees a mere character."""
-    return _MARKUP.sub(lambda found: f"&#{ord(found[0])};{_APART if found[0] == '@' else ''}", stranger)
+    program, title = for_markdown(lot.name), for_markdown(plain(lot.members[0].artifact.title))
+    return f"| {mark} | {program} | {title} | {figures} | {told} |\n"
 
 
 def _fitting(rows: list[str], room: int) -> Iterator[str]:

@@ -1,10 +1,7 @@
 """A build in lines: for a log, for a program, for nobody."""
 
-import json
 from collections.abc import Iterator
 from typing import Final
-
-import click
 
 from pipeline.build_report.standing import Named, Standing
 from pipeline.build_report.words import duration, plain
@@ -63,6 +60,9 @@ class JsonLines:
 
     every = _SIGN_OF_LIFE
 
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
     def heard(self, event: Event, standing: Standing) -> None:
         named = standing.named(event.key)
         self._write(to_document(event) | {"title": named.title, "program": named.program}, standing)
@@ -75,7 +75,7 @@ class JsonLines:
     def _write(self, document: dict[str, object], standing: Standing) -> None:
         left = standing.seconds_left()
         figures = {"counts": standing.counts(), "seconds_left": None if left is None else round(left, 1)}
-        click.echo(json.dumps(document | figures), err=True)
+        self._console.data_line(document | figures, err=True)
 
 
 def _end(event: Ended, named: Named) -> str:

@@ -79,7 +79,7 @@ def _voice(console: Console) -> Voice:
     if console.quiet:
         return Silence()
     if console.json:
-        return JsonLines()
+        return JsonLines(console)
     # A machine that only hands cells to others need not have the libraries that compile, nor rich, which comes along.
     if sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb" and find_spec("rich"):
         from pipeline.build_report.live_table import LiveTable

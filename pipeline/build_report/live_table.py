@@ -17,6 +17,7 @@ from rich.text import Text
 from pipeline.build_report.standing import Lot, Named, Standing
 from pipeline.build_report.words import clock, counted, duration
 from pipeline.building.events import Event
+from pipeline.command_line.output import own
 
 _COLOURS: Final[dict[Lot, str]] = {
     "found": "cyan",
@@ -38,7 +39,7 @@ class LiveTable:
 
     def __init__(self) -> None:
         # Texts are strangers': no markup, no emoji codes, no guesses at what to highlight.
-        self._console = Console(stderr=True, markup=False, emoji=False, highlight=False)
+        self._console = Console(file=own(sys.stderr), markup=False, emoji=False, highlight=False)
         self._stderr = sys.stderr
         self._live: Live | None = None
 

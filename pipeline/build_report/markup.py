@@ -1,8 +1,9 @@
 """HTML that cannot be anything else: whatever is not markup of ours is text."""
 
-import html
 from collections.abc import Iterable
 from typing import TypeAlias
+
+from pipeline.escape import for_html
 
 Child: TypeAlias = "Markup | str | int | Iterable[Child] | None"
 _EMPTY = frozenset({"meta", "rect", "line"})
@@ -17,7 +18,7 @@ class Markup(str):
 def tag(name: str, /, *children: Child, **attributes: str | int | float | None) -> Markup:
     """`class_` and `data_value` are spelled `class` and `data-value`; an attribute that is None is left out."""
     said = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value), quote=True)}"'
+        f' {key.rstrip("_").replace("_", "-")}="{for_html(str(value))}"'
         for key, value in attributes.items()
         if value is not None
     )
@@ -33,5 +34,5 @@ def text(child: Child) -> Markup:
     if child is None:
         return Markup()
     if isinstance(child, str | int):
-        return Markup(html.escape(str(child), quote=True))
+        return Markup(for_html(str(child)))
     return Markup("".join(map(text, child)))

@@ -5,12 +5,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import click
-
 from pipeline.build_report.folding import Fold, folds, in_general
 from pipeline.build_report.words import counted, duration, plain
 from pipeline.building.planned import Plan, PlannedArtifact, PlannedCell, State
 from pipeline.command_line.output import table
+from pipeline.escape import style
 
 _COLOURS: Final[Mapping[State, str]] = {"to do": "yellow", "failed": "red", "refused": "red"}
 _HEADER: Final = ("  PROGRAM", "STATE", "TIME", "REASON")
@@ -62,7 +61,7 @@ def _row(lot: Fold[Told]) -> tuple[str, ...]:
     cells = [one.cell for one in lot.members]
     said = {reason(cell) for cell in cells}
     why = said.pop() if len(said) == 1 else lot.members[0].reason
-    state = click.style(cells[0].state, fg=_COLOURS.get(cells[0].state, "green"))
+    state = style(cells[0].state, fg=_COLOURS.get(cells[0].state, "green"))
     return f"  {lot.name}", state, _estimate(cells), why
 
 
@@ -76,10 +75,10 @@ def _estimate(cells: Iterable[PlannedCell]) -> str:
 
 
 def _headline(artifact: PlannedArtifact) -> str:
-    title = click.style(plain(artifact.title), bold=True)
+    title = style(plain(artifact.title), bold=True)
     how_many = counted(len(artifact.cells), "program")
     if artifact.is_published:
-        return f"{title}: {how_many}, {click.style('published', fg='green')}"
+        return f"{title}: {how_many}, {style('published', fg='green')}"
     return f"{title}: {how_many}, {', '.join(_parts(artifact.cells))}"
 
 

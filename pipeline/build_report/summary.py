@@ -3,20 +3,19 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
-
 from pipeline.build_report.reasons import Lack, missing, tallied
 from pipeline.build_report.words import counted, duration, plain
 from pipeline.building.results import Results
+from pipeline.escape import style
 
 
-def summary(results: Results, report: Path | None = None) -> str:
+def summary(results: Results, report: Path | None = None) -> list[str]:
     lines = [headline(results)]
     for lack in missing(results):
         lines += ["", *_missing(lack)]
     if report:
         lines += ["", f"report: {report}"]
-    return "\n".join(lines)
+    return lines
 
 
 def headline(results: Results) -> str:
@@ -26,7 +25,7 @@ def headline(results: Results) -> str:
     else:
         word, colour = ("incomplete", "red") if results.missing() else ("complete", "green")
     took = f"{duration(results.seconds)} with the executor {results.executor}"
-    return f"{click.style(word, fg=colour, bold=True)}: {tally(results)}; {published(results)}; {took}"
+    return f"{style(word, fg=colour, bold=True)}: {tally(results)}; {published(results)}; {took}"
 
 
 def tally(results: Results) -> str:
@@ -43,7 +42,7 @@ def published(results: Results) -> str:
 
 def _missing(lack: Lack) -> Iterator[str]:
     why = lack.reason
-    became = click.style(why.became, fg="red" if why.became == "failed" else "yellow")
+    became = style(why.became, fg="red" if why.became == "failed" else "yellow")
     yield f"{became}{f' {why.name}' if why.became == 'failed' else ''}: {why.text}"
     for lot in lack.lots:
         one = lot.members[0]

@@ -1,16 +1,11 @@
 """Words that every view of a build shares: lengths of time, counts, and texts that strangers wrote."""
 
-from typing import Final
-
-_COMMAND: Final = "::"  # a line that begins so, and `##[` anywhere, is a command to the runner of GitHub Actions
-_OLD_COMMAND: Final = "##["
+from pipeline.escape import for_log
 
 
 def plain(text: str) -> str:
-    """A stranger's text in one line that moves no cursor and commands nobody who reads our output."""
-    line = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in " ".join(text.split()))
-    line = line.replace(_OLD_COMMAND, "## [")
-    return f": {line[1:]}" if line.startswith(_COMMAND) else line
+    """A foreign text of several lines as one, harmless in a log and on a terminal."""
+    return for_log(" ".join(text.split()))
 
 
 def duration(seconds: float) -> str:

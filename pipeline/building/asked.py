@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from pipeline.folders import expanded
 from pipeline.models.source import looks_like_folder
 from pipeline.order import Order
 from pipeline.request import BuildRequest
@@ -53,7 +53,7 @@ def _request(asked: Asked) -> BuildRequest:
     if is_saved(asked.order.model_id):
         from pipeline.saved_request import SavedRequest
 
-        path = Path(asked.order.model_id).expanduser()
+        path = expanded(asked.order.model_id)
         request: BuildRequest = SavedRequest.of(SavedProgram(path, dict(asked.axes)), asked.order)
     else:
         request = asked.order.request()
@@ -66,7 +66,7 @@ def _request(asked: Asked) -> BuildRequest:
 
 
 def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute())
+    return str(expanded(path).absolute())
 
 
 def _tuples(value: Any) -> Any:

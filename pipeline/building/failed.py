@@ -1,6 +1,5 @@
 """Requests that failed for good: the store remembers them, so that nobody compiles for the same answer twice."""
 
-import json
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,6 +10,7 @@ from artifact_store import Store
 from artifact_store.canonical import canonical_json
 from artifact_store.errors import StoreError
 from artifact_store.failures import Failure, failure_of, remember_failure
+from pipeline.documents import json_of
 from pipeline.errors import BuildRefused, DoesNotFit, PipelineError, VerificationFailed
 from pipeline.verification.verify import Thresholds
 
@@ -55,7 +55,7 @@ def _stands(store: Store, failure: Failure, thresholds: Thresholds) -> bool:
     """Thresholds are not part of a request's key: an answer beyond some may be within others."""
     if failure.kind != VerificationFailed.__qualname__:
         return True
-    return failure.log is not None and json.loads(store.read_blob(failure.log))["verify"] == _asked(thresholds)
+    return failure.log is not None and json_of(store.read_blob(failure.log))["verify"] == _asked(thresholds)
 
 
 def _asked(thresholds: Thresholds) -> dict[str, object]:

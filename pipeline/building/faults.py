@@ -21,7 +21,7 @@ def fault_of(error: Exception) -> Fault:
     return Fault(
         sort=sort_of(error),
         kind=type(error).__qualname__,
-        message=_line(error) if row else report_crash(error, verbose=False),
+        message=_line(error) if row else report_crash(error),
         code=(row or INTERNAL).number,
         log="".join(traceback.format_exception(error)),
     )

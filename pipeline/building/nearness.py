@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from pipeline.command_line.output import table
+from pipeline.escape import for_terminal
 
 if TYPE_CHECKING:
     from artifact_store import Store
@@ -34,13 +35,13 @@ def why_missed(store: "Store", inputs: dict[str, object]) -> str | None:
 def _in_one_line(near: "Near") -> str:
     """Ends in the first fields, as `options.autocast: "matmult" there, "all" here`."""
     differing = near.differences[:_SHOWN]
-    said = [f"{_plain(one.path)}: {value(one.before)} there, {value(one.after)} here" for one in differing]
+    said = [f"{for_terminal(one.path)}: {value(one.before)} there, {value(one.after)} here" for one in differing]
     more = len(near.differences) - len(said)
     return f"the nearest is {near.published.name}, with {'; '.join(said)}" + (f"; and {more} more" if more else "")
 
 
 def difference_table(differences: "Sequence[Difference]", before: str, after: str) -> str:
-    rows = [(_plain(one.path), value(one.before), value(one.after)) for one in differences]
+    rows = [(for_terminal(one.path), value(one.before), value(one.after)) for one in differences]
     return table(("field", before, after), rows)
 
 
@@ -57,10 +58,5 @@ def value(text: str | None) -> str:
     """Canonical JSON on a terminal; the middle of a long one is left out."""
     if text is None:
         return "-"
-    shown = _plain(text)
+    shown = for_terminal(text)
     return shown if len(shown) <= _WIDEST else f"{shown[: _WIDEST - 20]}...{shown[-17:]}"
-
-
-def _plain(text: str) -> str:
-    """A string from a stranger's artifact must not drive the terminal."""
-    return text if text.isprintable() else text.encode("unicode_escape").decode()

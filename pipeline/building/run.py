@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from artifact_store.errors import StoreUnavailable
 from pipeline import utilisation
 from pipeline.build_report.live import watch
@@ -56,7 +54,7 @@ class Run:
         if self.console.json:
             self.console.data(plan_json(plan))
         else:
-            self.console.result(plan_table(plan))
+            self.console.page(plan_table(plan))
         return plan.exit_code
 
     def carry_out(self, plan: Plan) -> Results:
@@ -130,9 +128,9 @@ def _kept_reports(
 
 
 def _tell_github(console: Console, results: Results) -> None:
-    from pipeline.build_report.github import annotations, in_github, write_summary
+    from pipeline.build_report.github import annotations, in_github, show_summary, write_summary
 
     if in_github(os.environ):
-        write_summary(results, os.environ)
+        show_summary(console, lambda: write_summary(results, os.environ))
         for line in annotations(results):
-            click.echo(line, err=True)
+            console.command(line)

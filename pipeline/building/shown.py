@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from pipeline import utilisation
 from pipeline.build_report.summary import summary
 from pipeline.building.planned import PlannedArtifact
@@ -41,7 +39,7 @@ def show_artifacts(
         cached = artifact.is_published or not _made(results, artifact)
         documents.append(_as_json(one, cells, figures[artifact.key], cached=cached))
         if not console.json:
-            console.result(_as_text(one, figures[artifact.key], cached=cached))
+            console.result(*_lines(one, figures[artifact.key], cached=cached))
     if console.json:
         console.data(documents)
 
@@ -52,7 +50,7 @@ def show_end(console: Console, results: Results, report: Path | None) -> None:
     faults = list(dict.fromkeys(one.fault for one in missing if one.fault))
     if console.verbose:
         for fault in faults:
-            click.echo(fault.log, err=True)
+            console.trace(fault.log)
     if results.left_behind:
         console.complain(results.left_behind)
     if results.interrupted:
@@ -60,9 +58,9 @@ def show_end(console: Console, results: Results, report: Path | None) -> None:
     elif len(faults) == 1 and len(results.cells()) == 1:
         console.complain(faults[0].message)
     elif missing:
-        console.complain(summary(results, report))
+        console.complain(*summary(results, report))
     elif results.attempts and len(results.cells()) > 1:
-        console.say(summary(results, report))
+        console.say(*summary(results, report))
 
 
 def _by_artifact(results: Results) -> list[tuple[PlannedArtifact, list[CellResult]]]:
@@ -77,7 +75,7 @@ def _made(results: Results, artifact: PlannedArtifact) -> bool:
     return ended is not None and not ended.cached
 
 
-def _as_text(published: "Published", programs: dict[str, Any], *, cached: bool) -> str:
+def _lines(published: "Published", programs: dict[str, Any], *, cached: bool) -> list[str]:
     manifest = published.manifest
     count = len(manifest.executables)
     headline = (
@@ -88,7 +86,7 @@ def _as_text(published: "Published", programs: dict[str, Any], *, cached: bool) 
         human_bytes(published.size_bytes),
     )
     parts = [*sentences(manifest.report), *(f"{name}: {line}" for name, line in utilisation.sentences(programs))]
-    return "\n".join(["  ".join(headline), *(f"  {text}" for text in parts)])
+    return ["  ".join(headline), *(f"  {text}" for text in parts)]
 
 
 def _as_json(

@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
+from pipeline.documents import MiB, json_of, read_file
 from pipeline.request import BuildRequest, Shape, digest_of
 from pipeline.whole_file import write_whole
 
@@ -19,7 +20,7 @@ class Timings:
         self._path = path
         self._known: dict[str, list[float]] = {}
         with suppress(OSError, ValueError, TypeError, AttributeError):  # none yet, or not ours
-            read = json.loads(path.read_text())
+            read = json_of(read_file(path, limit=4 * MiB))
             self._known = {str(name): [float(work), float(seconds)] for name, (work, seconds) in read.items()}
 
     @classmethod

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from pipeline.documents import MiB, json_of, read_file
 from pipeline.errors import BuildRefused
 from pipeline.whole_file import write_whole
 
@@ -24,7 +25,7 @@ class Unfinished:
 
     def words(self) -> list[str]:
         try:
-            found = json.loads(self._path.read_text())
+            found = json_of(read_file(self._path, limit=MiB))
         except (OSError, ValueError):
             found = None
         if not isinstance(found, list):

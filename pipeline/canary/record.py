@@ -32,7 +32,7 @@ def read(lines: Sequence[str]) -> tuple[Plan, list[dict[str, Any]]]:
     """The plan and the judgements of a file."""
     try:
         documents = [json.loads(line) for line in lines if line.strip()]
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecordInvalid(f"The record is no JSON: {error}; fetch it again.") from error
     if not documents or not all(isinstance(each, dict) for each in documents) or "steps" not in documents[0]:
         raise RecordInvalid("The record does not begin with the plan of its rollout; fetch it again.")

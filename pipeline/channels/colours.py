@@ -19,6 +19,12 @@ def channel_of(fleet: str, colour: str) -> str:
     return f"{fleet}--{colour}"
 
 
+def fleet_of(channel: str) -> str | None:
+    """The fleet whose rollouts move the channel; None: people do."""
+    fleet, apart, colour = channel.rpartition("--")
+    return fleet if apart and colour in COLOURS else None
+
+
 def colour_of(group: str | None, project: str, fleet: str) -> str | None:
     """That of an instance, by its Auto Scaling group; None outside of the two."""
     return next((colour for colour in COLOURS if group == f"{project}-{fleet}-{colour}"), None)

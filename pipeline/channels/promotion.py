@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from emulator.hardware import INSTANCES
 from pipeline.channels.signing import signing_policy
+from pipeline.folders import expanded
 from pipeline.suggest import did_you_mean
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def targets_of(config: "Config", folder: Path, channel: str) -> dict[str, set[st
 
 def model_id(model: "Model", folder: Path) -> str:
     """What artifacts of the model are published under: a folder goes by its last name."""
-    return model.id or (folder / Path(model.path or "").expanduser()).resolve().name
+    return model.id or (folder / expanded(model.path or "")).resolve().name
 
 
 def doubt(config: "Config", channel: str) -> str | None:

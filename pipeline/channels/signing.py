@@ -8,6 +8,7 @@ import click
 
 from artifact_store.errors import Refused
 from pipeline.channels.colours import COLOURS, channel_of
+from pipeline.folders import expanded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,7 +103,7 @@ def _public_half(key: str, folder: Path) -> "PublicKey":
     from artifact_store.trust.key_files import public_path
     from artifact_store.trust.signers import open_signer
 
-    beside = public_path(folder / Path(key.removeprefix("file:")).expanduser())
+    beside = public_path(folder / expanded(key.removeprefix("file:")))
     if key.startswith("file:") and beside.exists():
         return named_public_key(beside)
     return open_signer(key, folder).public
@@ -117,7 +118,7 @@ def _configured(config: "Config", folder: Path) -> "Signer | None":
 def _trusted(table: "TrustedKeyTable", config: "Config", folder: Path) -> "TrustedKey":
     from artifact_store.trust.policy import TrustedKey
 
-    path = folder / Path(table.key.removeprefix("file:")).expanduser()
+    path = folder / expanded(table.key.removeprefix("file:"))
     channels = None if table.channels is None else _with_colours(config, table.channels)
     return TrustedKey(
         table.name, named_public_key(path), channels, table.expires.timestamp() if table.expires else None

@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-import click
-
 from artifact_store.names import SHOWN
 from pipeline.command_line.output import table
+from pipeline.escape import for_terminal, shown, style
 
 if TYPE_CHECKING:
     from artifact_store.channel.generation import Generation, Served
@@ -39,7 +38,7 @@ def log_text(entry: "Entry") -> str:
     lines = [f"{_title(f'{one.channel} {one.generation}')}  {did}  {_moment(one.at)}  by {one.actor}"]
     lines += [f"  {one.reason}"] if one.reason else []
     lines += [f"  {model} for {target}: {_key(old)} -> {_key(new)}" for model, target, old, new in _changes(entry)]
-    return "\n".join(lines + _trust_lines(entry))
+    return "\n".join(map(shown, lines + _trust_lines(entry)))
 
 
 def state_data(entry: "Entry", signers: "Mapping[Served, Sequence[str]]") -> dict[str, object]:
@@ -56,8 +55,8 @@ def state_text(entry: "Entry", signers: "Mapping[Served, Sequence[str]]") -> str
     ]
     lines = [
         _title(f"{one.channel}, generation {one.generation}"),
-        f"  for {_age(entry.age)}, since {_moment(one.at)}, by {one.actor}",
-        *_trust_lines(entry),
+        f"  for {_age(entry.age)}, since {_moment(one.at)}, by {for_terminal(one.actor)}",
+        *map(shown, _trust_lines(entry)),
         table(("model", "target", "key", "manifest", "signed by"), rows),
     ]
     return "\n".join(lines)
@@ -73,11 +72,11 @@ def _changes(entry: "Entry") -> "Iterator[tuple[str, str, Served | None, Served 
 
 def _trust_lines(entry: "Entry") -> list[str]:
     signed = [f"  signed by {', '.join(entry.signed_by)}"] if entry.signed_by else []
-    return signed + ([click.style(f"  {entry.fault}", fg="red")] if entry.fault else [])
+    return signed + ([style(f"  {entry.fault}", fg="red")] if entry.fault else [])
 
 
 def _title(text: str) -> str:
-    return click.style(text, bold=True)
+    return style(text, bold=True)
 
 
 def _key(served: "Served | None") -> str:

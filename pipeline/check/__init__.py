@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from artifact_store.canonical import canonical_json
 from artifact_store.digest import sha256_hex
 from artifact_store.errors import InvalidDocument
+from emulator.configuration import without_quantisation
 from emulator.errors import CompileError
 from pipeline.check import cache
 from pipeline.check.configuration import blamed, in_config, review, shown, too_long, unusable_source
@@ -20,6 +21,7 @@ from pipeline.check.fit import fit, verdicts
 from pipeline.check.report import Examination, Report
 from pipeline.check.weights import Checkpoint, examine_files
 from pipeline.errors import ModelSourceError
+from pipeline.folders import expanded
 from pipeline.garbage import no_collection
 from pipeline.models.source import ModelSource
 from pipeline.order import Order
@@ -97,8 +99,7 @@ def _report(order: Order, about: tuple[str, str, str], found: Examination, findi
 
 def _unquantised(source: ModelSource) -> ModelSource:
     """The model that a quantised one was made from: that it is quantised was said, and the rest can be checked."""
-    config = {key: value for key, value in source.config.items() if key != "quantization_config"}
-    return replace(source, config=config)
+    return replace(source, config=without_quantisation(source.config))
 
 
 def _within_positions(shapes: tuple[Shape, ...], findings: list[Finding]) -> tuple[Shape, ...]:
@@ -109,7 +110,7 @@ def _within_positions(shapes: tuple[Shape, ...], findings: list[Finding]) -> tup
 def _weights_folder(order: Order, source: ModelSource) -> Path | None:
     if order.weights in (None, "hub"):
         return source.folder
-    return None if str(order.weights).startswith("random:") else Path(str(order.weights)).expanduser()
+    return None if str(order.weights).startswith("random:") else expanded(str(order.weights))
 
 
 def _degrees(order: Order) -> tuple[int, ...]:
@@ -124,14 +125,14 @@ def _examined(
     key = _key(order, source, shapes, checkpoint, target)
     found = cache.lookup(key)
     if found is None:
-        from pipeline.check.examine import Subject, examine, programs_of, published_of, volatile, weights_of
+        from pipeline.check.examine import Subject, examine, lasting, programs_of, published_of, weights_of
 
         programs, options = programs_of(source, shapes), (order.autocast, order.autocast_type, target)
         ways = (lambda: weights_of(source, shapes), lambda: published_of(source, shapes))
         subject = Subject(programs, ways[0], *options, _degrees(order), checkpoint, ways[1])
         with no_collection():  # nearly all that importing PyTorch and tracing make stays until the end
             found = examine(subject, step)
-        if not any(volatile(found)):
+        if lasting(found):
             cache.keep(key, found)
     return found
 

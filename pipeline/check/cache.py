@@ -12,19 +12,21 @@ from contextlib import suppress
 from pathlib import Path
 
 from pipeline.check.report import Examination
+from pipeline.documents import MiB, json_of, read_file
+from pipeline.folders import cache_folder
 
 _MOST_ENTRIES = 512
 
 
 def lookup(key: str) -> Examination | None:
-    path = _folder() / f"{key}.json"
     try:
-        document = json.loads(path.read_bytes())
+        path = _folder() / f"{key}.json"
+        document = json_of(read_file(path, limit=64 * MiB))
         if document["digest"] != _digest(key, document["examination"]):
             return None
         found = Examination.from_json(document["examination"])
         path.touch()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # whatever is wrong with an entry, the examination can be made again
     return found
 
@@ -35,7 +37,8 @@ def keep(key: str, examination: Examination) -> None:
     document = json.dumps({"digest": _digest(key, body), "examination": body})
     with suppress(OSError):
         folder = _folder()
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(0o700, parents=True, exist_ok=True)
+        folder.mkdir(0o700, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=folder, suffix=".part")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(document)
@@ -56,4 +59,4 @@ def _digest(key: str, body: object) -> str:
 
 
 def _folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nxpipe" / "checks"
+    return cache_folder() / "checks"

@@ -4,10 +4,13 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
+from emulator.configuration import fetched, oversized, quantised
 from pipeline.check.finding import CONFIGURATION, CUSTOM_CODE, NOT_CAPTURED, POSITIONS, QUANTISED, SOURCE, Finding
 from pipeline.errors import ModelSourceError
+from pipeline.folders import expanded
 from pipeline.models.source import ModelSource
 from pipeline.request import Shape, longest_sequence
 
@@ -17,11 +20,12 @@ _SIZES = (
     *("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers", "num_attention_heads"),
     *("n_head", "max_position_embeddings", "n_positions", "head_dim", "image_size", "patch_size", "num_channels"),
 )
+_MOST_OVERSIZED = 20
 
 
 def unusable_source(model_id: str, error: ModelSourceError) -> Finding:
     """A model that cannot be had: in its config.json where there is one, at the line that is no JSON."""
-    path = Path(model_id).expanduser() / "config.json"
+    path = expanded(model_id) / "config.json"
     line = getattr(error.__cause__, "lineno", None)
     named = str(path) in str(error)
     return Finding(SOURCE, str(error), file=shown(path) if named else "", line=line)
@@ -37,7 +41,12 @@ def review(source: ModelSource) -> Iterator[Finding]:
                 Finding(CONFIGURATION, f"{key} is {value!r}", "it must be a whole number of at least 1"),
                 key,
             )
-    if source.config.get("quantization_config"):
+    for beyond in islice(oversized(source.config), _MOST_OVERSIZED):
+        yield in_config(source, Finding(CONFIGURATION, str(beyond), "correct the configuration"), beyond.key)
+    for key, name in fetched(source.config):
+        what = f"{key} names another model, {name[:80]!r}, which is never fetched"
+        yield in_config(source, Finding(CONFIGURATION, what, "write its own configuration as backbone_config"), key)
+    if quantised(source.config):
         yield in_config(
             source,
             Finding(

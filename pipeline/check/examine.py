@@ -31,6 +31,7 @@ from pipeline.check.precision import risks
 from pipeline.check.report import Examination, Program
 from pipeline.check.weights import Checkpoint, compare
 from pipeline.crash import report_crash
+from pipeline.errors import MissingSoftware
 from pipeline.models.source import ModelSource
 from pipeline.request import Shape, capture_request
 from pipeline.verification.evidence import Step
@@ -86,12 +87,16 @@ def weights_of(source: ModelSource, shapes: tuple[Shape, ...]) -> Mapping[str, "
 
 
 def examine(subject: Subject, step: Step) -> Examination:
+    """All findings, and what the programs take."""
     findings: list[Finding] = []
     options = _options(subject, findings)
     graphs: dict[str, Graph] = {}
+    here = False
     for name, lowering in subject.programs.items():
         with step(f"check {name}"):
-            problems, graph = _lower(lowering, options)
+            graph, error = _lowered(lowering, options)
+            problems = [] if error is None else findings_of(error)
+            here = here or (error is not None and _of_this_machine(error))
             if graph is not None:
                 graphs[name] = graph
                 problems += [*limits(graph, options), *lookups_outside(graph), *risks(graph, options)]
@@ -103,7 +108,7 @@ def examine(subject: Subject, step: Step) -> Examination:
     findings += _not_followed(graphs.values(), published)
     taken, refused = _footprints(list(graphs.values()), weights, subject.degrees, published)
     programs = tuple(_program(name, graph) for name, graph in graphs.items())
-    return Examination(programs, merge(findings), taken, refused, len(graphs) == len(subject.programs))
+    return Examination(programs, merge(findings), taken, refused, len(graphs) == len(subject.programs), here)
 
 
 def _options(subject: Subject, findings: list[Finding]) -> PassOptions:
@@ -115,14 +120,14 @@ def _options(subject: Subject, findings: list[Finding]) -> PassOptions:
         return PassOptions("none", target=subject.target)
 
 
-def _lower(lowering: Lowering, options: PassOptions) -> tuple[list[Finding], Graph | None]:
-    """One program's graph, or all that stands in its way."""
+def _lowered(lowering: Lowering, options: PassOptions) -> tuple[Graph | None, Exception | None]:
+    """One program's graph, or what stands in its way."""
     try:
-        return [], lowering(options)
+        return lowering(options), None
     except (MemoryError, LimitExceeded):  # which say nothing of the model that would be true tomorrow
         raise
     except Exception as error:  # the model's own code runs here; what nobody foresaw is a finding too, with its log
-        return findings_of(error), None
+        return None, error
 
 
 def findings_of(error: Exception) -> list[Finding]:
@@ -138,7 +143,7 @@ def findings_of(error: Exception) -> list[Finding]:
         return [Finding(rule, message, advice, "", *source_place(error.source))]
     if isinstance(error, CompileError):
         return [Finding(INT64 if isinstance(error, ConstantTooLarge) else NOT_CAPTURED, message, advice)]
-    return [Finding(FAULT, report_crash(error, verbose=False), "report that log")]
+    return [Finding(FAULT, report_crash(error), "report that log")]
 
 
 def _weights(subject: Subject, graphs: Mapping[str, Graph]) -> Mapping[str, "TensorType"]:
@@ -173,6 +178,24 @@ def _program(name: str, graph: Graph) -> Program:
     return Program(name, len(counts), sum(counts), graph.key)
 
 
-def volatile(examination: Examination) -> Iterator[Finding]:
-    """Findings that name files of this machine, or may be gone tomorrow: with one of them, nothing is kept."""
-    return (finding for finding in examination.findings if finding.rule in (FAULT, WEIGHTS))
+def lasting(examination: Examination) -> bool:
+    """Whether the same question has the same answer tomorrow, and on another machine: only then it is kept.
+
+    A defect of ours may be mended, weights are files of this machine, and what a library could not find or have is
+    there once it is installed.
+    """
+    return not examination.of_this_machine and all(
+        finding.rule not in (FAULT, WEIGHTS) for finding in examination.findings
+    )
+
+
+def _of_this_machine(error: BaseException) -> bool:
+    """Whether an error comes from what is installed, at hand or free here, and not from the model alone."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ImportError | OSError | MemoryError | MissingSoftware):
+            return True
+        if isinstance(cause, RuntimeError) and "allocate memory" in str(cause):  # PyTorch's allocator
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False

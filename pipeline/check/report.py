@@ -29,6 +29,7 @@ class Examination:
     footprints: tuple[Footprint, ...]
     refused: Mapping[int, str]  # tensor-parallel degrees that the model cannot have, and why
     whole: bool  # whether the footprints cover all programs, and not the weights alone
+    of_this_machine: bool = False  # whether a finding hangs on what is installed here; such an answer is never kept
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -3,13 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-import click
-
 from emulator.memory import Footprint
 from pipeline import exit_codes
 from pipeline.check.finding import Finding, Severity
 from pipeline.check.report import Fit, Report, Row
 from pipeline.command_line.output import table
+from pipeline.escape import for_terminal, shown, style, unstyled
 
 _GIB: Final = 1 << 30
 _PARTS: Final = ("TP", "WEIGHTS", "KV CACHE", "ACTIVATIONS", "IN, OUT, CONSTANTS")
@@ -35,7 +34,7 @@ def verdict(report: Report) -> str:
         colour, said = "red", f"lowers, but does not fit{on}"
     else:
         colour, said = "red", "cannot be used" if report.exit_code is exit_codes.MODEL else "does not lower"
-    return f"{click.style(report.model, bold=True)} {click.style(said, fg=colour)}{_counts(report)}"
+    return f"{style(report.model, bold=True)} {style(said, fg=colour)}{_counts(report)}"
 
 
 def _where(report: Report) -> str:
@@ -75,7 +74,7 @@ def _memory(report: Report) -> Iterator[str]:
         cells = [[*_parts(row.degree, row.footprint), _size(row.footprint.data)] for row in rows if row.footprint]
         header = (*_PARTS, "TOTAL WITHOUT CODE")
         yield f"Memory of a core by part\n{_aligned(header, cells, right=range(1, len(header)))}"
-    reasons = [f"tp {row.degree}: {row.reason}" for row in rows if row.footprint is None and row.reason]
+    reasons = [for_terminal(f"tp {row.degree}: {row.reason}") for row in rows if row.footprint is None and row.reason]
     if reasons:
         yield "\n".join(reasons)
 
@@ -83,7 +82,7 @@ def _memory(report: Report) -> Iterator[str]:
 def _degree(row: Row, fit: Fit) -> Sequence[str]:
     if row.footprint is None:
         return (str(row.degree), *["-"] * 7, "cannot be had")
-    mark = click.style("fits", fg="green") if row.fits else click.style("does not fit", fg="red")
+    mark = style("fits", fg="green") if row.fits else style("does not fit", fg="red")
     chosen = "" if row.degree != fit.chosen else "  <- smallest" if row == _smallest(fit) else "  <- asked for"
     totals = (_size(fit.code), _size(row.need), f"{row.need / fit.capacity:.0%}")
     padded = f", {row.footprint.padding.work:.0%} of work is for padding" if row.footprint.padding else ""
@@ -104,7 +103,7 @@ def _instances(fits: tuple[Fit, ...]) -> str:
     degrees = sorted({row.degree for one in fits for row in one.rows})
     rows = []
     for one in fits:
-        best = click.style(f"tp {one.chosen}", fg="green") if one.chosen else click.style("does not fit", fg="red")
+        best = style(f"tp {one.chosen}", fg="green") if one.chosen else style("does not fit", fg="red")
         shares = (_share(one.row(degree), one) for degree in degrees)
         rows.append((one.target, str(one.cores), _size(one.capacity), best, *shares))
     header = ("INSTANCE", "CORES", "EACH", "FITS AT", *(f"TP {degree}" for degree in degrees))
@@ -115,27 +114,27 @@ def _share(row: Row | None, fit: Fit) -> str:
     if row is None or row.footprint is None:
         return "-"
     share = f"{row.need / fit.capacity:.0%}"
-    return share if row.fits else click.style(share, fg="red")
+    return share if row.fits else style(share, fg="red")
 
 
 def _finding(finding: Finding) -> str:
-    head = click.style(f"{finding.severity} {finding.rule.id}", fg=_COLOURS[finding.severity], bold=True)
+    head = style(f"{finding.severity} {finding.rule.id}", fg=_COLOURS[finding.severity], bold=True)
     times = f" ({finding.count} times)" if finding.count > 1 else ""
     lines = [f"{head} {finding.rule.name}: {finding.message}{times}"]
     lines += [f"  way out: {finding.advice}"] if finding.advice else []
     where = "  ".join(part for part in (finding.place, finding.module) if part)
     lines += [f"  at {where}"] if where else []
     lines += [f"  in {', '.join(finding.programs)}"] if finding.programs else []
-    return "\n".join(lines)
+    return "\n".join(map(shown, lines))
 
 
 def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> str:
     """A table whose columns of numbers end below each other."""
     cells = [list(row) for row in (header, *rows)]
     for column in right:
-        width = max(len(click.unstyle(row[column])) for row in cells)
+        width = max(len(unstyled(row[column])) for row in cells)
         for row in cells:
-            row[column] = " " * (width - len(click.unstyle(row[column]))) + row[column]
+            row[column] = " " * (width - len(unstyled(row[column]))) + row[column]
     return table(cells[0], cells[1:])
 
 

@@ -1,13 +1,15 @@
 """A checkpoint judged by the headers of its files: whole, and of this model. No tensor is read."""
 
 import hashlib
-import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from emulator.regular_file import open_regular
 from pipeline.check.finding import PICKLED, WEIGHTS, Finding
+from pipeline.documents import json_of
 from pipeline.errors import ModelSourceError
 from pipeline.models.checkpoint import SafetensorsWeights, weight_files
 
@@ -73,17 +75,17 @@ def _pickled(name: str) -> Finding:
 
 def _header(path: Path) -> bytes:
     """The header of a safetensors file, once it is certain that every tensor it promises is there."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, _LARGEST_HEADER):
             raise ModelSourceError(f"{path.name}: {size:,} bytes, too short for the header that it announces")
         header = file.read(length)
     try:
-        tensors = json.loads(header)
+        tensors = json_of(header)
         ends = [tensor["data_offsets"][1] for name, tensor in tensors.items() if name != "__metadata__"]
         end = 8 + length + max(ends, default=0)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise ModelSourceError(f"{path.name}: its header is not that of a safetensors file") from error
     if end != size:
         raise ModelSourceError(f"{path.name}: {size:,} bytes, where its header promises {end:,}")

@@ -1,9 +1,6 @@
 """How far a transfer is, on stderr: a bar on a terminal, a line now and then elsewhere, JSON lines for programs."""
 
-import json
-import os
 import shutil
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -11,10 +8,9 @@ from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Final, Self
 
-import click
-
 from artifact_store.backends.protocol import Sent
 from pipeline.command_line.output import Console, human_bytes
+from pipeline.escape import for_terminal
 
 _BAR: Final = 24  # characters
 _SHOWN_EVERY: Final = 0.1  # seconds, on a terminal
@@ -36,10 +32,10 @@ class Progress:
 
     def __init__(self, console: Console, title: str, total: int, clock: _Clock = time.monotonic) -> None:
         self._console = console
-        self._title = title
+        self._title = for_terminal(title)
         self._total = total
         self._clock = clock
-        self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not console.json
+        self._live = console.live
         self._every = _SHOWN_EVERY if self._live else _SAID_EVERY
         self._done = 0
         self._spoke = clock()
@@ -49,8 +45,8 @@ class Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._live and not self._console.quiet:
-            click.echo("\r\033[K", nl=False, err=True)
+        if self._live:
+            self._console.clear_row()
 
     def sent(self, size: int) -> None:
         """Less than nothing takes back what came to nothing."""
@@ -69,11 +65,11 @@ class Progress:
         left = (self._total - self._done) / rate if rate else None
         if self._console.json:
             figures = {"done": self._done, "total": self._total, "bytes_per_second": round(rate), "seconds_left": left}
-            click.echo(json.dumps(figures), err=True)
+            self._console.data_line(figures, err=True)
         elif self._live:
             filled = _BAR * min(self._done, self._total) // self._total if self._total else _BAR
             bar = f"  [{'#' * filled:{_BAR}}] "
-            click.echo(f"\r{_in_one_row(bar, self._words(rate, left))}\033[K", nl=False, err=True)
+            self._console.overwrite(_in_one_row(bar, self._words(rate, left)))
         else:
             self._console.say(f"  {self._words(rate, left)}")
 

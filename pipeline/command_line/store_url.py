@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.folders import expanded
+
 if TYPE_CHECKING:
     from artifact_store import Store
     from artifact_store.transfer.remembered import Remembered
@@ -79,4 +81,4 @@ def _section(config_path: Path) -> "Section":
 
 
 def _cache(section: "Section", config_path: Path) -> Path:
-    return config_path.parent.absolute() / Path(section.cache).expanduser()
+    return config_path.parent.absolute() / expanded(section.cache)

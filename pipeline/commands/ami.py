@@ -80,5 +80,5 @@ def _tell(console: Console, after: "AmiLock", found: "list[LockedImage]") -> Non
         console.data({"file": str(after.path), "images": [each.model_dump(mode="json") for each in found]})
         return
     rows = [(each.region, each.sdk or "training", each.id, each.name, str(each.expires)) for each in found]
-    console.result(table(("REGION", "SDK", "IMAGE", "NAME", "EXPIRES"), rows))
+    console.page(table(("REGION", "SDK", "IMAGE", "NAME", "EXPIRES"), rows))
     console.say(f"Wrote {after.path}.")

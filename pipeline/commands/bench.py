@@ -15,6 +15,7 @@ from pipeline.command_line.output import Console, table
 from pipeline.command_line.parameters import Percentage
 from pipeline.command_line.store_url import open_the_store
 from pipeline.config import load_config
+from pipeline.escape import style
 from pipeline.exit_codes import REGRESSION
 from pipeline.request import digest_of
 
@@ -79,7 +80,7 @@ def bench(
     if console.json:
         console.data([line.document(threshold) for line in lines])
     elif lines:
-        console.result(table(_COLUMNS, [_cells(line, threshold) for line in lines]))
+        console.page(table(_COLUMNS, [_cells(line, threshold) for line in lines]))
     if rival:
         _say_what_is_not_served(console, artifacts, rival)
     slower = [line for line in lines if line.is_regression(threshold)]
@@ -133,7 +134,7 @@ def _change(line: "Line", threshold: float) -> str:
     if line.change is None:
         return "" if line.against is None else line.verdict(threshold)
     text = f"{line.change:+.1%}"
-    return click.style(text, fg="red") if line.is_regression(threshold) else text
+    return style(text, fg="red") if line.is_regression(threshold) else text
 
 
 def _milliseconds(ns: float | None) -> str:

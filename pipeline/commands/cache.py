@@ -104,7 +104,7 @@ def ls(console: Console, target: str) -> None:
     if console.json:
         console.data([{"entry": one.folder, "state": one.state.value, "size_bytes": one.size} for one in found])
     elif found:
-        console.result(
+        console.page(
             table(("state", "size", "entry"), [(one.state.value, human_bytes(one.size), one.folder) for one in found])
         )
     else:
@@ -155,7 +155,7 @@ def _show(console: Console, url: str, chosen: "Sequence[Chosen]", exported: "Seq
         without = [{"artifact": one.name, "programs": one.without} for one in chosen if one.without]
         console.data({"cache": url, "entries": rows, "without_entry": without})
         return
-    console.result(
+    console.page(
         table(
             ("outcome", "size", "artifact", "program", "entry"),
             [

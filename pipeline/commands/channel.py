@@ -90,6 +90,6 @@ def show(console: Console, name: str | None, store: str | None, config_path: Pat
 
 def _print(console: Console, texts: list[str], url: str) -> None:
     if texts:
-        console.result("\n\n".join(texts))
+        console.page("\n\n".join(texts))
     else:
         console.say(f"{url} has no channel yet; to make one: nxpipe promote MODEL@KEY --channel NAME")

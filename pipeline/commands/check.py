@@ -69,7 +69,7 @@ def check(
         with confined(Limits(memory_limit, timeout)):
             reports.append(check_file(file, order, console.step) if file else carry_out(order, console.step))
         if not console.json:
-            console.result(as_text(reports[-1]) + "\n")
+            console.page(as_text(reports[-1]) + "\n")
     if console.json:
         console.data([report.as_json() for report in reports])
     if sarif is not None:

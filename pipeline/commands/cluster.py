@@ -51,7 +51,7 @@ def _tell(console: Console, path: Path, found: "ClusterLock") -> None:
     rows = [("nodes", "neuron", found.neuron.release), ("nodes", "system", found.system.release)]
     rows += [("add-on", name, version) for name, version in sorted(found.addons.items())]
     rows += [("image", name, digest) for name, digest in sorted(found.images.items())]
-    console.result(table(("KIND", "NAME", "VERSION"), rows))
+    console.page(table(("KIND", "NAME", "VERSION"), rows))
     console.say(f"Wrote {path}.")
 
 
@@ -92,5 +92,5 @@ def manifests(console: Console, out: Path, config_path: Path) -> None:
     if console.json:
         console.data({"folder": str(out), "files": list(files)})
     else:
-        console.result("\n".join(str(out / name) for name in files))
+        console.result(*(str(out / name) for name in files))
     console.say(f"{len(files)} files.")

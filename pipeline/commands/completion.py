@@ -21,4 +21,4 @@ def completion(console: Console, shell: str) -> None:
     """
     kind = get_completion_class(shell)
     assert kind is not None
-    console.result(kind(cli, {}, "nxpipe", "_NXPIPE_COMPLETE").source())
+    console.page(kind(cli, {}, "nxpipe", "_NXPIPE_COMPLETE").source())

@@ -67,7 +67,7 @@ def show(console: Console, config_path: Path) -> None:
         (setting.key, "not set" if setting.value is None else shown(setting.value), str(setting.origin))
         for setting in settings
     ]
-    console.result(table(("KEY", "VALUE", "FROM"), rows))
+    console.page(table(("KEY", "VALUE", "FROM"), rows))
 
 
 @config.command()

@@ -11,6 +11,7 @@ from pipeline.cli import Command
 from pipeline.command_line.options import config_option, store_option
 from pipeline.command_line.output import Console, human_bytes, table
 from pipeline.command_line.store_url import open_the_store
+from pipeline.escape import shown, style
 
 if TYPE_CHECKING:
     from artifact_store.difference import ManifestDifference, Part, Section
@@ -58,7 +59,7 @@ def diff(console: Console, before: str, after: str, tensors: bool, store: str | 
     if console.json:
         console.data(_as_json(asked, parts, programs, changes))
     else:
-        console.result("\n\n".join(_page(asked, parts, programs, changes)) or "no difference")
+        console.page("\n\n".join(_page(asked, parts, programs, changes)) or "no difference")
 
 
 def _changed_weights(parts: "ManifestDifference") -> list[str]:
@@ -117,7 +118,7 @@ def _graph(program: str, found: "GraphDifference") -> Iterator[str]:
 
 
 def _listed(lines: Sequence[str]) -> Iterator[str]:
-    yield from lines[:_LISTED]
+    yield from map(shown, lines[:_LISTED])
     if len(lines) > _LISTED:
         yield f"  and {len(lines) - _LISTED} more"
 
@@ -152,7 +153,7 @@ def _changed(change: "TensorChange") -> tuple[str, str]:
 
 
 def _title(text: str) -> str:
-    return click.style(text, bold=True)
+    return style(text, bold=True)
 
 
 def _as_json(

@@ -65,7 +65,7 @@ def dis(
         told: dict[str, Any] = {"totals": used.totals.document(), "utilisation": used.document()}
         console.data(told if totalled else told | {"text": text(program, only=engine, tables=tables)})
     elif totalled:
-        console.result(_report(_used(program, source)))
+        console.page(_report(_used(program, source)))
     else:
         for line in lines(program, only=engine, tables=tables):
             console.result(line)

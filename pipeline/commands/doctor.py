@@ -5,6 +5,7 @@ import click
 from pipeline.cli import Command
 from pipeline.command_line.output import Console, table
 from pipeline.doctor import Finding, examine
+from pipeline.escape import style
 from pipeline.exit_codes import SOFTWARE
 
 _COLOURS = {"ok": "green", "optional": "yellow", "missing": "red"}
@@ -26,7 +27,7 @@ def doctor(ctx: click.Context) -> None:
     if console.json:
         console.data([_as_json(finding) for finding in findings])
     else:
-        console.result(table(("state", "what", "needed for", "found, or how to get it"), [_row(f) for f in findings]))
+        console.page(table(("state", "what", "needed for", "found, or how to get it"), [_row(f) for f in findings]))
     missing = [finding.need.what for finding in findings if finding.state == "missing"]
     if missing:
         console.say(f"Missing: {', '.join(missing)}.")
@@ -35,7 +36,7 @@ def doctor(ctx: click.Context) -> None:
 
 
 def _row(finding: Finding) -> tuple[str, str, str, str]:
-    state = click.style(finding.state, fg=_COLOURS[finding.state])
+    state = style(finding.state, fg=_COLOURS[finding.state])
     return state, finding.need.what, finding.need.needed_for, finding.found or finding.need.get_it
 
 

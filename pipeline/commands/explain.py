@@ -19,6 +19,7 @@ from pipeline.command_line.parameters import Numbers, TargetList
 from pipeline.command_line.store_url import open_the_store
 from pipeline.config import load_config
 from pipeline.config.sections import Backend
+from pipeline.escape import for_terminal
 from pipeline.garbage import no_collection
 from pipeline.saved import axis_option
 from pipeline.state_folder import state_folder
@@ -102,7 +103,7 @@ def explain(
     if ctx.obj.json:
         ctx.obj.data([_as_json(answer) for answer in answers])
     else:
-        ctx.obj.result("\n\n".join(section for answer in answers for section in _page(answer, opened.url)))
+        ctx.obj.page("\n\n".join(section for answer in answers for section in _page(answer, opened.url)))
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class _Wanted:
 
 
 def _page(answer: "Answer", url: str) -> Iterator[str]:
-    headline = f"{short_name(answer.model, answer.key)} {'is' if answer.is_hit else 'is not'} in {url}"
+    headline = for_terminal(f"{short_name(answer.model, answer.key)} {'is' if answer.is_hit else 'is not'} in {url}")
     if answer.is_hit and answer.programs:
         yield headline
     else:
@@ -161,15 +162,15 @@ def _page(answer: "Answer", url: str) -> Iterator[str]:
         if (near := program.nearest) and near.differences:
             count = len(near.differences)
             yield (
-                f"{program.cell.shape.name}: {near.shape.name} of {near.artifact.published.name} differs in "
-                f"{count} field{'' if count == 1 else 's'}\n{difference_table(near.differences, 'stored', 'wanted')}"
+                f"{program.cell.shape.name}: {near.shape.name} of {for_terminal(near.artifact.published.name)} differs "
+                f"in {count} field{'' if count == 1 else 's'}\n{difference_table(near.differences, 'stored', 'wanted')}"
             )
 
 
 def _compared(near: "Near") -> str:
     count = len(near.differences)
     return (
-        f"{near.published.name} differs in {count} of {near.fields} fields\n"
+        f"{for_terminal(near.published.name)} differs in {count} of {near.fields} fields\n"
         f"{difference_table(near.differences, 'stored', 'wanted')}"
     )
 
@@ -229,7 +230,7 @@ def _list_passes(console: Console) -> None:
     from pipeline.after_pass import labels
 
     listed = labels(PASSES)
-    console.data(listed) if console.json else console.result("\n".join(listed))
+    console.data(listed) if console.json else console.result(*listed)
 
 
 def _print_programs(console: Console, asked: "Sequence[Asked]", after: str) -> None:
@@ -247,6 +248,7 @@ def _print_programs(console: Console, asked: "Sequence[Asked]", after: str) -> N
             answers.append(said | {"padding": asdict(padding)})
             if not console.json:
                 padded = f"; padded with zeros: {padding}" if padding else ""
-                console.result(f"{model} {program} after {after}: {len(graph.nodes)} nodes{padded}\n{graph}\n")
+                head = f"{model} {program} after {after}: {len(graph.nodes)} nodes{padded}"
+                console.page(f"{for_terminal(head)}\n{graph}\n")
     if console.json:
         console.data(answers)

@@ -65,7 +65,7 @@ def lint(ctx: click.Context, templates: tuple[Path, ...], config_path: Path | No
     if console.json:
         console.data([_as_json(each) for each in found])
     elif found:
-        console.result("\n".join(map(str, found)))
+        console.result(*map(str, found))
     if found:
         console.say(f"{len(found)} finding{'' if len(found) == 1 else 's'}.")
         ctx.exit(FINDINGS.number)
@@ -130,7 +130,7 @@ def plan(ctx: click.Context, app: Path, origin: str, region: str | None, config_
     if console.json:
         console.data(_plan_as_json(made, costs[0].monthly, costs[1].monthly))
     else:
-        console.result(told(made, *costs))
+        console.page(told(made, *costs))
     lost = _lost(after, config_path)
     for each in lost:
         console.complain(str(each))

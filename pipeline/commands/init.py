@@ -34,15 +34,16 @@ def init(console: Console, directory: Path, model_id: str, task: str | None, dry
       nxpipe init --dry-run
       nxpipe init . --model-id HuggingFaceTB/SmolLM2-135M
     """
-    from pipeline.templates.repository import diff, plan, refuse_to_overwrite, write
+    from pipeline.templates.repository import diff, plan, refuse_links_out, refuse_to_overwrite, write
 
     planned = plan(directory, model_id, task)
+    refuse_links_out(planned)
     if dry_run:
         text = "".join(map(diff, planned))
         if console.json:
             console.data({"diff": text})
         else:
-            console.result(text)
+            console.page(text)
         return
     refuse_to_overwrite(planned)
     write(planned)
@@ -50,5 +51,5 @@ def init(console: Console, directory: Path, model_id: str, task: str | None, dry
     if console.json:
         console.data({"written": written})
     else:
-        console.result("\n".join(f"wrote {path}" for path in written))
+        console.result(*(f"wrote {path}" for path in written))
         console.say("Next: nxpipe config check, then nxpipe build.")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.channels.change_options import change_options, record
+from pipeline.channels.change_options import change_options, record, refuse_of_rollouts
 from pipeline.channels.signing import author_signature
 from pipeline.cli import Command
 from pipeline.command_line.output import Console
@@ -28,6 +28,7 @@ def promote(
     reason: str,
     actor: str | None,
     key: str | None,
+    past_rollouts: bool,
     expect: int | None,
     store: str | None,
     config_path: Path,
@@ -50,6 +51,7 @@ def promote(
     from pipeline.channels.promotion import doubt, requirements
     from pipeline.config import load_config
 
+    refuse_of_rollouts(channel, past_rollouts=past_rollouts)
     config, folder = load_config(config_path, os.environ, missing_ok=True), config_path.parent
     opened = open_the_store_itself(store, config_path, console)
     if sentence := doubt(config, channel):

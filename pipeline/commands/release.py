@@ -78,8 +78,14 @@ def release(
 
 def _words(ctx: click.Context, config: "Config", skipped: frozenset[str], said: dict[str, Any]) -> Words:
     from pipeline.channels.actor import current_actor
+    from pipeline.channels.colours import fleet_of
     from pipeline.release.serving import must_be_signed
 
+    if fleet := fleet_of(said["channel"]):
+        raise click.UsageError(
+            f"channel {said['channel']} belongs to the rollouts of fleet {fleet}; release to the fleet's own channel",
+            ctx,
+        )
     typed = {name: ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE for name, _ in _PLACE}
     own = {name: said.pop(name) for name in ("channel", "source", "names", "threshold", "wait", "reason", "key")}
     actor = said.pop("actor") or current_actor()
@@ -109,12 +115,12 @@ def _foretell(one: "Release") -> int:
         one.console.data({**about(one), "gates": gates, "plan": plan_json(plan) if plan else None})
     else:
         parts = [as_table(passages), *([plan_table(plan)] if plan else [])]
-        one.console.result("\n\n".join(parts))
+        one.console.page("\n\n".join(parts))
     return plan.exit_code if plan else 0
 
 
 def _carry_out(one: "Release") -> int:
-    from pipeline.build_report.github import in_github
+    from pipeline.build_report.github import in_github, show_summary
     from pipeline.release.course import Course
     from pipeline.release.document import document
     from pipeline.release.keeping import keep
@@ -129,11 +135,11 @@ def _carry_out(one: "Release") -> int:
         if not course.is_over:
             return
         if in_github(os.environ):
-            write_summary(report, os.environ)
+            show_summary(console, lambda: write_summary(report, os.environ))
         if console.json:
             console.data(report)
         else:
-            console.result(as_text(report, course.all()))
+            console.page(as_text(report, course.all()))
         console.say(f"report: {kept}")
 
     course = Course(tell)

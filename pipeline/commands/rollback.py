@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from pipeline.channels.change_options import change_options, record
+from pipeline.channels.change_options import change_options, record, refuse_of_rollouts
 from pipeline.channels.signing import author_signature, signing_policy
 from pipeline.cli import Command
 from pipeline.command_line.options import Line
@@ -33,6 +33,7 @@ def rollback(
     reason: str,
     actor: str | None,
     key: str | None,
+    past_rollouts: bool,
     to: int | None,
     expect: int | None,
     despite: str | None,
@@ -57,6 +58,7 @@ def rollback(
     from pipeline.channels.actor import current_actor
     from pipeline.config import load_config
 
+    refuse_of_rollouts(channel, past_rollouts=past_rollouts)
     config = load_config(config_path, os.environ, missing_ok=True)
     opened = open_the_store_itself(store, config_path, console)
     sign = author_signature(key, config, config_path.parent, channel, opened)

@@ -12,7 +12,9 @@ from pipeline.command_line.options import config_option, store_option
 from pipeline.command_line.order_options import order_options, orders, refuse_words_without_effect
 from pipeline.command_line.output import Console, table
 from pipeline.config import load_config
+from pipeline.documents import DocumentInvalid, MiB, read_file
 from pipeline.errors import WouldOverwrite
+from pipeline.escape import for_terminal
 from pipeline.saved import axis_option, saved_program
 from pipeline.verification.runner import Execution, Mode, execution_options, sentence
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from pipeline.verification.verify import Arrays
 
 _LIKELIEST = 5
+_LARGEST_INPUT = 4096 * MiB
 
 
 @click.command(cls=Command)
@@ -41,6 +44,9 @@ _LIKELIEST = 5
     multiple=True,
     metavar="TEXT",
     help="Text for the model's tokenizer, or token ids as a JSON list; may be repeated.",
+)
+@click.option(
+    "--truncate", is_flag=True, help="Cut texts that are longer than the largest bucket, and say by how much."
 )
 @click.option(
     "--output",
@@ -64,6 +70,7 @@ def run(
     axes: tuple[tuple[str, int], ...],
     given: Path | None,
     texts: tuple[str, ...],
+    truncate: bool,
     output: Path | None,
     mode: Mode,
     engine_order: str | None,
@@ -89,27 +96,27 @@ def run(
         raise click.UsageError("--input and --text both feed the program; pass one of them", ctx)
     execution = Execution.of(mode, engine_order)
     found: list[Ran] = []
-    for ran in _runs(ctx, artifact, store, config_path, _fed(given, texts), execution, flags):
+    for ran in _runs(ctx, artifact, store, config_path, _fed(given, texts, truncate), execution, flags):
         found.append(ran)
         if output is not None:
             _write(output / f"{ran.program}.safetensors", ran.outputs)
         if not console.json:
-            console.result(_as_text(ran, mode))
+            console.page(_as_text(ran, mode))
     if console.json:
         console.data([_as_json(ran, mode) for ran in found])
 
 
-def _fed(given: Path | None, texts: tuple[str, ...]) -> "Fed":
+def _fed(given: Path | None, texts: tuple[str, ...], truncate: bool) -> "Fed":
     from pipeline.verification.running import Fed
 
     if given is None:
-        return Fed(texts=texts)
+        return Fed(texts=texts, truncate=truncate)
     from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    from safetensors.numpy import load
 
     try:
-        return Fed(load_file(given))
-    except SafetensorError as error:
+        return Fed(load(read_file(given, limit=_LARGEST_INPUT)))
+    except (SafetensorError, KeyError, DocumentInvalid, OSError) as error:
         raise click.BadParameter(f"{given} is not a safetensors file ({error})", param_hint="--input") from error
 
 
@@ -145,12 +152,12 @@ def _as_text(ran: "Ran", mode: Mode) -> str:
         (name, "x".join(map(str, array.shape)) or "scalar", *(f"{figure:.4g}" for figure in _figures(array)))
         for name, array in ran.outputs.items()
     ]
-    parts = [f"{ran.model}  {ran.program}, {mode}, on {ran.fed}"]
+    parts = [for_terminal(f"{ran.model}  {ran.program}, {mode}, on {ran.fed}")]
     parts += [_indented(table(("output", "shape", "least", "mean", "most"), rows))]
     for name in ran.outputs:
         for number, row in enumerate(_likeliest(ran, name)):
             entries = ", ".join(f"{entry} ({share:.3g})" for entry, share in row)
-            parts.append(f"  {name}, row {number}: the likeliest are {entries}")
+            parts.append(f"  {for_terminal(name)}, row {number}: the likeliest are {entries}")
     if ran.work:
         engines = [(engine, f"{count:,}") for engine, count in sorted(ran.work.engines.items())]
         parts += [f"  {sentence(ran.work)}", _indented(table(("engine", "instructions"), engines))]

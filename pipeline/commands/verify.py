@@ -16,6 +16,7 @@ from pipeline.command_line.output import Console, table
 from pipeline.config import load_config
 from pipeline.config.models import Autocast
 from pipeline.errors import VerificationFailed
+from pipeline.escape import for_terminal
 from pipeline.order import words
 from pipeline.saved import axis_option, saved_program
 from pipeline.verification.runner import Execution, execution_options, sentence
@@ -56,6 +57,9 @@ class _Said:
     metavar="FILE",
     help="Read these prompts, one a line: text, or token ids as a JSON list.  "
     "[default: sample texts if the model has a tokenizer, else random token ids]",
+)
+@click.option(
+    "--truncate", is_flag=True, help="Cut prompts that are longer than the largest bucket, and say by how much."
 )
 @click.option("--layers", is_flag=True, help="Compare every layer, and name the first that is beyond [verify].")
 @click.option(
@@ -127,7 +131,8 @@ def _trial(said: Mapping[str, Any]) -> "Trial":
 
     execution = Execution.of(said["mode"], said["engine_order"])
     prompts = read_prompts(said["prompts"]) if said["prompts"] else ()
-    return Trial(said["also"], prompts, said["layers"], said["slice_layers"], said["steps"] or 0, execution)
+    shape = (said["layers"], said["slice_layers"], said["steps"] or 0)
+    return Trial(said["also"], prompts, *shape, execution, said["truncate"])
 
 
 def _tell(found: Iterable[_Said], trial: "Trial", allowed: "Thresholds", console: Console) -> None:
@@ -137,7 +142,7 @@ def _tell(found: Iterable[_Said], trial: "Trial", allowed: "Thresholds", console
         documents.append(_as_json(said, trial, allowed))
         faults += _faults(said, allowed)
         if not console.json:
-            console.result(_as_text(said, trial, allowed))
+            console.page(_as_text(said, trial, allowed))
     if console.json:
         console.data(documents)
     if faults:
@@ -177,10 +182,11 @@ def _of_models(asked: "Sequence[Order]", trial: "Trial", console: Console) -> It
 
 
 def _faults(said: _Said, allowed: "Thresholds") -> list[str]:
+    """Of layers the first alone: those after it compute with what it gave."""
     return [
         f"{said.model} {said.done.program}, autocast {run.way}, {fault}"
         for run in said.done.emulated
-        for fault in run.faults(allowed)
+        for fault in (*run.faults(allowed), *run.layer_faults(allowed))
     ]
 
 
@@ -189,7 +195,10 @@ def _as_text(said: _Said, trial: "Trial", allowed: "Thresholds") -> str:
     cut = f", only its first {trial.slice_layers} layers" if trial.slice_layers else ""
     headline = f"{said.model}  {done.program}{cut}, against {done.yardstick}, on {done.fed}"
     runs = (*done.emulated, *done.beside)
-    parts = [headline, _indented(_figures([(said.way(run), found) for run in runs for found in _worst(run.outputs)]))]
+    parts = [
+        for_terminal(headline),
+        _indented(_figures([(said.way(run), found) for run in runs for found in _worst(run.outputs)])),
+    ]
     parts += [f"  {said.way(run)}: {sentence(run.work)}" for run in runs if run.work]
     if any(run.layers for run in runs):
         parts += ["  Layer by layer, largest relative error:", _indented(_growth(said, runs))]
@@ -219,7 +228,7 @@ def _growth(said: _Said, runs: Sequence["Run"]) -> str:
 
 def _verdict(run: "Run", allowed: "Thresholds") -> str:
     first = run.first_divergent(allowed)
-    return f"{first} is the first layer beyond [verify]" if first else "no layer is beyond [verify]"
+    return f"{for_terminal(first)} is the first layer beyond [verify]" if first else "no layer is beyond [verify]"
 
 
 def _figures(rows: Sequence[tuple[str, "Deviation"]]) -> str:

@@ -25,9 +25,7 @@ def version(console: Console) -> None:
     if console.json:
         console.data(found)
     else:
-        console.result(
-            table(("component", "version"), [(name, text or "not installed") for name, text in found.items()])
-        )
+        console.page(table(("component", "version"), [(name, text or "not installed") for name, text in found.items()]))
 
 
 def versions() -> dict[str, str | None]:

@@ -35,5 +35,5 @@ def worker(ctx: click.Context, items: str) -> None:
         raise click.UsageError(f"{VARIABLE} is not set; it names the store that the list of items is in", ctx)
     if not is_key(items) or not place.isdecimal():
         raise click.UsageError(f"--items takes 64 hex digits, {_PLACE} a number; they are {items!r} and {place!r}", ctx)
-    ended = work(url, items, int(place), console.result)
+    ended = work(url, items, int(place), lambda text: console.result(*text.split("\n")))
     ctx.exit(ended.fault.code if ended.fault else 0)

@@ -4,7 +4,6 @@ AWS names only the newest image of a kind, and nodes of one fleet that start on 
 chosen by `nxpipe ami lock`, written down, and committed; whoever reads the file looks nothing up.
 """
 
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
@@ -17,6 +16,12 @@ from pipeline.config.faults import ConfigInvalid, Fault
 from pipeline.config.forms import text
 from pipeline.config.kinds import Region
 from pipeline.config.table import Table
+from pipeline.documents import MiB, read_file, toml_of
+
+# Public parameters that name the newest image of a region: with all frameworks and the driver, and with ECS and the
+# driver.
+FLEETS_PARAMETER: Final = "/aws/service/neuron/dlami/multi-framework/ubuntu-24.04/latest/image_id"
+TRAINING_PARAMETER: Final = "/aws/service/ecs/optimized-ami/amazon-linux-2023/neuron/recommended/image_id"
 
 _HEAD: Final = "# Written by `nxpipe ami lock`: the machine images that instances start from. Commit it.\n"
 _AMI = Annotated[str, text("ami-[0-9a-f]{8,17}", 'the id of an AMI, such as "ami-0a1b2c3d4e5f60718"')]
@@ -45,14 +50,9 @@ class AmiLock:
     path: Path
     images: tuple[LockedImage, ...] = ()
 
-    def image(self, region: str, sdk: str | None) -> LockedImage:
-        """Of a version of the SDK, or, without one, for hosts of training."""
-        for each in self.images:
-            if (each.region, each.sdk) == (region, sdk):
-                return each
-        kind = f"of Neuron SDK {sdk}" if sdk else "of training hosts"
-        found = f"no image {kind} for {region}"
-        raise _invalid(self.path, found, f"one, which `nxpipe ami lock --region {region}` finds and writes")
+    def image(self, region: str, sdk: str | None) -> LockedImage | None:
+        """Of a version of the SDK, or, without one, for hosts of training; None: not locked yet."""
+        return next((each for each in self.images if (each.region, each.sdk) == (region, sdk)), None)
 
     def with_images(self, found: Iterable[LockedImage], sdks: Iterable[str]) -> "AmiLock":
         """The images of some regions in the place of those regions' old ones, and none of a version out of use."""
@@ -69,7 +69,7 @@ class AmiLock:
 def read_lock(path: Path) -> AmiLock:
     """A missing file holds no image."""
     try:
-        document = tomllib.loads(path.read_text())
+        document = toml_of(read_file(path, limit=4 * MiB).decode())
         images = tuple(LockedImage.model_validate(each) for each in document.pop("image", ()))
     except FileNotFoundError:
         return AmiLock(path)

@@ -4,7 +4,6 @@ EKS takes the newest of each when nobody says which, so that two clusters made i
 are chosen by `nxpipe infra lock`, written down, and committed; whoever reads the file looks nothing up.
 """
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -16,6 +15,7 @@ from pipeline.config.forms import text
 from pipeline.config.kinds import Region
 from pipeline.config.root import Config
 from pipeline.config.table import Table
+from pipeline.documents import MiB, read_file, toml_of
 
 _HEAD: Final = "# Written by `nxpipe infra lock`: what the cluster is made of. Commit it.\n"
 _RUN: Final = "what `nxpipe infra lock` writes; run it"
@@ -72,7 +72,7 @@ def cluster_of(config: Config, file: str) -> tuple[Cluster, str]:
 def read_cluster_lock(config: Config, path: Path) -> ClusterLock:
     """The lock of `[cluster]`, if it is one of the cluster that the configuration describes."""
     try:
-        lock = ClusterLock.model_validate(tomllib.loads(path.read_text()))
+        lock = ClusterLock.model_validate(toml_of(read_file(path, limit=MiB).decode()))
     except FileNotFoundError:
         raise _invalid(path, "no such file", _RUN) from None
     except (ValueError, ValidationError, UnicodeDecodeError) as error:

@@ -41,4 +41,5 @@ class ConfigInvalid(Exception):
 
     def __init__(self, faults: Iterable[Fault]) -> None:
         self.faults = tuple(sorted(faults, key=lambda fault: (fault.line is None, fault.line or 0)))
-        super().__init__("\n".join(str(fault) for fault in self.faults))
+        self.lines = tuple(map(str, self.faults))
+        super().__init__("\n".join(self.lines))

@@ -7,11 +7,19 @@ from typing import Any, Final, NoReturn
 
 from pipeline.config.faults import ConfigInvalid, Fault
 from pipeline.config.wording import shown
+from pipeline.documents import DocumentInvalid, read_file, toml_of
 
 _LARGEST: Final = 1 << 20  # far above any real file, far below what takes long to parse
 _LEAST: Final = 'at least the table [project] with a name, such as name = "search"; `nxpipe init` writes a whole file'
 _MARKS: Final = {b"\xef\xbb\xbf": "UTF-8", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _POSITION: Final = r" \((?:at line ([0-9]+), column ([0-9]+)|at end of document)\)$"
+
+# Any file can be named, or linked to, as nxpipe.toml, and what it holds may be secret: a line is quoted only of a file
+# that begins a table of ours.
+_OURS: Final = re.compile(
+    r"^[ \t]*\[{1,2}[ \t]*(?:project|store|models|fleets|endpoints|network|rollout|build|verify|signing)\b",
+    re.MULTILINE,
+)
 
 # What `tomllib` says, and the way out that it does not tell.
 _WAYS_OUT: Final = (
@@ -40,14 +48,11 @@ def read_document(path: Path) -> tuple[str, dict[str, Any]]:
     """The text of the file and the document in it, or `ConfigInvalid`."""
     text = _decode(path, _bytes(path))
     try:
-        document = tomllib.loads(text)
+        document = toml_of(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigInvalid([_syntax_fault(path, text, str(error))]) from error
-    except RecursionError:
-        _refuse(path, None, "lists nested hundreds deep", "no more than a few levels")
-    except ValueError:  # Python reads no whole number of more than 4300 digits
-        line = next((n for n, row in enumerate(text.splitlines(), 1) if re.search("[0-9_]{4300}", row)), None)
-        _refuse(path, line, "a number of thousands of digits", "a number that fits in 64 bits")
+    except DocumentInvalid as error:
+        _refuse(path, error.lineno, str(error), "no more than a few levels, and numbers that fit in 64 bits")
     if not document:
         _refuse(path, None, "no settings", _LEAST)
     return text, document
@@ -55,17 +60,15 @@ def read_document(path: Path) -> tuple[str, dict[str, Any]]:
 
 def _bytes(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            data = file.read(_LARGEST + 1)
+        return read_file(path, limit=_LARGEST)
+    except DocumentInvalid as error:
+        _refuse(path, None, str(error), "a configuration of at most that size")
     except FileNotFoundError:
         _refuse(path, None, "no such file", "the configuration; `nxpipe init` writes one, --config names another")
     except IsADirectoryError:
         _refuse(path, None, "a folder", f"a file; if it is in there, pass --config {path / 'nxpipe.toml'}")
     except OSError as error:
         _refuse(path, None, f"a file that cannot be read ({error.strerror})", "a file that this user may read")
-    if len(data) > _LARGEST:
-        _refuse(path, None, f"more than {_LARGEST:,} bytes", "a configuration of at most that size")
-    return data
 
 
 def _decode(path: Path, data: bytes) -> str:
@@ -85,6 +88,10 @@ def _syntax_fault(path: Path, text: str, message: str) -> Fault:
     line = int(position[1]) if position and position[1] else len(text.rstrip().split("\n"))
     what = message[: position.start()] if position else message
     way_out = next((way for words, way in _WAYS_OUT if what.startswith(words)), f"valid TOML ({what})")
+    if not _OURS.search(text):
+        return Fault(
+            str(path), line, "", "no configuration of nxpipe", f"a file with the table [project], and {way_out}"
+        )
     return Fault(str(path), line, "", shown(lines[line - 1].strip()), way_out)
 
 

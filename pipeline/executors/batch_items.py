@@ -1,6 +1,5 @@
 """The list of items that an array job carries out: one blob of the store, in which every child has a place."""
 
-import json
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from pipeline.building.asked import Asked
 from pipeline.building.item import Item
+from pipeline.documents import json_of
 from pipeline.errors import BuildRefused
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def item_at(store: "Store", digest: str, place: int) -> Item:
     stat = store.backend.stat(digest_path(digest))
     if stat is None:
         raise NotFound(f"{where}: no such list of items; it is collected a day after its build, which makes a new one")
-    document = json.loads(store.read_blob(Blob(sha256=digest, size=stat.size)))
+    document = json_of(store.read_blob(Blob(sha256=digest, size=stat.size)))
     if document.get("format") != _FORMAT or not 0 <= place < len(document["items"]):
         raise InvalidDocument(f"{where}: it is no list of items with a place {place}; only a build writes such lists")
     return Item.from_document(document["items"][place])

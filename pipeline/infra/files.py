@@ -1,14 +1,15 @@
 """Templates from files: those of a folder that CDK has written, or any others, in JSON or YAML."""
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from pipeline.documents import MiB, json_of, read_file
 from pipeline.errors import MissingSoftware, TemplateInvalid
 from stacks.reading import Template, Templates, construct_paths, read
 
 _ENDING: Final = ".template.json"
+_LARGEST: Final = 16 * MiB
 _MANIFEST: Final = "manifest.json"
 
 
@@ -20,12 +21,15 @@ def templates_of(paths: Iterable[Path], region: str | None = None) -> Templates:
 def _read(path: Path, region: str | None) -> list[Template]:
     if not path.is_dir():
         stack = path.name.removesuffix(_ENDING) if path.name.endswith(_ENDING) else path.stem
-        return [read(stack, parse(path.read_text(), str(path)), region)]
+        return [read(stack, parse(_text(path), str(path)), region)]
     manifest = path / _MANIFEST
     if not manifest.is_file():
         raise TemplateInvalid(f"{path} is no folder that CDK has written: it has no {_MANIFEST}; run `npx cdk synth`")
-    found = json.loads(manifest.read_text())["artifacts"]
-    stacks = {id_: each for id_, each in found.items() if each["type"] == "aws:cloudformation:stack"}
+    try:
+        found = json_of(_text(manifest))["artifacts"]
+        stacks = {id_: each for id_, each in found.items() if each["type"] == "aws:cloudformation:stack"}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TemplateInvalid(f"{manifest} is not what CDK writes ({error}); run `npx cdk synth`") from error
     return [_of_artifact(path, id_, each, region) for id_, each in sorted(stacks.items())]
 
 
@@ -34,15 +38,23 @@ def _of_artifact(folder: Path, id_: str, artifact: Mapping[str, Any], region: st
     path = folder / properties.get("templateFile", f"{id_}{_ENDING}")
     where = artifact.get("environment", "").rpartition("/")[2]
     known = where if where and not where.startswith("unknown") else region
-    document = parse(path.read_text(), str(path))
+    document = parse(_text(path), str(path))
     return read(properties.get("stackName", id_), document, known, construct_paths(path))
+
+
+def _text(path: Path) -> str:
+    """CloudFormation's own limit is 1 MB."""
+    try:
+        return read_file(path, limit=_LARGEST).decode()
+    except ValueError as error:
+        raise TemplateInvalid(f"{path} is no template: {error}") from error
 
 
 def parse(text: str, name: str) -> dict[str, Any]:
     """A template's text; `name` is for what is said of it."""
     try:
-        document = json.loads(text) if text.lstrip().startswith("{") else _yaml(text)
-    except ValueError as error:
+        document = json_of(text) if text.lstrip().startswith("{") else _yaml(text)
+    except (ValueError, RecursionError) as error:
         raise TemplateInvalid(f"{name} is no template: {' '.join(str(error).split())}") from error
     if not isinstance(document, dict) or not isinstance(document.get("Resources"), dict):
         raise TemplateInvalid(f"{name} is no CloudFormation template: it has no Resources")

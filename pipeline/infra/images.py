@@ -6,12 +6,9 @@ from datetime import date, timedelta
 from typing import Any, Final
 
 from pipeline.aws import asking
-from pipeline.config.amis import LockedImage
+from pipeline.config.amis import FLEETS_PARAMETER, TRAINING_PARAMETER, LockedImage
 from pipeline.errors import AwsError
 
-# The image with all frameworks and the driver. AWS names the newest one only.
-PARAMETER: Final = "/aws/service/neuron/dlami/multi-framework/ubuntu-24.04/latest/image_id"
-ON_TRAINING_HOSTS: Final = "/aws/service/ecs/optimized-ami/amazon-linux-2023/neuron/recommended/image_id"
 _NAME: Final = "Deep Learning AMI Neuron (Ubuntu 24.04) *"
 _KEPT_UP: Final = timedelta(days=2 * 365)  # EC2 deprecates a public image two years after it was made
 
@@ -19,9 +16,9 @@ _KEPT_UP: Final = timedelta(days=2 * 365)  # EC2 deprecates a public image two y
 def find_image(region: str, sdk: str, client: Callable[[str, str], Any]) -> LockedImage:
     """The newest image if it holds that version, else the newest one of those that do."""
     ec2 = client("ec2", region)
-    newest = _newest(PARAMETER, region, client("ssm", region), ec2)
+    newest = _newest(FLEETS_PARAMETER, region, client("ssm", region), ec2)
     if _holds(newest, sdk):
-        return _locked(newest, region, sdk, PARAMETER)
+        return _locked(newest, region, sdk, FLEETS_PARAMETER)
     pattern = f"*Neuron SDK {sdk}*"
     with asking(f"list the images of Neuron SDK {sdk} in {region}"):
         answer = ec2.describe_images(
@@ -39,8 +36,8 @@ def find_image(region: str, sdk: str, client: Callable[[str, str], Any]) -> Lock
 
 def find_training_host(region: str, client: Callable[[str, str], Any]) -> LockedImage:
     """The newest image with ECS and the Neuron driver."""
-    newest = _newest(ON_TRAINING_HOSTS, region, client("ssm", region), client("ec2", region))
-    return _locked(newest, region, None, ON_TRAINING_HOSTS)
+    newest = _newest(TRAINING_PARAMETER, region, client("ssm", region), client("ec2", region))
+    return _locked(newest, region, None, TRAINING_PARAMETER)
 
 
 def _newest(parameter: str, region: str, ssm: Any, ec2: Any) -> dict[str, Any]:

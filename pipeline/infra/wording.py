@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Final
 
+from pipeline.escape import for_terminal
 from stacks.costs import Estimate
 from stacks.plan import Change, Kind, Plan, Restart
 
@@ -23,7 +24,7 @@ def told(plan: Plan, before: Estimate, after: Estimate) -> str:
         return "Nothing changes."
     lines = [*_changes(plan), *map(_restart, plan.restarts)]
     lines += [f"Stack {stack} is not in the app any more: CDK leaves it as it is." for stack in plan.forgotten]
-    return "\n".join([*lines, _costs(before, after)])
+    return "\n".join([*map(for_terminal, lines), _costs(before, after)])
 
 
 def _changes(plan: Plan) -> Iterator[str]:

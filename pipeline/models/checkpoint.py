@@ -1,6 +1,5 @@
 """Weights in a folder of Hugging Face layout: one safetensors file, or several with an index."""
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -8,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.documents import DocumentInvalid, MiB, json_of, read_file
 from pipeline.errors import ModelSourceError
 from pipeline.models.file_digest import sha256_of_file
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from emulator.graph import TensorType
+
+_LARGEST_INDEX = 128 * MiB  # that of a model of 91,991 tensors has 9 MB
 
 
 class SafetensorsWeights:
@@ -121,12 +123,15 @@ def weight_files(folder: Path) -> list[Path]:
 
 def _indexed(folder: Path, index: Path) -> list[Path]:
     try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        names = sorted(set(json_of(read_file(index, limit=_LARGEST_INDEX))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelSourceError(f"{index}: not a safetensors index (it must map tensor names to files)") from error
+        why = f": {error}" if isinstance(error, DocumentInvalid) else ""
+        raise ModelSourceError(
+            f"{index}: not a safetensors index (it must map tensor names to files){why}; fetch the whole snapshot"
+        ) from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name:
             raise ModelSourceError(f"{index}: names the file {name!r}, which is not a plain file name in that folder")
         if not (folder / name).is_file():
-            raise ModelSourceError(f"{index}: names {name}, which is missing; fetch the whole snapshot")
+            raise ModelSourceError(f"{index}: names {name!r}, which is missing; fetch the whole snapshot")
     return [folder / name for name in names]

@@ -12,21 +12,24 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from emulator.regular_file import open_regular
+from pipeline.documents import MiB, json_of, read_file
+from pipeline.folders import cache_folder
+
 _SETTLED_SECONDS = 2.0
 
 
 def sha256_of_file(path: Path) -> str:
     """The digest of the file as it is now."""
     stamp = _stamp(path)
-    memory = _memory_of(path)
-    with suppress(OSError, ValueError):  # no memory, or a damaged one: hash the file
-        remembered = json.loads(memory.read_text())
+    with suppress(OSError, ValueError, KeyError, TypeError):  # no memory, or a damaged one: hash the file
+        remembered = json_of(read_file(_memory_of(path), limit=MiB))
         if remembered["stamp"] == stamp:
             return str(remembered["sha256"])
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if stamp == _stamp(path) and time.time() - path.stat().st_mtime > _SETTLED_SECONDS:
-        _remember(memory, {"stamp": stamp, "sha256": digest})
+        _remember(path, {"stamp": stamp, "sha256": digest})
     return digest
 
 
@@ -36,14 +39,15 @@ def _stamp(path: Path) -> list[int]:
 
 
 def _memory_of(path: Path) -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "nxpipe" / "digests" / hashlib.sha256(os.fsencode(path.resolve())).hexdigest()
+    return cache_folder() / "digests" / hashlib.sha256(os.fsencode(path.resolve())).hexdigest()
 
 
-def _remember(memory: Path, value: dict[str, object]) -> None:
+def _remember(path: Path, value: dict[str, object]) -> None:
     """Best effort: a cache that cannot be written only costs time."""
     with suppress(OSError):
-        memory.parent.mkdir(parents=True, exist_ok=True)
+        memory = _memory_of(path)
+        memory.parent.parent.mkdir(0o700, parents=True, exist_ok=True)
+        memory.parent.mkdir(0o700, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=memory.parent)
         with os.fdopen(handle, "w") as file:
             json.dump(value, file)

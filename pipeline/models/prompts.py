@@ -1,47 +1,90 @@
-"""Text as a program reads it: a file of prompts, one a line, as token ids in batches of fixed shape."""
+"""Text as a program reads it: prompts as token ids, in batches of fixed shape. Nothing is cut off without a word."""
 
-import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import ModelSourceError
+from pipeline.documents import DocumentInvalid, MiB, NotJson, json_of, read_file
+from pipeline.errors import InputInvalid, ModelSourceError
 
 if TYPE_CHECKING:
     import numpy as np
 
     from pipeline.models.source import ModelSource
 
+_LARGEST = 16 * MiB
+
 
 def read_prompts(path: Path) -> tuple[str, ...]:
     """The lines of a file that are not empty."""
     try:
-        lines = tuple(line for line in path.read_text("utf-8").splitlines() if line.strip())
+        lines = tuple(line for line in read_file(path, limit=_LARGEST).decode().splitlines() if line.strip())
     except UnicodeDecodeError as error:
         raise ModelSourceError(f"{path}: not UTF-8 ({error.reason}); save the prompts as plain text") from error
+    except DocumentInvalid as error:
+        raise InputInvalid(f"{path}: {error}; pass fewer prompts") from error
+    except OSError as error:
+        raise InputInvalid(f"{path}: {error.strerror}; pass a file of prompts, one a line") from error
     if not lines:
-        raise ModelSourceError(f"{path}: holds no prompt; write one a line, as text or as a JSON list of token ids")
+        raise InputInvalid(f"{path}: holds no prompt; write one a line, as text or as a JSON list of token ids")
     return lines
 
 
-def batches_of(
-    prompts: Sequence[str], source: "ModelSource", batch: int, sequence: int
-) -> list[dict[str, "np.ndarray[Any, Any]"]]:
-    """Prompts cut to `sequence` tokens and padded on the right; the last batch is filled up with its last prompt."""
-    import numpy as np
+@dataclass(frozen=True)
+class Prompts:
+    """Rows of token ids, as many of them as fit into the largest bucket."""
 
-    rows = [ids[:sequence] for ids in _ids(prompts, source)]
-    rows += [rows[-1]] * (-len(rows) % batch)
-    padding = source.config.get("pad_token_id")
-    ids = np.full((len(rows), sequence), padding if isinstance(padding, int) else 0, np.int64)
-    mask = np.zeros((len(rows), sequence), np.int64)
-    for row, tokens in enumerate(rows):
-        ids[row, : len(tokens)] = tokens
-        mask[row, : len(tokens)] = 1
-    return [
-        {"input_ids": ids[first : first + batch], "attention_mask": mask[first : first + batch]}
-        for first in range(0, len(rows), batch)
-    ]
+    rows: tuple[tuple[int, ...], ...]
+    padding: int
+    truncate: bool
+
+    @staticmethod
+    def read(
+        prompts: Sequence[str], source: "ModelSource", room: int, *, truncate: bool = False, word: str = "Prompt"
+    ) -> "Prompts":
+        """Refuse a prompt of more than `room` tokens, which no program has room for; `truncate` allows to cut it."""
+        rows = tuple(tuple(ids) for ids in _ids(prompts, source))
+        number, longest = max(enumerate(rows, start=1), key=lambda row: len(row[1]))
+        if len(longest) > room and not truncate:
+            raise InputInvalid(
+                f"{word} {number} has {len(longest):,} tokens, and the largest bucket has room for {room:,}: pass a "
+                "longer one to --buckets, or --truncate to leave out what is beyond it"
+            )
+        padding, vocabulary = source.config.get("pad_token_id"), _vocabulary(source)
+        if not isinstance(padding, int) or padding < 0 or (vocabulary is not None and padding >= vocabulary):
+            padding = 0
+        return Prompts(rows, padding, truncate)
+
+    def of_room(self, sequence: int) -> list[tuple[int, ...]]:
+        """Those that a program of this length reads: all of them, cut, or those that fit as they are."""
+        return [row[:sequence] for row in self.rows if self.truncate or len(row) <= sequence]
+
+    def batches(self, batch: int, sequence: int) -> list[dict[str, "np.ndarray[Any, Any]"]]:
+        """Padded on the right; the last batch is filled up with its last prompt."""
+        import numpy as np
+
+        rows = self.of_room(sequence)
+        if not rows:
+            return []
+        rows += [rows[-1]] * (-len(rows) % batch)
+        ids = np.full((len(rows), sequence), self.padding, np.int64)
+        mask = np.zeros((len(rows), sequence), np.int64)
+        for row, tokens in enumerate(rows):
+            ids[row, : len(tokens)] = tokens
+            mask[row, : len(tokens)] = 1
+        return [
+            {"input_ids": ids[first : first + batch], "attention_mask": mask[first : first + batch]}
+            for first in range(0, len(rows), batch)
+        ]
+
+    def words(self, what: str, sequence: int) -> str:
+        """How many `what` a program of this length reads, and what of them it does not."""
+        read, beyond = self.of_room(sequence), sum(max(0, len(row) - sequence) for row in self.rows)
+        if self.truncate:
+            return f"{len(read)} {what}" + (f", cut to {sequence} tokens: {beyond:,} left out" if beyond else "")
+        left = len(self.rows) - len(read)
+        return f"{len(read)} {what}" + (f"; {left} more are longer than {sequence} tokens" if left else "")
 
 
 def _ids(prompts: Sequence[str], source: "ModelSource") -> list[list[int]]:
@@ -50,21 +93,38 @@ def _ids(prompts: Sequence[str], source: "ModelSource") -> list[list[int]]:
     texts = [line for line, ids in zip(prompts, parsed, strict=True) if ids is None]
     tokenised = iter(_tokenised(texts, source) if texts else ())
     rows = [ids if ids is not None else next(tokenised) for ids in parsed]
-    vocabulary = source.config.get("vocab_size")
+    vocabulary = _vocabulary(source)
     for line, ids in zip(prompts, rows, strict=True):
-        outside = [token for token in ids if token < 0 or (isinstance(vocabulary, int) and token >= vocabulary)]
+        outside = [token for token in ids if token < 0 or (vocabulary is not None and token >= vocabulary)]
         if outside or not ids:
             what = f"token {outside[0]} is not in the vocabulary of {vocabulary}" if outside else "no token at all"
-            raise ModelSourceError(f"--prompts: {line[:40]!r}: {what}; use the model's own tokenizer")
+            raise InputInvalid(f"--prompts: {line[:40]!r}: {what}; use the model's own tokenizer")
     return rows
 
 
+def _vocabulary(source: "ModelSource") -> int | None:
+    """Of the model, or of its part that reads."""
+    reads = source.config.get("text_config")
+    for config in (source.config, reads if isinstance(reads, dict) else {}):
+        size = config.get("vocab_size")
+        if isinstance(size, int):
+            return size
+    return None
+
+
 def _as_ids(line: str) -> list[int] | None:
+    """None of what is text. A list of numbers that are no ids is neither."""
     try:
-        value = json.loads(line)
-    except ValueError:
+        value = json_of(line)
+    except NotJson:
         return None
-    return value if isinstance(value, list) and all(type(token) is int for token in value) else None
+    except DocumentInvalid as error:
+        raise InputInvalid(f"--prompts: {line[:40]!r}: {error}; write a JSON list of token ids") from error
+    if not isinstance(value, list) or any(isinstance(token, str | dict) or token is None for token in value):
+        return None
+    if not all(type(token) is int for token in value):
+        raise InputInvalid(f"--prompts: {line[:40]!r}: token ids are whole numbers; write a JSON list of those")
+    return value
 
 
 def _tokenised(texts: list[str], source: "ModelSource") -> list[list[int]]:

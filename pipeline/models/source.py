@@ -1,24 +1,22 @@
 """A model as the user names it, resolved to a configuration: a folder, a well-known public id, or the hub."""
 
-import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from emulator.configuration import relevant
+from pipeline.documents import DocumentInvalid, MiB, json_of, read_file
 from pipeline.errors import MissingSoftware, ModelSourceError
+from pipeline.folders import expanded
 from pipeline.models.known import find, nearest
 from pipeline.models.numbers import meant, spelled
 from pipeline.models.task import task_of
 
 # NAME or OWNER/NAME; a repository of several models, as diffusion has them, is followed by the folder: unet, vae.
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*){0,2}")
-_LARGEST_CONFIG = 4 << 20
-# Says nothing about the model: where it was saved, and by which release.
-_IRRELEVANT = frozenset({"transformers_version"})
-# The one underscored name that is no note: diffusers chooses the model's class by it.
-_RELEVANT = frozenset({"_class_name"})
+_LARGEST_CONFIG = 4 * MiB
 
 
 @dataclass(frozen=True)
@@ -38,23 +36,14 @@ class ModelSource:
         return str(named).removeprefix("torch.")
 
     def relevant_config(self) -> dict[str, object]:
-        """What of the configuration can change the graph: all but notes of where the file came from."""
-        return {key: spelled(value) for key, value in _without_notes(self.config).items()}
-
-
-def _without_notes(config: Mapping[str, object]) -> dict[str, object]:
-    """Parts of a composite configuration carry the same notes as the whole."""
-    return {
-        key: _without_notes(value) if isinstance(value, dict) else value
-        for key, value in config.items()
-        if key in _RELEVANT or (not key.startswith("_") and key not in _IRRELEVANT)
-    }
+        """What of the configuration can change the graph: the same that the capture reads."""
+        return {key: spelled(value) for key, value in relevant(self.config).items()}
 
 
 def resolve(model_id: str, *, revision: str | None = None, task: str | None = None, files: bool = False) -> ModelSource:
     """Find a model by folder or hub id. `files` asks for its weights too, not only its configuration."""
     if looks_like_folder(model_id):
-        folder = Path(model_id).expanduser()
+        folder = expanded(model_id)
         config = _read_config(folder)
         return ModelSource(folder.resolve().name, None, config, task or task_of(config), folder)
     if not _HUB_ID.fullmatch(model_id):
@@ -89,14 +78,10 @@ def _parsed_config(folder: Path) -> dict[str, object]:
         raise ModelSourceError(f"{folder}: no such folder; pass a folder with a config.json, or a hub id")
     if not path.is_file():
         raise ModelSourceError(f"{folder}: holds no config.json; {_where_instead(folder)}")
-    if path.stat().st_size > _LARGEST_CONFIG:
-        raise ModelSourceError(
-            f"{path}: {path.stat().st_size:,} bytes is no configuration (at most {_LARGEST_CONFIG:,})"
-        )
     try:
-        config = meant(json.loads(path.read_bytes()))
-    except (ValueError, RecursionError) as error:
-        raise ModelSourceError(f"{path}: not valid JSON ({error}); save the configuration again") from error
+        config = meant(json_of(read_file(path, limit=_LARGEST_CONFIG)))
+    except DocumentInvalid as error:
+        raise ModelSourceError(f"{path}: {error}; save the configuration again") from error
     named = isinstance(config, dict) and isinstance(config.get("model_type", config.get("_class_name")), str)
     if not isinstance(config, dict) or not named:
         raise ModelSourceError(f'{path}: no "model_type"; it must be the config.json of a Hugging Face model')

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.errors import ModelSourceError
+from pipeline.folders import expanded
 from pipeline.models.checkpoint import SafetensorsWeights
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def parse_weights(text: str, model_folder: Path | None) -> Weights:
         if model_folder is None:
             raise ModelSourceError("--weights hub: the model has no snapshot of its own; pass a folder, or random:0")
         return SafetensorsWeights(model_folder)
-    folder = Path(text).expanduser()
+    folder = expanded(text)
     if not folder.is_dir():
         raise ModelSourceError(f"--weights {text}: no such folder; pass random:SEED, hub, or a folder of safetensors")
     return SafetensorsWeights(folder)

@@ -2,12 +2,11 @@
 
 from typing import TYPE_CHECKING, Final
 
-import click
-
 from pipeline.build_report.summary import headline, tally
 from pipeline.build_report.words import counted
 from pipeline.building.results import Results
 from pipeline.building.run import finish
+from pipeline.escape import unstyled
 from pipeline.release.gate import Figures, Outcome, Settled
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ class Check:
         if not wrong:
             return Outcome(f"compilable, and small enough: {counted(len(reports), 'artifact')}", figures=figures)
         for report in wrong:
-            release.console.say(as_text(report))
+            release.console.say(*as_text(report).split("\n"))
         return Outcome(_gravest(wrong[0]), wrong[0].exit_code.number, figures)
 
 
@@ -86,7 +85,7 @@ def _gravest(report: "Report") -> str:
 
 def _failure(results: Results) -> str:
     faults = list(dict.fromkeys(one.fault.message for one in results.missing() if one.fault and one.fate == "failed"))
-    return faults[0] if len(faults) == 1 else click.unstyle(headline(results))
+    return faults[0] if len(faults) == 1 else unstyled(headline(results))
 
 
 def _cells(results: Results) -> Figures:

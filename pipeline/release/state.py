@@ -30,14 +30,17 @@ if TYPE_CHECKING:
 class Aside(Console):
     """How a build speaks that is no command of its own: stdout is the release's."""
 
-    def result(self, text: str) -> None:
-        self.say(text)
+    def result(self, *lines: str) -> None:
+        self.say(*lines)
+
+    def page(self, text: str) -> None:
+        self.say(*text.split("\n"))
 
     def data(self, value: object) -> None:
         """The release's report has it."""
 
-    def complain(self, text: str) -> None:
-        self.say(text)
+    def complain(self, first: str, *further: str) -> None:
+        self.say(first, *further)
 
 
 @dataclass

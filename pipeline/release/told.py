@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import click
-
 from pipeline.build_report.github import append_summary
 from pipeline.build_report.markup import Markup, tag
 from pipeline.build_report.words import duration, plain
 from pipeline.command_line.output import table
+from pipeline.escape import for_terminal, style
 from pipeline.release.gate import Passage
 from pipeline.release.page import gates
 
@@ -18,7 +17,7 @@ _SHOWN: Final = 2000  # characters of a sentence
 
 def as_line(one: Passage) -> str:
     """As a gate is left."""
-    took = click.style(f"  {duration(one.seconds)}", dim=True) if one.seconds >= 0.1 else ""
+    took = style(f"  {duration(one.seconds)}", dim=True) if one.seconds >= 0.1 else ""
     return f"{one.gate:8} {_state(one)} {plain(one.sentence)}{took}"
 
 
@@ -29,11 +28,11 @@ def as_table(passages: Sequence[Passage]) -> str:
 def as_text(report: Mapping[str, Any], passages: Sequence[Passage]) -> str:
     lines = [as_table(passages)]
     if report["artifacts"]:
-        lines += ["", *(f"{one['name']} for {one['target']}" for one in report["artifacts"])]
+        lines += ["", *(for_terminal(f"{one['name']} for {one['target']}") for one in report["artifacts"])]
     if report["verdict"] == "released" and not report["way_back"]:
         lines += ["", f"nothing to go back to: channel {report['channel']} served none of it before"]
     if report["way_back"]:
-        lines += ["", *(f"undo with: {command}" for command in report["way_back"])]
+        lines += ["", *(for_terminal(f"undo with: {command}") for command in report["way_back"])]
     return "\n".join(lines)
 
 
@@ -51,4 +50,4 @@ def _summary(report: Mapping[str, Any]) -> str:
 
 
 def _state(one: Passage) -> str:
-    return click.style(f"{one.state:11}", fg=_COLOURS.get(one.state))
+    return style(f"{one.state:11}", fg=_COLOURS.get(one.state))

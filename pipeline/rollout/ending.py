@@ -24,7 +24,7 @@ def end(console: Console, one: Opened, status: Status) -> int:
     if console.json:
         console.data(status.as_json())
     else:
-        console.result(picture(status))
+        console.page(picture(status))
         if moved:
             console.say(f"Channel {one.fleet.channel} serves {moved} now.")
         if status.undecided:

@@ -1,23 +1,19 @@
 """Staying with a rollout until it ends, or until it needs a person."""
 
 import math
-import os
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from typing import Final
 
-import click
-
 from pipeline.command_line.output import Console
 from pipeline.errors import AwsError
+from pipeline.escape import unstyled
 from pipeline.rollout.status import Status
 from pipeline.rollout.view import line, picture
 
 _EVERY: Final = 5.0  # seconds between looks
 _PATIENCE: Final = 60  # looks in a row that may fail: a network goes and comes back in hours of a rollout
-_UP: Final = "\033[{}A\033[J"
 
 
 def follow(console: Console, fleet: str, look: Callable[[], Status]) -> Status:
@@ -39,7 +35,7 @@ def follow(console: Console, fleet: str, look: Callable[[], Status]) -> Status:
                     return status
             time.sleep(_pause(status if not failed else None))
     except KeyboardInterrupt:
-        console.say(f"\nThe rollout goes on; come back to it with: nxpipe rollout status {fleet} --wait")
+        console.say("", f"The rollout goes on; come back to it with: nxpipe rollout status {fleet} --wait")
         raise
 
 
@@ -54,7 +50,7 @@ class _Shown:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not console.json
+        self._live = console.live
         self._rows = 0
         self._last = ""
 
@@ -62,7 +58,7 @@ class _Shown:
         if self._live:
             text = picture(status)
             self._erase()
-            self._console.say(text)
+            self._console.say(*text.split("\n"))
             self._rows = _rows(text)
         elif (said := line(status)) != self._last:
             self._console.say(said)
@@ -73,11 +69,11 @@ class _Shown:
         self._console.say(text)
 
     def _erase(self) -> None:
-        if self._rows and not self._console.quiet:
-            click.echo(_UP.format(self._rows), nl=False, err=True)
+        if self._rows:
+            self._console.clear_rows(self._rows)
 
 
 def _rows(text: str) -> int:
     """How many rows of the terminal it takes: what is too long is wrapped."""
     columns = shutil.get_terminal_size().columns
-    return sum(max(1, math.ceil(len(click.unstyle(each)) / columns)) for each in text.split("\n"))
+    return sum(max(1, math.ceil(len(unstyled(each)) / columns)) for each in text.split("\n"))

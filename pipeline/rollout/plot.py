@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import click
-
 from pipeline.canary.verdict import Decision
+from pipeline.escape import style
 from pipeline.rollout.simulate import Outcome
 
 _BARS: Final = 12
@@ -40,9 +39,7 @@ def when_they_ended(outcomes: Sequence[Outcome]) -> str:
 
 def _line(first: int, span: int, bar: dict[Decision, int], highest: int) -> str:
     minutes = f"{first}" if span == 1 else f"{first}-{first + span - 1}"
-    marks = "".join(
-        click.style(end.mark * _length(bar[decision], highest), fg=end.colour) for decision, end in ENDS.items()
-    )
+    marks = "".join(style(end.mark * _length(bar[decision], highest), fg=end.colour) for decision, end in ENDS.items())
     return f"{minutes:>9} min  {marks} {sum(bar.values()) or ''}".rstrip()
 
 

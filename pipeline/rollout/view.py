@@ -4,12 +4,11 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-import click
-
 from pipeline.canary.counts import ERRORS, METRICS
 from pipeline.canary.explain import odds
 from pipeline.canary.plan import Plan
 from pipeline.canary.verdict import Decision, Verdict
+from pipeline.escape import style
 from pipeline.rollout.looks import Look
 from pipeline.rollout.outcome import End
 from pipeline.rollout.status import Phase, Status
@@ -63,16 +62,16 @@ def _news(look: Look) -> str | None:
 def _title(status: Status) -> str:
     execution = status.execution
     if execution is None:
-        return click.style(f"Fleet {status.fleet}", bold=True)
+        return style(f"Fleet {status.fleet}", bold=True)
     asked = execution.asked
     way = f": {asked.candidate.name}, {asked.old} -> {asked.new}" if asked else ""
-    return f"{click.style(f'Fleet {status.fleet}{way}', bold=True)}  {click.style(execution.name, dim=True)}"
+    return f"{style(f'Fleet {status.fleet}{way}', bold=True)}  {style(execution.name, dim=True)}"
 
 
 def _where(status: Status) -> str | None:
     if status.outcome:
         words, colour = _ENDS[status.outcome.end]
-        return click.style(words, fg=colour, bold=True)
+        return style(words, fg=colour, bold=True)
     if status.phase is Phase.STARTING:
         return "about to begin, or begun by a command that died: start it again"
     if status.phase is Phase.FILLING:
@@ -88,9 +87,9 @@ def _step(status: Status, plan: Plan) -> str:
     if verdict is None:
         return f"{where}, which begins"
     if status.look and status.look.word == "roll_back":
-        return f"{where}: {click.style('going back', fg='red', bold=True)}"
+        return f"{where}: {style('going back', fg='red', bold=True)}"
     if status.undecided:
-        return f"{where}: {click.style('a person is awaited', fg='yellow', bold=True)}"
+        return f"{where}: {style('a person is awaited', fg='yellow', bold=True)}"
     minutes = f"{where}, minute {verdict.minutes}; at least {plan.bake_min}, at most {plan.bake_max}"
     left = status.minutes_left
     return minutes if left is None else f"{minutes}, probably {left} more"
@@ -110,7 +109,7 @@ def _plain_weights(status: Status) -> str:
 
 
 def _bar_of(colour: str, length: float) -> str:
-    return click.style({"blue": "=", "green": "#"}.get(colour, "-") * max(1, round(length)), fg=_COLOURS.get(colour))
+    return style({"blue": "=", "green": "#"}.get(colour, "-") * max(1, round(length)), fg=_COLOURS.get(colour))
 
 
 def _evidence(status: Status, plan: Plan, verdict: Verdict) -> Iterator[tuple[str, str]]:
@@ -138,4 +137,4 @@ def _ratio(status: Status, metric: int) -> str:
 
 def _bar(nats: float, error: float, colour: str) -> str:
     filled = round(_BAR * min(1.0, max(0.0, nats / math.log(1 / error))))
-    return f"[{click.style('#' * filled, fg=colour)}{'.' * (_BAR - filled)}]"
+    return f"[{style('#' * filled, fg=colour)}{'.' * (_BAR - filled)}]"

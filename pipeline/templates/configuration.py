@@ -1,9 +1,9 @@
 """The nxpipe.toml of a new project. Its comments are the texts of the fields, so they cannot say something else."""
 
-import json
 import os
 import re
 import tomllib
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from string import Template
 from textwrap import fill
@@ -16,10 +16,13 @@ from pipeline.config.models import Task
 from pipeline.config.reference import tables
 from pipeline.config.translate import findings
 from pipeline.errors import ModelSourceError
+from pipeline.escape import for_json
+from pipeline.folders import expanded
 from pipeline.models.known import find
 from pipeline.models.source import resolve
 
 _TEMPLATE: Final = Path(__file__).with_name("nxpipe.toml")
+_ACCEPTED: Final = timedelta(days=180)
 _ANY_MODEL: Final = "feature-extraction"  # the task that every model can be compiled for
 
 
@@ -31,7 +34,7 @@ class _Text(Template):
 
 def configuration(root: Path, model_id: str, task: str | None) -> str:
     """A configuration of one model, which `nxpipe config check` accepts."""
-    folder = Path(model_id).expanduser()
+    folder = expanded(model_id)
     source = "path" if folder.is_dir() else "id"
     last = (folder.resolve().name if folder.is_dir() else model_id).rpartition("/")[2]
     values = {
@@ -42,8 +45,10 @@ def configuration(root: Path, model_id: str, task: str | None) -> str:
     }
     comments = _comments()
     comments["models.source"] = comments[f"models.{source}"]
-    quoted = {key: json.dumps(value, ensure_ascii=False) for key, value in values.items()}
-    text = _Text(_TEMPLATE.read_text(encoding="utf-8")).substitute(quoted, source=source, **comments)
+    values["fleet_stack"] = f"{values['name']}-serve-{values['model_name']}*"
+    quoted = {key: for_json(value) for key, value in values.items()}
+    until = datetime.now(UTC).date() + _ACCEPTED
+    text = _Text(_TEMPLATE.read_text(encoding="utf-8")).substitute(quoted, source=source, until=until, **comments)
     _refuse_what_check_would(text, model_id)
     return text
 
@@ -72,7 +77,11 @@ def _comments() -> dict[str, str]:
 
 def _refuse_what_check_would(text: str, model_id: str) -> None:
     try:
-        Config.model_validate(tomllib.loads(text))
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:  # such as of a lone surrogate
+        raise ModelSourceError(f"{model_id!r} cannot be written into a configuration: {error}") from error
+    try:
+        Config.model_validate(document)
     except ValidationError as error:
         wrong = next(findings(error, Config))
         raise ModelSourceError(f"{model_id!r} cannot be used: found {wrong.found}, expected {wrong.allowed}") from error

@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +70,18 @@ def diff(change: Change) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def refuse_to_overwrite(changes: Iterable[Change]) -> None:
+def refuse_links_out(changes: Sequence[Change]) -> None:
+    """Raise if a file would be read or written outside of the repository."""
+    for change in changes:
+        home, there = (Path(os.path.realpath(path)) for path in (change.root, change.path))
+        if not there.is_relative_to(home):
+            raise WouldOverwrite(
+                f"{change.path} leads out of {home}, to {there}, so nothing was written; replace the link by a folder "
+                "or a file of the repository's own"
+            )
+
+
+def refuse_to_overwrite(changes: Sequence[Change]) -> None:
     """Raise if a file of the user's stands where a new one would go."""
     standing = [str(change.path) for change in changes if change.before is not None and not change.amends]
     if standing:
@@ -96,6 +107,7 @@ def _stage(change: Change, undo: ExitStack, staging: ExitStack) -> Path:
         folder.mkdir()
         undo.callback(folder.rmdir)
     file = change.path.with_name(f".{change.path.name}.{os.getpid()}.new")
+    file.touch(exist_ok=False)  # never through a link that waits there
     staging.callback(file.unlink, missing_ok=True)
     file.write_bytes(change.after.encode("utf-8", "surrogateescape"))
     return file

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from pipeline.errors import BuildRefused, ModelSourceError
+from pipeline.errors import BuildRefused, InputInvalid, ModelSourceError
 from pipeline.models.depth import first_layers
-from pipeline.models.prompts import batches_of
+from pipeline.models.prompts import Prompts
 from pipeline.request import BuildRequest, Shape
 from pipeline.saved_request import SavedRequest
 from pipeline.verification.comparison import (
@@ -107,10 +107,13 @@ def published(request: BuildRequest, shape: Shape) -> Plan:
 
 def _case(request: BuildRequest, shape: Shape, tensors: "Tensors", trial: Trial, step: Step) -> Case:
     from emulator.capture import capture
+    from emulator.given import require_inputs
 
     with step(f"capture {shape.name}"):
         graph = capture(request.capture(shape))
     inputs, fed = _inputs(request, shape, graph, trial)
+    for batch in inputs:
+        require_inputs(graph, batch)
     compiled = ways(request, graph, trial, published(request, shape))
     return Case(
         program=shape.name,
@@ -147,22 +150,33 @@ def _inputs(request: BuildRequest, shape: Shape, graph: "Graph", trial: Trial) -
                 "alone can feed it; leave out --prompts, or pass --phases prefill"
             )
         return [random], "random inputs"
-    texts, fed = read_texts(request, shape.batch, shape.sequence, trial)
+    texts, fed = read_texts(request, shape.batch, (shape.sequence, longest(request)), trial)
     return ([{**text, **state} for text in texts], fed) if texts else ([random], fed)
 
 
-def read_texts(request: BuildRequest, batch: int, sequence: int, trial: Trial) -> tuple[Batches, str]:
-    """The prompts given, else samples if there is a tokenizer to read them with; none where random ids must do."""
+def longest(request: BuildRequest) -> int:
+    """The most tokens that a program of the request reads."""
+    return max(shape.sequence for shape in request.shapes)
+
+
+def read_texts(request: BuildRequest, batch: int, room: tuple[int, int], trial: Trial) -> tuple[Batches, str]:
+    """The prompts given, else samples if there is a tokenizer to read them with; none where random ids must do.
+
+    `room` is that of the program, and that of the longest one beside it.
+    """
+    sequence, largest = room
     if trial.prompts:
-        return batches_of(trial.prompts, request.source, batch, sequence), f"{len(trial.prompts)} prompts"
+        prompts = Prompts.read(trial.prompts, request.source, largest, truncate=trial.truncate)
+        texts = prompts.batches(batch, sequence)
+        return texts, prompts.words("prompts" if texts else "prompts, so random token ids", sequence)
     if request.source.folder is None:
         return [], "random token ids: there is no tokenizer beside the model"
     try:
-        texts = batches_of(_SAMPLES, request.source, batch, sequence)
-    except ModelSourceError as error:
+        samples = Prompts.read(_SAMPLES, request.source, largest, truncate=True)
+    except (ModelSourceError, InputInvalid) as error:
         reason = str(error).removeprefix("--prompts: ").partition(";")[0]
         return [], f"random token ids: {reason}"
-    return texts, f"{len(_SAMPLES)} sample texts, by the model's own tokenizer"
+    return samples.batches(batch, sequence), samples.words("sample texts, by the model's own tokenizer", sequence)
 
 
 def compare_file(request: SavedRequest, trial: Trial, step: Step) -> Comparison:

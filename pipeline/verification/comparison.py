@@ -42,6 +42,7 @@ class Trial:
     slice_layers: int | None = None
     steps: int = 0
     execution: Execution = FAST
+    truncate: bool = False  # prompts that are longer than the largest bucket
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,11 @@ class Run:
 
     def faults(self, allowed: Thresholds) -> list[str]:
         return [f"{found.output}: {fault}" for found in self.outputs for fault in found.faults(allowed)]
+
+    def layer_faults(self, allowed: Thresholds) -> list[str]:
+        """Those of the first layer beyond the thresholds."""
+        found = ((layer.output, layer.faults(allowed)) for layer in self.layers)
+        return next(([f"layer {name}: {fault}" for fault in faults] for name, faults in found if faults), [])
 
     def first_divergent(self, allowed: Thresholds) -> str | None:
         """The first layer beyond the thresholds; those before it are not to blame."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import BuildRefused, ModelSourceError
+from pipeline.errors import BuildRefused, InputInvalid, ModelSourceError
 from pipeline.models.source import ModelSource
 from pipeline.request import BuildRequest, Shape
 from pipeline.verification.evidence import Step
@@ -40,29 +40,38 @@ class Fed:
 
     tensors: Arrays | None = None
     texts: tuple[str, ...] = ()
+    truncate: bool = False  # texts that are longer than the largest bucket
 
-    def to(self, program: "Program", usual: Arrays, source: ModelSource | None, shape: Shape) -> list[Arrays]:
+    def to(
+        self, program: "Program", usual: tuple[Arrays, str], source: ModelSource | None, shape: Shape, largest: int
+    ) -> "Feed":
         """The inputs of each run. A batch of texts is filled up with its last one."""
         if self.tensors is None and not self.texts:
-            return [usual]
-        blank = _blank_states(program, usual)
+            return Feed([usual[0]], usual[1])
+        blank = _blank_states(program, usual[0])
         if self.tensors is not None:
-            return [blank | dict(self.tensors)]
-        reads = usual.keys() - blank.keys()
+            return Feed([blank | dict(self.tensors)], "the given inputs")
+        reads = usual[0].keys() - blank.keys()
         if reads != _READ_TEXT or source is None:
             raise BuildRefused(f"{shape.name} reads {', '.join(sorted(reads))}, not text alone; pass --input FILE")
-        from pipeline.models.prompts import batches_of
+        from pipeline.models.prompts import Prompts
 
         try:
-            batches = batches_of(self.texts, source, shape.batch, shape.sequence)
-        except ModelSourceError as error:
-            raise ModelSourceError(f"--text: {str(error).removeprefix('--prompts: ')}") from error
-        return [blank | batch for batch in batches]
+            prompts = Prompts.read(self.texts, source, largest, truncate=self.truncate, word="Text")
+        except (ModelSourceError, InputInvalid) as error:
+            raise type(error)(str(error).replace("--prompts: ", "--text: ")) from error
+        batches = prompts.batches(shape.batch, shape.sequence)
+        rows, what = len(prompts.of_room(shape.sequence)), "texts" if len(self.texts) > 1 else "text"
+        return Feed([blank | batch for batch in batches], prompts.words(what, shape.sequence), rows)
 
-    def words(self, usual: str) -> str:
-        if self.texts:
-            return f"{len(self.texts)} texts" if len(self.texts) > 1 else "one text"
-        return usual if self.tensors is None else "the given inputs"
+
+@dataclass(frozen=True)
+class Feed:
+    """What one program is fed: a run for each batch, where it is from, and of texts how many rows they are."""
+
+    batches: list[Arrays]
+    words: str
+    rows: int = 0
 
 
 def run_model(request: BuildRequest, fed: Fed, execution: Execution, step: Step) -> Iterator[Ran]:
@@ -75,13 +84,15 @@ def run_model(request: BuildRequest, fed: Fed, execution: Execution, step: Step)
     name, runner = request.source.id, Runner(execution, request.target.core)
     tensors = request.tensors()
     refuse_what_memory_cannot_hold(name, tensors.kinds)
+    largest = max(shape.sequence for shape in request.shapes)
     for shape in sorted(request.shapes):
         program = compiled(request, shape, step)
         random = example_inputs(program.whole, request.source.config, seed=0)
-        batches = fed.to(program, random | _blank_states(program, random), request.source, shape)
+        usual = (random | _blank_states(program, random), "random inputs")
+        feed = fed.to(program, usual, request.source, shape, largest)
         with step(f"load {shape.name}"):
             running = runner.load(program, tensors)
-        yield _ran(name, shape.name, running, batches, fed.words("random inputs"), len(fed.texts), step)
+        yield from _ran(name, shape.name, running, feed, step)
 
 
 def run_artifact(published: "Published", store: "Store", fed: Fed, execution: Execution, step: Step) -> Iterator[Ran]:
@@ -90,25 +101,33 @@ def run_artifact(published: "Published", store: "Store", fed: Fed, execution: Ex
 
     artifact = read_artifact(published, store, step)
     runner = Runner(execution, artifact.core)
+    largest = max(one.executable.sequence for one in artifact.programs)
     for one in artifact.programs:
         made = one.executable
-        usual, words = artifact.inputs(one)
-        batches = fed.to(one.program, usual, artifact.source, Shape(made.phase, made.batch, made.sequence))
+        feed = fed.to(
+            one.program, artifact.inputs(one), artifact.source, Shape(made.phase, made.batch, made.sequence), largest
+        )
         with step(f"load {made.name}"):
             running = runner.load(one.program, artifact.weights, one.instructions)
-        yield _ran(published.model_id, made.name, running, batches, fed.words(words), len(fed.texts), step)
+        yield from _ran(published.model_id, made.name, running, feed, step)
 
 
 def _blank_states(program: "Program", inputs: Arrays) -> dict[str, "np.ndarray[Any, Any]"]:
     return {name: 0 * array for name, array in inputs.items() if name in program.graph.outputs}
 
 
-def _ran(model: str, program: str, running: Running, batches: Sequence[Arrays], fed: str, rows: int, step: Step) -> Ran:
+def _ran(model: str, program: str, running: Running, feed: Feed, step: Step) -> Iterator[Ran]:
+    """Nothing of a program that is shorter than every text, where there is a longer one."""
+    if not feed.batches:
+        with step(f"{program} is left out: {feed.words}"):
+            return
     with step(f"run {program}"):
-        answers = [running.run(batch) for batch in batches]
-    if not rows:
-        return Ran(model, program, fed, batches[0], answers[0], running.work)
-    return Ran(model, program, fed, _joined(batches, rows), _joined(answers, rows), running.work)
+        answers = [running.run(batch) for batch in feed.batches]
+    if not feed.rows:
+        yield Ran(model, program, feed.words, feed.batches[0], answers[0], running.work)
+    else:
+        inputs, outputs = _joined(feed.batches, feed.rows), _joined(answers, feed.rows)
+        yield Ran(model, program, feed.words, inputs, outputs, running.work)
 
 
 def _joined(batches: Sequence[Arrays], rows: int) -> Arrays:

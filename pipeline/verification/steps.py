@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pipeline.errors import BuildRefused
+from pipeline.errors import BuildRefused, InputInvalid
 from pipeline.request import BuildRequest, Shape
 from pipeline.verification.cases import published, read_texts, runner, tensors_of, ways
 from pipeline.verification.comparison import Comparison, Run, Trial, as_it_is
@@ -110,7 +110,13 @@ def _prompt(request: BuildRequest, graph: "Graph", trial: Trial, size: tuple[int
 
     batch, sequence = size
     random = example_inputs(graph, request.source.config, seed=0)
-    texts, fed = read_texts(request, batch, sequence - trial.steps, trial)
+    room = sequence - trial.steps
+    try:
+        texts, fed = read_texts(request, batch, (room, room), trial)
+    except InputInvalid as error:
+        after = f"a bucket of {sequence} leaves room for {room} before --steps {trial.steps}"
+        raise InputInvalid(f"{error}; {after}") from error
+    fed = f"the first {batch} of {fed}" if len(texts) > 1 else fed
     first = texts[0] if texts else {name: random[name][:, : -trial.steps] for name in ("input_ids", "attention_mask")}
     padded = {name: np.pad(array, ((0, 0), (0, trial.steps))) for name, array in first.items()}
     return {**padded, **{name: 0 * array for name, array in random.items() if name.startswith("cache.")}}, fed

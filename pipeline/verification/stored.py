@@ -1,12 +1,13 @@
 """An artifact read back: its programs, its weights, and the inputs and outputs that are stored with it. Every byte is
 read against its digest."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from math import prod
+from typing import TYPE_CHECKING, Final
 
 from pipeline import artifact_files
+from pipeline.documents import json_of
 from pipeline.errors import ModelSourceError, ProgramInvalid
 from pipeline.models.source import ModelSource
 from pipeline.verification.evidence import Step
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from emulator.compile import Program
     from emulator.executable import Executable as Instructions
     from emulator.types import TensorType
+
+_MOST_ELEMENTS: Final = 1 << 48  # beyond this numpy cannot say a shape, even that of nothing
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Stored:
     def inputs(self, stored: StoredProgram) -> tuple[Arrays, str]:
         """What a program is fed when nobody gives anything else, and where that is from."""
         if stored.inputs is not None:
+            require_inputs(stored, self.manifest.model.id)
             return stored.inputs, "the stored inputs"
         from emulator.capture import example_inputs
 
@@ -56,12 +60,25 @@ class Stored:
         return random, "random inputs: none are stored"
 
 
+def require_inputs(stored: StoredProgram, model: str) -> None:
+    """What is stored may be a stranger's, and is fed to PyTorch as well."""
+    from emulator.errors import InputsInvalid
+
+    try:
+        stored.program.require_inputs(stored.inputs or {})
+    except InputsInvalid as error:
+        raise ProgramInvalid(
+            f"{model} {stored.executable.name}: of its stored inputs, {error}; build it again"
+        ) from error
+
+
 def read_artifact(published: "Published", store: "Store", step: Step) -> Stored:
     from emulator.types import DType, TensorType
     from pipeline.verification.comparison import refuse_what_memory_cannot_hold
 
     manifest = published.manifest
     require_instructions(manifest)
+    require_tensors(manifest)
     kinds = {tensor.name: TensorType(tensor.shape, DType(tensor.dtype)) for tensor in manifest.weights}
     refuse_what_memory_cannot_hold(manifest.model.id, kinds)
     with step(f"read {len(manifest.blobs())} blobs"):
@@ -69,6 +86,25 @@ def read_artifact(published: "Published", store: "Store", step: Step) -> Stored:
         files = {file.path: store.read_blob(file.blob) for file in manifest.files}
         programs = tuple(_stored(manifest, executable, files, store) for executable in manifest.executables)
     return Stored(manifest, _source(manifest, files), weights, programs)
+
+
+def require_tensors(manifest: "Manifest") -> None:
+    """Refuse, before a byte is read, tensors whose bytes cannot be what their type and shape say."""
+    from emulator.types import DType, TensorType
+
+    for tensor in manifest.weights:
+        where = f"{manifest.model.id}: tensor {tensor.name[:80]!r}"
+        if tensor.name == "__metadata__" or tensor.dtype not in set(DType):
+            what = (
+                f"has element type {tensor.dtype[:40]!r}" if tensor.name != "__metadata__" else "cannot be one's name"
+            )
+            raise ProgramInvalid(f"{where} {what}; build the model again")
+        need = TensorType(tensor.shape, DType(tensor.dtype)).nbytes
+        if need != tensor.blob.size or prod(size or 1 for size in tensor.shape) > _MOST_ELEMENTS:
+            raise ProgramInvalid(
+                f"{where} is {tensor.dtype} of {list(tensor.shape)}, which takes {need:,} bytes, and "
+                f"{tensor.blob.size:,} are stored; build the model again"
+            )
 
 
 def _weights(manifest: "Manifest", kinds: Mapping[str, "TensorType"], store: "Store") -> Arrays:
@@ -112,15 +148,21 @@ def _program(
 
 
 def _golden(files: Mapping[str, bytes], executable: "Executable", side: str) -> Arrays | None:
+    from safetensors import SafetensorError
     from safetensors.numpy import load
 
     data = files.get(artifact_files.golden(executable.name, side))
-    return None if data is None else dict(sorted(load(data).items()))
+    try:
+        return None if data is None else dict(sorted(load(data).items()))
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise ProgramInvalid(
+            f"{executable.name}: its stored {side} are not a safetensors file ({error}); build the model again"
+        ) from error
 
 
 def _source(manifest: "Manifest", files: Mapping[str, bytes]) -> ModelSource | None:
     """The model's own class can be built from its configuration."""
     if "config.json" not in files:
         return None
-    config = json.loads(files["config.json"])
+    config = json_of(files["config.json"])
     return ModelSource(manifest.model.id, manifest.model.revision, config, manifest.model.task, None)

@@ -45,6 +45,7 @@ class Facts:
     blocks: Mapping[str, Window] = field(default_factory=dict)  # by reservation
     images: Mapping[str, KnownImage] | None = None  # the lock file, by AMI
     given_images: frozenset[str] = frozenset()  # AMIs that the configuration names itself
+    unlocked_images: frozenset[str] = frozenset()  # references in their place, of which synthesis warns
     budget: int | None = None  # US dollars a month
     prices: Prices | None = None
 

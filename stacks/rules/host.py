@@ -42,6 +42,8 @@ def _fault_of_image(value: object, at: Resource, all_: Templates, facts: Facts) 
     lock = "run `nxpipe ami lock` and take the image from the lock file"
     if value is None:
         return None  # Batch and EKS choose one of their own
+    if isinstance(value, str) and value in facts.unlocked_images:
+        return None  # of the day of the deployment, for all its instances; synthesis warns of it
     if isinstance(value, str) and value.startswith("ami-"):
         return _fault_of_id(value, at, facts)
     if _moves(value, at, all_):

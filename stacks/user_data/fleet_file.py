@@ -41,11 +41,13 @@ def public_keys(config: Config, fleet: ServingFleet, folder: Path) -> dict[str, 
         return {}
     found = {}
     for each in config.signing.trusted:
-        path = folder / Path(each.key.removeprefix("file:")).expanduser()
         try:
+            path = folder / Path(each.key.removeprefix("file:")).expanduser()
             found[f"{each.name}.pub"] = path.read_text()
         except OSError as error:
-            raise NoPublicKey(fleet.channel, f"{path} cannot be read ({error.strerror})") from error
+            raise NoPublicKey(fleet.channel, f"{each.key} cannot be read ({error.strerror})") from error
+        except RuntimeError as error:
+            raise NoPublicKey(fleet.channel, f"{each.key} cannot be found: there is no such home folder") from error
     if not found:
         raise NoPublicKey(fleet.channel, "nxpipe.toml trusts no key by name")
     return found

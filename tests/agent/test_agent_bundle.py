@@ -62,11 +62,12 @@ def test_a_folder_without_the_agent_itself_is_refused(nxpipe: InProcess, package
     assert not (tmp_path / "nxpipe.agent.lock").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "fault"), [(None, "is missing"), ("{", "cannot be read"), ('{"sha256": "latest"}', "names no digest")]
-)
-def test_without_a_lock_nothing_is_synthesised(tmp_path: Path, text: str | None, fault: str) -> None:
-    if text is not None:
-        (tmp_path / "nxpipe.agent.lock").write_text(text)
+@pytest.mark.parametrize(("text", "fault"), [("{", "cannot be read"), ('{"sha256": "latest"}', "names no digest")])
+def test_with_a_broken_lock_nothing_is_synthesised(tmp_path: Path, text: str, fault: str) -> None:
+    (tmp_path / "nxpipe.agent.lock").write_text(text)
     with pytest.raises(NoAgentLocked, match=f"{fault}, .* run: nxpipe agent bundle"):
         locked_agent(tmp_path)
+
+
+def test_a_missing_lock_is_an_agent_that_is_not_chosen_yet(tmp_path: Path) -> None:
+    assert locked_agent(tmp_path) is None

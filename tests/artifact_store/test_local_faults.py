@@ -5,7 +5,7 @@ import os
 import resource
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -101,8 +101,8 @@ def test_a_link_whose_answer_was_lost_counts_as_made(tmp_path: Path, monkeypatch
     """As on NFS: the server makes the link, the answer is lost, and the client's repetition meets its own file."""
     really_link = os.link
 
-    def link_and_forget(*args: Path) -> NoReturn:
-        really_link(*args)
+    def link_and_forget(*args: Any, **named: Any) -> NoReturn:
+        really_link(*args, **named)
         raise FileExistsError(errno.EEXIST, "File exists")
 
     backend = LocalFolder(tmp_path)

@@ -192,7 +192,7 @@ def test_a_large_blob_comes_in_ranges_and_is_right(place: Place, tier: Tier, sma
     assert (tier.root / "copy").read_bytes() == data
     assert sorted(start for _, start in backend.reads) == list(range(0, 12_345, small_ranges))
     assert sum(told) == blob.size
-    assert not tree(tier.partial)
+    assert not tree(tier.partial.root)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -244,7 +244,7 @@ def test_a_damaged_large_blob_is_never_left_under_its_name(tmp_path: Path, tier:
             assert not tree(tier.root / "cas")
     mirror.store.put_blob(data)
     assert afar([place.backend, mirror.backend], tier).read_blob(blob) == data
-    assert not tree(tier.partial)
+    assert not tree(tier.partial.root)
 
 
 _FETCH = """
@@ -280,9 +280,9 @@ def test_a_process_goes_on_where_a_killed_one_stopped(tmp_path: Path, small_rang
             assert line.strip()
         process.send_signal(signal.SIGKILL)
     tier = Tier(tmp_path / "cache")
-    assert len(tree(tier.partial)) == 1
+    assert len(tree(tier.partial.root)) == 1
     assert not tree(tier.root / "cas")
     backend = counting(place.backend)
     assert afar([backend], tier).read_blob(blob) == data
     assert len(backend.reads) <= 200 - 50
-    assert not tree(tier.partial)
+    assert not tree(tier.partial.root)

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -89,7 +90,7 @@ def test_an_artifact_that_is_given_up_is_out_of_sight_at_once_and_gone_after_the
     retire = [step for step in later.steps if step.action == "retire"]
     assert [step.found.path for step in retire] in ([found.path], [action_path(newer.request_key)])
     gone, stays = (older, newer) if retire[0].found.path == found.path else (newer, older)
-    carry_out(store, Plan(later.rules, tuple(retire)))
+    carry_out(store, replace(later, steps=tuple(retire)))
     assert store.find(gone.request_key) is None
     assert everything_of(store, gone) <= set(place.objects())
     assert collect(Store(place.backend, grace=PASSED)) == {
@@ -137,7 +138,7 @@ def test_a_key_that_is_given_up_twice_waits_until_its_first_record_is_swept(plac
     one = published(place.store, 1)
     everything = Rules(max_age=PASSED)
     first = plan(aged, everything, aged.backend.now())
-    carry_out(aged, Plan(everything, tuple(step for step in first.steps if step.action == "retire")))
+    carry_out(aged, replace(first, steps=tuple(step for step in first.steps if step.action == "retire")))
     assert aged.find(one.request_key) is None
     assert place.objects()[retired_path(one.request_key)]
     again = place.store.publish(one.manifest)
@@ -331,17 +332,18 @@ def test_a_folder_lists_what_it_can_before_it_says_what_it_cannot(
 ) -> None:
     store = folder(tmp_path).store
     blobs = [store.put_blob(bytes([number])) for number in range(8)]
-    listed, denied = os.scandir, tmp_path / Path(blob_path(blobs[3])).parent
+    listed, closed = os.scandir, os.open((tmp_path / blob_path(blobs[3])).parent, os.O_RDONLY)
 
-    def scandir(path: Path) -> Any:
-        if Path(path) == denied:
+    def scandir(handle: int) -> Any:
+        if os.path.sameopenfile(handle, closed):
             raise PermissionError(13, "Permission denied")
-        return listed(path)
+        return listed(handle)
 
     monkeypatch.setattr(os, "scandir", scandir)
     seen: list[str] = []
     with pytest.raises(StoreUnavailable, match="Permission denied"):
         seen.extend(found.path for found in store.backend.walk("cas/"))
+    os.close(closed)
     assert set(seen) == {blob_path(blob) for blob in blobs} - {blob_path(blobs[3])}
 
 

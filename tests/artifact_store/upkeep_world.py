@@ -35,7 +35,7 @@ class ClockedFolder(LocalFolder):
         self.time = _BEGIN
         self._folder = root
 
-    def now(self) -> float:
+    def now(self, *, looking: bool = False) -> float:
         return self.time
 
     def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = nobody) -> bool:
@@ -173,6 +173,7 @@ def collecting(keep: int | None, days: int | None, budget: int | None) -> Act:
 
     def act(backend: Backend) -> None:
         store = Store(backend, grace=GRACE)
+        backend.recover()
         carry_out(store, plan(store, rules, backend.now()))
 
     return act

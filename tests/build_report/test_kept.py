@@ -13,6 +13,7 @@ from artifact_store.layout import REPORTS
 from artifact_store.reports import moment_of, store_report
 from artifact_store.upkeep.gc import carry_out, plan
 from artifact_store.upkeep.rules import Rules
+from pipeline.build_report import html
 from pipeline.build_report.keeping import keep_report
 from pipeline.build_report.recorder import Recorder
 from tests.artifact_store.samples import put
@@ -112,11 +113,12 @@ def test_the_report_of_an_artifact_is_read_back_the_newest_of_several(tmp_path: 
     bare = nxpipe("store", "report", name, *where)
     assert bare.code == 21
     assert "no report of a build is kept" in bare.err
-    for year in ("2026", "2027"):
-        began = f"{year}{BEGAN[4:]}"
-        store_report(store, published.manifest_digest, began, html=f"<p>{year}".encode(), json=year.encode())
-    assert nxpipe("store", "report", name, *where).out == "2027\n"
+    of = matrix(1, [1], [64])
+    files = keep_report(results(of, ends(course(of))), Recorder(), tmp_path / "builds")
+    for year, document in (("2026", b"{}"), ("2027", files.json.read_bytes())):
+        store_report(store, published.manifest_digest, f"{year}{BEGAN[4:]}", html=b"<p>of somebody", json=document)
+    assert nxpipe("store", "report", name, *where).out == files.json.read_text() + "\n"
     page = tmp_path / "page.html"
     assert nxpipe("store", "report", name, *where, "--to", str(page)).code == 0
-    assert page.read_text() == "<p>2027"
+    assert page.read_bytes() == html.page(json.loads(files.json.read_bytes()))
     assert nxpipe("store", "report", name, *where, "--to", str(page)).code == 5

@@ -175,7 +175,7 @@ def test_the_sign_of_life_comes_without_any_event() -> None:
             heard.set()
 
     of = matrix(1, [1], [64])
-    with Watch(standing(of), Impatient()) as watched:
+    with Watch(standing(of), Impatient(Console())) as watched:
         watched.handle(course(of)[0])
         assert heard.wait(30)
     assert not [thread for thread in threading.enumerate() if thread.name == "build-watch"]
@@ -270,7 +270,7 @@ def test_markup_in_a_strangers_words_is_shown_as_it_is() -> None:
     )
     line = drawn(now, 140)[5]
     assert "[red]m[/red] :smile:" in line
-    assert "[bold]\N{REPLACEMENT CHARACTER}[2J" in line
+    assert r"[bold]\x1b[2J" in line
 
 
 WATCHED = """

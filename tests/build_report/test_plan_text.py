@@ -4,7 +4,6 @@ import itertools
 import json
 import re
 
-import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,12 +13,13 @@ from pipeline.build_report.plan_text import plan_json, plan_table
 from pipeline.build_report.words import plain
 from pipeline.building.events import Fault
 from pipeline.building.planned import Plan
+from pipeline.escape import unstyled
 from pipeline.request import Shape
 from tests.build_report.world import artifact, cell, matrix, plan, shape
 
 
 def table(of: Plan) -> str:
-    return click.unstyle(plan_table(of))
+    return unstyled(plan_table(of))
 
 
 def expanded(name: str) -> set[str]:

@@ -3,18 +3,18 @@
 from dataclasses import replace
 from pathlib import Path
 
-import click
 import pytest
 
 from pipeline.build_report.reasons import missing, tallied
 from pipeline.build_report.summary import summary
 from pipeline.building.events import Ended, Fault
 from pipeline.building.results import Results
+from pipeline.escape import unstyled
 from tests.build_report.world import NO_SPACE, TOO_LARGE, artifact, cell, course, ends, matrix, plan, results, shape
 
 
 def said(of: Results, report: Path | None = None) -> list[str]:
-    return click.unstyle(summary(of, report)).splitlines()
+    return [unstyled(line) for line in summary(of, report)]
 
 
 def test_a_build_that_has_everything_says_so_in_a_line_and_where_to_read_more() -> None:

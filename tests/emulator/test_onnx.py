@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 
 from emulator.capture import capture_file
 from emulator.capture.onnx import capture_onnx, onnx_parameters
-from emulator.errors import CaptureError, UnsupportedOperators
+from emulator.errors import CaptureError, DataUnusable, UnsupportedOperators
 from emulator.fast import execute
 from emulator.numerics import Array
 from emulator.passes import PassOptions, run_passes
@@ -198,5 +198,5 @@ def test_weights_outside_of_the_folder_are_refused(tmp_path: Path) -> None:
     inner = tmp_path / "inner"
     inner.mkdir()
     (inner / "model.onnx").write_bytes(moved.SerializeToString())
-    with pytest.raises(CaptureError, match="cannot be read"):
+    with pytest.raises(DataUnusable, match="is outside of its folder, and is never read"):
         onnx_parameters(inner / "model.onnx")

@@ -84,6 +84,7 @@ def make_part(store: Store, *, name: str) -> None:
 def collect(store: Store) -> None:
     """All that nobody holds goes, and nothing is young: nobody else is at work."""
     ruthless = Store(store.backend, grace=-10.0)
+    ruthless.backend.recover()
     carry_out(ruthless, plan(ruthless, Rules(max_age=-10.0), ruthless.backend.now()))
 
 

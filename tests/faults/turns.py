@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 _OPERATIONS: Final = (
     *("create", "replace", "read", "stat", "paths", "walk", "touch"),
-    *("remove", "abandoned", "remove_abandoned", "now", "make_durable"),
+    *("remove", "abandoned", "remove_abandoned", "now", "make_durable", "recover"),
 )
 
 
@@ -98,7 +98,7 @@ class TimedFolder(LocalFolder):
         super().__init__(root)
         self.time = 1_800_000_000.0
 
-    def now(self) -> float:
+    def now(self, *, looking: bool = False) -> float:
         return self.time
 
     def create(self, path: str, payload: Payload, *, durable: bool = False, sent: Sent = nobody) -> bool:

@@ -9,10 +9,10 @@ from botocore.session import Session
 from botocore.stub import Stubber
 
 from pipeline.config import ConfigInvalid, load_config
-from pipeline.config.amis import AmiLock, LockedImage, read_lock
+from pipeline.config.amis import FLEETS_PARAMETER, TRAINING_PARAMETER, AmiLock, LockedImage, read_lock
 from pipeline.errors import AwsError
-from pipeline.infra.images import ON_TRAINING_HOSTS, PARAMETER, find_image, find_training_host
-from stacks.amis import fleet_image, known_images, lock_of
+from pipeline.infra.images import find_image, find_training_host
+from stacks.amis import fleet_image, known_images, lock_of, training_image, unlocked_images
 from tests.pipeline.in_process import InProcess, nxpipe
 
 __all__ = ["nxpipe"]
@@ -43,7 +43,7 @@ class Amazon:
     """EC2 and SSM that answer what they are told to, and check each question by the SDK's own model."""
 
     def __init__(
-        self, found: list[dict[str, str]], newest: dict[str, str] = NEWEST, parameter: str = PARAMETER
+        self, found: list[dict[str, str]], newest: dict[str, str] = NEWEST, parameter: str = FLEETS_PARAMETER
     ) -> None:
         self.clients: dict[str, Any] = {}
         for service in ("ec2", "ssm"):
@@ -71,7 +71,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_newest_image_is_taken_when_it_holds_the_wanted_version() -> None:
     chosen = find_image(REGION, "2.33.0", Amazon([]))
-    assert (chosen.id, chosen.source) == (NEWEST["ImageId"], PARAMETER)
+    assert (chosen.id, chosen.source) == (NEWEST["ImageId"], FLEETS_PARAMETER)
     assert chosen.created == date(2026, 10, 20)
 
 
@@ -105,7 +105,7 @@ LOCKED = LockedImage(
     name='Deep "Learning" AMI \\ Neuron',
     created=date(2026, 9, 1),
     expires=date(2028, 8, 31),
-    source=PARAMETER,
+    source=FLEETS_PARAMETER,
 )
 
 
@@ -124,13 +124,12 @@ def test_a_region_that_was_not_asked_for_keeps_its_images_and_a_version_out_of_u
     assert before.with_images([newer], ["2.32.0"]).images == (elsewhere, newer)
 
 
-def test_a_missing_image_is_one_sentence_with_the_command_to_run(project: Path) -> None:
+def test_an_image_that_is_not_locked_is_the_parameter_that_the_command_reads(project: Path) -> None:
     config = load_config(project / "nxpipe.toml", {})
-    with pytest.raises(ConfigInvalid) as told:
-        fleet_image(config, lock_of(config, project))
-    assert "no image of Neuron SDK 2.32.0 for us-east-2" in str(told.value)
-    assert "nxpipe ami lock --region us-east-2" in str(told.value)
-    assert len(told.value.faults) == 1
+    lock = lock_of(config, project)
+    assert fleet_image(config, lock) == f"{{{{resolve:ssm:{FLEETS_PARAMETER}}}}}"
+    assert training_image(config, lock) == f"{{{{resolve:ssm:{TRAINING_PARAMETER}}}}}"
+    assert unlocked_images(config, lock) == {fleet_image(config, lock), training_image(config, lock)}
 
 
 @pytest.mark.parametrize("broken", ["[[image]\n", '[[image]]\nid = "ami-1"\n', "images = 3\n"])
@@ -157,7 +156,7 @@ def test_the_command_writes_the_file_that_the_stacks_read(
 
 def test_a_project_that_trains_gets_an_image_for_its_hosts(tmp_path: Path) -> None:
     host = image("ami-0000000000000000a", "2.33.0", "2026-10-25T08:00:00.000Z")
-    amazon = Amazon([], newest=host, parameter=ON_TRAINING_HOSTS)
+    amazon = Amazon([], newest=host, parameter=TRAINING_PARAMETER)
     chosen = find_training_host(REGION, amazon)
     assert (chosen.id, chosen.sdk) == (host["ImageId"], None)
     lock = AmiLock(tmp_path / "lock").with_images([chosen, LOCKED], ["2.32.0"])

@@ -71,7 +71,7 @@ CONFIGURATIONS = {
     "no JSON": Broken("NXC-101", "not valid JSON", '{\n  "model_type": "bert",\n  oops\n}', "oops"),
     "an array": Broken("NXC-101", "model_type", "[1, 2]"),
     "no model_type": Broken("NXC-101", "model_type", {"hidden_size": 8}),
-    "numbers too wide": Broken("NXC-102", "2^53", {**BERT, "vocab_size": 10**17}),
+    "numbers too wide": Broken("NXC-102", "2^53", {**BERT, "eos_token_id": 10**17}),
     "not a number": Broken("NXC-102", "vocab_size is nan", json.dumps(BERT).replace("97", "NaN")),
     "zero width": Broken("NXC-102", "hidden_size is 0", {**BERT, "hidden_size": 0}, "hidden_size"),
     "negative vocabulary": Broken("NXC-102", "vocab_size is -5", {**BERT, "vocab_size": -5}, "vocab_size"),

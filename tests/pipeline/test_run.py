@@ -68,7 +68,7 @@ def test_an_input_that_is_missing_or_wrong_is_named(mode: str, nxpipe: InProcess
     for tensors, complaint in cases:
         save_file(tensors, given)
         answer = nxpipe("run", *small(bert), "--input", str(given), "--mode", mode)
-        assert answer.code == 11, answer.err
+        assert answer.code == 2, answer.err
         assert complaint in answer.err
 
 

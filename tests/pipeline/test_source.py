@@ -50,11 +50,11 @@ BROKEN = [
     (b"", "not valid JSON"),
     (b"{", "not valid JSON"),
     (b"\xff\xfe", "not valid JSON"),
-    (b"[" * 100_000, "not valid JSON"),
+    (b"[" * 100_000, "JSON nested hundreds deep"),
     (b"[]", 'no "model_type"'),
     (b"{}", 'no "model_type"'),
     (b'{"model_type": 3}', 'no "model_type"'),
-    (b" " * (5 << 20), "is no configuration"),
+    (b" " * (5 << 20), "more than 4,194,304 bytes"),
 ]
 
 
@@ -139,10 +139,10 @@ def test_a_model_in_a_folder_of_a_hub_repository_is_named_by_that_folder() -> No
 
 
 def test_a_configuration_that_may_not_be_read_is_one_sentence(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(self: Path) -> bytes:
-        raise PermissionError(13, "Permission denied", str(self))
+    def refused(path: Path, *, limit: int) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "read_bytes", refused)  # the superuser may read everything
+    monkeypatch.setattr("pipeline.models.source.read_file", refused)  # the superuser may read everything
     with pytest.raises(ModelSourceError, match=r"config.json: cannot be read \(Permission denied\); mend its"):
         resolve(str(bert))
 

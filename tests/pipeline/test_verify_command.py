@@ -149,22 +149,26 @@ def test_prompts_are_read_in_batches_and_padding_does_not_count(nxpipe: InProces
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "complaint", "code"),
     [
-        ("", "holds no prompt"),
-        ("hello\n", "holds no tokenizer"),
-        ("[3, 97]\n", "token 97 is not in the vocabulary of 97"),
-        ("[]\n", "no token at all"),
+        ("", "holds no prompt", 2),
+        ("hello\n", "holds no tokenizer", 10),
+        ("[3, 97]\n", "token 97 is not in the vocabulary of 97", 2),
+        ("[3, -1]\n", "token -1 is not in the vocabulary of 97", 2),
+        ("[]\n", "no token at all", 2),
+        ("[3.0, 4.0]\n", "token ids are whole numbers", 2),
+        ("[[3, 4], [5, 6]]\n", "token ids are whole numbers", 2),
+        ("[3, 4]\n[" + "5," * 16 + "6]\n", "Prompt 2 has 17 tokens, and the largest bucket has room for 16", 2),
     ],
 )
 def test_prompts_that_cannot_be_read_are_refused(
-    nxpipe: InProcess, bert: Path, tmp_path: Path, text: str, complaint: str
+    nxpipe: InProcess, bert: Path, tmp_path: Path, text: str, complaint: str, code: int
 ) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text(text)
     words = ("--model-id", str(bert), "--weights", "random:0", "--buckets", "16")
     answer = nxpipe("verify", *words, "--prompts", str(prompts))
-    assert answer.code == 10
+    assert answer.code == code
     assert complaint in answer.err
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from aws_cdk import App
 
 from app import main
 from tests.stacks.local import new_app
@@ -177,11 +178,6 @@ FAULTY = {
     "a key that is not known": (NXPIPE_TOML + "nmae = 3\n", "project.nmae"),
     "fleets without a place": (WHOLE.replace('region = "us-east-2"', ""), "project.region"),
     "a fleet in a zone without a subnet": (WHOLE.replace("us-east-2b", "us-east-2f"), "fleets[1].zone"),
-    "a version of the SDK without an image": (WHOLE + '[amis]\nsdk = ["2.31.0"]\n', "no image of Neuron SDK 2.31.0"),
-    "a place without an image of training hosts": (
-        WHOLE.replace("us-east-2", "eu-west-1"),
-        "no image of training hosts for eu-west-1",
-    ),
     "a fleet that answers in plain text": (
         WHOLE.partition('[[fleets]]\nkind = "training"')[0].replace("certificate =", "#"),
         "NXP-NET-3",
@@ -219,6 +215,13 @@ def test_the_app_ends_without_a_traceback(what: str, config: Path, tmp_path: Pat
     assert told in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def test_a_cdk_json_without_feature_flags_is_told_in_a_sentence(
+    config: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(App(context={"config": str(config)})) == 3
+    assert "cdk.json" in capfd.readouterr().err
 
 
 def test_a_missing_configuration_is_told_through_the_cdk_command_too(tmp_path: Path, offline: dict[str, str]) -> None:

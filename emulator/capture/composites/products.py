@@ -8,6 +8,8 @@ from emulator.graph import Value
 from emulator.ops import Index, Iota, MatMul, Reduce, Transpose
 from emulator.types import DType
 
+_MOST_TERMS = 64  # of Einstein's notation: what remains of the names is looked through for each of them
+
 
 def matrix_product(site: Site, a: Value, b: Value, out: DType) -> Value:
     """The tensor engine multiplies floats; integers are multiplied and added up by the general engine, exactly."""
@@ -30,6 +32,8 @@ def vector_product(site: Site, a: Value, b: Value, out: DType) -> Value:
 
 def einsum(site: Site, equation: str, operands: Sequence[Value], out: DType) -> Value:
     """Einstein's notation, from left to right, each two operands by one product of matrices."""
+    if len(operands) > _MOST_TERMS:
+        raise NotExpressible(f"it multiplies {len(operands):,} tensors, and the limit is {_MOST_TERMS}; use MatMul")
     terms, result = _labelled(equation, operands)
     waiting = [_diagonal(site, operand, term) for operand, term in zip(operands, terms, strict=True)]
     value, labels = waiting.pop(0)

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from emulator.capture.room import require_room
 from emulator.numerics import Array
 
 
@@ -15,6 +16,7 @@ def smoothing(old: int, places: Array, stretch: float, *, cubic: float | None, b
     """
     wide = max(stretch, 1.0)
     margin = math.ceil(2 * wide) + 1 if beyond else 0
+    require_room((old + 2 * margin, len(places)))
     near = np.arange(-margin, old + margin)
     distance = np.abs((near[:, None] - places[None, :]) / wide)
     shares = _triangle(distance) if cubic is None else _keys(distance, cubic)

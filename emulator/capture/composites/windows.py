@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from emulator.capture.room import require_room
 from emulator.capture.site import NotExpressible, Site, given
 from emulator.graph import Value
 from emulator.numerics import Array
@@ -74,6 +75,7 @@ def mixed(site: Site, x: Value, axis: int, shares: Array) -> Value:
 
 def sliding_places(sizes: Sequence[int], window: Sizes, geometry: Geometry, made: Sequence[int]) -> Array:
     """For each of the `made` places in a row, the flat places that its window sees; -1 for padding."""
+    require_room((*window, *made))
     every = zip(window, geometry.stride, geometry.before, geometry.dilation, made, strict=True)
     axes = [
         np.arange(count)[:, None] * step - before + np.arange(length)[None, :] * apart
@@ -85,6 +87,7 @@ def sliding_places(sizes: Sequence[int], window: Sizes, geometry: Geometry, made
 def stretched_places(sizes: Sequence[int], made: Sequence[int]) -> Array:
     """The same for adaptive pooling: stretches of nearly equal length, short ones filled up with -1."""
     axes = []
+    require_room((*made, *(-(-size // max(count, 1)) + 1 for size, count in zip(sizes, made, strict=True))))
     for size, count in zip(sizes, made, strict=True):
         starts, stops = np.arange(count) * size // count, -(-(np.arange(count) + 1) * size // count)
         seen = starts[:, None] + np.arange(np.max(stops - starts, initial=1))[None, :]
@@ -148,6 +151,7 @@ def folded(site: Site, columns: Value, sizes: Sequence[int], window: Sizes, geom
 def continued(site: Site, x: Value, axis: int, before: int, after: int, mode: str) -> Value:
     """An axis made longer with its own elements, by numpy's name of the mode; negative paddings cut."""
     size = x.type.shape[axis]
+    require_room((before + size + after,))
     places = np.arange(-before, size + after)
     if mode == "edge":
         places = np.clip(places, 0, size - 1)

@@ -19,7 +19,7 @@ def capture_onnx(path: Path, sizes: Mapping[str, int] | None = None) -> Graph:
 def onnx_parameters(path: Path) -> dict[str, Array]:
     """The weights in an ONNX file, and in the files of data beside it, by name."""
     _require_onnx()
-    from emulator.capture.onnx.reader import parameters
+    from emulator.capture.onnx.file import parameters
 
     return parameters(path)
 
@@ -27,9 +27,18 @@ def onnx_parameters(path: Path) -> dict[str, Array]:
 def onnx_data_files(path: Path) -> dict[str, int]:
     """The files of data beside an ONNX file, by name, and the bytes that each must have at least."""
     _require_onnx()
-    from emulator.capture.onnx.external import data_files
+    from emulator.capture.onnx.external import DataFolder
+    from emulator.capture.onnx.file import loaded
 
-    return data_files(path)
+    return DataFolder(path.parent, path.name).files(loaded(path))
+
+
+def onnx_open_axes(path: Path) -> tuple[str, ...]:
+    """The axes of inputs that an ONNX file leaves open, by name."""
+    _require_onnx()
+    from emulator.capture.onnx.file import open_axes
+
+    return open_axes(path)
 
 
 def run_onnx(path: Path, inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from emulator.capture.aten.base import NotExpressible, Site
+from emulator.capture.onnx.limits import BoundedBuilder
+from emulator.capture.site import NotExpressible, Site
 from emulator.graph import Value
 from emulator.numerics import Array, settle
-from emulator.ops import Operator, result_type
+from emulator.ops import Convolution, Operator, Pool, result_type
 from emulator.types import DType
 
 Importer = Callable[..., Value | list[Value]]
@@ -50,6 +51,7 @@ def imports(*names: str) -> Callable[[_Importer], _Importer]:
 class OnnxSite(Site):
     """One node of an ONNX graph: its attributes, and how many of its results are wanted."""
 
+    builder: BoundedBuilder
     operator: str
     attributes: Mapping[str, Any]
     opset: int
@@ -61,8 +63,10 @@ class OnnxSite(Site):
         if any(table is None for table in tables):
             return super().emit(op, *operands)
         type_ = result_type(op, tuple(operand.type for operand in operands))
-        if type_.elements > SMALL:
+        if type_.elements > SMALL or isinstance(op, Convolution | Pool):  # their padding is no arithmetic on shapes
             return super().emit(op, *operands)
+        self.builder.step()
+        self.builder.handle(sum(operand.type.elements for operand in operands) * 8)
         with np.errstate(all="ignore"):
             return self.builder.constant(settle(np.asarray(op.compute(*tables)), type_.dtype), type_.dtype)
 
@@ -78,6 +82,8 @@ class OnnxSite(Site):
         table = self.builder.table_of(value)
         if table is None:
             raise ValueNeeded(what, value)
+        if table.size > SMALL:
+            raise NotExpressible(f"its {what} is a table of {table.size:,} numbers, and the limit is {SMALL:,}")
         return table
 
     def numbers(self, name: str, operand: Value | None, default: Any = None) -> Any:

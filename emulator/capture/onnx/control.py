@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from emulator.capture.onnx.base import OnnxSite, axis_in
+from emulator.capture.onnx.limits import LOOP_TURNS
 from emulator.capture.site import NotExpressible
 from emulator.graph import Value
 from emulator.ops import Concat
@@ -11,9 +12,6 @@ from emulator.types import DType
 
 # Runs the body that an attribute holds on the values of its inputs, and gives those of its outputs.
 Body = Callable[[Any, Sequence[Value]], list[Value]]
-
-# A loop that is written out more often than this is none that a program with fixed shapes should have.
-_MOST = 4096
 
 
 def branch(site: OnnxSite, run: Body, condition: Value) -> list[Value]:
@@ -30,8 +28,8 @@ def loop(site: OnnxSite, run: Body, trips: Value | None, condition: Value | None
     goes_on = condition if condition is not None else site.builder.scalar(True)
     state, collected, count = list(carried), list[list[Value]](), 0
     while site.table("condition", goes_on).item() and (limit is None or count < limit):
-        if count >= _MOST:
-            raise NotExpressible(f"it runs more than {_MOST} times; use an operator on whole tensors")
+        if count >= LOOP_TURNS:
+            raise NotExpressible(f"it runs more than {LOOP_TURNS:,} times; use an operator on whole tensors")
         goes_on, *results = run(body, (site.builder.scalar(count, DType.INT64), goes_on, *state))
         state, found = results[: len(carried)], results[len(carried) :]
         collected.append(found)
@@ -44,6 +42,8 @@ def scan(site: OnnxSite, run: Body, *operands: Value) -> list[Value]:
     if site.opset < 9:
         raise NotExpressible("before operator set 9 it scans batches of different lengths; export for a newer one")
     body, scanned = site.attribute("body"), site.attribute("num_scan_inputs")
+    if not 1 <= scanned <= len(operands):
+        raise NotExpressible(f"it scans {scanned} of its {len(operands)} operands")
     state, inputs = list(operands[:-scanned]), operands[-scanned:]
     yields = len(body.output) - len(state)
     given = site.attribute("scan_input_axes", [0] * scanned)

@@ -2,8 +2,8 @@
 
 from functools import reduce
 
-from emulator.capture.aten.base import NotExpressible
 from emulator.capture.onnx.base import OnnxSite, imports
+from emulator.capture.site import NotExpressible
 from emulator.graph import Value
 from emulator.numerics import largest_finite
 from emulator.ops import Bitcast, Where
@@ -143,7 +143,8 @@ def dtype_of(element: int) -> DType:
     try:
         return DType(onnx.helper.tensor_dtype_to_np_dtype(element).name)
     except (ValueError, KeyError):
-        name = onnx.TensorProto.DataType.Name(element)
+        known = element in onnx.TensorProto.DataType.values()
+        name = onnx.TensorProto.DataType.Name(element) if known else f"number {element}"
         raise NotExpressible(f"the hardware has no element type {name}; use float32 or an integer") from None
 
 

@@ -1,11 +1,48 @@
 """Attributes of nodes, and operators that are defined by simpler ones: in the model, or in the ONNX standard."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import onnx
 
 from emulator.graph import Value
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a function's nodes may refer to: attributes of the node that calls it, and the function's own defaults."""
+
+    given: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, function: Any, given: Mapping[str, Any]) -> "Call":
+        return cls(given, {attribute.name: attribute for attribute in function.attribute_proto})
+
+
+NO_CALL = Call({}, {})
+
+_OBJECT = 64  # bytes of a Python number and its places in lists, about
+
+
+def filled(node: Any, call: Call) -> Any:
+    """The node with each attribute that refers to one of the caller's, or to a default, in that one's place."""
+    if not any(attribute.ref_attr_name for attribute in node.attribute):
+        return node
+    whole = onnx.NodeProto()
+    whole.CopyFrom(node)
+    del whole.attribute[:]
+    for attribute in node.attribute:
+        if not attribute.ref_attr_name:
+            whole.attribute.append(attribute)
+        elif attribute.ref_attr_name in call.given:
+            whole.attribute.append(onnx.helper.make_attribute(attribute.name, call.given[attribute.ref_attr_name]))
+        elif attribute.ref_attr_name in call.defaults:
+            default = whole.attribute.add()
+            default.CopyFrom(call.defaults[attribute.ref_attr_name])
+            default.name = attribute.name
+    return whole
 
 
 def attributes_of(node: Any) -> dict[str, Any]:
@@ -17,24 +54,13 @@ def attributes_of(node: Any) -> dict[str, Any]:
     }
 
 
+def bytes_in(node: Any) -> int:
+    """The numbers and texts in a node's attributes, which are copied each time that it is read."""
+    return sum(_OBJECT * (len(each.floats) + len(each.ints)) + len(each.s) for each in node.attribute)
+
+
 def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
-
-
-def fill_attributes(node: Any, given: Mapping[str, Any], function: Any) -> None:
-    """Attributes that refer to those of the function's caller, or to its defaults."""
-    defaults = {attribute.name: attribute for attribute in function.attribute_proto}
-    for attribute in list(node.attribute):
-        if not attribute.ref_attr_name:
-            continue
-        node.attribute.remove(attribute)
-        if attribute.ref_attr_name in given:
-            node.attribute.append(onnx.helper.make_attribute(attribute.name, given[attribute.ref_attr_name]))
-        elif attribute.ref_attr_name in defaults:
-            default = onnx.AttributeProto()
-            default.CopyFrom(defaults[attribute.ref_attr_name])
-            default.name = attribute.name
-            node.attribute.append(default)
 
 
 def taken_apart(node: Any, operands: Sequence[Value | None], opset: int) -> Any:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from emulator.capture.onnx.base import OnnxSite, axis_in, imports
+from emulator.capture.room import require_room
 from emulator.graph import Value
 from emulator.ops import (
     ArgReduce,
@@ -23,7 +24,8 @@ from emulator.types import DType
 
 def _counted_from_the_front(site: OnnxSite, indices: Value, size: int) -> Value:
     """Indices below zero count from the end."""
-    if site.builder.table_of(indices) is not None and (site.table("indices", indices) >= 0).all():
+    table = site.builder.table_of(indices)
+    if table is not None and (table >= 0).all():
         return indices
     below = site.binary("less", indices, site.like(indices, 0))
     return site.emit(Where(), below, site.binary("add", indices, site.like(indices, size)), indices)
@@ -54,6 +56,7 @@ def gather_nd(site: OnnxSite, x: Value, indices: Value) -> Value:
     columns = _columns(site, indices)
     common = columns[0].type.shape
     for axis in range(batched):
+        require_room((common[axis],))
         count = np.arange(common[axis]).reshape([-1 if i == axis else 1 for i in range(len(common))])
         columns.insert(axis, site.builder.constant(count, DType.INT64))
     return site.emit(Index(tuple(range(len(columns)))), x, *columns)
@@ -81,6 +84,7 @@ def tensor_scatter(site: OnnxSite, cache: Value, update: Value, starts: Value | 
     """New keys or values written into a cache, for each row of the batch from a place of its own on."""
     axis = site.axis(cache, -2)
     count, size = update.type.shape[axis], cache.type.shape[axis]
+    require_room((count,))
     steps = site.builder.constant(np.arange(count).reshape(-1, *[1] * (cache.type.rank - axis - 1)), DType.INT64)
     if starts is not None:
         first = site.reshape(starts, (starts.type.elements, *[1] * (cache.type.rank - 1)))
@@ -135,6 +139,7 @@ def one_hot(site: OnnxSite, indices: Value, depth: Value, values: Value) -> Valu
     whole = site.cast(indices, DType.INT64)
     places = _counted_from_the_front(site, whole, count)
     column = site.reshape(places, (*whole.type.shape[:axis], 1, *whole.type.shape[axis:]))
+    require_room((count,))
     classes = np.arange(count).reshape((-1, *[1] * (whole.type.rank - axis)))
     hot = site.binary("equal", column, site.builder.constant(classes, DType.INT64))
     off, on = (site.reshape(site.emit(Slice((i,), (i + 1,), (1,)), values), ()) for i in (0, 1))
@@ -151,6 +156,7 @@ def reverse_sequence(site: OnnxSite, x: Value, lengths: Value) -> Value:
         return [-1 if i == axis else 1 for i in range(rank)]
 
     size = x.type.shape[time]
+    require_room((size,))
     step = site.builder.constant(np.arange(size).reshape(along(time)), DType.INT64)
     length = site.reshape(lengths, [x.type.shape[batch] if i == batch else 1 for i in range(rank)])
     mirrored = site.binary("subtract", site.binary("subtract", length, 1), step)

@@ -1,26 +1,31 @@
 """From an ONNX model to our graph, one node at a time; what cannot be expressed is collected, not raised."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import ChainMap, Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import onnx
 
-from emulator.builder import GraphBuilder
-from emulator.capture.onnx.base import SMALL, OnnxSite, ValueNeeded
+from emulator.capture.onnx.base import OnnxSite, ValueNeeded
 from emulator.capture.onnx.control import CONTROL, Body
 from emulator.capture.onnx.elementwise import dtype_of
-from emulator.capture.onnx.functions import attributes_of, fill_attributes, taken_apart
+from emulator.capture.onnx.external import DataFolder
+from emulator.capture.onnx.file import is_parameter, loaded, numbers, sentence, type_of
+from emulator.capture.onnx.functions import NO_CALL, Call, attributes_of, bytes_in, filled, taken_apart
+from emulator.capture.onnx.limits import DEPTH, BeyondLimit, BoundedBuilder
 from emulator.capture.onnx.refused import reason_for
+from emulator.capture.onnx.structure import function_key, require_sound
 from emulator.capture.onnx.table import IMPORTERS
 from emulator.capture.site import NotExpressible
-from emulator.errors import CaptureError, Finding, IllTyped, UnsupportedOperators
+from emulator.errors import CaptureError, CompileError, Finding, IllTyped, UnsupportedOperators
 from emulator.graph import Graph, Origin, Value
 from emulator.numerics import Array
-from emulator.types import TensorType
+from emulator.types import TensorType, is_reasonable
 
+_LONGEST_PLACE: Final = 512  # characters: a place names each call and body around it
 _OWN_DOMAINS = ("", "ai.onnx")
 
 
@@ -33,44 +38,11 @@ class _Poison:
 
 
 _POISON = _Poison()
-_Scope = dict[str, "Value | _Poison | None"]
+_Scope = ChainMap[str, "Value | _Poison | None"]
 
 
 def capture_file(path: Path, sizes: Mapping[str, int]) -> Graph:
-    model = loaded(path)
-    return capture_proto(model, sizes=sizes, folder=path.parent, name=path.name)
-
-
-def parameters(path: Path) -> dict[str, Array]:
-    """All initialisers by name, floats as float32."""
-    model = loaded(path)
-    return {tensor.name: _numbers(tensor, path.parent) for tensor in model.graph.initializer}
-
-
-def loaded(path: Path) -> Any:
-    """The model without the data beside it, which may be large."""
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except OSError as fault:
-        raise CaptureError(f"{path} cannot be read: {fault.strerror or fault}") from fault
-    except Exception as fault:  # protobuf's own errors differ with its implementation
-        raise CaptureError(f"{path.name} is truncated, or no ONNX model: {_sentence(fault)}") from fault
-    if not model.graph.node and not model.graph.output:
-        raise CaptureError(f"{path.name} holds no ONNX graph")
-    return model
-
-
-def _sentence(fault: Exception) -> str:
-    return " ".join(str(fault).split()) or type(fault).__name__
-
-
-def _numbers(tensor: Any, folder: Path) -> Array:
-    try:
-        array = onnx.numpy_helper.to_array(tensor, str(folder))
-    except Exception as fault:  # a damaged tensor, or a file of data that is missing or leads out of the folder
-        raise CaptureError(f"initialiser {tensor.name!r} cannot be read: {_sentence(fault)}") from fault
-    floating = dtype_of(tensor.data_type).is_float
-    return np.asarray(array, np.float32) if floating else array
+    return capture_proto(loaded(path), sizes=sizes, folder=path.parent, name=path.name)
 
 
 def capture_proto(
@@ -81,6 +53,7 @@ def capture_proto(
     name: str = "the model",
 ) -> Graph:
     """The graph of a model in memory; `constants` gives inputs that are known now, because they decide sizes."""
+    require_sound(model, name)
     return _Importer(model, sizes or {}, constants or {}, folder, name).graph()
 
 
@@ -97,18 +70,21 @@ class _Importer:
         self, model: Any, sizes: Mapping[str, int], constants: Mapping[str, Array], folder: Path, name: str
     ) -> None:
         self._model, self._sizes, self._constants = model, sizes, constants
-        self._folder, self._name = folder, name
-        self._builder = GraphBuilder()
+        self._folder, self._name = DataFolder(folder, name), name
+        self._builder = BoundedBuilder(name)
         self._inputs: dict[str, Value] = {}
         self._problems: Counter[tuple[str, Origin, str]] = Counter()
         self._needed: dict[str, str] = {}
-        self._initial: dict[str, Any] = {}  # initialisers of the graph being read, and of those around it
+        self._looked_behind: set[Value] = set()
+        self._initial: ChainMap[str, Any] = ChainMap()  # initialisers of the body being read, and of those around it
         self._opsets = {entry.domain: entry.version for entry in model.opset_import}
-        self._functions = {(f.domain, f.name): f for f in model.functions}
+        self._functions = {function_key(function, function.name): function for function in model.functions}
+        self._call = NO_CALL  # of the function whose body is being read
+        self._depth = 0
 
     def graph(self) -> Graph:
         proto = self._model.graph
-        scope: _Scope = {}
+        scope: _Scope = ChainMap()
         initialised = {tensor.name for tensor in proto.initializer}
         for declared in proto.input:
             if declared.name not in initialised:
@@ -120,9 +96,9 @@ class _Importer:
             problems = self._problems.items()
             raise UnsupportedOperators([Finding(op, at.module, at.source, n, why) for (op, at, why), n in problems])
         for output in proto.output:
-            value = scope.get(output.name)
-            if not isinstance(value, Value):
-                raise CaptureError(f"output {output.name!r} of {self._name} is made by no node")
+            value = scope[output.name]
+            if not isinstance(value, Value):  # an operand that was left out, handed on by a function
+                raise CaptureError(f"output {output.name!r} of {self._name} has no value; export the model again")
             self._builder.output(output.name, value)
         return self._builder.build()
 
@@ -141,7 +117,10 @@ class _Importer:
         if not tensor.HasField("shape"):
             raise CaptureError(f"input {declared.name!r} of {self._name} has no shape; export it with one")
         shape = tuple(self._size(declared.name, axis, dim) for axis, dim in enumerate(tensor.shape.dim))
-        value = self._inputs[declared.name] = self._builder.input(declared.name, TensorType(shape, dtype))
+        type_ = TensorType(shape, dtype)
+        if any(size < 0 for size in shape) or not is_reasonable(type_):
+            raise CaptureError(f"input {declared.name!r} of {self._name} is {type_}, which no tensor can be")
+        value = self._inputs[declared.name] = self._builder.input(declared.name, type_)
         return value
 
     def _size(self, name: str, axis: int, dim: Any) -> int:
@@ -152,37 +131,50 @@ class _Importer:
         open_axis = f"axis {axis} of input {name!r} is open"
         if not dim.dim_param:
             raise CaptureError(f"{open_axis} and has no name; export the model with a fixed size there")
-        raise CaptureError(f"{open_axis} ({dim.dim_param!r}); give it a size by this name")
+        raise CaptureError(f"{open_axis} ({dim.dim_param!r}); give it a size by this name: --axis '{dim.dim_param}=1'")
 
     def _run(self, proto: Any, scope: _Scope, place: str) -> None:
         """Import a graph's or a function's nodes into a scope of named values."""
-        around = self._initial
-        self._initial = initial = around | {tensor.name: tensor for tensor in getattr(proto, "initializer", ())}
-        for number, node in enumerate(proto.node):
-            operands = []
-            for name in node.input:
-                if name not in scope and name in initial:
-                    scope[name] = self._initialiser(initial[name])
-                operands.append(scope.get(name) if name else None)
-            origin = Origin(node.name, f"{place}:{node.op_type} {number}")
-            results = self._node(node, operands, scope, origin)
-            scope.update(zip(node.output, results, strict=False))
-        for name in {output.name for output in getattr(proto, "output", ()) if not isinstance(output, str)}:
-            if name not in scope and name in initial:
-                scope[name] = self._initialiser(initial[name])
-        self._initial = around
+        with self._one_deeper():
+            around = self._initial
+            initialisers = getattr(proto, "initializer", ())
+            self._builder.step(1 + len(initialisers) + len(proto.input) + len(proto.output))
+            self._initial = around.new_child({tensor.name: tensor for tensor in initialisers})
+            for number, node in enumerate(proto.node):
+                operands = [self._operand(name, scope) if name else None for name in node.input]
+                origin = Origin(node.name, f"{place}:{node.op_type} {number}"[:_LONGEST_PLACE])
+                results = self._node(node, operands, scope, origin)
+                scope.update({name: result for name, result in zip(node.output, results, strict=False) if name})
+            for output in proto.output:
+                self._operand(output if isinstance(output, str) else output.name, scope)
+            self._initial = around
+
+    @contextmanager
+    def _one_deeper(self) -> Iterator[None]:
+        self._depth += 1
+        if self._depth > DEPTH:
+            way_out = "put fewer functions, loops and branches inside of each other"
+            raise BeyondLimit(self._name, "nests {} bodies of functions, loops and branches", DEPTH + 1, DEPTH, way_out)
+        yield
+        self._depth -= 1
+
+    def _operand(self, name: str, scope: _Scope) -> Value | _Poison | None:
+        """A value by its name; an initialiser becomes one when it is first used."""
+        if name not in scope:
+            if name not in self._initial:
+                raise CaptureError(f"{self._name}: {name!r} is made by no node; export the model again")
+            scope[name] = self._initialiser(self._initial[name])
+        return scope[name]
 
     def _initialiser(self, tensor: Any) -> Value | _Poison:
-        """Weights are parameters; small tables of integers, and single numbers, are part of the program."""
         try:
-            dtype = dtype_of(tensor.data_type)
+            type_ = type_of(tensor)
         except NotExpressible as problem:
             self._problem("initializer", Origin(tensor.name), str(problem))
             return _POISON
-        type_ = TensorType(tuple(tensor.dims), dtype)
-        if type_.elements <= 1 or (not dtype.is_float and type_.elements <= SMALL):
-            return self._builder.constant(_numbers(tensor, self._folder), dtype)
-        return self._builder.parameter(tensor.name, type_)
+        if is_parameter(type_):
+            return self._builder.parameter(tensor.name, type_)
+        return self._builder.constant(numbers(tensor, self._folder), type_.dtype)
 
     def _node(self, node: Any, operands: list[Any], scope: _Scope, origin: Origin) -> list[Any]:
         poisoned = [_POISON] * len(node.output)
@@ -190,7 +182,12 @@ class _Importer:
         try:
             if any(operand is _POISON for operand in operands):
                 return poisoned
-            return self._imported(node, operands, scope, origin)
+            self._builder.step()
+            self._builder.handle(bytes_in(node))
+            results = self._imported(filled(node, self._call), operands, scope, origin)
+            if any(node.output[len(results) :]):
+                raise NotExpressible(f"it has {len(results)} results, and the node names {len(node.output)}")
+            return results
         except _AlreadyReported:
             return poisoned
         except ValueNeeded as problem:
@@ -200,15 +197,18 @@ class _Importer:
                 self._problem(label, origin, str(problem))
         except (NotExpressible, IllTyped) as problem:
             self._problem(label, origin, str(problem))
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as fault:
-            # Nodes that break their operator's own rules: an operand too few, an attribute that is not there.
-            self._problem(label, origin, f"the node is malformed: {type(fault).__name__} {_sentence(fault)}")
+        except (CompileError, MemoryError):
+            raise
+        except Exception as fault:
+            # Nodes that break their operator's own rules, by an operand too few, an attribute that is not there, or a
+            # step of zero: Python, numpy or onnx objects, each in its own way.
+            self._problem(label, origin, f"the node is malformed: {type(fault).__name__} {sentence(fault)}")
         return poisoned
 
     def _imported(self, node: Any, operands: list[Any], scope: _Scope, origin: Origin) -> list[Any]:
-        attributes = attributes_of(node)
-        if (node.domain, node.op_type) in self._functions:
-            function = self._functions[node.domain, node.op_type]
+        attributes = {name: self._with_data(value) for name, value in attributes_of(node).items()}
+        function = self._functions.get(function_key(node, node.op_type))
+        if function is not None:
             return self._function(function, operands, attributes, origin)
         if node.op_type == "Constant" and node.domain in _OWN_DOMAINS:
             return [self._constant(attributes)]
@@ -227,10 +227,18 @@ class _Importer:
         result = importer(site, *operands)
         return result if isinstance(result, list) else [result]
 
+    def _with_data(self, attribute: Any) -> Any:
+        """A tensor's bytes may lie elsewhere; importers, and onnx, get it whole and open no file."""
+        if not isinstance(attribute, onnx.TensorProto):
+            return attribute
+        whole = self._folder.embedded(attribute)
+        self._builder.handle(len(whole.raw_data))
+        return whole
+
     def _constant(self, attributes: Mapping[str, Any]) -> Value:
         (name, held), *_ = attributes.items()
         if name == "value":
-            return self._builder.constant(_numbers(held, self._folder), dtype_of(held.data_type))
+            return self._builder.constant(numbers(held, self._folder), dtype_of(held.data_type))
         if name not in ("value_float", "value_floats", "value_int", "value_ints"):
             raise NotExpressible(f"the constant is given as {name}; only numbers can be computed with")
         kind = onnx.TensorProto.FLOAT if "float" in name else onnx.TensorProto.INT64
@@ -240,9 +248,10 @@ class _Importer:
         """How a branch or a loop runs its body: in the scope around it, on inputs of its own."""
 
         def run(body: Any, operands: Sequence[Value]) -> list[Value]:
-            inner = scope | {declared.name: value for declared, value in zip(body.input, operands, strict=True)}
+            given = {declared.name: value for declared, value in zip(body.input, operands, strict=True)}
+            inner = scope.new_child(dict(given))
             self._run(body, inner, origin.source)
-            results = [inner.get(output.name) for output in body.output]
+            results = [inner[output.name] for output in body.output]
             found = [value for value in results if isinstance(value, Value)]
             if len(found) < len(results):
                 raise _AlreadyReported
@@ -252,22 +261,21 @@ class _Importer:
 
     def _function(self, function: Any, operands: list[Any], attributes: Mapping[str, Any], origin: Origin) -> list[Any]:
         """A function of the model or of the standard: its nodes in a scope of their own."""
-        body = onnx.FunctionProto()
-        body.CopyFrom(function)
-        for node in body.node:
-            fill_attributes(node, attributes, function)
-        scope: _Scope = dict(zip(body.input, operands, strict=False))
-        before, around = self._opsets, self._initial
-        self._opsets = {entry.domain: entry.version for entry in body.opset_import} or before
-        self._initial = {}
-        self._run(body, scope, origin.source)
-        self._opsets, self._initial = before, around
-        return [scope.get(name, _POISON) for name in body.output]
+        if len(operands) > len(function.input):
+            raise NotExpressible(f"it is given {len(operands)} operands, and takes {len(function.input)}")
+        absent = [None] * (len(function.input) - len(operands))
+        scope: _Scope = ChainMap(dict(zip(function.input, [*operands, *absent], strict=True)))
+        before = self._opsets, self._initial, self._call
+        self._opsets = {entry.domain: entry.version for entry in function.opset_import} or self._opsets
+        self._initial, self._call = ChainMap(), Call.of(function, attributes)
+        self._run(function, scope, origin.source)
+        self._opsets, self._initial, self._call = before
+        return [scope[name] for name in function.output]
 
     def _inputs_behind(self, value: Value) -> list[str]:
-        """The inputs that a value is computed from."""
+        """The inputs that a value is computed from, but for those that were found before."""
         names = {known: name for name, known in self._inputs.items()}
-        waiting, seen, found = [value], set(), []
+        waiting, seen, found = [value], self._looked_behind, []
         while waiting:
             part = waiting.pop()
             if part in seen:

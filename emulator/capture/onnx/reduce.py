@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from emulator.capture.aten.base import NotExpressible
 from emulator.capture.onnx.base import OnnxSite, axis_in, imports
+from emulator.capture.site import NotExpressible
 from emulator.graph import Value
 from emulator.ops import Reduce
 from emulator.types import DType

@@ -7,20 +7,24 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from emulator.errors import CaptureError
+from emulator.capture.onnx.file import with_data
+from emulator.errors import CaptureError, CompileError
 from emulator.numerics import Array
 
 
 def evaluate(path: Path, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """The outputs by name, floats as float32."""
     try:
-        model = onnx.load(path)  # data beside the file is read too, never from outside of its folder
+        model = with_data(path)  # onnx itself opens no file
         evaluator = ReferenceEvaluator(model)
         kinds = {one.name: one.type.tensor_type.elem_type for one in model.graph.input}
         given = {
             name: array.astype(onnx.helper.tensor_dtype_to_np_dtype(kinds[name])) for name, array in inputs.items()
         }
-        results = evaluator.run(None, given)
+        with np.errstate(all="ignore"):
+            results = evaluator.run(None, given)
+    except (CompileError, MemoryError):
+        raise
     except Exception as fault:  # its operators raise whatever numpy does
         reason = " ".join(str(fault).split()) or type(fault).__name__
         raise CaptureError(f"ONNX's reference evaluator cannot run {path.name}: {reason}") from fault

@@ -8,6 +8,7 @@ import numpy as np
 from emulator.capture.composites.stretch import smoothing
 from emulator.capture.composites.windows import mixed
 from emulator.capture.onnx.base import OnnxSite, axis_in, imports
+from emulator.capture.room import require_room
 from emulator.capture.site import NotExpressible
 from emulator.graph import Value
 from emulator.numerics import Array
@@ -44,6 +45,7 @@ def resize(
     rule = site.attribute("coordinate_transformation_mode", "asymmetric" if old_kind else "half_pixel")
     axes = [axis_in(axis, x.type.rank) for axis in site.attribute("axes", range(x.type.rank))]
     for number, (axis, scale, new) in enumerate(_targets(site, x, axes, scales, sizes)):
+        require_room((new,))
         old = x.type.shape[axis]
         if rule == "tf_crop_and_resize":
             if roi is None:
@@ -105,6 +107,7 @@ def _nearest(site: OnnxSite, x: Value, axis: int, at: Array) -> Value:
 
 def _weights(site: OnnxSite, mode: str, at: Array, old: int) -> Array:
     """A row for each new place: how much of each old one it takes."""
+    require_room((len(at), old))
     base = np.floor(at)
     taps = linear_taps(at - base) if mode == "linear" else cubic_taps(at - base, site.attribute("cubic_coeff_a", -0.75))
     weights = np.zeros((len(at), old))

@@ -7,6 +7,7 @@ import numpy as np
 from emulator.capture.composites.windows import continued
 from emulator.capture.onnx.base import OnnxSite, axis_in, imports
 from emulator.capture.onnx.elementwise import dtype_of
+from emulator.capture.room import require_room
 from emulator.capture.site import NotExpressible
 from emulator.graph import Value
 from emulator.ops import Concat, Flip, Iota, Pad, Transpose, Where
@@ -73,6 +74,7 @@ def concat(site: OnnxSite, *parts: Value) -> Value:
 def split(site: OnnxSite, x: Value, lengths: Value | None = None) -> list[Value]:
     axis = site.axis(x, 0)
     size, count = x.type.shape[axis], site.attribute("num_outputs", site.wanted)
+    site.builder.step(max(count, 0))
     chunk = -(-size // count)
     equal = [min(chunk, size - part * chunk) for part in range(count)]
     parts, start = [], 0
@@ -162,6 +164,7 @@ def count_up(site: OnnxSite, start: Value, limit: Value, delta: Value) -> Value:
     length = max(math.ceil((last - first) / step), 0)
     if start.type.dtype.is_integer:
         return site.emit(Iota(length, first, step, start.type.dtype))
+    require_room((length,))
     return site.builder.constant(first + step * np.arange(length), start.type.dtype)
 
 
@@ -170,6 +173,7 @@ def eye(site: OnnxSite, x: Value) -> Value:
     given = site.attribute("dtype")
     dtype = x.type.dtype if given is None else dtype_of(given)
     rows, columns = x.type.shape
+    require_room((rows, columns))
     return site.builder.constant(np.eye(rows, columns, site.attribute("k", 0)), dtype)
 
 
@@ -178,6 +182,7 @@ def triangle(site: OnnxSite, x: Value, diagonal: Value | None = None) -> Value:
     k = 0 if diagonal is None else site.numbers("k", diagonal)[0]
     rows, columns = x.type.shape[-2:]
     upper = bool(site.attribute("upper", 1))
+    require_room((rows, columns), itemsize=1)
     kept = np.triu(np.ones((rows, columns), np.bool_), k) if upper else np.tri(rows, columns, k, np.bool_)
     return site.emit(Where(), site.builder.constant(kept, DType.BOOL), x, site.like(x, 0))
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from emulator.capture.onnx.base import OnnxSite, axis_in, imports
+from emulator.capture.room import require_room
 from emulator.capture.site import NotExpressible
 from emulator.graph import Value
 from emulator.numerics import Array
@@ -39,6 +40,7 @@ def _fitted(site: OnnxSite, x: Value, axis: int, count: int) -> Value:
 
 def _table(old: int, new: int, inverse: bool, pair: int) -> Array:
     """[old * pair, new * 2]: what each old number adds to each new one, real and imaginary parts interleaved."""
+    require_room((old, pair, new, 2))
     angle = (2 if inverse else -2) * math.pi * (np.arange(old)[:, None] * np.arange(new)[None, :] % old) / old
     turn = np.stack([np.cos(angle), np.sin(angle)], -1)  # [old, new, 2]
     rows = turn[:, None] if pair == 1 else np.stack([turn, np.stack([-np.sin(angle), np.cos(angle)], -1)], 1)
@@ -80,6 +82,7 @@ def short_time_fourier(
     hop = site.numbers("step", step)[0]
     size = window.type.elements if length is None and window is not None else site.numbers("length", length)[0]
     frames = (x.type.shape[1] - size) // hop + 1
+    require_room((frames, size))
     places = np.arange(frames)[:, None] * hop + np.arange(size)
     cut = site.emit(Gather(1), x, site.builder.constant(places, DType.INT64))
     cut = cut if cut.type.rank == 4 else site.reshape(cut, (*cut.type.shape, 1))
@@ -97,8 +100,12 @@ def mel_weights(site: OnnxSite, bands: Value, length: Value, rate: Value, low: V
     count, size, hertz = (int(site.table("size", value).item()) for value in (bands, length, rate))
     edges = [float(site.table("edge", value).item()) for value in (low, high)]
     first, last = (2595 * math.log10(1 + edge / 700) for edge in edges)
+    require_room((size // 2 + 1, count))
+    site.builder.step(max(count, 0))
     mel = first + np.arange(count + 2) * (last - first) / (count + 2)
     bins = ((size + 1) * 700 * (10 ** (mel / 2595) - 1) // hertz).astype(np.int64)
+    if not 0 <= bins.min() <= bins.max() <= size:
+        raise NotExpressible("its edges lie outside of the spectrum")
     weights = np.zeros((size // 2 + 1, count), np.float32)
     for band in range(count):
         lower, centre, upper = bins[band : band + 3]

@@ -14,6 +14,7 @@ from emulator.capture.composites.windows import (
     transposed_convolution,
 )
 from emulator.capture.onnx.base import OnnxSite, imports
+from emulator.capture.room import require_room
 from emulator.capture.site import given
 from emulator.graph import Value
 from emulator.ops import Convolution, Gather, Pool, Reduce
@@ -101,8 +102,10 @@ def _positions(site: OnnxSite, x: Value, pooled: Value, window: Sizes, geometry:
     place = largest_of(site, x, sliding_places(sizes, window, geometry, made), made)[1]
     area = math.prod(sizes)
     if site.attribute("storage_order", 0):
+        require_room((area,))
         columns_first = np.arange(area).reshape(sizes[::-1]).T.reshape(-1)
         place = site.emit(Gather(0), site.builder.constant(columns_first, DType.INT64), place)
+    require_room(x.type.shape[:2])
     planes = np.arange(math.prod(x.type.shape[:2])).reshape(*x.type.shape[:2], *[1] * len(sizes))
     return site.binary("add", place, site.builder.constant(planes * area, DType.INT64))
 
@@ -133,6 +136,7 @@ def max_unpool(site: OnnxSite, x: Value, places: Value, wanted: Value | None = N
 
 def _moved_places(site: OnnxSite, places: Value, sizes: list[int], made: list[int]) -> Value:
     """The same coordinates, counted in a larger tensor."""
+    require_room(made)
     table = np.arange(math.prod(made)).reshape(made)[tuple(map(slice, sizes))].reshape(-1)
     return site.emit(Gather(0), site.builder.constant(table, DType.INT64), places)
 
@@ -169,6 +173,8 @@ def average_pool(site: OnnxSite, x: Value) -> Value:
 
 
 def _counts(site: OnnxSite, x: Value, op: Pool) -> Value:
+    padded = [size + b + a for size, b, a in zip(x.type.shape[2:], op.before, op.after, strict=True)]
+    require_room((*padded, *op.window), itemsize=1)
     ones = np.ones((1, 1, *x.type.shape[2:]), np.float32)
     if site.attribute("count_include_pad", 0):
         # The padding that the model asks for counts, the padding that rounding up adds does not.

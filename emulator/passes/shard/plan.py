@@ -57,6 +57,9 @@ class Piece:
         length = sum(share.local for share in self.shares)
         return whole.with_shape((*whole.shape[: self.axis], length, *whole.shape[self.axis + 1 :]))
 
+    def whole(self, local: TensorType) -> TensorType:
+        return local.with_shape((*local.shape[: self.axis], sum(self.sizes), *local.shape[self.axis + 1 :]))
+
     def parted(self, whole: Array, degree: int) -> list[Array]:
         """What each rank has of a tensor."""
         cut = RankSlice(self.axis, 1, self.sizes, self.parts, degree, self.slots, self.lengths)

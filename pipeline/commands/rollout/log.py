@@ -44,6 +44,6 @@ def log(console: Console, fleet: str, execution: str | None, store: str | None, 
     kept = Looks.at(one.artifacts.store, fleet, found.name)
     looks = kept.refresh()
     if not console.json:
-        console.result(log_text(found, looks))
+        console.page(log_text(found, looks))
     elif plan := kept.plan_text():
-        click.echo("\n".join([plan, *(look.text for look in looks)]))
+        console.data_text("\n".join([plan, *(look.text for look in looks)]))

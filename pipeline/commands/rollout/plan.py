@@ -40,7 +40,7 @@ def plan(console: Console, rps: float, base_error: float, config_path: Path) -> 
     if console.json:
         console.data({"steps": [asdict(each) for each in found], "advice": list(said)})
         return
-    console.result("\n\n".join((_steps(chosen, found), _faults(chosen, found), "\n".join(said))).rstrip())
+    console.page("\n\n".join((_steps(chosen, found), _faults(chosen, found), "\n".join(said))).rstrip())
 
 
 def _steps(plan: "Plan", found: "list[StepProspect]") -> str:

@@ -7,6 +7,7 @@ import click
 
 from pipeline.cli import Command
 from pipeline.command_line.output import Console
+from pipeline.documents import MiB, read_file
 from pipeline.exit_codes import RECORD
 
 if TYPE_CHECKING:
@@ -30,13 +31,17 @@ def replay(ctx: click.Context, record: Path) -> None:
     from pipeline.canary.record import read, replay
 
     console: Console = ctx.obj
-    plan, records = read(record.read_text().splitlines())
+    try:
+        lines = read_file(record, limit=256 * MiB).decode().splitlines()
+    except ValueError as error:
+        raise click.BadParameter(f"{record}: {error}", param_hint="RECORD") from error
+    plan, records = read(lines)
     replayed = list(replay(plan, records))
     wrong = next((each for each in replayed if each.wrong), None)
     if console.json:
         console.data(_as_json(replayed))
     elif replayed and not wrong:
-        console.result(_told(plan, replayed))
+        console.page(_told(plan, replayed))
     if wrong:
         console.complain(f"judgement {wrong.number} of {record} is not what the judge says: {wrong.wrong}.")
         ctx.exit(RECORD.number)

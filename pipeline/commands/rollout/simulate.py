@@ -18,6 +18,7 @@ from pipeline.commands.rollout.options import (
     rps_option,
 )
 from pipeline.errors import MissingSoftware
+from pipeline.escape import style
 
 if TYPE_CHECKING:
     from pipeline.rollout.simulate import Summary
@@ -85,7 +86,7 @@ def simulate(
     if console.json:
         console.data(summary.as_json())
     else:
-        console.result(_told(summary))
+        console.page(_told(summary))
 
 
 def _told(summary: "Summary") -> str:
@@ -99,7 +100,7 @@ def _told(summary: "Summary") -> str:
         ended, every = summary.ended(decision), len(summary.outcomes)
         rows.append(
             (
-                click.style(f"{ENDS[decision].mark} {ENDS[decision].name}", fg=ENDS[decision].colour),
+                style(f"{ENDS[decision].mark} {ENDS[decision].name}", fg=ENDS[decision].colour),
                 f"{len(ended):,}",
                 f"{len(ended) / every:.2%}",
                 f"{upper_limit(len(ended), every):.2%}",

@@ -59,7 +59,7 @@ def status(
         console.data(found[0] if fleet else found)
     else:
         for one, status in told:
-            console.result(picture(status))
+            console.page(picture(status))
             if said := settle_line(one, status):
                 console.say(said)
     if fleet:

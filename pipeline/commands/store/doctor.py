@@ -9,6 +9,7 @@ from pipeline.cli import Command
 from pipeline.command_line.options import config_option, store_option
 from pipeline.command_line.output import Console, table
 from pipeline.commands.store.itself import open_the_store_itself
+from pipeline.escape import style
 
 if TYPE_CHECKING:
     from artifact_store.upkeep.doctor import Diagnosis
@@ -38,13 +39,13 @@ def doctor(console: Console, store: str | None, config_path: Path) -> None:
     if console.json:
         console.data([_as_json(each) for each in found])
     else:
-        console.result(table(("verdict", "property", "seen", "why it matters"), [_row(each) for each in found]))
+        console.page(table(("verdict", "property", "seen", "why it matters"), [_row(each) for each in found]))
     insist_on_safety(opened.url, found)
     console.say(f"{opened.url} can hold a store safely.")
 
 
 def _row(each: "Diagnosis") -> tuple[str, ...]:
-    verdict = click.style(each.verdict, fg=_COLOURS[each.verdict])
+    verdict = style(each.verdict, fg=_COLOURS[each.verdict])
     return verdict, each.probe.name, each.detail, each.probe.why if each.verdict == "fail" else ""
 
 

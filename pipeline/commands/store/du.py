@@ -36,7 +36,7 @@ def du(console: Console, store: str | None, config_path: Path) -> None:
         (each.model_id, str(each.artifacts), *map(human_bytes, (each.logical, each.stored, each.own)))
         for each in found.models
     ]
-    console.result(table(("model", "artifacts", "logical", "stored", "own"), rows))
+    console.page(table(("model", "artifacts", "logical", "stored", "own"), rows))
     console.say(
         f"{human_bytes(found.stored)} in {found.objects} objects; artifacts take {human_bytes(found.artifacts_stored)} "
         f"instead of {human_bytes(found.logical)}, {human_bytes(found.shared)} of it shared by several models; "

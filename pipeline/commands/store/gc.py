@@ -64,16 +64,19 @@ def gc(
       nxpipe store gc --dry-run
       nxpipe store gc --keep 5 --max-age 90d
     """
-    from artifact_store.upkeep.gc import carry_out, plan
+    from artifact_store.upkeep.gc import carry_out, plan, time_to_collect
     from artifact_store.upkeep.rules import Rules
 
     opened = open_the_store_itself(store, config_path, console)
-    made = plan(opened, Rules(keep=keep, max_age=max_age, budget=budget), opened.backend.now())
+    now = time_to_collect(opened, looking=dry_run)
+    if not dry_run:
+        opened.backend.recover()
+    made = plan(opened, Rules(keep=keep, max_age=max_age, budget=budget), now)
     outcome = None if dry_run else carry_out(opened, made)
     if console.json:
         console.data(_as_json(made, outcome))
     elif made.steps:
-        console.result(table(("action", "object", "size", "why"), [_row(step) for step in made.steps]))
+        console.page(table(("action", "object", "size", "why"), [_row(step) for step in made.steps]))
     if outcome is None:
         freed = sum(step.found.size for step in made.steps if step.action != "retire")
         console.say(f"{len(made.steps)} steps would free {human_bytes(freed)} of {opened.url}; nothing was changed.")

@@ -13,6 +13,7 @@ from pipeline.cli import Command
 from pipeline.command_line.options import config_option, store_option
 from pipeline.command_line.output import Console, human_bytes, table
 from pipeline.command_line.store_url import open_the_store
+from pipeline.escape import for_terminal, style
 
 if TYPE_CHECKING:
     from artifact_store import Published
@@ -50,7 +51,7 @@ def ls(
         if console.json:
             console.data([_summary(one) for one in chosen])
         elif chosen:
-            console.result(table(_COLUMNS, [_row(one) for one in chosen]))
+            console.page(table(_COLUMNS, [_row(one) for one in chosen]))
     if not published:
         console.say(
             f"{opened.url} holds no artifact yet; to make one: "
@@ -84,7 +85,7 @@ def show(console: Console, name: str, store: str | None, config_path: Path) -> N
         manifest = published.manifest.model_dump(mode="json")
         console.data(_summary(published) | {"manifest": manifest, "key_inputs": inputs, "utilisation": programs})
     else:
-        console.result("\n\n".join(_page(published, published.manifest, inputs, programs)))
+        console.page("\n\n".join(_page(published, published.manifest, inputs, programs)))
 
 
 def _is_wanted(one: "Published", model: str | None, target: str | None) -> bool:
@@ -168,10 +169,10 @@ def _readable(value: object) -> str:
 
 
 def _section(title: str, rows: Iterable[tuple[str, str]]) -> str:
-    return f"{click.style(title, bold=True)}\n{_aligned(rows, indent='  ')}"
+    return f"{style(title, bold=True)}\n{_aligned(rows, indent='  ')}"
 
 
 def _aligned(rows: Iterable[tuple[str, str]], indent: str = "") -> str:
-    cells = list(rows)
+    cells = [(for_terminal(name), for_terminal(text)) for name, text in rows]
     width = max(len(name) for name, _ in cells)
     return "\n".join(f"{indent}{name.ljust(width)}  {text}".rstrip() for name, text in cells)

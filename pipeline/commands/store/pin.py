@@ -48,7 +48,7 @@ def pin(
     if console.json:
         console.data([one.model_dump(mode="json") for one in found])
     elif found:
-        console.result(table(("pin", "manifest", "expires", "by", "reason"), [_row(one) for one in found]))
+        console.page(table(("pin", "manifest", "expires", "by", "reason"), [_row(one) for one in found]))
     else:
         console.say(f"{opened.url} has no pins.")
 

@@ -1,15 +1,19 @@
 """`nxpipe store report`."""
 
+import json
 from pathlib import Path
+from typing import Final
 
 import click
 
-from artifact_store.errors import NotFound
+from artifact_store.errors import InvalidDocument, NotFound
 from pipeline.cli import Command
 from pipeline.command_line.options import config_option, store_option
 from pipeline.command_line.output import Console
 from pipeline.commands.store.itself import open_the_store_itself
 from pipeline.errors import WouldOverwrite
+
+_PAGES: Final = (".html", ".htm", ".xhtml")  # what a browser would take for a page
 
 
 @click.command(cls=Command)
@@ -40,19 +44,38 @@ def report(console: Console, name: str, target: Path | None, store: str | None, 
     opened = open_the_store_itself(store, config_path, console)
     published = opened.resolve(name)
     moments = moments_of(opened, published.manifest_digest)
-    kind = "html" if target is not None and target.suffix == ".html" else "json"
-    data = read_report(opened, published.manifest_digest, moments[-1], kind) if moments else None
+    data = read_report(opened, published.manifest_digest, moments[-1], "json") if moments else None
     if data is None:
         raise NotFound(
             f"no report of a build is kept beside {published.name} in {opened.url}; "
             "it was published before reports were, or brought here without one"
         )
+    text = data.decode("utf-8", "replace")
     if target is None:
-        console.result(data.decode())
+        console.data_text(text)
         return
+    if target.suffix.lower() in _PAGES:
+        data = _page(text, f"{published.name} in {opened.url}")
     try:
         with target.open("xb") as file:
             file.write(data)
     except FileExistsError as error:
         raise WouldOverwrite(f"{target} exists already, so nothing was written; pass another --to") from error
     console.say(f"  {target}: the report of the build of {moments[-1]}")
+
+
+def _page(text: str, what: str) -> bytes:
+    """Made here from the document: nobody has signed the page that lies in the store, and a browser would run it."""
+    from pipeline.build_report.document import FORMAT
+    from pipeline.build_report.html import page
+
+    try:
+        report = json.loads(text)
+        if report["format"] != FORMAT:
+            raise ValueError(f"its format is {report['format']!r}, and this version reads {FORMAT!r}")
+        return page(report)
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise InvalidDocument(
+            f"the report of {what} cannot be shown as a page ({type(error).__name__}: {error}); "
+            "pass --to a FILE.json to see what is there"
+        ) from error

@@ -1,6 +1,5 @@
 """`nxpipe store sign` and `nxpipe store verify-signature`."""
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,7 +101,7 @@ def verify_signature(
         return
     for each in signed_by:
         console.say(f"signed by {each['name']} (key {each['key_id']}), built by {each['builder']}")
-    console.result(json.dumps(statement, indent=2))
+    console.data(statement)
 
 
 def _trusted_keys(config_path: Path) -> "dict[str, PublicKey]":

@@ -1,0 +1,151 @@
+"""What is fed to a program, held against the program before it runs: nothing that comes from outside is read wrongly.
+
+A token id behind the end of its table would read nothing, or another rank's part of it; a whole number that is too
+wide for its type would become another number. Both would give an answer, and a wrong one.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping, Set
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from emulator.errors import InputsInvalid
+from emulator.graph import Graph, Node, Value
+from emulator.numerics import Array, round_to
+from emulator.ops import (
+    Binary,
+    Broadcast,
+    Cast,
+    Flip,
+    Gather,
+    Index,
+    RankSlice,
+    Reshape,
+    Slice,
+    TakeAlong,
+    Transpose,
+    Where,
+)
+from emulator.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from emulator.passes.shard import Piece
+
+NOT_DIVIDED: Final[Mapping[str, "Piece"]] = {}
+# What these give are numbers of their operand, none of them changed.
+_ARRANGING = (Broadcast, Cast, Flip, Reshape, Slice, Transpose)
+
+
+def require_inputs(graph: Graph, given: Mapping[str, Array], states: Mapping[str, "Piece"] = NOT_DIVIDED) -> None:
+    """Refuse what the program does not take, lacks, or would read wrongly.
+
+    The graph may be a rank's share: then `states` says how its states were divided.
+    """
+    for name in given:
+        if name not in graph.inputs:
+            near = difflib.get_close_matches(name, graph.inputs, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise InputsInvalid(
+                f"there is no input {name!r}; the program takes {', '.join(sorted(graph.inputs))}{hint}"
+            )
+    for name, value in graph.inputs.items():
+        if name not in given:
+            raise InputsInvalid(f"input {name!r} is missing; give it as {_spelled(value.type.dtype, value.type.shape)}")
+        piece = states.get(name)
+        _require_type(name, piece.whole(value.type) if piece else value.type, np.asarray(given[name]))
+    for name, value in graph.inputs.items():
+        if not value.type.dtype.is_float:
+            _require_meaning(name, np.asarray(given[name]), graph)
+
+
+def _require_type(name: str, wanted: TensorType, array: Array) -> None:
+    declared = wanted.dtype
+    if array.shape != wanted.shape or _kind(array) != _kind(np.empty(0, declared.held)):
+        found, takes = _spelled(array.dtype, array.shape), _spelled(declared, wanted.shape)
+        raise InputsInvalid(f"input {name!r} is {found}, and the program takes {takes}; give it that type and shape")
+    if not array.size or declared is DType.BOOL:
+        return
+    if declared.is_float:
+        finite = np.abs(array[np.isfinite(array)].astype(np.float64))
+        largest = finite.max(initial=0.0)
+        with np.errstate(over="ignore"):
+            kept = round_to(np.asarray([largest], np.float32), declared)
+        if not np.isfinite(kept).all():
+            raise InputsInvalid(f"input {name!r} holds {largest:.6g}, which is beyond what {declared.value} can hold")
+    else:
+        held = np.iinfo(np.dtype(declared.value))
+        low, high = int(array.min()), int(array.max())
+        if low < held.min or high > held.max:
+            worst = low if low < held.min else high
+            raise InputsInvalid(f"input {name!r} holds {worst}, and {declared.value} is from {held.min} to {held.max}")
+
+
+def _require_meaning(name: str, array: Array, graph: Graph) -> None:
+    if not array.size:
+        return
+    low, high = int(array.min()), int(array.max())
+    for least, rows in lookups(graph.inputs[name], graph):
+        if low < least or high >= rows:
+            worst = high if high >= rows else low
+            raise InputsInvalid(
+                f"input {name!r} holds {worst}, which is outside of an axis of size {rows}, the table that it is "
+                f"looked up in; give numbers from 0 to {rows - 1}, such as the ids of the model's own tokenizer"
+            )
+    if name == "attention_mask" and not {low, high} <= {0, 1}:
+        raise InputsInvalid(f"input {name!r} holds {high if high > 1 else low}; a mask is 1 for a token, 0 for padding")
+    room = graph.inputs["cache.0.key"].type.shape[2] if name == "position" and "cache.0.key" in graph.inputs else None
+    if room is not None and not 0 <= low <= high < room:
+        worst = high if high >= room else low
+        raise InputsInvalid(f"input {name!r} holds {worst}, and the cache has places from 0 to {room - 1}")
+
+
+def lookups(value: Value, graph: Graph) -> Iterator[tuple[int, int]]:
+    """The tables that this input is looked up in: the least index that is allowed, and the number of rows.
+
+    Of a rank's share of a table, all rows count: those that it does not have are another rank's.
+    """
+    carriers, local, tables = {value}, set[Value](), dict[Value, int]()
+    for node in graph.nodes:
+        first = node.operands[0] if node.operands else None
+        if isinstance(node.op, RankSlice):
+            tables[node.result] = node.operands[0].type.shape[node.op.axis]
+        if isinstance(node.op, Cast) and first in tables:
+            tables[node.result] = tables[node.operands[0]]
+        if isinstance(node.op, _ARRANGING) and first in carriers:
+            carriers.add(node.result)
+        elif tables and _counts_from_own_rows(node, carriers, local):
+            local.add(node.result)
+        for index, least, rows in _indexed(node):
+            if index in carriers:
+                yield least, rows
+            elif index in local and node.operands[0] in tables:
+                yield 0, tables[node.operands[0]]
+
+
+def _counts_from_own_rows(node: Node, carriers: Set[Value], local: Set[Value]) -> bool:
+    """A rank looks up the rows of a divided table that it has: ids less its first row, 0 where they are another's."""
+    if isinstance(node.op, Binary):
+        return node.op.function == "subtract" and node.operands[0] in carriers
+    return isinstance(node.op, Where) and node.operands[1] in local
+
+
+def _indexed(node: Node) -> Iterator[tuple[Value, int, int]]:
+    if isinstance(node.op, Gather | TakeAlong):
+        yield node.operands[1], 0, node.operands[0].type.shape[node.op.axis]
+    if isinstance(node.op, Index):  # which counts negative numbers from the end
+        shape = node.operands[0].type.shape
+        for axis, index in zip(node.op.axes, node.operands[1:], strict=True):
+            yield index, -shape[axis], shape[axis]
+
+
+def _spelled(dtype: object, shape: tuple[int, ...]) -> str:
+    name = dtype.value if isinstance(dtype, DType) else str(dtype)
+    return f"{name} {list(shape)}"
+
+
+def _kind(array: Array) -> str:
+    """Boolean, integer or float; numpy files bfloat16 under void, because an extension brings it."""
+    if array.dtype == np.bool_:
+        return "boolean"
+    return "integer" if np.issubdtype(array.dtype, np.integer) else "float"

@@ -1,0 +1,108 @@
+"""Thousands of hostile configurations: each ends in a graph or a sentence, and in nothing else."""
+
+import contextlib
+import resource
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+import emulator
+from artifact_store.errors import InvalidDocument
+from emulator.capture import CaptureRequest, capture
+from emulator.errors import CompileError
+from pipeline.check.configuration import review
+from pipeline.check.finding import Severity
+from pipeline.errors import ModelSourceError
+from pipeline.models.source import resolve
+from pipeline.request import Shape, all_phases, capture_request, digest_of, program_inputs
+from tests.security.audit import Seen, watched
+from tests.security.hostile_config import MODELS, Variant, variants
+
+_SEED = 17
+_LONGEST = 300  # seconds, only to end what hangs
+_MOST_MEMORY = 6 << 30
+_CAPTURED = 20  # of so many models one is traced, the others are built
+# Nothing of these is imported because a configuration says so: transformers' own modules by its closed table, and
+# what these import themselves.
+_ALLOWED = ("transformers", "torch", "torchgen", "numpy", "scipy", "sympy", "mpmath", "encodings", "PIL", "torchvision")
+_HARMLESS = ("ctypes.dlopen", "ctypes.dlsym")  # of a library's own modules, when they are imported
+
+
+class _Hangs(BaseException):
+    pass
+
+
+@contextlib.contextmanager
+def _ended_at_last() -> Iterator[None]:
+    def end(number: int, frame: FrameType | None) -> None:
+        raise _Hangs
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(_LONGEST)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def tried(variant: Variant, folder: Path) -> tuple[str, Seen]:
+    """How it ended, as `check` goes about it; anything else than a typed refusal is raised."""
+    with watched() as seen, _ended_at_last():
+        return _ending(variant, folder), seen
+
+
+def _ending(variant: Variant, folder: Path) -> str:
+    try:
+        source = resolve(str(variant.write(folder)))
+        if any(finding.severity is Severity.ERROR for finding in review(source)):
+            return "refused at sight"
+        shape = Shape(all_phases(source.task)[0], 1, 16)
+        digest_of(program_inputs(source, (shape,)))
+        wanted = capture_request(source, shape)
+        if variant.number % _CAPTURED:
+            return _built(wanted)
+        capture(wanted)
+    except (ModelSourceError, InvalidDocument, CompileError) as refused:
+        return type(refused).__name__ if str(refused) else "without a word"
+    return "captured"
+
+
+def _built(wanted: CaptureRequest) -> str:
+    from emulator.capture.model import build_model
+
+    build_model(wanted)
+    return "built"
+
+
+def _hold(count: int, folder: Path) -> Counter[str]:
+    for name, config in MODELS.items():  # what it imports and opens the first time is its own
+        number = 0 if name in ("bert", "llama") else 1
+        plain = Variant(number, {"model_type": name, **config})
+        assert tried(plain, folder / "plain" / name)[0] == ("built" if number else "captured"), name
+    endings: Counter[str] = Counter()
+    for variant in variants(count, _SEED):
+        ending, seen = tried(variant, folder / "m")
+        endings[ending] += 1
+        assert not seen.imports_beyond(*_ALLOWED), variant
+        assert not seen.files_outside(folder, Path(emulator.__file__).parent), variant  # its lines, for the refusal
+        assert [event for event in seen.forbidden if event[0] not in _HARMLESS] == [], variant
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < _MOST_MEMORY
+    assert not endings["without a word"]
+    return endings
+
+
+def test_a_hostile_configuration_ends_in_a_graph_or_a_sentence(tmp_path: Path) -> None:
+    endings = _hold(150, tmp_path)
+    assert endings["refused at sight"] > 15
+    assert endings["CaptureError"] > 15
+    assert endings["built"] > 15
+
+
+@pytest.mark.slow
+def test_so_do_33_000_of_them(tmp_path: Path) -> None:
+    assert sum(_hold(33_000, tmp_path).values()) == 33_000

@@ -1,0 +1,116 @@
+"""A fresh checkout synthesises: what is not locked yet is a reference, with a warning that names the command to run."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app import main
+from pipeline.config.amis import FLEETS_PARAMETER, TRAINING_PARAMETER
+from pipeline.templates.configuration import configuration
+from stacks.reading import Templates, read
+from stacks.rules import Facts, lint
+from tests.conftest import ROOT
+from tests.stacks.local import new_app
+
+CDK = ROOT / "node_modules/.bin/cdk"
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What git would give, and what `make setup` makes beside it."""
+    folder = tmp_path_factory.mktemp("checkout")
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    for name in filter(None, listed.stdout.split("\0")):
+        if not name.startswith(("tests/", "docs/", "benchmarks/")) and (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    (folder / "node_modules").symlink_to(ROOT / "node_modules")
+    (folder / ".venv").symlink_to(sys.prefix)
+    assert not list(folder.glob("nxpipe.*.lock"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def synthesised(checkout: Path) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "CDK_", "NXPIPE_"))}
+    nowhere = {
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "CDK_HOME": str(checkout.parent / "cdk-home"),
+        "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "20",
+    }
+    command = [str(CDK), "synth", "--quiet"]
+    return subprocess.run(command, cwd=checkout, env=kept | nowhere, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.runs
+def test_the_cdk_command_synthesises_a_fresh_checkout_without_credentials(
+    checkout: Path, synthesised: subprocess.CompletedProcess[str]
+) -> None:
+    assert synthesised.returncode == 0, synthesised.stderr
+    assert "nxpipe ami lock --region us-east-1" in synthesised.stderr
+    assert "nxpipe agent bundle PACKAGES" in synthesised.stderr
+    serving = json.loads((checkout / "cdk.out/nxpipe-serve-search.template.json").read_text())
+    assert f"{{{{resolve:ssm:{FLEETS_PARAMETER}}}}}" in json.dumps(serving)
+    training = (checkout / "cdk.out/nxpipe-train-tuning.template.json").read_text()
+    assert f"{{{{resolve:ssm:{TRAINING_PARAMETER}}}}}" in training
+
+
+@pytest.mark.runs
+def test_an_agent_that_is_not_locked_is_a_parameter_that_a_deployment_lacks(
+    checkout: Path, synthesised: subprocess.CompletedProcess[str]
+) -> None:
+    assert synthesised.returncode == 0, synthesised.stderr
+    serving = json.loads((checkout / "cdk.out/nxpipe-serve-search.template.json").read_text())
+    parameter = serving["Parameters"]["AgentSha256"]
+    assert "Default" not in parameter
+    assert parameter["AllowedPattern"] == "[0-9a-f]{64}"
+    assert "nxpipe agent bundle" in parameter["Description"]
+    assert {"Ref": "AgentSha256"} in serving["Resources"]["Template"]["Properties"]["LaunchTemplateData"]["UserData"][
+        "Fn::Base64"
+    ]["Fn::Join"][1]
+
+
+def test_the_fleet_that_init_writes_as_a_comment_synthesises(tmp_path: Path) -> None:
+    text = configuration(tmp_path, "bert-base-uncased", None)
+    config = tmp_path / "nxpipe.toml"
+    config.write_text(_without_marks(text))
+    output = tmp_path / "out"
+    assert main(new_app({"config": str(config)}, outdir=str(output))) == 0
+    assert any("AgentSha256" in path.read_text() for path in output.glob("*serve*.template.json"))
+
+
+def _without_marks(text: str) -> str:
+    """As a person takes the marks away: of the region, of the fleet, and of what accepts its finding."""
+    return re.sub(r"(?m)^# (\[\[(fleets|acknowledge)\]\]$|\w+ = )", r"\1", text)
+
+
+# Rules
+
+LAUNCH = """{"Resources": {"Launch": {"Type": "AWS::EC2::LaunchTemplate", "Properties": {"LaunchTemplateData":
+{"ImageId": "IMAGE", "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1}}}}}}"""
+
+
+@pytest.mark.parametrize(
+    ("image", "facts", "count"),
+    [
+        ("{{resolve:ssm:/x}}", Facts(unlocked_images=frozenset({"{{resolve:ssm:/x}}"})), 0),
+        ("{{resolve:ssm:/y}}", Facts(unlocked_images=frozenset({"{{resolve:ssm:/x}}"})), 1),
+        ("resolve:ssm:/x", Facts(unlocked_images=frozenset({"{{resolve:ssm:/x}}"})), 1),
+        ("{{resolve:ssm:/x}}", Facts(), 1),
+    ],
+)
+def test_a_rule_takes_what_stands_for_an_unlocked_image_and_no_other_moving_one(
+    image: str, facts: Facts, count: int
+) -> None:
+    template = read("demo", json.loads(LAUNCH.replace("IMAGE", image)), "us-east-1")
+    found = [each for each in lint(Templates((template,)), facts) if each.rule == "NXP-HOST-2"]
+    assert len(found) == count
