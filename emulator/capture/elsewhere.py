@@ -11,7 +11,7 @@ from emulator.confinement import About, limits_now
 
 _Found = TypeVar("_Found")
 _MODEL_TYPE: Final = 100  # characters
-_ALONE: Final = ("data_onnx", "axes_onnx")  # what an ONNX file says without its data
+_ALONE: Final = ("names_onnx", "axes_onnx")  # what an ONNX file says without its data
 
 
 def of_model(kind: type[_Found], name: str, request: CaptureRequest, *more: Any) -> _Found:
@@ -65,5 +65,5 @@ def _version(path: Path) -> str:
 def _data_beside(path: Path) -> Sequence[Path]:
     """Inside of the folder; anything else is refused when it is read."""
     folder = path.parent.resolve()
-    parts = [(path.parent / name).resolve() for name in of_file(dict, "data_onnx", path)]
+    parts = [(path.parent / name).resolve() for name in of_file(tuple, "names_onnx", path)]
     return [part for part in parts if part.is_relative_to(folder)]

@@ -63,6 +63,7 @@ CALLS: Final = {
     "outputs_pt2": Call("emulator.capture.exported", "run_exported", _PT2, _table(np.ndarray)),
     "capture_onnx": Call("emulator.capture.onnx", "capture_onnx", _ONNX, _graph),
     "data_onnx": Call("emulator.capture.onnx", "onnx_data_files", _ONNX, _sizes),
+    "names_onnx": Call("emulator.capture.onnx", "onnx_data_names", _ONNX, _names),
     "axes_onnx": Call("emulator.capture.onnx", "onnx_open_axes", _ONNX, _names),
     "parameters_onnx": Call("emulator.capture.onnx", "onnx_parameters", _ONNX, _table(np.ndarray)),
     "outputs_onnx": Call("emulator.capture.onnx", "run_onnx", _ONNX, _table(np.ndarray)),

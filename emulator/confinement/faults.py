@@ -6,19 +6,13 @@ from typing import Any, Final
 from emulator import errors
 from emulator.passes.legalise import ConstantTooLarge
 
-# What reading and lowering a model raises. Of other errors of ours the nearest of these stands for them.
-_KNOWN: Final = {
+# Of other errors of ours the nearest of these stands for them: what they have beside a sentence is not told.
+_TOLD: Final = (*vars(errors).values(), ConstantTooLarge)
+_NOT_TOLD: Final = (errors.OutOfMemory, errors.ExecutableInvalid, errors.IndexOutOfRange)
+_KNOWN: Final[dict[str, type[errors.CompileError]]] = {
     kind.__name__: kind
-    for kind in (
-        *(
-            errors.CompileError,
-            errors.CaptureError,
-            errors.DataUnusable,
-            errors.GraphBreak,
-            errors.UnsupportedOperators,
-        ),
-        *(errors.GraphInvalid, errors.IllTyped, errors.OptionsInvalid, errors.ExecutionError, ConstantTooLarge),
-    )
+    for kind in _TOLD
+    if isinstance(kind, type) and issubclass(kind, errors.CompileError) and kind not in _NOT_TOLD
 }
 _LONGEST: Final = 20_000  # characters
 _FINDINGS: Final = 10_000

@@ -33,6 +33,15 @@ def onnx_data_files(path: Path) -> dict[str, int]:
     return DataFolder(path.parent, path.name).files(loaded(path))
 
 
+def onnx_data_names(path: Path) -> tuple[str, ...]:
+    """The files of data that an ONNX file names, whether they are there or not; none of them is opened."""
+    _require_onnx()
+    from emulator.capture.onnx.external import named
+    from emulator.capture.onnx.file import loaded
+
+    return named(loaded(path))
+
+
 def onnx_open_axes(path: Path) -> tuple[str, ...]:
     """The axes of inputs that an ONNX file leaves open, by name."""
     _require_onnx()

@@ -7,6 +7,7 @@ link: a link, or a second name of a file, would put a file of this machine into 
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from io import BufferedReader
@@ -75,6 +76,16 @@ def place_of(tensor: TensorProto) -> Place | None:
         _number(tensor, "offset", entries.get("offset", "0")),
         _number(tensor, "length", entries["length"]) if "length" in entries else None,
     )
+
+
+def named(model: ModelProto) -> tuple[str, ...]:
+    """The locations of data in a model, in order; those that are refused when they are read are left out."""
+    found: set[str] = set()
+    for tensor in tensors_of(model):
+        with suppress(DataUnusable):
+            place = place_of(tensor)
+            found.update([place.location] if place is not None else [])
+    return tuple(sorted(found))
 
 
 def _relative(tensor: TensorProto, location: str) -> str:
