@@ -70,8 +70,8 @@ def _read(path: Path) -> str:
         file_parameters(path)
     except CompileError as error:
         return type(error).__name__
-    # GatherElements of onnx's evaluator is numpy's `choose`, which walks to a place beyond the end step by step: a build
-    # of such a file is ended by its limit of time.
+    # GatherElements of onnx's evaluator is numpy's `choose`, which walks to a place beyond the end step by step; what
+    # ends a build of such a file is its limit of time.
     walks = any(isinstance(node.op, TakeAlong) for node in graph.nodes)
     if walks or sum(node.result.type.elements for node in graph.nodes) > _EVALUATED:
         return "graph"
