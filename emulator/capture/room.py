@@ -11,8 +11,8 @@ MOST_TABLE_BYTES: Final = 256 * 2**20
 
 
 def require_room(sizes: Sequence[int], itemsize: int = 8) -> None:
-    """A table of these sizes is about to be made."""
-    need = math.prod(max(size, 0) for size in sizes) * itemsize
+    """A table of these sizes is about to be made. A size of nothing excuses no other: parts of it are made first."""
+    need = math.prod(max(size, 1) for size in sizes) * itemsize
     if need > MOST_TABLE_BYTES:
         raise NotExpressible(
             f"it needs a table of {need:,} bytes, and the limit is {MOST_TABLE_BYTES:,}; use smaller sizes"

@@ -200,3 +200,13 @@ def test_weights_outside_of_the_folder_are_refused(tmp_path: Path) -> None:
     (inner / "model.onnx").write_bytes(moved.SerializeToString())
     with pytest.raises(DataUnusable, match="is outside of its folder, and is never read"):
         onnx_parameters(inner / "model.onnx")
+
+
+def test_results_of_a_standard_function_that_nobody_asked_for_need_not_be_made(tmp_path: Path) -> None:
+    labels = numpy_helper.from_array(np.asarray([1, 2], np.int64), "labels")
+    loss = helper.make_node("SoftmaxCrossEntropyLoss", ["x", "labels"], ["y"])  # it may give the logarithms as well
+    made = model([loss], {"x": [2, 4]}, ["y"], [labels])
+    made.opset_import[0].version = 13
+    x = GENERATOR.standard_normal((2, 4)).astype(np.float32)
+    found = execute(capture_onnx(saved(made, tmp_path)), {}, {"x": x})
+    np.testing.assert_allclose(found["y"], reference(made, {"x": x})[0], rtol=1e-4, atol=1e-6)

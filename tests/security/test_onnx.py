@@ -19,6 +19,8 @@ from emulator.capture.onnx.limits import (
     WRITTEN_OUT,
     BeyondLimit,
 )
+from emulator.capture.room import require_room
+from emulator.capture.site import NotExpressible
 from pipeline.building.asked import _request
 from pipeline.saved import SavedProgram, UnknownAxis
 from tests.pipeline.command import Answer
@@ -242,7 +244,7 @@ _ATTEMPTS: list[tuple[str, Recipe, str, int, str]] = [
     ("O30", _with(model([node("Relu", "x", "y")], inputs={"x": [2**40, 2**40]})), "check", 11, "no tensor can be"),
     ("O31", _with(model([node("Relu", "x", "y")], inputs={"x": [-2, 0]})), "check", 11, "no tensor can be"),
     ("O32", _made(chain, 20_000), "check", 0, "lowers, and fits"),
-    ("O33", _made(chain, 10**6), "check", 11, f"1,000,000 nodes, and the limit is {FILE_NODES:,}"),
+    ("O33", _made(chain, 10**6), "check", 11, f"fields, and the limit is {FILE_PARTS:,}"),
     (
         "O34",
         _with(model([node("Add", "x b", "a"), node("Relu", "a", "b"), node("Relu", "a", "y")])),
@@ -457,6 +459,11 @@ def test_messages_that_grow_in_memory_are_counted_before_they_do(tmp_path: Path)
     path = saved(field(7, field(1, b"") * (FILE_PARTS + UNCOUNTED_BYTES)), tmp_path)
     with pytest.raises(BeyondLimit, match=r"holds more than 2,000,000 fields, and the limit is 2,000,000"):
         capture_file(path)
+
+
+def test_an_empty_table_does_not_excuse_an_endless_one() -> None:
+    with pytest.raises(NotExpressible, match="needs a table of 8,796,093,022,208 bytes"):
+        require_room((0, 2**40))
 
 
 @pytest.mark.attempt("O47")

@@ -145,8 +145,8 @@ class _Importer:
                 origin = Origin(node.name, f"{place}:{node.op_type} {number}"[:_LONGEST_PLACE])
                 results = self._node(node, operands, scope, origin)
                 scope.update({name: result for name, result in zip(node.output, results, strict=False) if name})
-            for output in proto.output:
-                self._operand(output if isinstance(output, str) else output.name, scope)
+            for name in (output.name for output in proto.output if not isinstance(output, str)):
+                self._operand(name, scope)  # an initialiser may be the result of a graph
             self._initial = around
 
     @contextmanager
@@ -270,7 +270,7 @@ class _Importer:
         self._initial, self._call = ChainMap(), Call.of(function, attributes)
         self._run(function, scope, origin.source)
         self._opsets, self._initial, self._call = before
-        return [scope[name] for name in function.output]
+        return [scope.get(name, _POISON) for name in function.output]  # the standard's leave out what nobody asked for
 
     def _inputs_behind(self, value: Value) -> list[str]:
         """The inputs that a value is computed from, but for those that were found before."""
