@@ -25,6 +25,7 @@ _ANSWER: Final = "save it again with torch.export.save from torch 2.9 or newer"
 _MIB: Final = 2**20
 _DOCUMENT: Final = 64 * _MIB  # bytes of one JSON document
 _DIRECTORY: Final = 32 * _MIB  # bytes of the zip file's list of entries
+_REASON: Final = 200  # characters
 _END: Final = 2**16 + 22 + 20 + 56  # where the zip file's end is looked for: a comment, and the records before it
 # Tensors may share bytes, such as tied weights or the rows of an expanded one.
 _SHARED: Final = 2
@@ -53,7 +54,9 @@ class Archive:
             raise CaptureError(f"{path} cannot be read: {fault.strerror or fault}") from fault
         except _DAMAGED as fault:
             self._file.close()
-            raise CaptureError(f"{path.name} is truncated, or was not saved by torch.export: {fault}") from fault
+            raise CaptureError(
+                f"{path.name} is truncated, or was not saved by torch.export: {_words(fault)}"
+            ) from fault
         except BaseException:
             self._file.close()
             raise
@@ -100,7 +103,7 @@ class Archive:
         try:
             return self._zip.read(stored)
         except (OSError, *_DAMAGED) as fault:
-            raise CaptureError(f"{entry} in {self._name} is damaged: {fault}") from fault
+            raise CaptureError(f"{entry} in {self._name} is damaged: {_words(fault)}") from fault
 
     def _json(self, entry: str) -> Any:
         try:
@@ -172,6 +175,11 @@ class Archive:
             raise CaptureError(f"{entry} in {self._name} has {len(data):,} bytes, where a tensor needs {needed:,}")
         raw = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
         return torch.as_strided(raw, *_layout(meta), meta.storage_offset.as_int)
+
+
+def _words(fault: Exception) -> str:
+    """The zip module quotes what it finds, however long that is."""
+    return str(fault)[:_REASON]
 
 
 def _dtype(meta: Any) -> Any:
