@@ -26,7 +26,6 @@ PRIVATE: Final = 0o700  # a folder of one user's, as of a cache that we make: we
 
 _KINDS: Final = {
     stat.S_IFLNK: "a symlink",
-    stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
@@ -72,18 +71,21 @@ class Beneath:
             return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, mode, dir_fd=folder)
 
     def open(self, path: str, flags: int = os.O_RDONLY) -> int:
-        """A regular file that is there; `NotAFile` for anything else."""
+        """A regular file that is there; `NotAFile` for what may stand in its place, but a folder, which is an OSError:
+        no file can replace that."""
         with self._at(path) as (folder, name):
             try:
                 descriptor = os.open(name, flags | _FILE, dir_fd=folder)
             except OSError as error:
-                # ELOOP: a link; ENXIO: a socket, or a FIFO that nobody reads; EISDIR: a folder, to be written.
-                if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+                # ELOOP: a link; ENXIO: a socket, or a FIFO that nobody reads.
+                if error.errno in (errno.ELOOP, errno.ENXIO):
                     raise NotAFile(_what(os.stat(name, dir_fd=folder, follow_symlinks=False))) from error
                 raise
         seen = os.fstat(descriptor)
         if not stat.S_ISREG(seen.st_mode):
             os.close(descriptor)
+            if stat.S_ISDIR(seen.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
             raise NotAFile(_what(seen))
         return descriptor
 
