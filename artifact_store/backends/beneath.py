@@ -10,8 +10,8 @@ kept open: a handle that is kept would go on with a folder that somebody has rep
 import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
@@ -23,6 +23,8 @@ _FOLDER: Final = _ROOT | os.O_NOFOLLOW
 _FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 PRIVATE: Final = 0o700  # a folder of one user's, as of a cache that we make: weights are nobody else's business
+
+_UP: Final = (".", "..")
 
 _KINDS: Final = {
     stat.S_IFLNK: "a symlink",
@@ -64,6 +66,15 @@ class Beneath:
         self._top = root
         self._base = base.split("/") if base else []
         self._mode = mode
+
+    def relative(self, folder: Path, name: str) -> str:
+        """The path of a file in a folder below the root."""
+        outer, inner = os.fspath(self.root), os.fspath(folder)
+        if inner == outer:
+            return name
+        if not inner.startswith(f"{outer}/"):
+            raise ValueError(f"{folder} is not below {self.root}")
+        return f"{inner[len(outer) + 1 :]}/{name}"
 
     def create(self, path: str, mode: int = 0o666) -> int:
         """A new file, open for writing and reading; its folders are made if need be."""
@@ -155,24 +166,28 @@ class Beneath:
 
     def flush(self, path: str) -> None:
         """fsync of a file or a folder."""
-        with self._at(path) as (folder, name):
-            descriptor = os.open(name or ".", os.O_RDONLY | _FILE, dir_fd=folder)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-    @contextmanager
-    def _at(self, path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
-        """The folder that a path lies in, as a handle, and the path's last part."""
         folder, _, name = path.rpartition("/")
-        if name in (".", ".."):
-            raise OSError(errno.EINVAL, f"{name!r} is no name of a file", path)
-        handle = self._folder(folder, make=make)
+        self.flush_all(folder, [name or "."])
+
+    def flush_all(self, folder: str, names: Iterable[str]) -> None:
+        """The same of several in one folder."""
+        handle = self._folder(folder, make=False)
         try:
-            yield handle, name
+            for name in names:
+                descriptor = os.open(name, os.O_RDONLY | _FILE, dir_fd=handle)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
         finally:
             os.close(handle)
+
+    def _at(self, path: str, *, make: bool = False) -> "_At":
+        """The folder that a path lies in, as a handle, and the path's last part."""
+        folder, _, name = path.rpartition("/")
+        if name in _UP:
+            raise OSError(errno.EINVAL, f"{name!r} is no name of a file", path)
+        return _At(self._folder(folder, make=make), name)
 
     def _folder(self, path: str, *, make: bool) -> int:
         try:
@@ -187,10 +202,27 @@ class Beneath:
             if name:
                 outer = here
                 try:
+                    here = os.open(name, _FOLDER, dir_fd=outer) if name not in _UP else _entered(outer, name, make=make)
+                except OSError:
                     here = _entered(outer, name, make=make)
                 finally:
                     os.close(outer)
         return here
+
+
+class _At:
+    """Not a generator: this is done several times for each of thousands of small objects."""
+
+    __slots__ = ("_at",)
+
+    def __init__(self, folder: int, name: str) -> None:
+        self._at = (folder, name)
+
+    def __enter__(self) -> tuple[int, str]:
+        return self._at
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._at[0])
 
 
 @dataclass(frozen=True)
@@ -218,7 +250,8 @@ def is_same(one: os.stat_result, other: os.stat_result) -> bool:
 
 
 def _entered(folder: int, name: str, *, make: bool) -> int:
-    if name in (".", ".."):
+    """Or why not. A folder that is not there yet is made if `make` says so."""
+    if name in _UP:
         raise OSError(errno.EINVAL, f"{name!r} is no name of a folder", name)
     try:
         return os.open(name, _FOLDER, dir_fd=folder)
