@@ -10,8 +10,8 @@ kept open: a handle that is kept would go on with a folder that somebody has rep
 import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
@@ -24,9 +24,10 @@ _FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 PRIVATE: Final = 0o700  # a folder of one user's, as of a cache that we make: weights are nobody else's business
 
+_UP: Final = (".", "..")
+
 _KINDS: Final = {
     stat.S_IFLNK: "a symlink",
-    stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
@@ -66,24 +67,36 @@ class Beneath:
         self._base = base.split("/") if base else []
         self._mode = mode
 
+    def relative(self, folder: Path, name: str) -> str:
+        """The path of a file in a folder below the root."""
+        outer, inner = os.fspath(self.root), os.fspath(folder)
+        if inner == outer:
+            return name
+        if not inner.startswith(f"{outer}/"):
+            raise ValueError(f"{folder} is not below {self.root}")
+        return f"{inner[len(outer) + 1 :]}/{name}"
+
     def create(self, path: str, mode: int = 0o666) -> int:
         """A new file, open for writing and reading; its folders are made if need be."""
         with self._at(path, make=True) as (folder, name):
             return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, mode, dir_fd=folder)
 
     def open(self, path: str, flags: int = os.O_RDONLY) -> int:
-        """A regular file that is there; `NotAFile` for anything else."""
+        """A regular file that is there; `NotAFile` for what may stand in its place, but a folder, which is an OSError:
+        no file can replace that."""
         with self._at(path) as (folder, name):
             try:
                 descriptor = os.open(name, flags | _FILE, dir_fd=folder)
             except OSError as error:
-                # ELOOP: a link; ENXIO: a socket, or a FIFO that nobody reads; EISDIR: a folder, to be written.
-                if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+                # ELOOP: a link; ENXIO: a socket, or a FIFO that nobody reads.
+                if error.errno in (errno.ELOOP, errno.ENXIO):
                     raise NotAFile(_what(os.stat(name, dir_fd=folder, follow_symlinks=False))) from error
                 raise
         seen = os.fstat(descriptor)
         if not stat.S_ISREG(seen.st_mode):
             os.close(descriptor)
+            if stat.S_ISDIR(seen.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
             raise NotAFile(_what(seen))
         return descriptor
 
@@ -153,24 +166,28 @@ class Beneath:
 
     def flush(self, path: str) -> None:
         """fsync of a file or a folder."""
-        with self._at(path) as (folder, name):
-            descriptor = os.open(name or ".", os.O_RDONLY | _FILE, dir_fd=folder)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-    @contextmanager
-    def _at(self, path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
-        """The folder that a path lies in, as a handle, and the path's last part."""
         folder, _, name = path.rpartition("/")
-        if name in (".", ".."):
-            raise OSError(errno.EINVAL, f"{name!r} is no name of a file", path)
-        handle = self._folder(folder, make=make)
+        self.flush_all(folder, [name or "."])
+
+    def flush_all(self, folder: str, names: Iterable[str]) -> None:
+        """The same of several in one folder."""
+        handle = self._folder(folder, make=False)
         try:
-            yield handle, name
+            for name in names:
+                descriptor = os.open(name, os.O_RDONLY | _FILE, dir_fd=handle)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
         finally:
             os.close(handle)
+
+    def _at(self, path: str, *, make: bool = False) -> "_At":
+        """The folder that a path lies in, as a handle, and the path's last part."""
+        folder, _, name = path.rpartition("/")
+        if name in _UP:
+            raise OSError(errno.EINVAL, f"{name!r} is no name of a file", path)
+        return _At(self._folder(folder, make=make), name)
 
     def _folder(self, path: str, *, make: bool) -> int:
         try:
@@ -185,10 +202,27 @@ class Beneath:
             if name:
                 outer = here
                 try:
+                    here = os.open(name, _FOLDER, dir_fd=outer) if name not in _UP else _entered(outer, name, make=make)
+                except OSError:
                     here = _entered(outer, name, make=make)
                 finally:
                     os.close(outer)
         return here
+
+
+class _At:
+    """Not a generator: this is done several times for each of thousands of small objects."""
+
+    __slots__ = ("_at",)
+
+    def __init__(self, folder: int, name: str) -> None:
+        self._at = (folder, name)
+
+    def __enter__(self) -> tuple[int, str]:
+        return self._at
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._at[0])
 
 
 @dataclass(frozen=True)
@@ -216,7 +250,8 @@ def is_same(one: os.stat_result, other: os.stat_result) -> bool:
 
 
 def _entered(folder: int, name: str, *, make: bool) -> int:
-    if name in (".", ".."):
+    """Or why not. A folder that is not there yet is made if `make` says so."""
+    if name in _UP:
         raise OSError(errno.EINVAL, f"{name!r} is no name of a folder", name)
     try:
         return os.open(name, _FOLDER, dir_fd=folder)

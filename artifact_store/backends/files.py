@@ -83,8 +83,9 @@ def new_file(folder: Path, mode: int = 0o666, within: Beneath | None = None) -> 
 
     With `within`, whose root the folder lies below, no symlink on the way from there is followed.
     """
-    path = folder / f".{secrets.token_hex(8)}.part"
-    below = within and path.relative_to(within.root).as_posix()
+    name = f".{secrets.token_hex(8)}.part"
+    path = folder / name
+    below = within and within.relative(folder, name)
     try:
         with os_errors(f"write {path}"):
             file = NewFile(path, within.create(below, mode) if within and below else _created(path, mode))

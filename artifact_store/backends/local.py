@@ -43,6 +43,7 @@ class LocalFolder:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._files = Beneath(root)
+        self._scratch = root / SCRATCH
         self.url = f"file://{root}"
         self._clock = Clock(self._time_of_a_new_file)
 
@@ -213,7 +214,7 @@ class LocalFolder:
     def _time_of_a_new_file(self) -> float:
         """Who may not write there may change nothing by the clock either, and looks at the store by that of here."""
         try:
-            with scratch(self._root / SCRATCH, within=self._files) as file, os_errors(f"read {file.path}"):
+            with scratch(self._scratch, within=self._files) as file, os_errors(f"read {file.path}"):
                 return os.fstat(file.descriptor).st_mtime
         except Denied:
             return time.time()
@@ -262,17 +263,17 @@ class LocalFolder:
     @contextmanager
     def _as_file(self, payload: Payload) -> Iterator[str]:
         """A file to be linked: it becomes the object, so one that may still be written by others is copied."""
-        if isinstance(payload.source, Path) and payload.source.parent == self._root / SCRATCH:
+        if isinstance(payload.source, Path) and payload.source.parent == self._scratch:
             yield f"{SCRATCH}/{payload.source.name}"
             return
         if (constant := payload.constant) is not None:
-            with new_file(self._root / SCRATCH, within=self._files) as written:
+            with new_file(self._scratch, within=self._files) as written:
                 with os_errors(f"write {written.path}"):
                     write_at(written.descriptor, constant, 0)
                     written.close()
                 yield f"{SCRATCH}/{written.path.name}"
             return
-        with scratch(self._root / SCRATCH, within=self._files) as file:
+        with scratch(self._scratch, within=self._files) as file:
             if isinstance(payload.source, Path):
                 with os_errors(f"read {payload.source}"):
                     opened = payload.source.open("rb", buffering=0)
@@ -314,9 +315,15 @@ class LocalFolder:
     def _flush(self, paths: Sequence[str]) -> None:
         """Many at once where there are many: a disk confirms those together in half the time or less."""
 
+        together: dict[str, list[str]] = {}
+        for path in paths:
+            folder, _, name = path.rpartition("/")
+            together.setdefault(folder, []).append(name or ".")
+        folders = list(together)
+
         def flush(lane: int, lanes: int) -> None:
-            for path in paths[lane::lanes]:
-                self._files.flush(path)
+            for folder in folders[lane::lanes]:
+                self._files.flush_all(folder, together[folder])
 
         if len(paths) < _MANY:
             flush(0, 1)
