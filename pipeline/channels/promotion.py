@@ -33,7 +33,11 @@ def trust(store: "Store", config: "Config", folder: Path, channel: str) -> "Requ
     def judge(manifest: "Manifest", evidence: "Sequence[Evidence]") -> str | None:
         return shortfall(manifest, evidence, allowed)
 
-    return Requirements(doubt=policy.judge(store, channel) if policy else None, judge=judge)
+    if policy is None:
+        return Requirements(judge=judge)
+    from artifact_store.trust.testimony import believing
+
+    return Requirements(doubt=policy.judge(store, channel), judge=judge, believe=believing(policy, store, channel))
 
 
 def targets_of(config: "Config", folder: Path, channel: str) -> dict[str, set[str]]:

@@ -214,6 +214,31 @@ def test_what_was_never_verified_is_not_served_and_a_build_verifies_it(
     assert nxpipe("promote", "tiny", "--channel", "production").code == OK.number
 
 
+def test_a_channel_that_asks_for_signatures_believes_no_figures_that_nobody_signed(
+    here: Path, nxpipe: InProcess
+) -> None:
+    """Whoever may add evidence, and may sign nothing, makes nothing servable by it."""
+    assert nxpipe("store", "keygen", "release.key").code == OK.number
+    signing = '[signing]\nkey = "file:release.key"\nrequire = ["production"]\n'
+    (here / "nxpipe.toml").write_text(CONFIG + signing)
+    assert nxpipe("store", "sign", "tiny").code == OK.number
+    store, found = the_store(), evidence()
+    near = {"cosine": 1.0, "max_relative": 0.0}
+    programs = [
+        each.model_copy(update={"outputs": tuple(row.model_copy(update=near) for row in each.outputs)})
+        for each in found.programs
+    ]
+    store.attest(found.model_copy(update={"programs": tuple(programs)}))
+    answer = nxpipe("promote", "tiny", "--channel", "production")
+    assert (answer.code, BEYOND in answer.err) == (REFUSED.number, True), answer.err
+    (here / "store" / found.path).unlink()
+    unsigned = nxpipe("promote", "tiny", "--channel", "production")
+    assert (unsigned.code, "is not signed by the keys" in unsigned.err) == (REFUSED.number, True), unsigned.err
+    assert served("production") is None
+    assert nxpipe("store", "sign", "tiny").code == OK.number  # by whom the channel trusts
+    assert nxpipe("promote", "tiny", "--channel", "production").code == OK.number
+
+
 @attempt("R07")
 def test_only_what_was_approved_is_released(here: Path, nxpipe: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the approval and the release somebody promotes something else."""
