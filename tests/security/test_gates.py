@@ -43,6 +43,19 @@ target = "inf2.xlarge"
 buckets = [8]
 weights = "random:0"
 """
+SIGNED: Final = """
+[[fleets]]
+kind = "serving"
+name = "live"
+model = "tiny"
+channel = "production"
+instance_types = ["inf2.xlarge"]
+capacity = { kind = "on-demand" }
+size = { min = 1, max = 2 }
+[signing]
+key = "file:release.key"
+require = ["production"]
+"""
 LAX: Final = {"NXPIPE_VERIFY_MIN_COSINE": "0.5", "NXPIPE_VERIFY_MAX_RELATIVE_ERROR": "1.0"}
 BEYOND: Final = "output pooler_output is beyond [verify]: cosine 0.99999"
 
@@ -219,8 +232,7 @@ def test_a_channel_that_asks_for_signatures_believes_no_figures_that_nobody_sign
 ) -> None:
     """Whoever may add evidence, and may sign nothing, makes nothing servable by it."""
     assert nxpipe("store", "keygen", "release.key").code == OK.number
-    signing = '[signing]\nkey = "file:release.key"\nrequire = ["production"]\n'
-    (here / "nxpipe.toml").write_text(CONFIG + signing)
+    (here / "nxpipe.toml").write_text(CONFIG + SIGNED)
     assert nxpipe("store", "sign", "tiny").code == OK.number
     store, found = the_store(), evidence()
     near = {"cosine": 1.0, "max_relative": 0.0}
