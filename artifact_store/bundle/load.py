@@ -41,6 +41,7 @@ class Bundled:
     manifest: Manifest
     evidence: tuple[Evidence, ...]
     signatures: Mapping[str, bytes]  # by key id
+    vouched: Mapping[tuple[str, str], bytes]  # signatures of evidence, by its digest and key id
 
     @classmethod
     def read(cls, where: Path) -> "Bundled":
@@ -53,7 +54,7 @@ class Bundled:
             manifest = Manifest.from_bytes(_document(bundle, image.manifest, MAX_MANIFEST_BYTES))
             evidence = _evidence(bundle, image)
             _insist_on_blobs(bundle, image, _named(manifest, evidence))
-            return cls(bundle, manifest, evidence, _signatures(bundle, image))
+            return cls(bundle, manifest, evidence, _signatures(bundle, image), _vouched(bundle, image, evidence))
         except BadBundle:
             raise
         except InvalidDocument as fault:
@@ -87,6 +88,8 @@ class Bundled:
         folder = signature_folder(Blob.of(self.manifest.to_bytes()).sha256)
         for key_id, data in self.signatures.items():
             store.backend.create(folder + key_id, Payload.of(data), durable=True)
+        for (evidence, key_id), data in self.vouched.items():
+            store.backend.create(signature_folder(evidence) + key_id, Payload.of(data), durable=True)
 
 
 def _image(bundle: Bundle) -> Image:
@@ -114,6 +117,18 @@ def _evidence(bundle: Bundle, image: Image) -> tuple[Evidence, ...]:
     for each in found:
         if each.manifest != image.manifest.sha256:
             raise InvalidDocument(f"evidence {each.digest} is of manifest {each.manifest}, not of its own")
+    return found
+
+
+def _vouched(bundle: Bundle, image: Image, evidence: Sequence[Evidence]) -> dict[tuple[str, str], bytes]:
+    """Signatures of evidence that is in the bundle; what they prove is for whoever has the keys to ask."""
+    digests = {each.digest for each in evidence}
+    found = {signed: _document(bundle, blob, MAX_SIGNATURE_BYTES) for signed, blob in image.vouched.items()}
+    for (digest, key_id), data in found.items():
+        if digest not in digests or Envelope.from_bytes(data).key_id != key_id:
+            raise InvalidDocument(
+                f"a signature of evidence {digest[:80]!r} by key {key_id[:80]!r} is none of this bundle's"
+            )
     return found
 
 
