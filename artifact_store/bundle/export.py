@@ -33,19 +33,20 @@ def export_artifact(store: Store, published: Published, target: Path, sent: Sent
     signatures = dict(_signatures(store, published.manifest_digest))
     evidence = store.evidence(published.manifest_digest)
     found_out = [each.to_bytes() for each in evidence]
+    vouched = {(each.digest, key): data for each in evidence for key, data in _signatures(store, each.digest)}
     blobs = tuple(dict.fromkeys([*manifest.blobs(), *(blob for each in evidence for blob in each.blobs())]))
     image = Image(
         published.record.manifest,
         blobs,
         [Blob.of(data) for data in found_out],
         {key_id: Blob.of(data) for key_id, data in signatures.items()},
+        {signed: Blob.of(data) for signed, data in vouched.items()},
     )
     image_data = image.to_bytes()
     index = index_bytes(Blob.of(image_data), published.request_key[:SHOWN])
     # A file of the model may happen to be one of these: an image holds each blob once.
-    documents = {
-        blob_name(Blob.of(data)): data for data in (image_data, manifest.to_bytes(), *found_out, *signatures.values())
-    }
+    every = (image_data, manifest.to_bytes(), *found_out, *vouched.values(), *signatures.values())
+    documents = {blob_name(Blob.of(data)): data for data in every}
     with _tar(target) if target.suffix == TAR else _folder(target) as sink:
         for name, data in {LAYOUT_FILE: layout_bytes(), INDEX_FILE: index, **documents}.items():
             sink.add(name, len(data), [data])

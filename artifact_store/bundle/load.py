@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Final
+from typing import Final, TypeAlias
 
 from artifact_store.backends.protocol import Payload, Sent, nobody
 from artifact_store.bundle.oci import (
@@ -32,6 +32,7 @@ from artifact_store.trust.keys import PublicKey
 from artifact_store.verified import checked, read_at_most
 
 _CARRY_AGAIN: Final = "carry the bundle over again"
+_Known: TypeAlias = Mapping[str, PublicKey]  # by key id
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Bundled:
     manifest: Manifest
     evidence: tuple[Evidence, ...]
     signatures: Mapping[str, bytes]  # by key id
+    vouched: Mapping[tuple[str, str], bytes]  # signatures of evidence, by its digest and key id
 
     @classmethod
     def read(cls, where: Path, known: Iterable[PublicKey] = ()) -> "Bundled":
@@ -55,8 +57,9 @@ class Bundled:
             manifest = Manifest.from_bytes(_document(bundle, image.manifest, MAX_MANIFEST_BYTES))
             evidence = _evidence(bundle, image)
             _insist_on_blobs(bundle, image, _named(manifest, evidence))
-            signatures = _signatures(bundle, image, manifest, {key.key_id: key for key in known})
-            return cls(bundle, manifest, evidence, signatures)
+            keys = {key.key_id: key for key in known}
+            signatures = _signatures(bundle, image, manifest, keys)
+            return cls(bundle, manifest, evidence, signatures, _vouched(bundle, image, evidence, keys))
         except BadBundle:
             raise
         except InvalidDocument as fault:
@@ -90,6 +93,8 @@ class Bundled:
         folder = signature_folder(Blob.of(self.manifest.to_bytes()).sha256)
         for key_id, data in self.signatures.items():
             store.backend.create(folder + key_id, Payload.of(data), durable=True)
+        for (evidence, key_id), data in self.vouched.items():
+            store.backend.create(signature_folder(evidence) + key_id, Payload.of(data), durable=True)
 
 
 def _image(bundle: Bundle) -> Image:
@@ -100,22 +105,25 @@ def _image(bundle: Bundle) -> Image:
     return Image.from_bytes(_document(bundle, index.manifests[0].blob, MAX_IMAGE_BYTES))
 
 
-def _signatures(bundle: Bundle, image: Image, manifest: Manifest, known: Mapping[str, PublicKey]) -> dict[str, bytes]:
-    """Each under its key's id, and of this manifest. Those of known keys are proved, others when theirs are known."""
-    found: dict[str, bytes] = {}
+def _signatures(bundle: Bundle, image: Image, manifest: Manifest, known: _Known) -> dict[str, bytes]:
+    """Each under its key's id, and of this manifest."""
     digest = Blob.of(manifest.to_bytes()).sha256
-    for key_id, blob in image.signatures.items():
-        found[key_id] = _document(bundle, blob, MAX_SIGNATURE_BYTES)
-        try:
-            envelope = Envelope.from_bytes(found[key_id])
-            if envelope.key_id != key_id:
-                raise InvalidDocument(f"it is one of key {envelope.key_id}, not of {key_id[:80]!r}")
-            envelope.insist_on_subject(digest)
-            if key_id in known:
-                envelope.statement(known[key_id], digest)
-        except InvalidDocument as fault:
-            raise InvalidDocument(f"signature {blob.sha256} is not one of this artifact: {fault}") from fault
-    return found
+    return {key_id: _signature(bundle, blob, key_id, digest, known) for key_id, blob in image.signatures.items()}
+
+
+def _signature(bundle: Bundle, blob: Blob, key_id: str, digest: str, known: _Known) -> bytes:
+    """An envelope of this key that speaks of this digest. Those of known keys are proved, others when theirs are."""
+    data = _document(bundle, blob, MAX_SIGNATURE_BYTES)
+    try:
+        envelope = Envelope.from_bytes(data)
+        if envelope.key_id != key_id:
+            raise InvalidDocument(f"it is one of key {envelope.key_id}, not of {key_id[:80]!r}")
+        envelope.insist_on_subject(digest)
+        if key_id in known:
+            envelope.statement(known[key_id], digest)
+    except InvalidDocument as fault:
+        raise InvalidDocument(f"signature {blob.sha256} is not one of this artifact: {fault}") from fault
+    return data
 
 
 def _evidence(bundle: Bundle, image: Image) -> tuple[Evidence, ...]:
@@ -125,6 +133,17 @@ def _evidence(bundle: Bundle, image: Image) -> tuple[Evidence, ...]:
         if each.manifest != image.manifest.sha256:
             raise InvalidDocument(f"evidence {each.digest} is of manifest {each.manifest}, not of its own")
     return found
+
+
+def _vouched(bundle: Bundle, image: Image, evidence: Sequence[Evidence], known: _Known) -> dict[tuple[str, str], bytes]:
+    """Signatures of evidence that is in the bundle, by its digest and the key's id."""
+    strange = sorted({digest for digest, _ in image.vouched} - {each.digest for each in evidence})
+    if strange:
+        raise InvalidDocument(f"it holds a signature of evidence {strange[0][:80]!r}, which it does not carry")
+    return {
+        (digest, key_id): _signature(bundle, blob, key_id, digest, known)
+        for (digest, key_id), blob in image.vouched.items()
+    }
 
 
 def _named(manifest: Manifest, evidence: Sequence[Evidence]) -> tuple[Blob, ...]:

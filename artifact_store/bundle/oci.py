@@ -6,7 +6,7 @@ they may hold more than we know; what we use of them is checked as strictly.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -27,6 +27,7 @@ SIGNATURE_TYPE: Final = "application/vnd.dsse.envelope.v1+json"
 IMAGE_TYPE: Final = "application/vnd.oci.image.manifest.v1+json"
 INDEX_TYPE: Final = "application/vnd.oci.image.index.v1+json"
 KEY_ID: Final = "dev.nxpipe.key-id"
+SUBJECT: Final = "dev.nxpipe.subject"  # of a signature of evidence: the document's digest
 REF_NAME: Final = "org.opencontainers.image.ref.name"
 
 MAX_LAYOUT_BYTES: Final = 4096
@@ -72,18 +73,24 @@ D = TypeVar("D", bound=_Foreign)
 
 @dataclass(frozen=True)
 class Image:
-    """What an image holds: the manifest, evidence, the blobs that either names, and each signature by its key's id."""
+    """What an image holds: the manifest, evidence, the blobs that either names, each signature of the manifest by its
+    key's id, and each of evidence (`vouched`) by that document's digest and its key's id."""
 
     manifest: Blob
     blobs: Sequence[Blob]
     evidence: Sequence[Blob]
     signatures: Mapping[str, Blob]
+    vouched: Mapping[tuple[str, str], Blob] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         evidence = (_described(blob, EVIDENCE_TYPE) for blob in self.evidence)
         signed = [
             _described(blob, SIGNATURE_TYPE, annotations={KEY_ID: key_id})
             for key_id, blob in sorted(self.signatures.items())
+        ]
+        signed += [
+            _described(blob, SIGNATURE_TYPE, annotations={KEY_ID: key_id, SUBJECT: subject})
+            for (subject, key_id), blob in sorted(self.vouched.items())
         ]
         return canonical_json(
             {
@@ -103,16 +110,19 @@ class Image:
         blobs: list[Blob] = []
         evidence: list[Blob] = []
         signatures: dict[str, Blob] = {}
+        vouched: dict[tuple[str, str], Blob] = {}
         for layer in image.layers:
             if layer.media_type == BLOB_TYPE:
                 blobs.append(layer.blob)
             elif layer.media_type == EVIDENCE_TYPE:
                 evidence.append(layer.blob)
+            elif layer.media_type == SIGNATURE_TYPE and SUBJECT in layer.annotations:
+                vouched[layer.annotations[SUBJECT], layer.annotations.get(KEY_ID, "")] = layer.blob
             elif layer.media_type == SIGNATURE_TYPE:
                 signatures[layer.annotations.get(KEY_ID, "")] = layer.blob
             else:
                 raise InvalidDocument(f"layer {layer.digest} is of the unknown media type {layer.media_type[:80]!r}")
-        return cls(image.config.blob, blobs, evidence, signatures)
+        return cls(image.config.blob, blobs, evidence, signatures, vouched)
 
 
 def layout_bytes() -> bytes:

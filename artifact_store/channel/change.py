@@ -229,10 +229,10 @@ def _insist_on_artifact(store: Store, one: Published, channel: str, requirements
             f"{one.name} is incomplete: blob {blob.sha256} of {blob.size} bytes {fault} in {store.url}; "
             "publish it again"
         )
-    if sentence := requirements.judge(one.manifest, _believed(store, one, requirements)):
-        raise Refused(f"{one.name} cannot be served on channel {channel}: {sentence}")
     if requirements.doubt is not None and (sentence := requirements.doubt(Served.of(one))):
         raise Refused(sentence)
+    if sentence := requirements.judge(one.manifest, _believed(store, one, requirements)):
+        raise Refused(f"{one.name} cannot be served on channel {channel}: {sentence}")
 
 
 def _insist_on_what_stays(
@@ -252,7 +252,13 @@ def _insist_on_what_stays(
 
 def _believed(store: Store, one: Published, requirements: Requirements) -> Sequence[Evidence]:
     evidence = store.evidence(one.manifest_digest)
-    return [each for each in evidence if requirements.believe is None or requirements.believe(each)]
+    believed = [each for each in evidence if requirements.believe is None or requirements.believe(each)]
+    if evidence and not believed:
+        raise Refused(
+            f"the evidence of {one.name} is not signed by the keys that its channel trusts; "
+            f"sign it with: nxpipe store sign {one.name}"
+        )
+    return believed
 
 
 def _insist_on_targets(

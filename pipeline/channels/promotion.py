@@ -34,8 +34,17 @@ def requirements_of_one(store: "Store", config: "Config", folder: Path, channel:
     def judge(manifest: "Manifest", evidence: "Sequence[Evidence]") -> str | None:
         return shortfall(manifest, evidence, allowed)
 
-    doubt = trust.policy.judge(store, channel) if trust.policy else None
-    return Requirements(doubt=doubt, judge=judge, trust=trust)
+    policy = trust.policy
+    if policy is None:
+        return Requirements(judge=judge, trust=trust)
+    from artifact_store.trust.testimony import believing
+
+    return Requirements(
+        doubt=policy.judge(store, channel),
+        judge=judge,
+        believe=believing(policy, store, channel),
+        trust=trust,
+    )
 
 
 def targets_of(config: "Config", folder: Path, channel: str) -> dict[str, set[str]]:

@@ -13,6 +13,7 @@ from pipeline.release.gate import Outcome, Settled
 if TYPE_CHECKING:
     from artifact_store import Published
     from artifact_store.trust.keys import Signer
+    from artifact_store.trust.policy import Policy
     from pipeline.config import Config
     from pipeline.release.candidate import Candidate
     from pipeline.release.state import Release
@@ -28,8 +29,9 @@ class Sign:
         channel, published = release.words.channel, _all_published(release)
         policy = release.trust.policy
         judge = policy.judge(release.store, channel) if policy else None
-        if judge is not None:
+        if policy is not None and judge is not None:
             content = published is not None and not any(judge(Served.of(one)) for one in published)
+            content = content and all(_is_believed(release, policy, one) for one in published or ())
             return Settled("done", f"channel {channel} trusts the signatures that are there") if content else None
         if not (release.words.key or release.config.signing.key):
             return Settled("skipped", f"channel {channel} asks for no signature, and no key is named")
@@ -43,12 +45,14 @@ class Sign:
 
     def run(self, release: "Release") -> Outcome:
         from artifact_store.trust.signatures import Signatures
+        from artifact_store.trust.testimony import vouch
 
         signer, signatures, figures = _signer(release), Signatures(release.store), []
         for one in release.candidates:
             published = release.published(one)
             if _unsigned(release, signer, published):
                 signatures.add(published, signer, builder_id())
+                vouch(release.store, published, signer, builder_id())
             key, manifest = signer.public.key_id, published.manifest_digest
             figures.append({"artifact": one.name, "manifest": manifest, "key_id": key, "builder": builder_id()})
         return Outcome(f"{len(figures)} manifests by key {signer.public.key_id[:SHOWN]}", figures=figures)
@@ -113,8 +117,17 @@ def _signer(release: "Release") -> "Signer":
 
 def _unsigned(release: "Release", signer: "Signer", published: "Published") -> bool:
     from artifact_store.trust.signatures import Signatures
+    from artifact_store.trust.testimony import is_vouched
 
-    return Signatures(release.store).by(signer.public, published.manifest_digest) is None
+    signed = Signatures(release.store).by(signer.public, published.manifest_digest) is not None
+    return not (signed and is_vouched(release.store, published, signer))
+
+
+def _is_believed(release: "Release", policy: "Policy", published: "Published") -> bool:
+    from artifact_store.trust.testimony import believing
+
+    believe = believing(policy, release.store, release.words.channel)
+    return any(believe is None or believe(each) for each in release.store.evidence(published.manifest_digest))
 
 
 def _names(candidates: "tuple[Candidate, ...] | list[Candidate]") -> str:

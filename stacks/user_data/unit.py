@@ -13,6 +13,7 @@ After=network-online.target
 Type={kind}
 User=nxpipe
 StateDirectory=nxpipe
+Environment=XDG_STATE_HOME=%S
 EnvironmentFile={settings}/agent.env
 ExecStart={command}
 Restart=on-failure

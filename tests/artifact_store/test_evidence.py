@@ -18,6 +18,10 @@ from artifact_store.errors import Conflict, Corrupt, Incomplete, InvalidDocument
 from artifact_store.evidence import UNVERIFIED, Evidence, gap, is_covered
 from artifact_store.layout import blob_path
 from artifact_store.parts import keep_observation, keep_part, part_of, seen
+from artifact_store.trust.key_files import make_key_file
+from artifact_store.trust.policy import Policy, TrustedKey
+from artifact_store.trust.signers import open_signer
+from artifact_store.trust.testimony import believing, is_vouched, vouch
 from artifact_store.upkeep.fsck import fsck
 from artifact_store.upkeep.gc import carry_out, plan
 from artifact_store.upkeep.rules import Rules
@@ -147,6 +151,24 @@ def test_a_bundle_carries_evidence_and_its_blobs(local: Place, tmp_path: Path) -
     Bundled.read(tmp_path / "bundle.tar").publish(there)
     assert there.evidence(one.manifest_digest) == local.store.evidence(one.manifest_digest)
     assert fsck(there).is_sound
+
+
+def test_a_bundle_carries_the_signatures_of_evidence(local: Place, tmp_path: Path) -> None:
+    make_key_file(tmp_path / "a.key")
+    signer = open_signer("file:a.key", tmp_path)
+    one = publish_verified(local.store, put(local.store))
+    assert vouch(local.store, one, signer, "nxpipe:local") == 1
+    assert vouch(local.store, one, signer, "nxpipe:local") == 0
+    export_artifact(local.store, one, tmp_path / "bundle.tar")
+    there = folder(tmp_path / "there").store
+    arrived = Bundled.read(tmp_path / "bundle.tar").publish(there)
+    assert is_vouched(there, arrived, signer)
+    policy = Policy((TrustedKey("a", signer.public),), frozenset({"prod"}))
+    believe = believing(policy, there, "prod")
+    assert believe is not None
+    assert believe(there.evidence(one.manifest_digest)[0])
+    assert not believe(evidence(there, put(there), cosine=0.5))
+    assert believing(policy, there, "staging") is None
 
 
 def test_a_bundle_with_evidence_of_another_artifact_is_refused(local: Place, tmp_path: Path) -> None:

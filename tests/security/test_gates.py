@@ -43,6 +43,19 @@ target = "inf2.xlarge"
 buckets = [8]
 weights = "random:0"
 """
+SIGNED: Final = """
+[[fleets]]
+kind = "serving"
+name = "live"
+model = "tiny"
+channel = "production"
+instance_types = ["inf2.xlarge"]
+capacity = { kind = "on-demand" }
+size = { min = 1, max = 2 }
+[signing]
+key = "file:release.key"
+require = ["production"]
+"""
 LAX: Final = {"NXPIPE_VERIFY_MIN_COSINE": "0.5", "NXPIPE_VERIFY_MAX_RELATIVE_ERROR": "1.0"}
 BEYOND: Final = "output pooler_output is beyond [verify]: cosine 0.99999"
 
@@ -211,6 +224,30 @@ def test_what_was_never_verified_is_not_served_and_a_build_verifies_it(
     (after,) = the_store().list()
     assert after == before
     assert evidence().manifest == after.manifest_digest
+    assert nxpipe("promote", "tiny", "--channel", "production").code == OK.number
+
+
+def test_a_channel_that_asks_for_signatures_believes_no_figures_that_nobody_signed(
+    here: Path, nxpipe: InProcess
+) -> None:
+    """Whoever may add evidence, and may sign nothing, makes nothing servable by it."""
+    assert nxpipe("store", "keygen", "release.key").code == OK.number
+    (here / "nxpipe.toml").write_text(CONFIG + SIGNED)
+    assert nxpipe("store", "sign", "tiny").code == OK.number
+    store, found = the_store(), evidence()
+    near = {"cosine": 1.0, "max_relative": 0.0}
+    programs = [
+        each.model_copy(update={"outputs": tuple(row.model_copy(update=near) for row in each.outputs)})
+        for each in found.programs
+    ]
+    store.attest(found.model_copy(update={"programs": tuple(programs)}))
+    answer = nxpipe("promote", "tiny", "--channel", "production")
+    assert (answer.code, BEYOND in answer.err) == (REFUSED.number, True), answer.err
+    (here / "store" / found.path).unlink()
+    unsigned = nxpipe("promote", "tiny", "--channel", "production")
+    assert (unsigned.code, "is not signed by the keys" in unsigned.err) == (REFUSED.number, True), unsigned.err
+    assert served("production") is None
+    assert nxpipe("store", "sign", "tiny").code == OK.number  # by whom the channel trusts
     assert nxpipe("promote", "tiny", "--channel", "production").code == OK.number
 
 

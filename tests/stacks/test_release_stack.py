@@ -281,7 +281,7 @@ def test_a_release_without_a_key_in_kms_signs_with_none(deployed: Made) -> None:
 
 
 def test_every_folder_of_the_store_is_a_publishers_or_is_kept_from_it() -> None:
-    names = ("BLOBS", "ACTIONS", "PARTS", "FAILURES", "LEASES", "RUNS", "SIGNATURES", "REPORTS")
+    names = ("BLOBS", "ACTIONS", "EVIDENCE", "PARTS", "FAILURES", "LEASES", "RUNS", "SIGNATURES", "REPORTS")
     published = [getattr(layout, name) for name in (*names, "RECORD_SEGMENTS", "INPUT_SEGMENTS", "LISTINGS")]
     for folder in published:
         assert any(folder.startswith(own) for own in (*CREATED_ONCE, *REPLACED)), folder

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def sign(
     console: Console, name: str, key: str | None, builder: str | None, store: str | None, config_path: Path
 ) -> None:
-    """Sign an artifact, together with what it was made of.
+    """Sign an artifact, together with what it was made of, and its evidence.
 
     The signature is an in-toto statement with SLSA provenance in a DSSE envelope. It is kept in the store, one of each
     key, and tells no time; signing again replaces only what the same key said. NAME is as in `nxpipe store show`.
@@ -44,15 +44,17 @@ def sign(
       nxpipe store sign bert-base-uncased --key kms:arn:aws:kms:us-east-2:123456789012:alias/release
     """
     from artifact_store.trust.signatures import Signatures
+    from artifact_store.trust.testimony import vouch
     from pipeline.config import load_config
 
     opened = open_the_store_itself(store, config_path, console)
     signer = chosen_signer(key, load_config(config_path, os.environ, missing_ok=True), config_path.parent)
     published = opened.resolve(name)
     statement = Signatures(opened).add(published, signer, builder or builder_id())
+    vouched = vouch(opened, published, signer, builder or builder_id())
     if console.json:
         about = {"manifest_digest": published.manifest_digest, "key_id": signer.public.key_id}
-        console.data(about | {"statement": statement.to_json()})
+        console.data(about | {"statement": statement.to_json(), "evidence": vouched})
     else:
         console.result(f"{published.model_id}  manifest {published.manifest_digest}")
         console.result(f"signed by key {signer.public.key_id}")
