@@ -32,7 +32,7 @@ _OBJECT: Final = re.compile(
             r"(leases|runs)/[0-9a-f]{64}/[0-9]{10}",
             r"channels/[a-z0-9][a-z0-9-]{0,62}/(head|log/[0-9]{10})",
             r"pins/[a-z0-9][a-z0-9-]{0,62}",
-            r"sig/[0-9a-f]{64}/[0-9a-f]{64}",
+            r"(evidence|sig)/[0-9a-f]{64}/[0-9a-f]{64}",
             r"reports/[0-9a-f]{64}/[0-9T.]+Z\.(html|json)",
             r"neuron-artifacts/[^/]+/[0-9a-f]{16}/manifest\.json",
             r"doctor-[0-9a-f]{16}/[^/]+",

@@ -173,6 +173,7 @@ OBJECTS = {
     Kind.RETIRED: f"retired/{HEX}",
     Kind.LISTING: f"neuron-artifacts/acme-bert/{'0' * 16}/manifest.json",
     Kind.SIGNATURE: f"sig/{HEX}/{HEX}",
+    Kind.EVIDENCE: f"evidence/{HEX}/{HEX}",
     Kind.REPORT: f"reports/{HEX}/20260131T120000.000000Z.html",
     Kind.PART: f"parts/{HEX}",
     Kind.FAILURE: f"failures/{HEX}",
