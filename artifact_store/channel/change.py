@@ -60,7 +60,8 @@ def promote(
     expected: int | None = None,
 ) -> Appended:
     """Serve these artifacts from now on, in place of those of the same model and target."""
-    log, trust = ChannelLog(store.backend, channel, requirements.trust.marks), requirements.trust
+    trust = requirements.trust
+    log = trust.log(store.backend, channel)
     news = [Served.of(one) for one in wanted]
     manifests = [one.record.manifest for one in wanted]
     with Pins(store.backend).held(manifests, actor=author.actor, reason=f"promotion to {channel}"):
@@ -97,7 +98,7 @@ def rollback(
     What it brings back is chosen once: of two rollbacks at the same moment the slower one finds its work done.
     Of that, what is not served now needs the signatures that a promotion would need; `despite` is why not this time.
     """
-    log = ChannelLog(store.backend, channel, trust.marks)
+    log = trust.log(store.backend, channel)
     seen = log.tip()
     if seen is None:
         raise NotFound(f"channel {channel} of {store.url} is empty; promote an artifact on it first")

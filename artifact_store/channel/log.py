@@ -29,11 +29,13 @@ class Appended:
 
 
 class ChannelLog:
-    def __init__(self, backend: Backend, channel: str, marks: Marks | None = None) -> None:
+    def __init__(self, backend: Backend, channel: str, marks: Marks | None = None, *, binding: bool = True) -> None:
+        """`binding`: a log that does not go on from the mark is refused; else it is proved from its start."""
         # The name becomes a path: it is checked as strictly as in a document.
         self.channel = parse_document(Head, {"format": "nxpipe.head/1", "channel": channel, "generation": 1}).channel
         self._backend = backend
         self._marks = marks
+        self._binding = binding
         self._records = Records(backend)
         self._proved: Generation | None = None  # the last tip, back from which all was proved
 
@@ -44,8 +46,10 @@ class ChannelLog:
         the first one.
         """
         tip, seen = self.newest(), self._proved or (self._marks.read(self.channel) if self._marks else None)
-        if seen is not None:
-            self._insist_on(tip, seen)
+        if seen is not None and not _goes_on_from(tip, seen):
+            if self._binding:
+                raise self._taken_back(tip, seen)
+            seen = None
         if tip is not None:
             self._prove(tip, seen)
             self._proved = tip
@@ -110,16 +114,14 @@ class ChannelLog:
     def _read(self, generation: int) -> Generation | None:
         return self._records.read(Generation, generation_path(self.channel, generation)) if generation else None
 
-    def _insist_on(self, tip: Generation | None, seen: Mark | Generation) -> None:
+    def _taken_back(self, tip: Generation | None, seen: Mark | Generation) -> Corrupt:
         """What was seen once is never taken back: only a later generation may take its place."""
-        if tip is not None and (tip.generation > seen.generation or tip.digest == seen.digest):
-            return
         if tip is None or tip.generation < seen.generation:
             fault = f"it ends at generation {tip.generation if tip else 0}"
         else:
             fault = f"its generation {tip.generation} has the digest {tip.digest}"
         known = f"and this machine has seen generation {seen.generation} with the digest {seen.digest}"
-        raise Corrupt(f"{self._backend.url}/{log_folder(self.channel)}", f"{fault}, {known}", self._way_out())
+        return Corrupt(f"{self._backend.url}/{log_folder(self.channel)}", f"{fault}, {known}", self._way_out())
 
     def _way_out(self) -> str:
         restored = "; if the store was restored from an older copy on purpose, remove "
@@ -153,6 +155,10 @@ class ChannelLog:
             number = number_of(path.removeprefix(folder))
             if number is not None:
                 yield number
+
+
+def _goes_on_from(tip: Generation | None, seen: Mark | Generation) -> bool:
+    return tip is not None and (tip.generation > seen.generation or tip.digest == seen.digest)
 
 
 def channels(backend: Backend) -> list[str]:

@@ -11,6 +11,7 @@ from artifact_store.channel.generation import Generation
 from artifact_store.digest import sha256_hex
 from artifact_store.documents import Count, Digest, Label, Sealed, Text, Time
 from artifact_store.errors import Corrupt, InvalidDocument
+from artifact_store.url import is_remote
 
 _REMOVE: Final = "remove that file, and this machine begins anew with what the store holds"
 
@@ -60,10 +61,14 @@ class Marks:
             raise Corrupt(str(file), str(fault), _REMOVE) from fault
         return mark
 
-    def keep(self, tip: Generation) -> None:
-        """Never an older one than is kept already. On the disk when this returns."""
+    @property
+    def are_of_a_bucket(self) -> bool:
+        return is_remote(self._url)
+
+    def keep(self, tip: Generation, *, anew: bool = False) -> None:
+        """Never an older one than is kept already, but for a log that begins `anew`. On the disk when this returns."""
         mark, known = Mark.of(self._url, tip), self.read(tip.channel)
-        if known is not None and known.generation >= mark.generation:
+        if known is not None and (known == mark or (known.generation >= mark.generation and not anew)):
             return
         file = self.file(tip.channel)
         with scratch(file.parent) as new, os_errors(f"write {file}"):

@@ -41,11 +41,19 @@ class Trust:
             self.mark(tip)
         return tip
 
+    def log(self, place: Backend, channel: str) -> ChannelLog:
+        return ChannelLog(place, channel, self.marks, binding=self._binds(channel))
+
+    def _binds(self, channel: str) -> bool:
+        """Whether what was seen may not be taken back. A folder in which nobody has to sign anything may be removed and
+        made anew: whoever can do that can write into its log what they like."""
+        return bool(self.marks and self.marks.are_of_a_bucket) or bool(self.policy and channel in self.policy.required)
+
     def mark(self, tip: Generation) -> None:
         """A machine that can keep nothing, such as a container, proves the whole log at each look."""
         try:
             if self.marks:
-                self.marks.keep(tip)
+                self.marks.keep(tip, anew=not self._binds(tip.channel))
         except StoreUnavailable as error:
             self.say(f"what was seen of channel {tip.channel} cannot be kept on this machine: {error}")
 
@@ -66,7 +74,7 @@ class Trust:
 
     def history(self, store: Store, channel: str) -> Iterator[Generation]:
         """The newest generation first, each proved by the one after it. Whose word each is, is for `fault` to say."""
-        log = ChannelLog(store.backend, channel, self.marks)
+        log = self.log(store.backend, channel)
         return log.back_from(log.tip())
 
     def fault(self, place: Backend, generation: Generation) -> str | None:
@@ -80,7 +88,7 @@ class Trust:
         """
 
         def read(place: Backend) -> tuple[Generation | None, Backend]:
-            log = ChannelLog(place, channel, self.marks)
+            log = self.log(place, channel)
             return (log.newest(further=False) if isinstance(place, Remembered) else log.tip()), place
 
         answer = sources_of(store).first(f"channel {channel}", read)

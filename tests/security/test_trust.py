@@ -232,6 +232,27 @@ def test_what_was_not_believed_is_not_what_this_machine_has_seen(world: World) -
     assert WAYS["store fetch"](world) == world.artifact("b").manifest_digest
 
 
+def test_a_folder_where_nobody_signs_may_be_made_anew(world: World, tmp_path: Path) -> None:
+    """What was seen binds where the log cannot be forged: in a bucket, and where signatures are asked for."""
+    marks = Marks(tmp_path / "seen", world.store.url)
+    free, strict = Trust(None, marks), Trust(world.trust().policy, marks)
+    bucket = Marks(tmp_path / "seen", "s3://a-bucket/store")
+    bucket.keep(world.generation(2))
+    assert free.tip(world.store, CHANNEL) is not None
+    world.remove(generation_path(CHANNEL, 2))
+    world.head(1)
+    with pytest.raises(Corrupt, match="this machine has seen generation 2"):
+        strict.tip(world.store, CHANNEL)
+    with pytest.raises(Corrupt, match="this machine has seen generation 2"):
+        Trust(None, bucket).tip(world.store, CHANNEL)
+    found = free.tip(world.store, CHANNEL)
+    assert found is not None
+    assert found.generation == 1
+    mark = marks.read(CHANNEL)
+    assert mark is not None
+    assert mark.generation == 1
+
+
 def test_a_mark_is_never_set_back_and_a_damaged_one_is_named(world: World, tmp_path: Path) -> None:
     marks = Marks(tmp_path / "state", world.store.url)
     first, second = world.generation(1), world.generation(2)
