@@ -61,7 +61,7 @@ def outcome(number: int, good: list[Saved], folder: Path) -> bool:
             refusal = str(refused)
     assert "Traceback" not in refusal, number
     assert len(refusal) < 10_000, number
-    assert not seen.forbidden, number
+    assert not seen.forbidden, (number, seen.forbidden)
     assert not seen.imports_beyond(*_READERS), number
     assert not seen.files_outside(path.parent, _OURS), number
     assert [each.name for each in folder.iterdir()] == ["in"], number
