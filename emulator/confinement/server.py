@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,10 +29,17 @@ def serve(control: socket.socket) -> None:
     It ends with them, whatever ended the process that gives them, and takes away the folder that it was given.
     """
     gc.set_threshold(_GARBAGE_AFTER)
+    try:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it ended while libraries were imported for it
+            _take_orders(control)
+    finally:
+        shutil.rmtree(os.environ["HOME"], ignore_errors=True)
+
+
+def _take_orders(control: socket.socket) -> None:
     while True:
         order, passed, _, _ = socket.recv_fds(control, _ORDER, 1)
         if not order:
-            shutil.rmtree(os.environ["HOME"], ignore_errors=True)
             return
         document = wire.loads(order)
         if "ended" in document:

@@ -30,7 +30,7 @@ class WorkerProcess:
     def __init__(self, threads: int) -> None:
         self._said = tempfile.TemporaryFile(prefix="nxpipe-worker-")  # noqa: SIM115 - closed by `kill`
         self._process = subprocess.Popen(
-            [sys.executable, "-m", _MODULE],
+            [sys.executable, "-P", "-m", _MODULE],  # no module of the folder that a build runs in
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
