@@ -26,6 +26,7 @@ from artifact_store.transfer.wanted import by_channel
 from artifact_store.trust.key_files import KeyFile, make_key_file
 from artifact_store.trust.policy import signing_with
 from artifact_store.trust.signatures import Signatures
+from artifact_store.trust.testimony import vouch
 from pipeline.agent.artifact import Wish, bring
 from pipeline.channels.signing import trust_in
 from pipeline.channels.view import ChannelView
@@ -36,7 +37,7 @@ from pipeline.neuron_cache.chosen import served
 from pipeline.release.state import Release
 from pipeline.release.words import Words
 from tests.artifact_store.afar import afar
-from tests.artifact_store.samples import MODEL, manifest
+from tests.artifact_store.samples import MODEL, manifest, publish_verified
 
 DAY: Final = 24 * 3600.0
 CHANNEL: Final = "production"
@@ -121,11 +122,10 @@ class World:
     def publish(self, seed: str, signers: tuple[str, ...] = ("good", "second")) -> Published:
         """One whose programs say how long they take, so that it can be held against others."""
         parts = [self.store.put_blob(data) for data in (f'{{"request":"{seed}"}}'.encode(), b"p" * 50, b"f" * 60)]
-        made = manifest(parts)
-        report: dict[str, object] = {each.name: [{"cosine": "0.99"}] for each in made.executables}
-        published = self.store.publish(made.model_copy(update={"report": report}))
+        published = publish_verified(self.store, manifest(parts))
         for name in signers:
             Signatures(self.store).add(published, self.key(name), "ci")
+            vouch(self.store, published, self.key(name), "ci")
         return published
 
     def artifact(self, seed: str) -> Published:
