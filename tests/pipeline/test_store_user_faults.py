@@ -271,7 +271,7 @@ def test_a_store_on_a_full_disk_can_still_be_read_and_collected(world: World, tm
 
 def test_a_disk_that_becomes_full_leaves_nothing_half_written(world: World, tmp_path: Path) -> None:
     shown = str(world.root / "elsewhere")
-    with small_disk(tmp_path / "disk", size="32k") as disk:
+    with small_disk(tmp_path / "disk", size="64k") as disk:
         words = {
             "import": ("import", str(world.root / "third.tar"), "--store", f"{disk}/store"),
             "export to a file": ("export", MODEL, "--to", f"{disk}/out.tar", "--store", shown),
