@@ -58,6 +58,8 @@ Digest = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
 WriteId = Annotated[str, Field(pattern=r"\A[0-9a-f]{32}\z")]
 Label = Annotated[str, Field(pattern=r"\A[a-z0-9][a-z0-9-]{0,62}\z")]
 Name = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(_printable)]
+# A name out of a model's file, as it is there: control characters too, which are escaped where it is shown.
+ForeignName = Annotated[str, Field(min_length=1, max_length=4096)]
 Text = Annotated[str, Field(max_length=4096), AfterValidator(_printable)]
 SafePath = Annotated[str, AfterValidator(_safe_path)]
 ModelId = Annotated[str, AfterValidator(_model_id)]

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from artifact_store.canonical import canonical_json
 from artifact_store.digest import sha256_hex
-from artifact_store.documents import Blob, Digest, Document, Label, Name, Sealed, Text
+from artifact_store.documents import Blob, Digest, Document, ForeignName, Label, Name, Sealed, Text
 from artifact_store.layout import evidence_path
 from artifact_store.manifest import MAX_EXECUTABLES, MAX_OUTPUTS, Manifest
 
@@ -29,7 +29,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class Figures(Document):
     """How far one output is from the yardstick's. `kl` and `top1` are of logits only, where they could be told."""
 
-    output: Name
+    output: ForeignName
     max_absolute: Distance
     mean_absolute: Distance
     max_relative: Distance

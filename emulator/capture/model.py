@@ -84,7 +84,8 @@ def _configuration(given: Mapping[str, object]) -> Any:
             config = transformers.AutoConfig.for_model(kind, **(settings | changes))
             leave_out_caches(config)
             return config
-    except OfflineModeIsEnabled as fault:
+    # A confined process may not look into a cache of the hub either, and has no other file to be refused here.
+    except (OfflineModeIsEnabled, PermissionError) as fault:
         raise CaptureError(
             "the configuration names a part by its id on the hub, and nothing is fetched for it; write that model's "
             "own configuration there, as backbone_config"

@@ -3,8 +3,7 @@ read against its digest."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from pipeline import artifact_files
 from pipeline.documents import json_of
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from emulator.compile import Program
     from emulator.executable import Executable as Instructions
     from emulator.types import TensorType
-
-_MOST_ELEMENTS: Final = 1 << 48  # beyond this numpy cannot say a shape, even that of nothing
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,6 @@ def read_artifact(published: "Published", store: "Store", step: Step) -> Stored:
 
     manifest = published.manifest
     require_instructions(manifest)
-    require_tensors(manifest)
     kinds = {tensor.name: TensorType(tensor.shape, DType(tensor.dtype)) for tensor in manifest.weights}
     refuse_what_memory_cannot_hold(manifest.model.id, kinds)
     with step(f"read {len(manifest.blobs())} blobs"):
@@ -90,25 +86,6 @@ def read_artifact(published: "Published", store: "Store", step: Step) -> Stored:
         found = chosen(manifest, store.evidence(published.manifest_digest))
         programs = tuple(_stored(manifest, executable, files, found, store) for executable in manifest.executables)
     return Stored(manifest, _source(manifest, files), weights, programs)
-
-
-def require_tensors(manifest: "Manifest") -> None:
-    """Refuse, before a byte is read, tensors whose bytes cannot be what their type and shape say."""
-    from emulator.types import DType, TensorType
-
-    for tensor in manifest.weights:
-        where = f"{manifest.model.id}: tensor {tensor.name[:80]!r}"
-        if tensor.name == "__metadata__" or tensor.dtype not in set(DType):
-            what = (
-                f"has element type {tensor.dtype[:40]!r}" if tensor.name != "__metadata__" else "cannot be one's name"
-            )
-            raise ProgramInvalid(f"{where} {what}; build the model again")
-        need = TensorType(tensor.shape, DType(tensor.dtype)).nbytes
-        if need != tensor.blob.size or prod(size or 1 for size in tensor.shape) > _MOST_ELEMENTS:
-            raise ProgramInvalid(
-                f"{where} is {tensor.dtype} of {list(tensor.shape)}, which takes {need:,} bytes, and "
-                f"{tensor.blob.size:,} are stored; build the model again"
-            )
 
 
 def _weights(manifest: "Manifest", kinds: Mapping[str, "TensorType"], store: "Store") -> Arrays:

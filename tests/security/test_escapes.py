@@ -62,7 +62,7 @@ MODELS = (
         here / "m.pt2", hostile.in_text("weight_0"))),
     Attempt("C10", f"check {PT2}", 11, lambda here: hostile.pt2_with(
         here / "m.pt2", hostile.in_text("torch.ops.aten.gelu.default"))),
-    Attempt("C13", f"check {PT2}", 11, lambda here: hostile.pt2_with(
+    Attempt("C13", f"check {PT2}", 0, lambda here: hostile.pt2_with(
         here / "m.pt2", hostile.in_tree_spec()), shows=""),
     Attempt("C14", f"check {BERT}", 11, lambda here: hostile.bert(here / "m", hidden_act=EVIL)),
     Attempt("C15", f"check {BERT}", 11, lambda here: hostile.bert(here / "m", model_type=EVIL)),

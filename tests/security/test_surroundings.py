@@ -322,12 +322,12 @@ FILES: dict[str, tuple[str, Callable[[], object]]] = {
     "C55": ("thousands of digits", lambda: NXPIPE_TOML.write_text(f"[project]\nname = {'9' * 1_000_000}")),
     "C56": ("1,048,576 bytes", lambda: NXPIPE_TOML.write_text(f"[{'.'.join('a' * 1_000)}]\n" * 10_000)),
     "C57": ("UTF-8", lambda: NXPIPE_TOML.write_bytes(b"\xff\xfe\xff")),
-    "C58": (r"\u0000", lambda: NXPIPE_TOML.write_bytes(b"\0" * 1000)),
+    "C58": ("no configuration of nxpipe", lambda: NXPIPE_TOML.write_bytes(b"\0" * 1000)),
     "C59": ("byte order mark", lambda: NXPIPE_TOML.write_bytes(b"\xef\xbb\xbf[project]\n")),
-    "C60": ("1,048,576 bytes", lambda: os.environ.update(NXPIPE_CONFIG="/dev/zero")),
+    "C60": ("Not a regular file", lambda: os.environ.update(NXPIPE_CONFIG="/dev/zero")),
     "C63": ("a folder", lambda: os.environ.update(NXPIPE_CONFIG="/tmp")),
     "C64": ("no such file", lambda: os.environ.update(NXPIPE_CONFIG="")),
-    "C65": ("no settings", lambda: os.environ.update(NXPIPE_CONFIG="/dev/null")),  # a terminal that is closed
+    "C65": ("Not a regular file", lambda: os.environ.update(NXPIPE_CONFIG="/dev/null")),  # a terminal that is closed
     "C66": ("cannot be", lambda: os.environ.update(NXPIPE_CONFIG="a" * 100_000)),
 }
 

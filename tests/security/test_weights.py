@@ -6,19 +6,15 @@ import pickle
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from artifact_store.digest import sha256_hex
-from artifact_store.documents import Blob
-from artifact_store.manifest import Manifest, Tensor
 from emulator.capture import CaptureRequest, parameter_specs
-from pipeline.errors import ModelSourceError, ProgramInvalid
+from pipeline.errors import ModelSourceError
 from pipeline.models.checkpoint import weight_files
-from pipeline.verification.stored import require_tensors
 from tests.pipeline.command import Answer
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.security.test_config import BERT, is_a_sentence, written
@@ -261,33 +257,3 @@ def test_prompts_come_from_a_regular_file(nxpipe: InProcess, model: Path) -> Non
         is_a_sentence(answer)
         assert answer.code == 2
         assert "Not a regular file" in answer.err
-
-
-class _Manifest:
-    """As much of one as the question is about."""
-
-    def __init__(self, *tensors: Tensor) -> None:
-        self.weights = tensors
-        self.model = type("Model", (), {"id": "tiny"})
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype", "shape", "size", "says"),
-    [
-        ("__metadata__", "float32", (2,), 8, "cannot be one's name"),
-        ("w", "float32", (3,), 8, "which takes 12 bytes, and 8 are stored"),
-        ("w", "float32", (2**53 - 1,), 8, "and 8 are stored"),
-        ("w", "float32", (2**53 - 1, 2**53 - 1, 0), 0, "takes 0 bytes"),
-        ("w", "complex128", (2,), 32, "element type 'complex128'"),
-    ],
-)
-def test_tensors_of_an_artifact_are_what_they_say(
-    name: str, dtype: str, shape: tuple[int, ...], size: int, says: str
-) -> None:
-    blob = Blob(sha256=sha256_hex(b"x"), size=size)
-    lying = _Manifest(Tensor(name=name, dtype=dtype, shape=shape, blob=blob, pack=None))
-    with pytest.raises(ProgramInvalid, match="tiny: tensor") as refused:
-        require_tensors(cast("Manifest", lying))
-    assert says in str(refused.value)
-    honest = Tensor(name="w", dtype="float32", shape=(2,), blob=Blob(sha256="0" * 64, size=8), pack=None)
-    require_tensors(cast("Manifest", _Manifest(honest)))
