@@ -12,10 +12,12 @@ from artifact_store.channel.generation import Generation, Head
 from artifact_store.digest import sha256_hex
 from artifact_store.documents import Blob
 from artifact_store.errors import InvalidDocument
+from artifact_store.evidence import Evidence, is_covered
 from artifact_store.layout import (
     ACTIONS,
     BLOBS,
     CHANNELS,
+    EVIDENCE,
     LISTINGS,
     PARTS,
     PINS,
@@ -24,6 +26,7 @@ from artifact_store.layout import (
     RUNS,
     action_path,
     blob_path,
+    evidence_folder,
     generation_path,
     head_path,
     is_key,
@@ -59,6 +62,7 @@ def breaches(objects: Objects) -> list[str]:
         *_broken_answers(objects),
         *_broken_channels(objects),
         *_broken_names(objects),
+        *_broken_evidence(objects),
     ]
 
 
@@ -88,7 +92,7 @@ def _broken_blobs(objects: Objects) -> Iterator[str]:
 
 
 def _strangers(objects: Objects) -> Iterator[str]:
-    known = (BLOBS, ACTIONS, PARTS, CHANNELS, PINS, REPORTS, RETIRED, RUNS, LISTINGS, *_MAY_LIE_ABOUT)
+    known = (BLOBS, ACTIONS, PARTS, CHANNELS, PINS, REPORTS, EVIDENCE, RETIRED, RUNS, LISTINGS, *_MAY_LIE_ABOUT)
     for path, data in objects.items():
         if not path.startswith(known):
             yield f"{path} is at no place of the format page"
@@ -137,6 +141,16 @@ def _broken_names(objects: Objects) -> Iterator[str]:
             yield from (f"{path} names {blob.sha256}, which is gone" for blob in part.blobs() if _lacks(objects, blob))
 
 
+def _broken_evidence(objects: Objects) -> Iterator[str]:
+    """Each document is at the place that it names, and never outlives a blob that it names."""
+    for path, data in objects.items():
+        if path.startswith(EVIDENCE):
+            found = Evidence.from_bytes(data)
+            if found.path != path:
+                yield f"{path} is the evidence {found.path}"
+            yield from (f"{path} names {blob.sha256}, which is gone" for blob in found.blobs() if _lacks(objects, blob))
+
+
 def _incomplete(objects: Objects, blob: Blob, where: str) -> Iterator[str]:
     if _lacks(objects, blob):
         yield f"{where} names manifest {blob.sha256}, which is missing or damaged"
@@ -148,6 +162,11 @@ def _incomplete(objects: Objects, blob: Blob, where: str) -> Iterator[str]:
     for tensor in manifest.weights:
         if tensor.pack is not None and not _holds(objects, tensor.pack, tensor.blob):
             yield f"{where} needs {tensor.name}, which its pack does not hold"
+    folder = evidence_folder(blob.sha256)
+    evidence = [Evidence.from_bytes(data) for path, data in objects.items() if path.startswith(folder)]
+    # An artifact without a program has nothing to verify; all others in these tests are published as a build does it.
+    if manifest.executables and (gap := is_covered(manifest, evidence)) is not None:
+        yield f"{where} names manifest {blob.sha256}: {gap}"
 
 
 def _lacks(objects: Objects, blob: Blob) -> bool:

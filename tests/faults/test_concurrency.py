@@ -53,7 +53,7 @@ def publish_the_same(arena: Arena, number: int, writer: int) -> str:
 def publish_another(arena: Arena, number: int, writer: int) -> str:
     store = arena.store()
     try:
-        return "won " + store.publish(smallest(store, number, graph=f"{writer}")).manifest_digest
+        return "won " + store.publish(smallest(store, number, answer=f"{writer}")).manifest_digest
     except Conflict as conflict:
         return "lost to " + conflict.stored
 

@@ -39,7 +39,7 @@ from tests.faults.operations import AUTHOR, artifact
 
 LARGE: Final = 70_000  # bytes of a tensor: a blob of its own
 LOG: Final = b"compiler said no"
-NEVER_READ_PAST: Final = (BLOBS, "ac/", "channels/prod/log/", "pins/", "parts/", "failures/", "sig/")
+NEVER_READ_PAST: Final = (BLOBS, "ac/", "channels/prod/log/", "pins/", "parts/", "failures/", "sig/", "evidence/")
 A_DAY: Final = 86_400.0  # seconds: longer than any sweep
 
 
@@ -73,6 +73,7 @@ class Place:
             "parts/": lambda: part_of(self.store, "0" * 64),
             "failures/": lambda: failure_of(self.store, "1" * 64),
             "leases/": lambda: Leases(self.store.backend).current("2" * 64),
+            "evidence/": lambda: [self.store.evidence(one.manifest_digest) for one in self.published],
             "sig/": lambda: Signatures(self.store).by(self.signer, digest),
         }
 
@@ -88,7 +89,9 @@ class Place:
         return [self.store.read_blob(log.log), *(self._whole(one.manifest) for one in found if one)]
 
     def _whole(self, manifest: Manifest) -> object:
-        blobs = [self.store.read_blob(blob) for blob in manifest.blobs()]
+        evidence = self.store.evidence(manifest.digest)
+        named = [*manifest.blobs(), *(blob for each in evidence for blob in each.blobs())]
+        blobs = [self.store.read_blob(blob) for blob in named]
         weights = [bytes(data) for _, data in read_weights(self.store.blobs, manifest.weights)]
         return blobs, weights, self.store.key_inputs(manifest)
 
