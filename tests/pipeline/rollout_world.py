@@ -20,13 +20,12 @@ from artifact_store import Published, open_store
 from pipeline.canary.handler import handle
 from pipeline.rollout.asked import Asked
 from tests.agent.project import CONFIG
-from tests.artifact_store.samples import MODEL, put
+from tests.artifact_store.samples import MODEL, publish_verified, put
 from tests.cloud.install import install
 from tests.pipeline.command import Answer
 from tests.pipeline.in_process import InProcess
 
 REGION: Final = "us-east-2"
-VERIFIED: Final[dict[str, object]] = {"forward-b1-s128": [{"output": "logits", "cosine": "0.9999"}]}
 IDENTITY: Final = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_DEFAULT_REGION": REGION}
 
 
@@ -75,7 +74,7 @@ class Fleet:
     def publish(self, model: str) -> str:
         """An artifact of a model that another fleet serves."""
         store = open_store("store")
-        made = store.publish(put(store, request=9, model=model).model_copy(update={"report": VERIFIED}))
+        made = publish_verified(store, put(store, request=9, model=model))
         return f"{model}@{made.request_key[:12]}"
 
     # What the machines do
@@ -238,8 +237,7 @@ def make_fleet(nxpipe: InProcess, front: dict[str, Any]) -> Fleet:
     """Here, in a project of its own, behind a front that others have used before."""
     store, project = open_store("store"), f"demo{next(_numbers)}"
     Path("nxpipe.toml").write_text(CONFIG.replace('name = "demo"', f'name = "{project}"\nregion = "{REGION}"'))
-    samples = [put(store, request=number) for number in range(3)]
-    published = [store.publish(each.model_copy(update={"report": VERIFIED})) for each in samples]
+    published = [publish_verified(store, put(store, request=number)) for number in range(3)]
     made = Fleet(project, nxpipe, published, front)
     boto3.client("dynamodb").create_table(
         TableName=made.table,

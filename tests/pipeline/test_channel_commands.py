@@ -335,7 +335,9 @@ class Blocked:
     def find_spec(self, name, path=None, target=None):
         top = name.partition(".")[0]
         if top in {"torch", "transformers", "numpy", "ml_dtypes", "safetensors", "boto3", "botocore"} or (
-            name.startswith("emulator.") and not name.startswith("emulator.hardware")
+            name.startswith("emulator.")
+            and not name.startswith("emulator.hardware")
+            and name != "emulator.confinement"  # that models would be read elsewhere; what would do so is blocked
         ):
             raise ImportError(f"{name} is not installed here")
 
