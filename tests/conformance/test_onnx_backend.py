@@ -1,36 +1,42 @@
-"""ONNX's own node tests, run through the standard backend interface."""
+"""ONNX's own node tests, run through the standard backend interface: every one of them, in a few seconds."""
+
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from tests.conformance.onnx_report import Outcome, node_tests, outcome, report
 
-# Every fourth runs each time, chosen by position, so that all operators' tests take their turn; the rest by `slow`.
-_SHARE = 4
+PAGE = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text()
+
+# Of the onnx that the requirements pin. An operator that no longer passes counts as unsupported, not as failed: so the
+# totals are kept here, and a change of them is a change of this line.
+TOTALS = {"passed": 1568, "unsupported": 316}
 
 
 @pytest.fixture(scope="module")
-def sample() -> list[Outcome]:
-    return [outcome(test) for test in node_tests()[::_SHARE]]
+def found() -> list[Outcome]:
+    return [outcome(test) for test in node_tests()]
 
 
-def test_no_node_test_of_onnx_fails(sample: list[Outcome]) -> None:
-    failed = [item for item in sample if item.verdict == "failed"]
+def test_no_node_test_of_onnx_fails(found: list[Outcome]) -> None:
+    failed = [item for item in found if item.verdict == "failed"]
     assert not failed, report(failed)
 
 
-def test_most_node_tests_of_onnx_pass(sample: list[Outcome]) -> None:
-    passed = sum(item.verdict == "passed" for item in sample)
-    assert passed >= 0.8 * len(sample), report(sample)
+def test_as_many_node_tests_of_onnx_pass_as_ever(found: list[Outcome]) -> None:
+    assert Counter(item.verdict for item in found) == TOTALS, report(found)
 
 
-def test_a_refusal_names_an_operator_or_an_input_and_says_why(sample: list[Outcome]) -> None:
-    for item in sample:
+def test_the_page_states_these_totals() -> None:
+    tests, passed, unsupported = sum(TOTALS.values()), TOTALS["passed"], TOTALS["unsupported"]
+    onnx = PAGE.partition("## ONNX's node tests")[2]
+    assert f"{tests} tests, " in onnx
+    assert f"**{passed} passed, {unsupported} unsupported, 0 failed**" in onnx
+
+
+def test_a_refusal_names_an_operator_or_an_input_and_says_why(found: list[Outcome]) -> None:
+    for item in found:
         if item.verdict == "unsupported":
             assert any(word in item.reason for word in ("onnx.", "ai.onnx", "input", "initialiser")), item
             assert "malformed" not in item.reason, item
-
-
-@pytest.mark.slow
-def test_none_of_all_the_node_tests_of_onnx_fails() -> None:
-    found = [outcome(test) for test in node_tests()]
-    assert not [item for item in found if item.verdict == "failed"], report(found)
