@@ -37,7 +37,7 @@ MAX_OUTPUTS: Final = 10_000  # of one executable
 
 # Bytes of one element, as it is stored.
 WIDTHS: Final = {
-    **dict.fromkeys(("int64", "uint64"), 8),
+    **dict.fromkeys(("float64", "int64", "uint64"), 8),
     **dict.fromkeys(("float32", "tfloat32", "int32", "uint32"), 4),
     **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
     **dict.fromkeys(("float8_e4m3", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool"), 1),

@@ -78,6 +78,9 @@ def read_artifact(published: "Published", store: "Store", step: Step) -> Stored:
 
     manifest = published.manifest
     require_instructions(manifest)
+    strange = sorted({tensor.dtype for tensor in manifest.weights} - set(DType))
+    if strange:
+        raise ProgramInvalid(f"{manifest.model.id}: no program has weights of type {strange[0]}; build the model again")
     kinds = {tensor.name: TensorType(tensor.shape, DType(tensor.dtype)) for tensor in manifest.weights}
     refuse_what_memory_cannot_hold(manifest.model.id, kinds)
     with step(f"read {len(manifest.blobs())} blobs"):

@@ -13,7 +13,7 @@ from artifact_store.canonical import canonical_json
 from artifact_store.documents import Blob, written_now
 from artifact_store.errors import InvalidDocument
 from artifact_store.layout import blob_path
-from artifact_store.manifest import WIDTHS, Tensor
+from artifact_store.manifest import WIDTHS, Manifest, Tensor
 from artifact_store.record import ActionRecord
 from artifact_store.transfer.safetensors import layout_of
 from emulator.types import DType

@@ -14,7 +14,7 @@ from pipeline import exit_codes
 from pipeline.release import state
 from tests.agent.project import CONFIG
 from tests.artifact_store.afar import first_generation
-from tests.artifact_store.samples import Folder, folder, put
+from tests.artifact_store.samples import Folder, folder, publish_verified, put
 from tests.pipeline.in_process import InProcess, nxpipe
 
 __all__ = ["nxpipe"]
@@ -33,9 +33,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
 
 
 def move_staging(held: Folder, *, request: int) -> Generation:
-    made = put(held.store, request=request)
-    report: dict[str, object] = {each.name: [{"cosine": "0.9999"}] for each in made.executables}
-    served = Served.of(held.store.publish(made.model_copy(update={"report": report})))
+    served = Served.of(publish_verified(held.store, put(held.store, request=request)))
 
     def follow(tip: Generation | None) -> Generation:
         first = first_generation("staging", [served])
