@@ -111,7 +111,12 @@ class Blobs:
     def is_kept(self, blob: Blob) -> bool:
         """Intact, and young from now on, for whoever is about to name it."""
         stat = self._intact(blob)
-        return stat is not None and self._keep_young(blob, stat)
+        return stat is not None and self._keep_young(blob_path(blob), stat)
+
+    def keep_young(self, path: str) -> bool:
+        """The same of another object that is about to be relied on, whose content the caller has read."""
+        stat = self._backend.stat(path)
+        return stat is not None and self._keep_young(path, stat)
 
     def _has_just_proved(self, blob: Blob) -> bool:
         return self._backend.has_just_proved(blob_path(blob), blob.sha256, blob.size)
@@ -121,12 +126,12 @@ class Blobs:
         stat = self._backend.stat(blob_path(blob))
         if stat is not None and not _may_be(blob, stat):
             return f"has {stat.size} bytes, SHA-256 {stat.sha256 or 'not kept'}"
-        return None if stat is not None and self._keep_young(blob, stat) else "is missing"
+        return None if stat is not None and self._keep_young(blob_path(blob), stat) else "is missing"
 
-    def _keep_young(self, blob: Blob, stat: Stat) -> bool:
+    def _keep_young(self, path: str, stat: Stat) -> bool:
         """Whoever names a blob again keeps it from being collected before the name stands. False: it is gone."""
         old = self._backend.now() - stat.modified > self._grace / 2
-        return not old or self._backend.touch(blob_path(blob))
+        return not old or self._backend.touch(path)
 
     def _intact(self, blob: Blob) -> Stat | None:
         path = blob_path(blob)

@@ -79,7 +79,11 @@ class Store:
         """Keep evidence beside a manifest, published or about to be; the same said again changes nothing."""
         self._insist_on_blobs(evidence.blobs(), f"keep evidence of manifest {evidence.manifest}", "evidence")
         self.backend.make_durable(blob_path(blob) for blob in evidence.blobs())
-        return self.records.create_or_read(evidence)
+        kept = self.records.create_or_read(evidence)
+        # What stood may be of an artifact that was given up, and about to be collected.
+        if not self.blobs.keep_young(kept.path):
+            self.records.create(kept)
+        return kept
 
     def evidence(self, manifest_digest: str) -> Sequence[Evidence]:
         """All that was found out about an artifact, in the order of the documents' names."""

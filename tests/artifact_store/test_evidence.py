@@ -9,6 +9,7 @@ import pytest
 
 from artifact_store import Store
 from artifact_store.backends.protocol import Payload
+from artifact_store.blobs import GRACE
 from artifact_store.bundle.export import export_artifact
 from artifact_store.bundle.load import Bundled
 from artifact_store.canonical import canonical_json
@@ -26,6 +27,7 @@ from artifact_store.upkeep.fsck import fsck
 from artifact_store.upkeep.gc import carry_out, plan
 from artifact_store.upkeep.rules import Rules
 from tests.artifact_store.samples import Place, evidence, folder, publish_verified, put
+from tests.faults.turns import TimedFolder
 
 KEY = sha256_hex(b"a question")
 
@@ -133,6 +135,21 @@ def test_evidence_stays_as_long_as_its_artifact_and_goes_with_it(local: Place) -
     for _ in range(2):
         carry_out(store, plan(store, Rules(max_age=-10.0), store.backend.now()))
     assert not [path for path in local.objects() if path.startswith(("evidence/", "cas/", "ac/"))]
+
+
+def test_evidence_that_is_said_again_is_there_when_the_artifact_is_seen(tmp_path: Path) -> None:
+    """An old artifact was given up; somebody builds it again while a collection is about to take what it left."""
+    backend = TimedFolder(tmp_path)
+    store = Store(backend)
+    one = publish_verified(store, put(store))
+    backend.time += 2 * GRACE
+    carry_out(store, plan(store, Rules(max_age=0.0), backend.now()))
+    backend.time += 2 * GRACE
+    made = put(store)
+    store.attest(evidence(store, made))
+    carry_out(store, plan(store, Rules(), backend.now()))
+    assert store.publish(made).manifest_digest == one.manifest_digest
+    assert is_covered(made, store.evidence(made.digest)) is None
 
 
 def test_a_lost_answer_is_a_finding(local: Place) -> None:

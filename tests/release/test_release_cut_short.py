@@ -37,11 +37,11 @@ def test_a_release_that_is_killed_between_its_gates_goes_on_and_does_nothing_twi
     assert (interrupted["verdict"], states(interrupted)["promote"]) == ("interrupted", "not run")
     assert len(team.log("staging")) == 1
 
-    code, _ = ended_at("verify", signal.SIGKILL)
-    assert code == -signal.SIGKILL
+    code, told = ended_at("verify", signal.SIGKILL)
+    assert code == -signal.SIGKILL, told
     assert len(team.log("staging")) == 1
     code, told = ended_at("promote", signal.SIGKILL)
-    assert code == -signal.SIGKILL
+    assert code == -signal.SIGKILL, told
     gates = {line.split()[0]: line.split()[1] for line in told if line.split()[0] in GATES}
     assert [gates[name] for name in ("check", "build", "verify")] == ["done"] * 3
     assert len(team.log("staging")) == 2

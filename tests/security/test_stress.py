@@ -24,6 +24,7 @@ from artifact_store.upkeep.fsck import fsck
 from artifact_store.upkeep.gc import carry_out, plan
 from artifact_store.upkeep.reach import History
 from artifact_store.upkeep.rules import Rules
+from tests.artifact_store.samples import publish_verified
 from tests.artifact_store.upkeep_world import ANYBODY, LOST_RACES, chosen, losses, program_of, sample
 
 attempt = pytest.mark.attempt
@@ -37,7 +38,7 @@ Act = Callable[[Store, Random], object]
 def publishing(store: Store, chance: Random) -> object:
     request = chance.randrange(REQUESTS)
     program_of(store, request)
-    return store.publish(sample(store, request))
+    return publish_verified(store, sample(store, request))
 
 
 def promoting(store: Store, chance: Random) -> object:
@@ -99,7 +100,7 @@ def test_nothing_is_lost_though_everybody_is_killed(tmp_path: Path, grace: float
     root, chance = tmp_path / "store", Random(1)
     store = Store(LocalFolder(root), grace=grace)
     for request in range(REQUESTS):
-        store.publish(sample(store, request))
+        publish_verified(store, sample(store, request))
     promote(store, "prod", [store.list()[0]], ANYBODY, Requirements())
     aged(root)
     running = {started(partial(work, root, act, grace, secrets.token_hex(4))): act for act in ACTS}
