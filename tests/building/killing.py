@@ -42,12 +42,12 @@ def kill_and_resume(
         assert answer.code in ({0, -signal.SIGKILL} if victim == run.process.pid else {0}), answer.err
         run.nothing_is_left(workers)
     killed = world.objects()
-    assert breaches(killed) == []
+    assert breaches(killed, verified=False) == []
     committed, published = parts_of(killed), visible(killed).answers
     answer = world.build(*JOBS)
     assert answer.code == 0, answer.err
     finished = world.objects()
-    assert breaches(finished) == []
+    assert breaches(finished, verified=False) == []
     assert committed.items() <= parts_of(finished).items()
     assert published.items() <= visible(finished).answers.items()
     if published != visible(finished).answers:

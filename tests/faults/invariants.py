@@ -54,12 +54,15 @@ class Visible:
     histories: Mapping[str, tuple[str, ...]]
 
 
-def breaches(objects: Objects) -> list[str]:
-    """Every promise of the format page that these objects break, as a sentence; none is the only good answer."""
+def breaches(objects: Objects, *, verified: bool = True) -> list[str]:
+    """Every promise of the format page that these objects break, as a sentence; none is the only good answer.
+
+    Artifacts of `build --no-verify` are published without evidence; no channel takes one.
+    """
     return [
         *_broken_blobs(objects),
         *_strangers(objects),
-        *_broken_answers(objects),
+        *_broken_answers(objects, verified=verified),
         *_broken_channels(objects),
         *_broken_names(objects),
         *_broken_evidence(objects),
@@ -100,14 +103,14 @@ def _strangers(objects: Objects) -> Iterator[str]:
             json.loads(data)
 
 
-def _broken_answers(objects: Objects) -> Iterator[str]:
-    """Visible means complete and verified."""
+def _broken_answers(objects: Objects, *, verified: bool) -> Iterator[str]:
+    """Visible means complete and verified, unless the build was asked for the first alone."""
     for path, data in objects.items():
         if path.startswith((ACTIONS, RETIRED)):
             record = ActionRecord.from_bytes(data)
             if path not in (action_path(record.request_key), retired_path(record.request_key)):
                 yield f"{path} is the record of {record.request_key}"
-            yield from _incomplete(objects, record.manifest, path)
+            yield from _incomplete(objects, record.manifest, path, verified=verified)
 
 
 def _broken_channels(objects: Objects) -> Iterator[str]:
@@ -121,7 +124,7 @@ def _broken_channels(objects: Objects) -> Iterator[str]:
             previous = each.digest
         # Older states may have been collected; what is served may not.
         for served in entries[-1].artifacts:
-            yield from _incomplete(objects, served.manifest, f"the tip of {channel}")
+            yield from _incomplete(objects, served.manifest, f"the tip of {channel}", verified=True)
         if (data := objects.get(head_path(channel))) is not None:
             head = Head.from_bytes(data)
             if head.channel != channel or head.generation > len(entries):
@@ -151,7 +154,7 @@ def _broken_evidence(objects: Objects) -> Iterator[str]:
             yield from (f"{path} names {blob.sha256}, which is gone" for blob in found.blobs() if _lacks(objects, blob))
 
 
-def _incomplete(objects: Objects, blob: Blob, where: str) -> Iterator[str]:
+def _incomplete(objects: Objects, blob: Blob, where: str, *, verified: bool) -> Iterator[str]:
     if _lacks(objects, blob):
         yield f"{where} names manifest {blob.sha256}, which is missing or damaged"
         return
@@ -162,6 +165,11 @@ def _incomplete(objects: Objects, blob: Blob, where: str) -> Iterator[str]:
     for tensor in manifest.weights:
         if tensor.pack is not None and not _holds(objects, tensor.pack, tensor.blob):
             yield f"{where} needs {tensor.name}, which its pack does not hold"
+    if verified:
+        yield from _unverified(objects, blob, manifest, where)
+
+
+def _unverified(objects: Objects, blob: Blob, manifest: Manifest, where: str) -> Iterator[str]:
     folder = evidence_folder(blob.sha256)
     evidence = [Evidence.from_bytes(data) for path, data in objects.items() if path.startswith(folder)]
     # An artifact without a program has nothing to verify; all others in these tests are published as a build does it.
