@@ -15,6 +15,7 @@ from stacks.handles import StoreHandle
 
 CREATED_ONCE: Final = ("ac/", "cas/", "evidence/", "parts/", "sig/")
 YOUNG_AGAIN: Final = "cas/"  # what is copied onto itself, so that no collection takes it (section 7)
+EVIDENCE: Final = "evidence/"  # the same of what is said again about an artifact that was given up (section 19)
 IN_PARTS: Final = "cas/"  # what may be larger than one request
 SIGNED_BY: Final = "ECDSA_SHA_256"  # the one algorithm of docs/store-format.md that KMS has
 REPLACED: Final = ("failures/", "index/", "leases/", "neuron-artifacts/", "reports/", "runs/")
@@ -39,6 +40,7 @@ def publishing(store: StoreHandle, prefix: str) -> list[aws_iam.PolicyStatement]
             conditions={"Bool": {"s3:ObjectCreationOperation": "false"}},
         ),
         keep_young(store, prefix),
+        keep_young(store, prefix, EVIDENCE, sid="KeepEvidenceYoung"),
         aws_iam.PolicyStatement(
             sid="AddObjects",
             actions=["s3:PutObject"],
@@ -66,16 +68,18 @@ def publishing(store: StoreHandle, prefix: str) -> list[aws_iam.PolicyStatement]
     ]
 
 
-def keep_young(store: StoreHandle, prefix: str) -> aws_iam.PolicyStatement:
+def keep_young(
+    store: StoreHandle, prefix: str, folder: str = YOUNG_AGAIN, *, sid: str = "KeepYoung"
+) -> aws_iam.PolicyStatement:
     """Whoever names a blob again copies it onto itself. IAM cannot say "itself", but that the bytes come from the
-    blobs of this store and from nowhere else.
+    same folder of this store and from nowhere else.
     """
     bucket = store.bucket
     return aws_iam.PolicyStatement(
-        sid="KeepYoung",
+        sid=sid,
         actions=["s3:PutObject"],
-        resources=[bucket.arn_for_objects(f"{prefix}{YOUNG_AGAIN}*")],
-        conditions={"StringLike": {"s3:x-amz-copy-source": f"{bucket.bucket_name}/{prefix}{YOUNG_AGAIN}*"}},
+        resources=[bucket.arn_for_objects(f"{prefix}{folder}*")],
+        conditions={"StringLike": {"s3:x-amz-copy-source": f"{bucket.bucket_name}/{prefix}{folder}*"}},
     )
 
 

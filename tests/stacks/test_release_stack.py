@@ -325,3 +325,25 @@ def test_a_provider_that_the_account_has_is_used_and_outlives_the_stack(aws: Non
     assert opened_by(made, token())
     destroy(made.release)
     assert len(iam.list_open_id_connect_providers()["OpenIDConnectProviderList"]) == 1
+
+
+def test_a_publication_that_finds_old_evidence_is_allowed(deployed: Made, tmp_path: Path) -> None:
+    """It is made young again, and comes from nowhere but the folder of evidence."""
+    writes: list[tuple[str, str]] = []
+    store = Store(watched(LocalFolder(tmp_path), lambda act, path: writes.append((act, path))))
+    publish_verified(store, put(store))
+    for path in (tmp_path / "evidence").rglob("*"):
+        os.utime(path, (time.time() - 3 * 86_400,) * 2)
+    publish_verified(store, put(store))
+    assert ("touch", "evidence") in {(act, path.split("/")[0]) for act, path in writes}
+    assert refused(deployed, "", writes) == []
+    name = outputs(deployed.store)["BucketName"]
+    document = f"arn:aws:s3:::{name}/models/evidence/x/y"
+    for word, source, may_be in (
+        ("", "models/evidence/x/y", True),
+        ("", "models/cas/sha256/aa/x", False),
+        ("", "evidence/x/y", False),
+        ("PromoteProduction", "models/evidence/x/y", False),
+    ):
+        copied = {"s3:x-amz-copy-source": f"{name}/{source}", "s3:ObjectCreationOperation": "true"}
+        assert allowed(statements_of(role_of(deployed, word)), "s3:PutObject", document, copied) == may_be, source
