@@ -143,9 +143,9 @@ class Variant:
         return folder
 
 
-def variants(count: int, seed: int) -> Iterator[Variant]:
-    """`count` of them; each follows from the seed and its own number alone."""
-    for number in range(count):
+def variants(numbers: range, seed: int) -> Iterator[Variant]:
+    """Each follows from the seed and its own number alone."""
+    for number in numbers:
         chance = random.Random(f"{seed}/{number}")
         name = chance.choice(sorted(MODELS))
         config = {"model_type": name, **copy.deepcopy(MODELS[name])}
