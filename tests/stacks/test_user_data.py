@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import Config, ServingFleet, load_config
+from pipeline.folders import state_folder
 from stacks.user_data.fleet_file import NoPublicKey
 from stacks.user_data.script import LARGEST, TooLong
 from stacks.user_data.serving import Agent, Cache, Places, Serving
@@ -134,6 +135,15 @@ def test_the_unit_runs_the_agent_with_the_server_behind_it_word_for_word(sandbox
     assert words == [*agent, "--to", f"{sandbox.root}/var/lib/nxpipe/artifact", "--", *server]
     assert "User=nxpipe\n" in unit
     assert f"RequiresMountsFor={sandbox.root}/mnt/nxpipe-cache\n" in unit
+
+
+def test_what_the_agent_has_seen_of_a_channel_is_in_the_state_that_systemd_keeps(sandbox: Sandbox) -> None:
+    """Its account has no home of its own: a generation that was seen binds after a restart as well."""
+    assert sandbox.run(serving(sandbox).script()).code == 0
+    lines = sandbox.text("etc/systemd/system/nxpipe-agent.service").splitlines()
+    (folder,) = (line.removeprefix("StateDirectory=") for line in lines if line.startswith("StateDirectory="))
+    (state,) = (line.rpartition("=")[2] for line in lines if line.startswith("Environment=XDG_STATE_HOME="))
+    assert Path(state, folder) == Path("%S", state_folder().name)
 
 
 def test_the_agent_reads_the_same_fleet_from_the_instances_own_file(sandbox: Sandbox) -> None:
