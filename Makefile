@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 20
 
-.PHONY: help setup demo demo-rollout test test-all test-builds test-commands test-compiler test-fleets test-machine test-others check audit cloud-up docs lock bench clean
+.PHONY: help setup demo demo-rollout test test-all test-builds test-commands test-compiler test-fleets test-machine test-others test-security check audit cloud-up docs lock bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -38,15 +38,16 @@ demo: $(VENV)/.ready  ## build, verify and publish two models into a local store
 demo-rollout: setup  ## roll a good and a bad version out on a local AWS, from an empty account to their ends
 	$(BIN)/python -m tests.cloud.rollout_demo
 
-# The tests in six parts, side by side; the account of each is printed whole when it ends. They often wait for servers
+# The tests in seven parts, side by side; the account of each is printed whole when it ends. They often wait for servers
 # and commands, so that it takes more than two of them to keep two cores busy. The longest begin first.
 BUILDS := tests/build_report tests/building tests/executors tests/github tests/release $(wildcard tests/pipeline/test_build*.py)
 COMMANDS := $(filter-out $(BUILDS),$(wildcard tests/pipeline/test_*.py))
 COMPILER := tests/emulator tests/conformance
 MACHINE := tests/core tests/executable tests/isa tests/lower tests/models_isa tests/mutation tests/runtime
 FLEETS := tests/agent tests/cloud tests/stacks
-PARTS := test-commands test-compiler test-others test-fleets test-machine test-builds
-SIDE_BY_SIDE = $(MAKE) --no-print-directory --jobs 6 --keep-going --output-sync=target $(PARTS)
+SECURITY := tests/security
+PARTS := test-security test-commands test-compiler test-others test-fleets test-machine test-builds
+SIDE_BY_SIDE = $(MAKE) --no-print-directory --jobs 7 --keep-going --output-sync=target $(PARTS)
 
 test: setup  ## run what CI runs
 	+$(SIDE_BY_SIDE)
@@ -69,8 +70,11 @@ test-machine:
 test-fleets:
 	$(BIN)/pytest $(SWEEPS) $(FLEETS)
 
+test-security:
+	$(BIN)/pytest $(SWEEPS) $(SECURITY)
+
 test-others:
-	$(BIN)/pytest $(SWEEPS) $(patsubst %,--ignore=%,tests/pipeline $(BUILDS) $(COMPILER) $(FLEETS) $(MACHINE))
+	$(BIN)/pytest $(SWEEPS) $(patsubst %,--ignore=%,tests/pipeline $(BUILDS) $(COMPILER) $(FLEETS) $(MACHINE) $(SECURITY))
 
 WORKFLOWS := $(wildcard .github/workflows/*.yml) pipeline/templates/nxpipe-release.yml
 ACTIONS := $(wildcard .github/actions/*/action.yml) pipeline/templates/nxpipe/action.yml
