@@ -207,8 +207,15 @@ def _free_name(value: Any) -> str:
     return str(value)
 
 
+def _value_name(value: Any) -> str:
+    """Not `self`, nor `__debug__`: Python refuses the source that torch writes, and looks for its lines in a file."""
+    if _identifier(value) in ("self", "__debug__"):
+        raise _Wrong(f"names a value {value!r}, which Python keeps for itself")
+    return str(value)
+
+
 def _identifier(value: Any) -> str:
-    """The name of a value: torch writes these into Python source."""
+    """Torch writes these into Python source."""
     if not (_string(value).isascii() and value.isidentifier()) or keyword.iskeyword(value):
         raise _Wrong(f"names a value {value[:40]!r}, which is no identifier")
     return str(value)
@@ -353,7 +360,7 @@ def _cpu(_: Any) -> Any:
 
 
 def _values(kind: type) -> _Reader:
-    return lambda value: _dict(_reader(kind), _identifier)(value)
+    return lambda value: _dict(_reader(kind), _value_name)(value)
 
 
 def _no_objects(value: Any) -> Any:
@@ -380,14 +387,14 @@ _FIELDS: Final[dict[tuple[type, str], _Reader]] = {
     (schema.Graph, "nodes"): _nodes,
     (schema.Node, "target"): _target,
     (schema.Node, "metadata"): _metadata,
-    (schema.Node, "name"): _optional(_identifier),
+    (schema.Node, "name"): _optional(_value_name),
     (schema.NamedArgument, "name"): _argument,
-    (schema.GraphArgument, "name"): _identifier,
-    (schema.TensorArgument, "name"): _identifier,
-    (schema.SymIntArgument, "as_name"): _identifier,
-    (schema.SymFloatArgument, "as_name"): _identifier,
-    (schema.SymBoolArgument, "as_name"): _identifier,
-    (schema.InputToConstantInputSpec, "name"): _identifier,
+    (schema.GraphArgument, "name"): _value_name,
+    (schema.TensorArgument, "name"): _value_name,
+    (schema.SymIntArgument, "as_name"): _value_name,
+    (schema.SymFloatArgument, "as_name"): _value_name,
+    (schema.SymBoolArgument, "as_name"): _value_name,
+    (schema.InputToConstantInputSpec, "name"): _value_name,
     (schema.TensorMeta, "device"): _cpu,
     (schema.ModuleCallSignature, "in_spec"): _spec,
     (schema.ModuleCallSignature, "out_spec"): _spec,

@@ -216,6 +216,8 @@ CASES: Final[tuple[tuple[tuple[str, ...], Edit, str | None], ...]] = (
     ((), rename_input("x=__import__('os').system('touch PWN')"), "which is no identifier"),
     ((), rename_input("x=open('PWN', 'w')"), "which is no identifier"),
     ((), rename_input("lambda"), "which is no identifier"),
+    ((), rename_input("self"), "which Python keeps for itself"),
+    ((), rename_input("__debug__"), "which Python keeps for itself"),
     ((), rename_input("é"), "which is no identifier"),
     ((), lambda document: node(document)["inputs"][0].update(name="self=(yield)"), "which is no identifier"),
     ((), lambda document: node(document).update(name="a):\n import os\n#"), "which is no identifier"),
