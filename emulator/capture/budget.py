@@ -21,6 +21,7 @@ _MOST_PARTS = 250_000
 _MOST_BUFFER_BYTES = 4 << 30
 # Tables of sines that transformers computes in Python, element by element; those published have up to 4,194,304.
 _MOST_SINES = 1 << 24
+_AWAY_FROM_THE_HUB = ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_IMPLICIT_TOKEN")
 
 
 def require_modest_settings(config: Mapping[str, object]) -> None:
@@ -37,7 +38,8 @@ def require_modest_settings(config: Mapping[str, object]) -> None:
 
 @contextlib.contextmanager
 def bounded() -> Iterator[None]:
-    """Building a model in here makes a bounded number of modules and parameters, and asks no hub."""
+    """Building a model in here makes a bounded number of modules and parameters, asks no hub, and looks up no token for
+    one: that would read the user's file, or have one exchanged, before the hub is found to be offline."""
     parts = 0
 
     def count(owner: Any, name: str, part: Any) -> None:
@@ -55,11 +57,14 @@ def bounded() -> Iterator[None]:
         torch_modules.register_module_module_registration_hook(count),
         torch_modules.register_module_parameter_registration_hook(count),
     ]
-    offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    before = {name: getattr(constants, name) for name in _AWAY_FROM_THE_HUB}
+    for name in _AWAY_FROM_THE_HUB:
+        setattr(constants, name, True)
     try:
         yield
     finally:
-        constants.HF_HUB_OFFLINE = offline
+        for name, value in before.items():
+            setattr(constants, name, value)
         for hook in hooks:
             hook.remove()
 

@@ -103,6 +103,11 @@ def test_a_hostile_configuration_ends_in_a_graph_or_a_sentence(tmp_path: Path) -
     assert endings["built"] > 15
 
 
+def test_no_token_of_the_hub_is_looked_up_for_a_part_that_is_named(tmp_path: Path) -> None:
+    """A backbone by name: the hub is offline, and the user's token would be read before that is found."""
+    assert sum(_hold(range(10872, 10873), tmp_path).values()) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("thousand", range(33))
