@@ -19,12 +19,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or home() / ".cache") / "nxpipe"
 
 
-def state_folder() -> Path:
+def user_state_folder() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or home() / ".local" / "state") / "nxpipe"
 
 
 def log_folder() -> Path:
-    return state_folder() / "logs"
+    return user_state_folder() / "logs"
 
 
 def expanded(path: str | Path) -> Path:

@@ -8,7 +8,7 @@ import click
 
 from artifact_store.errors import Refused
 from pipeline.channels.colours import COLOURS, channel_of
-from pipeline.folders import NoHome, expanded, state_folder
+from pipeline.folders import NoHome, expanded, user_state_folder
 from pipeline.suggest import did_you_mean
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def trust_in(config: "Config", folder: Path, store: "Store", say: "Callable[[str
         say(f"Note: {sentence}")
     marks = None
     try:
-        marks = Marks(state_folder() / "channels", _identity(store.url))
+        marks = Marks(user_state_folder() / "channels", _identity(store.url))
     except NoHome as error:
         say(f"Note: what was seen of channels cannot be kept on this machine: {error}")
     return Trust(signing_policy(config, folder), marks, say)

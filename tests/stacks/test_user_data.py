@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import Config, ServingFleet, load_config
-from pipeline.folders import state_folder
+from pipeline.folders import user_state_folder
 from stacks.user_data.fleet_file import NoPublicKey
 from stacks.user_data.script import LARGEST, TooLong
 from stacks.user_data.serving import Agent, Cache, Places, Serving
@@ -143,7 +143,7 @@ def test_what_the_agent_has_seen_of_a_channel_is_in_the_state_that_systemd_keeps
     lines = sandbox.text("etc/systemd/system/nxpipe-agent.service").splitlines()
     (folder,) = (line.removeprefix("StateDirectory=") for line in lines if line.startswith("StateDirectory="))
     (state,) = (line.rpartition("=")[2] for line in lines if line.startswith("Environment=XDG_STATE_HOME="))
-    assert Path(state, folder) == Path("%S", state_folder().name)
+    assert Path(state, folder) == Path("%S", user_state_folder().name)
 
 
 def test_the_agent_reads_the_same_fleet_from_the_instances_own_file(sandbox: Sandbox) -> None:
