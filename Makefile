@@ -22,7 +22,7 @@ $(VENV)/.ready: requirements/dev.txt pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/dev.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-	$(BIN)/python -m compileall -q artifact_store emulator pipeline stacks
+	$(BIN)/python -m compileall -q nxpipe
 	touch $@
 
 node_modules/.ready: package.json package-lock.json
@@ -84,7 +84,7 @@ check: setup  ## lint, types, import rules, generated pages, workflows; under 30
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
-	$(BIN)/python -m pipeline.reference check
+	$(BIN)/python -m nxpipe.pipeline.reference check
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows $(WORKFLOWS)
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-actions $(ACTIONS)
 	$(BIN)/zizmor --offline --no-progress --quiet --strict-collection --persona auditor $(WORKFLOWS) $(ACTIONS)
@@ -103,7 +103,7 @@ cloud-up: setup  ## a local AWS until Ctrl-C; prints what another shell needs to
 	$(BIN)/python -m tests.cloud.server 5599
 
 docs: $(VENV)/.ready  ## write the generated pages anew
-	$(BIN)/python -m pipeline.reference write
+	$(BIN)/python -m nxpipe.pipeline.reference write
 
 lock: $(VENV)/.ready  ## resolve every dependency anew
 	./requirements/lock $(BIN)

@@ -12,24 +12,24 @@ from typing import Final
 
 from aws_cdk import App, Environment, Stack
 
-from pipeline.config import Config, ConfigInvalid, ServingFleet, TrainingFleet
-from pipeline.config.amis import AmiLock
-from pipeline.config.load import load, read_source
-from pipeline.config.network import ExistingNetwork
-from pipeline.config.place import has_network, misplaced, zones_of
-from pipeline.escape import for_log
-from pipeline.exit_codes import CONFIGURATION, FINDINGS
-from stacks.agents import NoAgentLocked, locked_agent
-from stacks.amis import fleet_image, lock_of, training_image
-from stacks.costs import load_prices
-from stacks.guards import guard
-from stacks.handles import CacheHandle, EndpointHandle, ObserveHandle, ReleaseHandle, ServeHandle, StoreHandle
-from stacks.reach import Unreachable
-from stacks.site import Site, store_prefix
-from stacks.store import StoreStack
-from stacks.unlocked import warn_of_image
-from stacks.user_data.fleet_file import NoPublicKey
-from stacks.user_data.script import TooLong
+from nxpipe.pipeline.config import Config, ConfigInvalid, ServingFleet, TrainingFleet
+from nxpipe.pipeline.config.amis import AmiLock
+from nxpipe.pipeline.config.load import load, read_source
+from nxpipe.pipeline.config.network import ExistingNetwork
+from nxpipe.pipeline.config.place import has_network, misplaced, zones_of
+from nxpipe.pipeline.escape import for_log
+from nxpipe.pipeline.exit_codes import CONFIGURATION, FINDINGS
+from nxpipe.stacks.agents import NoAgentLocked, locked_agent
+from nxpipe.stacks.amis import fleet_image, lock_of, training_image
+from nxpipe.stacks.costs import load_prices
+from nxpipe.stacks.guards import guard
+from nxpipe.stacks.handles import CacheHandle, EndpointHandle, ObserveHandle, ReleaseHandle, ServeHandle, StoreHandle
+from nxpipe.stacks.reach import Unreachable
+from nxpipe.stacks.site import Site, store_prefix
+from nxpipe.stacks.store import StoreStack
+from nxpipe.stacks.unlocked import warn_of_image
+from nxpipe.stacks.user_data.fleet_file import NoPublicKey
+from nxpipe.stacks.user_data.script import TooLong
 
 _A_FLAG: Final = "@aws-cdk/aws-s3:createDefaultLoggingPolicy"  # without which no bucket of logs can be made
 
@@ -79,8 +79,8 @@ def add_stacks(app: App, config: Config, folder: Path) -> None:
     store = StoreStack(app, f"{name}-storage", project=name, env=env, termination_protection=True).handle
     release = add_release(app, config, store, env)
     if has_network(config):
-        from stacks.endpoints import Endpoints
-        from stacks.network import NetworkStack
+        from nxpipe.stacks.endpoints import Endpoints
+        from nxpipe.stacks.network import NetworkStack
 
         place = NetworkStack(
             app, f"{name}-network", project=name, network=config.network, zones=zones_of(config), env=env
@@ -94,7 +94,7 @@ def add_stacks(app: App, config: Config, folder: Path) -> None:
 def add_release(app: App, config: Config, store: StoreHandle, env: Environment) -> ReleaseHandle | None:
     if not config.release:
         return None
-    from stacks.release import ReleaseStack
+    from nxpipe.stacks.release import ReleaseStack
 
     made = ReleaseStack(
         app,
@@ -124,7 +124,7 @@ def add_fleets(site: Site, release: ReleaseHandle | None) -> None:
 
 def add_farm(site: Site, release: ReleaseHandle | None) -> None:
     if site.config.farm:
-        from stacks.farm import FarmStack
+        from nxpipe.stacks.farm import FarmStack
 
         FarmStack(
             site.app,
@@ -143,7 +143,7 @@ def add_training(site: Site, lock: AmiLock) -> None:
     fleets = [fleet for fleet in site.config.fleets if isinstance(fleet, TrainingFleet)]
     if not fleets:
         return
-    from stacks.train import TrainStack
+    from nxpipe.stacks.train import TrainStack
 
     image = training_image(site.config, lock)
     for fleet in fleets:
@@ -165,7 +165,7 @@ def add_cache(site: Site) -> CacheHandle | None:
     """For whoever compiles or loads programs on machines that come and go."""
     if not site.config.cluster and not serving_fleets(site):
         return None
-    from stacks.cache import CacheStack
+    from nxpipe.stacks.cache import CacheStack
 
     made = CacheStack(
         site.app,
@@ -183,7 +183,7 @@ def add_serving(site: Site, lock: AmiLock, cache: CacheHandle | None) -> list[Se
     fleets = serving_fleets(site)
     if not fleets:
         return []
-    from stacks.serve import ServeStack, Software
+    from nxpipe.stacks.serve import ServeStack, Software
 
     image, agent = fleet_image(site.config, lock), locked_agent(site.folder)
     software = Software(image=image, agent=agent, folder=site.folder.absolute())
@@ -209,8 +209,8 @@ def add_serving(site: Site, lock: AmiLock, cache: CacheHandle | None) -> list[Se
 
 def add_cluster(site: Site, cache: CacheHandle) -> None:
     if site.config.cluster:
-        from pipeline.config.cluster_lock import read_cluster_lock
-        from stacks.cluster import ClusterStack
+        from nxpipe.pipeline.config.cluster_lock import read_cluster_lock
+        from nxpipe.stacks.cluster import ClusterStack
 
         ClusterStack(
             site.app,
@@ -229,7 +229,7 @@ def add_cluster(site: Site, cache: CacheHandle) -> None:
 def add_endpoints(site: Site) -> list[EndpointHandle]:
     if not site.config.endpoints:
         return []
-    from stacks.endpoint import EndpointStack
+    from nxpipe.stacks.endpoint import EndpointStack
 
     return [
         EndpointStack(
@@ -248,7 +248,7 @@ def add_endpoints(site: Site) -> list[EndpointHandle]:
 
 
 def add_alarms(site: Site, serving: list[ServeHandle], hosted: list[EndpointHandle]) -> ObserveHandle:
-    from stacks.observe import ObserveStack
+    from nxpipe.stacks.observe import ObserveStack
 
     prices = load_prices()
     hourly = {fleet.name: prices.dearest(site.env.region, fleet.instance_types) for fleet in serving_fleets(site)}
@@ -270,7 +270,7 @@ def add_alarms(site: Site, serving: list[ServeHandle], hosted: list[EndpointHand
 def add_rollouts(site: Site, serving: list[ServeHandle], watched: ObserveHandle) -> None:
     if not serving:
         return
-    from stacks.rollout import RolloutStack
+    from nxpipe.stacks.rollout import RolloutStack
 
     for fleet, handle in zip(serving_fleets(site), serving, strict=True):
         RolloutStack(

@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from artifact_store.record import Published
-    from artifact_store.store import Store
-    from artifact_store.url import open_store
+    from nxpipe.artifact_store.record import Published
+    from nxpipe.artifact_store.store import Store
+    from nxpipe.artifact_store.url import open_store
 
 __all__ = ["Published", "Store", "open_store"]
 

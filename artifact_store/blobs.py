@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from artifact_store.backends.files import new_file, os_errors, scratch, write_at
-from artifact_store.backends.protocol import Backend, Payload, Sent, Stat, in_turn, nobody
-from artifact_store.digest import sha256_of_chunks
-from artifact_store.documents import Blob
-from artifact_store.errors import NotFound
-from artifact_store.layout import blob_path
-from artifact_store.verified import checked
+from nxpipe.artifact_store.backends.files import new_file, os_errors, scratch, write_at
+from nxpipe.artifact_store.backends.protocol import Backend, Payload, Sent, Stat, in_turn, nobody
+from nxpipe.artifact_store.digest import sha256_of_chunks
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import NotFound
+from nxpipe.artifact_store.layout import blob_path
+from nxpipe.artifact_store.verified import checked
 
 GRACE: Final = 24 * 3600.0  # seconds in which nothing is collected
 PUBLISH_AGAIN: Final = "publish the artifact again to repair it"

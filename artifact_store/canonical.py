@@ -4,7 +4,7 @@ import json
 import math
 from typing import Final, NoReturn
 
-from artifact_store.errors import InvalidDocument
+from nxpipe.artifact_store.errors import InvalidDocument
 
 MAX_DEPTH: Final = 64
 MAX_INTEGER: Final = 2**53 - 1  # the largest that every JSON reader, JavaScript's included, holds exactly

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from artifact_store.documents import Blob
-from artifact_store.index.leaves import Difference, differences
-from artifact_store.manifest import Manifest
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.index.leaves import Difference, differences
+from nxpipe.artifact_store.manifest import Manifest
 
 _NAMED: Final = 3  # parts that a summary names
 

@@ -11,11 +11,11 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
-from artifact_store.canonical import canonical_json
-from artifact_store.digest import sha256_hex
-from artifact_store.documents import Blob, Digest, Document, ForeignName, Label, Name, Sealed, Text
-from artifact_store.layout import evidence_path
-from artifact_store.manifest import MAX_EXECUTABLES, MAX_OUTPUTS, Manifest
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.documents import Blob, Digest, Document, ForeignName, Label, Name, Sealed, Text
+from nxpipe.artifact_store.layout import evidence_path
+from nxpipe.artifact_store.manifest import MAX_EXECUTABLES, MAX_OUTPUTS, Manifest
 
 MAX_EVIDENCE_BYTES: Final = 32 * 1024**2
 UNVERIFIED: Final = "nothing shows that it was verified; build it again without --no-verify"

@@ -2,9 +2,9 @@
 
 from typing import Final, Literal
 
-from artifact_store.documents import Blob, Digest, Name, Sealed, Text, Time, as_time, seconds_since_1970
-from artifact_store.layout import failure_path
-from artifact_store.store import Store
+from nxpipe.artifact_store.documents import Blob, Digest, Name, Sealed, Text, Time, as_time, seconds_since_1970
+from nxpipe.artifact_store.layout import failure_path
+from nxpipe.artifact_store.store import Store
 
 REMEMBERED: Final = 7 * 24 * 3600.0  # seconds
 _SHOWN: Final = 4000  # characters of a message; the log has all of it

@@ -3,8 +3,8 @@
 import re
 from typing import Final
 
-from artifact_store.documents import Blob
-from artifact_store.manifest import Manifest
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.manifest import Manifest
 
 BLOBS: Final = "cas/sha256/"
 ACTIONS: Final = "ac/"

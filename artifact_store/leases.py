@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, Literal
 
-from artifact_store.backends.protocol import Backend
-from artifact_store.documents import Count, Digest, Name, Sealed, Time, as_time, seconds_since_1970
-from artifact_store.errors import Corrupt, StoreUnavailable
-from artifact_store.layout import lease_folder, number_of, numbered
-from artifact_store.records import Records
+from nxpipe.artifact_store.backends.protocol import Backend
+from nxpipe.artifact_store.documents import Count, Digest, Name, Sealed, Time, as_time, seconds_since_1970
+from nxpipe.artifact_store.errors import Corrupt, StoreUnavailable
+from nxpipe.artifact_store.layout import lease_folder, number_of, numbered
+from nxpipe.artifact_store.records import Records
 
 HELD: Final = 120.0  # seconds; renewed at a third of it
 _LONGEST: Final = 3600.0  # seconds; who asked for more had a wrong clock, and would keep others waiting for ever

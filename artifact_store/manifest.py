@@ -9,9 +9,9 @@ from unicodedata import normalize
 
 from pydantic import Field, model_validator
 
-from artifact_store.canonical import MAX_INTEGER, canonical_json, parse_canonical_json
-from artifact_store.digest import sha256_hex
-from artifact_store.documents import (
+from nxpipe.artifact_store.canonical import MAX_INTEGER, canonical_json, parse_canonical_json
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.documents import (
     Blob,
     Count,
     Digest,
@@ -23,8 +23,8 @@ from artifact_store.documents import (
     Size,
     parse_document,
 )
-from artifact_store.errors import InvalidDocument, NotUnderstood
-from artifact_store.names import short_name
+from nxpipe.artifact_store.errors import InvalidDocument, NotUnderstood
+from nxpipe.artifact_store.names import short_name
 
 _EARLIER: Final = ("nxpipe.manifest/1", "nxpipe.manifest/2")  # held their evidence, which no two machines agree on
 

@@ -4,10 +4,10 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from artifact_store.errors import NotFound
+from nxpipe.artifact_store.errors import NotFound
 
 if TYPE_CHECKING:
-    from artifact_store.record import Published
+    from nxpipe.artifact_store.record import Published
 
 SHOWN: Final = 12  # hex digits of a key that are shown, and enough to type back
 _MIN_PREFIX: Final = 6

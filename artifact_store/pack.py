@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Final
 
-from artifact_store.digest import sha256_hex
-from artifact_store.documents import Blob
-from artifact_store.errors import InvalidDocument
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import InvalidDocument
 
 PACKED_BELOW: Final = 64 * 1024  # bytes of a tensor: above, an object of its own costs less than reading a pack
 MAX_PACK_BYTES: Final = 4 * 1024**2

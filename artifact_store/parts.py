@@ -9,13 +9,13 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
-from artifact_store.canonical import canonical_json
-from artifact_store.digest import sha256_hex
-from artifact_store.documents import Blob, Digest, Document, JsonObject, SafePath, Sealed, WriteId
-from artifact_store.errors import Conflict, Incomplete, NotFound
-from artifact_store.index.leaves import differences
-from artifact_store.layout import blob_path, part_path
-from artifact_store.store import Store
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.documents import Blob, Digest, Document, JsonObject, SafePath, Sealed, WriteId
+from nxpipe.artifact_store.errors import Conflict, Incomplete, NotFound
+from nxpipe.artifact_store.index.leaves import differences
+from nxpipe.artifact_store.layout import blob_path, part_path
+from nxpipe.artifact_store.store import Store
 
 MAX_PART_BYTES: Final = 1024**2
 

@@ -5,11 +5,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Literal
 
-from artifact_store.backends.protocol import Backend, Found
-from artifact_store.documents import Blob, Label, Name, Sealed, Text, Time, as_time, seconds_since_1970, written_now
-from artifact_store.errors import NotFound, Refused
-from artifact_store.layout import PINS, pin_path
-from artifact_store.records import Records
+from nxpipe.artifact_store.backends.protocol import Backend, Found
+from nxpipe.artifact_store.documents import (
+    Blob,
+    Label,
+    Name,
+    Sealed,
+    Text,
+    Time,
+    as_time,
+    seconds_since_1970,
+    written_now,
+)
+from nxpipe.artifact_store.errors import NotFound, Refused
+from nxpipe.artifact_store.layout import PINS, pin_path
+from nxpipe.artifact_store.records import Records
 
 HELD: Final = 3600.0  # seconds for which a promotion keeps what it looks at
 

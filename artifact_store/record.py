@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from artifact_store.documents import Blob, Digest, ModelId, Name, Sealed, Size, Time, WriteId, written_now
-from artifact_store.layout import action_path
-from artifact_store.manifest import Manifest
-from artifact_store.names import short_name
+from nxpipe.artifact_store.documents import Blob, Digest, ModelId, Name, Sealed, Size, Time, WriteId, written_now
+from nxpipe.artifact_store.layout import action_path
+from nxpipe.artifact_store.manifest import Manifest
+from nxpipe.artifact_store.names import short_name
 
 
 class ActionRecord(Sealed):

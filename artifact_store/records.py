@@ -2,10 +2,10 @@
 
 from typing import Final, TypeVar
 
-from artifact_store.backends.protocol import Backend, Payload
-from artifact_store.documents import Sealed
-from artifact_store.errors import Corrupt, InvalidDocument, NotUnderstood, StoreUnavailable
-from artifact_store.verified import read_at_most
+from nxpipe.artifact_store.backends.protocol import Backend, Payload
+from nxpipe.artifact_store.documents import Sealed
+from nxpipe.artifact_store.errors import Corrupt, InvalidDocument, NotUnderstood, StoreUnavailable
+from nxpipe.artifact_store.verified import read_at_most
 
 _REMOVE: Final = "remove that one object, then do again what made it"
 _OTHER_VERSION: Final = "read it with the version of nxpipe that wrote it"

@@ -5,10 +5,10 @@ They hold times, so they are no part of a manifest: equal inputs make equal arti
 
 import re
 
-from artifact_store.backends.protocol import Payload
-from artifact_store.errors import InvalidDocument
-from artifact_store.layout import is_key, report_folder, report_path
-from artifact_store.store import Store
+from nxpipe.artifact_store.backends.protocol import Payload
+from nxpipe.artifact_store.errors import InvalidDocument
+from nxpipe.artifact_store.layout import is_key, report_folder, report_path
+from nxpipe.artifact_store.store import Store
 
 KINDS = ("html", "json")
 _MOMENT = re.compile(r"\d{8}T\d{6}(\.\d{1,6})?Z")

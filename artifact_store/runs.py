@@ -5,9 +5,9 @@ reads. It is news and no more: what was made is said by parts and artifacts alon
 from collections.abc import Collection, Iterator
 from typing import ClassVar, Final, Literal
 
-from artifact_store.documents import Digest, JsonObject, Sealed, Size
-from artifact_store.layout import outcome_path, run_folder
-from artifact_store.store import Store
+from nxpipe.artifact_store.documents import Digest, JsonObject, Sealed, Size
+from nxpipe.artifact_store.layout import outcome_path, run_folder
+from nxpipe.artifact_store.store import Store
 
 MAX_OUTCOME_BYTES: Final = 1024**2  # the log of a failure is in it
 

@@ -3,26 +3,26 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from artifact_store.backends.protocol import Backend, Payload
-from artifact_store.blobs import GRACE, PUBLISH_AGAIN, Blobs
-from artifact_store.canonical import parse_canonical_json
-from artifact_store.documents import Blob
-from artifact_store.errors import (
+from nxpipe.artifact_store.backends.protocol import Backend, Payload
+from nxpipe.artifact_store.blobs import GRACE, PUBLISH_AGAIN, Blobs
+from nxpipe.artifact_store.canonical import parse_canonical_json
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import (
     Conflict,
     Corrupt,
     Incomplete,
     InvalidDocument,
     NotFound,
 )
-from artifact_store.evidence import Evidence
-from artifact_store.index.listed import all_records
-from artifact_store.index.segments import Report, unheard
-from artifact_store.layout import action_path, blob_path, evidence_folder, is_key, listing_path
-from artifact_store.manifest import MAX_KEY_INPUTS_BYTES, MAX_MANIFEST_BYTES, Manifest
-from artifact_store.names import choose
-from artifact_store.record import ActionRecord, Published
-from artifact_store.records import Records
-from artifact_store.verified import read_at_most
+from nxpipe.artifact_store.evidence import Evidence
+from nxpipe.artifact_store.index.listed import all_records
+from nxpipe.artifact_store.index.segments import Report, unheard
+from nxpipe.artifact_store.layout import action_path, blob_path, evidence_folder, is_key, listing_path
+from nxpipe.artifact_store.manifest import MAX_KEY_INPUTS_BYTES, MAX_MANIFEST_BYTES, Manifest
+from nxpipe.artifact_store.names import choose
+from nxpipe.artifact_store.record import ActionRecord, Published
+from nxpipe.artifact_store.records import Records
+from nxpipe.artifact_store.verified import read_at_most
 
 _OTHER_VERSION = "read it with the version of nxpipe that wrote it"
 
@@ -143,7 +143,7 @@ class Store:
     def _refuse_other(self, stored: ActionRecord | None, offered: Manifest, document: Payload) -> None:
         if stored is None or stored.manifest.sha256 == document.sha256:
             return
-        from artifact_store.difference import ManifestDifference
+        from nxpipe.artifact_store.difference import ManifestDifference
 
         self.blobs.keep(document)  # until it is collected, so that `store diff` can tell all of it
         how = ManifestDifference.between(self._manifest_of(stored), offered).in_short()

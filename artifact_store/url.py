@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from artifact_store.backends.local import LocalFolder
-from artifact_store.backends.protocol import Backend
-from artifact_store.errors import BadUrl
-from artifact_store.store import Store
-from artifact_store.transfer.reading import BlobsFromAfar, StoreFromAfar
-from artifact_store.transfer.remembered import Remembered
-from artifact_store.transfer.source import Notice, Sources, unnoticed
-from artifact_store.transfer.tier import DEFAULT_LIMIT, Tier
+from nxpipe.artifact_store.backends.local import LocalFolder
+from nxpipe.artifact_store.backends.protocol import Backend
+from nxpipe.artifact_store.errors import BadUrl
+from nxpipe.artifact_store.store import Store
+from nxpipe.artifact_store.transfer.reading import BlobsFromAfar, StoreFromAfar
+from nxpipe.artifact_store.transfer.remembered import Remembered
+from nxpipe.artifact_store.transfer.source import Notice, Sources, unnoticed
+from nxpipe.artifact_store.transfer.tier import DEFAULT_LIMIT, Tier
 
 _FILE: Final = "file://"
 _S3: Final = "s3://"
@@ -88,7 +88,7 @@ def _bucket(url: str, kms_key: str | None) -> Backend:
     parts = prefix.rstrip("/").split("/") if prefix else []
     if any(part in ("", ".", "..") for part in parts) or not prefix.isprintable():
         raise BadUrl(url, f"has the prefix {prefix!r}, which is no plain path")
-    from artifact_store.backends.s3 import connect  # the AWS SDK takes a while to import
-    from artifact_store.backends.s3_client import S3Options
+    from nxpipe.artifact_store.backends.s3 import connect  # the AWS SDK takes a while to import
+    from nxpipe.artifact_store.backends.s3_client import S3Options
 
     return connect(bucket, "/".join(parts), S3Options(kms_key=kms_key))

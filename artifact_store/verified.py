@@ -3,8 +3,8 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 
-from artifact_store.documents import Blob
-from artifact_store.errors import Corrupt, InvalidDocument
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import Corrupt, InvalidDocument
 
 
 def checked(chunks: Iterable[bytes], blob: Blob, where: str, way_out: str) -> Iterator[bytes]:

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from artifact_store.backends.protocol import Sent, nobody
-from artifact_store.blobs import PUBLISH_AGAIN, Blobs
-from artifact_store.documents import Blob
-from artifact_store.errors import Corrupt, InvalidDocument
-from artifact_store.manifest import Tensor
-from artifact_store.pack import PACKED_BELOW, packed, room_for, unpacked
+from nxpipe.artifact_store.backends.protocol import Sent, nobody
+from nxpipe.artifact_store.blobs import PUBLISH_AGAIN, Blobs
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import Corrupt, InvalidDocument
+from nxpipe.artifact_store.manifest import Tensor
+from nxpipe.artifact_store.pack import PACKED_BELOW, packed, room_for, unpacked
 
 _IN_MEMORY: Final = 128 * 1024**2  # bytes of tensors that are stored at once, where storing waits for a network
 

@@ -17,10 +17,10 @@ from canary_cells import Cells
 from canary_peers import RULES, TITLES, caught
 from canary_plots import Curve, Panel, drawn
 
-from pipeline.canary.plan import Plan
-from pipeline.rollout.latency import AS_BEFORE, Slowness
-from pipeline.rollout.simulate import simulate
-from pipeline.rollout.world import Scenario, World
+from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.rollout.latency import AS_BEFORE, Slowness
+from nxpipe.pipeline.rollout.simulate import simulate
+from nxpipe.pipeline.rollout.world import Scenario, World
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
 BASE: Final = 0.005

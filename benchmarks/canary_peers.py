@@ -14,13 +14,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from pipeline.canary.counts import Arm, Batch
-from pipeline.canary.evidence import Evidence
-from pipeline.canary.judge import Moment, judge
-from pipeline.canary.plan import Plan
-from pipeline.canary.verdict import Decision
-from pipeline.rollout.latency import AS_BEFORE, FROZEN, P95, SPREAD, Slowness
-from pipeline.rollout.world import INCIDENT, INCIDENT_BEGINS, INCIDENT_ERRORS, INCIDENT_MINUTES, World
+from nxpipe.pipeline.canary.counts import Arm, Batch
+from nxpipe.pipeline.canary.evidence import Evidence
+from nxpipe.pipeline.canary.judge import Moment, judge
+from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.verdict import Decision
+from nxpipe.pipeline.rollout.latency import AS_BEFORE, FROZEN, P95, SPREAD, Slowness
+from nxpipe.pipeline.rollout.world import INCIDENT, INCIDENT_BEGINS, INCIDENT_ERRORS, INCIDENT_MINUTES, World
 
 RULES: Final = ("ours", "kayenta", "kayenta-peek", "fixed", "tuned")
 TITLES: Final = {

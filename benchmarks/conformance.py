@@ -19,7 +19,7 @@ import numpy
 import onnx
 import torch
 
-from emulator.ops import OPERATORS
+from nxpipe.emulator.ops import OPERATORS
 from tests.conformance.onnx_report import Outcome, outcomes
 from tests.conformance.opinfo import DTYPES, Verdict, judged
 

@@ -19,9 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from artifact_store.backends.local import LocalFolder
-from artifact_store.blobs import Blobs
-from artifact_store.weights import Elements, put_weights
+from nxpipe.artifact_store.backends.local import LocalFolder
+from nxpipe.artifact_store.blobs import Blobs
+from nxpipe.artifact_store.weights import Elements, put_weights
 
 BUCKETS = (128, 256, 512, 1024, 2048)
 DEGREES = (1, 2, 8)

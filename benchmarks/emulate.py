@@ -217,8 +217,8 @@ def _section(case: str, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _request(case: str) -> Any:
-    from emulator.capture import CaptureRequest
-    from pipeline.models.known import find
+    from nxpipe.emulator.capture import CaptureRequest
+    from nxpipe.pipeline.models.known import find
 
     config, task, phase, sequence = CASES[case]
     known = find(config) if isinstance(config, str) else None
@@ -226,8 +226,8 @@ def _request(case: str) -> Any:
 
 
 def _tensors(request: Any) -> Any:
-    from emulator.capture import parameter_specs
-    from pipeline.models.weights import RandomWeights, Tensors
+    from nxpipe.emulator.capture import parameter_specs
+    from nxpipe.pipeline.models.weights import RandomWeights, Tensors
 
     return Tensors(RandomWeights(0), parameter_specs(request))
 
@@ -237,18 +237,18 @@ def _bytes(tensors: Any) -> int:
 
 
 def _captured(request: Any) -> Any:
-    from emulator.capture import capture
-    from emulator.passes import PassOptions, run_passes
+    from nxpipe.emulator.capture import capture
+    from nxpipe.emulator.passes import PassOptions, run_passes
 
     return run_passes(capture(request), PassOptions("matmult", "bf16"))
 
 
 def _emulated(case: str) -> tuple[Callable[[], object], int]:
     """A compiled graph needs no PyTorch to run, so it is captured in a process of its own."""
-    from emulator.capture import example_inputs
-    from emulator.fast import LoadedGraph
-    from emulator.graph import Graph
-    from pipeline.models.weights import RandomWeights, Tensors
+    from nxpipe.emulator.capture import example_inputs
+    from nxpipe.emulator.fast import LoadedGraph
+    from nxpipe.emulator.graph import Graph
+    from nxpipe.pipeline.models.weights import RandomWeights, Tensors
 
     request = _request(case)
     capturing = subprocess.run([sys.executable, __file__, case, "--capture"], capture_output=True, check=True)
@@ -263,8 +263,8 @@ def _in_pytorch(case: str, way: str) -> tuple[Callable[[], object], int]:
     """PyTorch's model itself, without hooks: eager, compiled, or exported to ONNX."""
     import torch
 
-    from emulator.capture import capture, example_inputs
-    from emulator.capture.reference import Reference
+    from nxpipe.emulator.capture import capture, example_inputs
+    from nxpipe.emulator.capture.reference import Reference
 
     request = _request(case)
     tensors = _tensors(request)

@@ -60,9 +60,9 @@ def in_a_process(name: str, runs: int) -> int:
 def fuzz(name: str, runs: int) -> int:
     atheris = import_module("atheris")
     with atheris.instrument_imports(include=["artifact_store", "emulator"]):
-        from artifact_store.errors import InvalidDocument
-        from emulator.errors import ExecutableInvalid
-        from emulator.isa.scan import TextInvalid
+        from nxpipe.artifact_store.errors import InvalidDocument
+        from nxpipe.emulator.errors import ExecutableInvalid
+        from nxpipe.emulator.isa.scan import TextInvalid
         from tests.executable.parsers import parsers as executables
         from tests.faults.parsers import parsers
         from tests.isa.parsers import parsers as programs

@@ -17,13 +17,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from artifact_store import Store, open_store
-from artifact_store.canonical import canonical_json
-from artifact_store.digest import sha256_hex
-from artifact_store.documents import Blob
-from artifact_store.layout import blob_path
-from artifact_store.manifest import Executable, Manifest, ModelRef
-from artifact_store.record import ActionRecord
+from nxpipe.artifact_store import Store, open_store
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.layout import blob_path
+from nxpipe.artifact_store.manifest import Executable, Manifest, ModelRef
+from nxpipe.artifact_store.record import ActionRecord
 
 ROOT = Path(__file__).parent.parent
 GOAL = 1.0  # seconds, from the start of the process to its end

@@ -125,8 +125,8 @@ def tokens(model: str) -> int:
 
 def write_small_model(model: str, folder: Path) -> str:
     """The configuration of a small model of the same class; returns the phases that it is verified in."""
-    from pipeline.models.known import find
-    from pipeline.request import all_phases
+    from nxpipe.pipeline.models.known import find
+    from nxpipe.pipeline.request import all_phases
     from tests.emulator.models import small_config
 
     known = find(model)
@@ -178,9 +178,9 @@ def export_plainly(model: str) -> int:
     """
     import torch
 
-    from emulator.capture import export
-    from pipeline.models.source import resolve
-    from pipeline.request import Shape, all_phases, capture_request
+    from nxpipe.emulator.capture import export
+    from nxpipe.pipeline.models.source import resolve
+    from nxpipe.pipeline.request import Shape, all_phases, capture_request
 
     def take(program: Any) -> Any:
         raise Taken(program)
@@ -293,7 +293,7 @@ def summary(rows: list[dict[str, Any]]) -> str:
 def floor(rows: list[dict[str, Any]]) -> str:
     """What no check can go below, because it imports what plain export imports."""
     small = [row for row in rows if comparable(row) and ratio(row) > GOAL]
-    imports = "import gc; gc.disable(); from emulator.capture import depth; gc.freeze()"  # as a check imports them
+    imports = "import gc; gc.disable(); from nxpipe.emulator.capture import depth; gc.freeze()"  # as a check does
     seconds = run([sys.executable, "-c", imports]).get("processor", 0.0)
     names = ", ".join(f"`{row['model']}` {ratio(row):.2f}" for row in small)
     above = f"Above the goal of {GOAL}: {names}. " if small else ""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from emulator.isa.program import instructions
+from nxpipe.emulator.isa.program import instructions
 from tests.mutation.changes import KINDS, drawn
 from tests.mutation.explained import explanation
 from tests.mutation.judges import Judge, Verdict, judged

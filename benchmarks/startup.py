@@ -46,9 +46,9 @@ def _nxpipe(*arguments: str) -> list[str]:
 
 def _fill(store: str, count: int) -> None:
     """Artifacts that differ in one field: small, but complete and verified as any."""
-    from artifact_store import open_store
-    from artifact_store.canonical import canonical_json
-    from artifact_store.manifest import Executable, Manifest, ModelRef
+    from nxpipe.artifact_store import open_store
+    from nxpipe.artifact_store.canonical import canonical_json
+    from nxpipe.artifact_store.manifest import Executable, Manifest, ModelRef
 
     opened = open_store(store)
     for index in range(count):

@@ -77,10 +77,10 @@ def _memory(pid: int) -> int:
 
 def publish(folder: str, url: str) -> None:
     """Each file as one tensor of an artifact, by the way that a build takes."""
-    from artifact_store import open_store
-    from artifact_store.backends.protocol import CHUNK
-    from artifact_store.canonical import canonical_json
-    from artifact_store.manifest import Manifest, ModelRef, Tensor
+    from nxpipe.artifact_store import open_store
+    from nxpipe.artifact_store.backends.protocol import CHUNK
+    from nxpipe.artifact_store.canonical import canonical_json
+    from nxpipe.artifact_store.manifest import Manifest, ModelRef, Tensor
 
     store = open_store(url)
 

@@ -114,7 +114,7 @@ def _prepare() -> None:
     """Import what every worker needs before they are forked off, so that each costs its model only."""
     import torch
 
-    import emulator.capture.export  # noqa: F401
+    import nxpipe.emulator.capture.export  # noqa: F401
 
     torch.set_num_threads(1)
 
@@ -166,12 +166,12 @@ def _work(channel: Connection, name: str, task: str, model_type: str) -> None:
 def _tried(name: str, task: str, model_type: str) -> tuple[str, str, int]:
     import torch
 
-    from emulator.capture.export import capture_module
-    from emulator.capture.packed import hold_grid
-    from emulator.capture.request import CaptureRequest
-    from emulator.capture.signature import input_types
-    from emulator.errors import CompileError, UnsupportedOperators
-    from emulator.passes import check
+    from nxpipe.emulator.capture.export import capture_module
+    from nxpipe.emulator.capture.packed import hold_grid
+    from nxpipe.emulator.capture.request import CaptureRequest
+    from nxpipe.emulator.capture.signature import input_types
+    from nxpipe.emulator.errors import CompileError, UnsupportedOperators
+    from nxpipe.emulator.passes import check
 
     try:
         kind, config = _class_and_configuration(name, model_type)
@@ -203,8 +203,8 @@ def _grouped(findings: Iterable[Any]) -> Iterator[str]:
 
 def _built(name: str, model_type: str, kind: Any, config: Any) -> Any:
     """The model, in its full depth if its layers do not stand being cut."""
-    from emulator.capture.model import instantiate
-    from emulator.errors import CaptureError
+    from nxpipe.emulator.capture.model import instantiate
+    from nxpipe.emulator.errors import CaptureError
 
     try:
         return instantiate(kind, config, "float32")
@@ -222,8 +222,8 @@ def _sequence(config: Any) -> int:
 def _class_and_configuration(name: str, model_type: str, *, whole: bool = False) -> tuple[Any, Any]:
     import transformers
 
-    from emulator.capture.model import leave_out_caches, one_line, quiet_libraries
-    from emulator.errors import CaptureError
+    from nxpipe.emulator.capture.model import leave_out_caches, one_line, quiet_libraries
+    from nxpipe.emulator.errors import CaptureError
 
     try:
         with quiet_libraries():

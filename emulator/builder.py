@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from emulator.errors import GraphInvalid
-from emulator.graph import NOWHERE, Graph, Node, Origin, Repeat, Value
-from emulator.numerics import Array, settle
-from emulator.ops.base import Operator, result_type
-from emulator.repeat import require_sound_repeats
-from emulator.types import DType, TensorType
+from nxpipe.emulator.errors import GraphInvalid
+from nxpipe.emulator.graph import NOWHERE, Graph, Node, Origin, Repeat, Value
+from nxpipe.emulator.numerics import Array, settle
+from nxpipe.emulator.ops.base import Operator, result_type
+from nxpipe.emulator.repeat import require_sound_repeats
+from nxpipe.emulator.types import DType, TensorType
 
 
 class GraphBuilder:

@@ -2,15 +2,15 @@
 
 from collections.abc import Mapping
 
-from emulator.compile import Program
-from emulator.executable import Executable, Port
-from emulator.footprint import require_room
-from emulator.isa.program import Role
-from emulator.lower import lower
-from emulator.lower.parameters import sliced_parameters
-from emulator.memory import states
-from emulator.ops import RankSlice
-from emulator.passes.shard import Piece
+from nxpipe.emulator.compile import Program
+from nxpipe.emulator.executable import Executable, Port
+from nxpipe.emulator.footprint import require_room
+from nxpipe.emulator.isa.program import Role
+from nxpipe.emulator.lower import lower
+from nxpipe.emulator.lower.parameters import sliced_parameters
+from nxpipe.emulator.memory import states
+from nxpipe.emulator.ops import RankSlice
+from nxpipe.emulator.passes.shard import Piece
 
 
 def emit(

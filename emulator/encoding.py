@@ -25,12 +25,12 @@ from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
-from emulator.builder import GraphBuilder
-from emulator.errors import GraphInvalid
-from emulator.graph import NOWHERE, Graph, Node, Origin, Repeat, Value, renumber
-from emulator.numerics import Array
-from emulator.ops import OPERATORS, Attribute, Operator, attributes
-from emulator.types import DType, TensorType, is_reasonable
+from nxpipe.emulator.builder import GraphBuilder
+from nxpipe.emulator.errors import GraphInvalid
+from nxpipe.emulator.graph import NOWHERE, Graph, Node, Origin, Repeat, Value, renumber
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ops import OPERATORS, Attribute, Operator, attributes
+from nxpipe.emulator.types import DType, TensorType, is_reasonable
 
 _MAGIC = b"NXGRAPH2"
 _PREFIX = struct.Struct("<8sQ")

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from emulator.errors import ExecutableInvalid
-from emulator.isa.instructions import Engine
-from emulator.isa.program import Program, Role, counted, instructions
-from emulator.nxe.container import BODY, LONGEST_FILE, Section, packed, unpacked
-from emulator.nxe.port import Port
-from emulator.nxe.reading import read_code
-from emulator.nxe.shared import Words, Written
-from emulator.nxe.spelling import Reader, Writer
-from emulator.nxe.tables import (
+from nxpipe.emulator.errors import ExecutableInvalid
+from nxpipe.emulator.isa.instructions import Engine
+from nxpipe.emulator.isa.program import Program, Role, counted, instructions
+from nxpipe.emulator.nxe.container import BODY, LONGEST_FILE, Section, packed, unpacked
+from nxpipe.emulator.nxe.port import Port
+from nxpipe.emulator.nxe.reading import read_code
+from nxpipe.emulator.nxe.shared import Words, Written
+from nxpipe.emulator.nxe.spelling import Reader, Writer
+from nxpipe.emulator.nxe.tables import (
     constant_sizes,
     read_buffers,
     read_constants,
@@ -31,9 +31,9 @@ from emulator.nxe.tables import (
     write_notes,
     write_ports,
 )
-from emulator.nxe.writing import write_code
-from emulator.passes.shard import Piece
-from emulator.types import TensorType
+from nxpipe.emulator.nxe.writing import write_code
+from nxpipe.emulator.passes.shard import Piece
+from nxpipe.emulator.types import TensorType
 
 __all__ = ["Counts", "Executable", "Port", "from_bytes", "read", "to_bytes"]
 

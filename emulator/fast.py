@@ -9,12 +9,12 @@ from collections.abc import Container, Iterable, Mapping, MutableMapping
 
 import numpy as np
 
-from emulator.errors import ExecutionError, IndexOutOfRange, MissingTensor, WrongTensor
-from emulator.graph import Graph, Node, Value
-from emulator.numerics import Array, round_to, settle
-from emulator.ops.portable import compute
-from emulator.repeat import unroll
-from emulator.types import TensorType
+from nxpipe.emulator.errors import ExecutionError, IndexOutOfRange, MissingTensor, WrongTensor
+from nxpipe.emulator.graph import Graph, Node, Value
+from nxpipe.emulator.numerics import Array, round_to, settle
+from nxpipe.emulator.ops.portable import compute
+from nxpipe.emulator.repeat import unroll
+from nxpipe.emulator.types import TensorType
 
 
 def execute(graph: Graph, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from emulator.errors import OutOfMemory, Taken
-from emulator.isa.lives import lives
-from emulator.isa.operands import Far
-from emulator.isa.program import Buffer, Program, Role
-from emulator.isa.totals import within
-from emulator.isa.transfer import moved
-from emulator.types import DType, TensorType
+from nxpipe.emulator.errors import OutOfMemory, Taken
+from nxpipe.emulator.isa.lives import lives
+from nxpipe.emulator.isa.operands import Far
+from nxpipe.emulator.isa.program import Buffer, Program, Role
+from nxpipe.emulator.isa.totals import within
+from nxpipe.emulator.isa.transfer import moved
+from nxpipe.emulator.types import DType, TensorType
 
 
 @dataclass(frozen=True)

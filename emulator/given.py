@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from emulator.errors import InputsInvalid
-from emulator.graph import Graph, Node, Value
-from emulator.numerics import Array, round_to
-from emulator.ops import (
+from nxpipe.emulator.errors import InputsInvalid
+from nxpipe.emulator.graph import Graph, Node, Value
+from nxpipe.emulator.numerics import Array, round_to
+from nxpipe.emulator.ops import (
     Binary,
     Broadcast,
     Cast,
@@ -27,10 +27,10 @@ from emulator.ops import (
     Transpose,
     Where,
 )
-from emulator.types import DType, TensorType
+from nxpipe.emulator.types import DType, TensorType
 
 if TYPE_CHECKING:
-    from emulator.passes.shard import Piece
+    from nxpipe.emulator.passes.shard import Piece
 
 NOT_DIVIDED: Final[Mapping[str, "Piece"]] = {}
 # What these give are numbers of their operand, none of them changed.

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from emulator.numerics import Array
-from emulator.ops.base import Operator
-from emulator.types import TensorType
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ops.base import Operator
+from nxpipe.emulator.types import TensorType
 
 __all__ = [
     "NOWHERE",
@@ -99,27 +99,27 @@ class Graph:
 
     def to_bytes(self) -> bytes:
         """The canonical bytes, provenance included; docs in `emulator.encoding`."""
-        from emulator.encoding import encode
+        from nxpipe.emulator.encoding import encode
 
         return encode(self)
 
     @staticmethod
     def from_bytes(data: bytes) -> "Graph":
         """The graph that `to_bytes` wrote; anything else is GraphInvalid."""
-        from emulator.encoding import decode
+        from nxpipe.emulator.encoding import decode
 
         return decode(data)
 
     @cached_property
     def key(self) -> str:
         """The SHA-256 of what this graph computes: free of provenance, numbering, node order, dead code and repeats."""
-        from emulator.encoding import encode
-        from emulator.repeat import unroll
+        from nxpipe.emulator.encoding import encode
+        from nxpipe.emulator.repeat import unroll
 
         return hashlib.sha256(encode(normal_form(unroll(self)))).hexdigest()
 
     def __str__(self) -> str:
-        from emulator.printing import text
+        from nxpipe.emulator.printing import text
 
         return text(self)
 

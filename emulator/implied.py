@@ -16,10 +16,10 @@ from typing import Final
 
 import numpy as np
 
-from emulator.isa.instructions import Engine, Instruction, Wait
-from emulator.isa.program import Loop, Program, Step, counted
-from emulator.numerics import Array
-from emulator.streams import Turns, form_of, plus, streams
+from nxpipe.emulator.isa.instructions import Engine, Instruction, Wait
+from nxpipe.emulator.isa.program import Loop, Program, Step, counted
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.streams import Turns, form_of, plus, streams
 
 _PASSES: Final = 2  # the first does not know yet what comes later in the text, of the turn before
 _PIECES: Final = 8  # of the turns of one instruction, for each of which it is found whom it waits for

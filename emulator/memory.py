@@ -10,11 +10,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from emulator.graph import Graph, Node, Value
-from emulator.hardware import CORES, Instance
-from emulator.ops import Binary, Broadcast, Cast, IndexUpdate, Reshape, Slice, SliceUpdate, Transpose, Unary, Where
-from emulator.passes.shard import NO_PADDING, Padding, Plan, divide, padding, worst
-from emulator.types import TensorType
+from nxpipe.emulator.graph import Graph, Node, Value
+from nxpipe.emulator.hardware import CORES, Instance
+from nxpipe.emulator.ops import (
+    Binary,
+    Broadcast,
+    Cast,
+    IndexUpdate,
+    Reshape,
+    Slice,
+    SliceUpdate,
+    Transpose,
+    Unary,
+    Where,
+)
+from nxpipe.emulator.passes.shard import NO_PADDING, Padding, Plan, divide, padding, worst
+from nxpipe.emulator.types import TensorType
 
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30

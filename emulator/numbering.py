@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
-from emulator.isa.affine import Affine, index
-from emulator.isa.instructions import Engine, Instruction
-from emulator.isa.program import Loop, Step, counted
+from nxpipe.emulator.isa.affine import Affine, index
+from nxpipe.emulator.isa.instructions import Engine, Instruction
+from nxpipe.emulator.isa.program import Loop, Step, counted
 
 _AT_MOST: Final = 4  # waits of one instruction for one engine
 

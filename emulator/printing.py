@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from emulator.graph import Graph, Node, Repeat, Value
-from emulator.numerics import Array
-from emulator.ops.base import Attribute, attributes
-from emulator.repeat import taken_series
-from emulator.series import series_of
+from nxpipe.emulator.graph import Graph, Node, Repeat, Value
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ops.base import Attribute, attributes
+from nxpipe.emulator.repeat import taken_series
+from nxpipe.emulator.series import series_of
 
 # The line's label and type say these.
 _TOLD_ALREADY = ("dtype", "function", "out", "shape")

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from threading import Barrier, BrokenBarrierError
 from typing import Protocol, TypeVar
 
-from emulator.compile import Program
-from emulator.errors import ExecutionError
-from emulator.fast import LoadedGraph
-from emulator.graph import Graph
-from emulator.numerics import Array
-from emulator.ops import AllGather, AllReduce, RankSlice, ReduceScatter
-from emulator.ops.collective import MEMBERSHIP
+from nxpipe.emulator.compile import Program
+from nxpipe.emulator.errors import ExecutionError
+from nxpipe.emulator.fast import LoadedGraph
+from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ops import AllGather, AllReduce, RankSlice, ReduceScatter
+from nxpipe.emulator.ops.collective import MEMBERSHIP
 
 _Result = TypeVar("_Result")
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import count
 
-from emulator.errors import GraphInvalid
-from emulator.graph import Graph, Node, Origin, Repeat, Value
-from emulator.series import Series, Shift, renamed, series_of
+from nxpipe.emulator.errors import GraphInvalid
+from nxpipe.emulator.graph import Graph, Node, Origin, Repeat, Value
+from nxpipe.emulator.series import Series, Shift, renamed, series_of
 
 # Reached by no real model; it keeps hostile graphs from asking for absurd amounts of work.
 _MOST_NODES = 1 << 20

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from emulator.graph import Graph, Node, Origin, Repeat, Value
-from emulator.repeat import taken_series
-from emulator.series import Series, Shift, renamed, series_of
+from nxpipe.emulator.graph import Graph, Node, Origin, Repeat, Value
+from nxpipe.emulator.repeat import taken_series
+from nxpipe.emulator.series import Series, Shift, renamed, series_of
 
 
 class NotResizable(Exception):

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator.isa.affine import Affine
-from emulator.isa.instructions import Engine
-from emulator.isa.program import Loop, Step, counted
-from emulator.numerics import Array
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.instructions import Engine
+from nxpipe.emulator.isa.program import Loop, Step, counted
+from nxpipe.emulator.numerics import Array
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,13 +16,13 @@ from functools import cached_property
 
 import numpy as np
 
-from emulator.implied import without_implied
-from emulator.isa.affine import Affine, Turn, index
-from emulator.isa.instructions import Engine, Wait
-from emulator.isa.operands import Far, Place, Tile, extent
-from emulator.isa.program import Loop, Program, Step
-from emulator.numbering import Here, Numbering
-from emulator.numerics import Array
+from nxpipe.emulator.implied import without_implied
+from nxpipe.emulator.isa.affine import Affine, Turn, index
+from nxpipe.emulator.isa.instructions import Engine, Wait
+from nxpipe.emulator.isa.operands import Far, Place, Tile, extent
+from nxpipe.emulator.isa.program import Loop, Program, Step
+from nxpipe.emulator.numbering import Here, Numbering
+from nxpipe.emulator.numerics import Array
 
 
 def synchronised(program: Program) -> Program:

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
 
-from emulator.footprint import Footprint, footprint, writers
-from emulator.isa.instructions import DMA_QUEUES, Engine
-from emulator.isa.operands import Far
-from emulator.isa.program import Program, Role
-from emulator.isa.totals import HBM, Totals, totals, within
-from emulator.isa.touched import touched
-from emulator.isa.transfer import moved
-from emulator.nxe.writing import write_code
-from emulator.timeline import latency_ns
+from nxpipe.emulator.footprint import Footprint, footprint, writers
+from nxpipe.emulator.isa.instructions import DMA_QUEUES, Engine
+from nxpipe.emulator.isa.operands import Far
+from nxpipe.emulator.isa.program import Program, Role
+from nxpipe.emulator.isa.totals import HBM, Totals, totals, within
+from nxpipe.emulator.isa.touched import touched
+from nxpipe.emulator.isa.transfer import moved
+from nxpipe.emulator.nxe.writing import write_code
+from nxpipe.emulator.timeline import latency_ns
 
 DMA: Final = "dma"  # all queues together, for they share their engines
 _NAMED: Final = 10

@@ -5,16 +5,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pipeline.folders import expanded
-from pipeline.saved import SavedProgram, is_saved
-from pipeline.verification.evidence import Step
+from nxpipe.pipeline.folders import expanded
+from nxpipe.pipeline.saved import SavedProgram, is_saved
+from nxpipe.pipeline.verification.evidence import Step
 
 if TYPE_CHECKING:
-    from emulator.capture import CaptureRequest
-    from emulator.graph import Graph
-    from emulator.passes import Pass, PassOptions
-    from emulator.passes.shard import Padding
-    from pipeline.building.asked import Asked
+    from nxpipe.emulator.capture import CaptureRequest
+    from nxpipe.emulator.graph import Graph
+    from nxpipe.emulator.passes import Pass, PassOptions
+    from nxpipe.emulator.passes.shard import Padding
+    from nxpipe.pipeline.building.asked import Asked
 
 _CAPTURE = "capture"  # before the first pass
 
@@ -33,9 +33,9 @@ def labels(passes: "Sequence[Pass]") -> list[str]:
 def programs(asked: "Asked", steps: "Sequence[Pass]", step: Step) -> "Iterator[tuple[str, Graph, Padding]]":
     """Each program by name, and what of it is padding; those of a model are captured exactly as a build of all of them
     captures them."""
-    from emulator.capture import capture
-    from emulator.passes import PassOptions, run_passes
-    from pipeline.request import capture_request, default_phases
+    from nxpipe.emulator.capture import capture
+    from nxpipe.emulator.passes import PassOptions, run_passes
+    from nxpipe.pipeline.request import capture_request, default_phases
 
     order = asked.order
     (target,) = order.targets()
@@ -59,16 +59,16 @@ def programs(asked: "Asked", steps: "Sequence[Pass]", step: Step) -> "Iterator[t
 
 def _shard(steps: "Sequence[Pass]") -> int:
     """Where among passes a model is divided."""
-    from emulator.passes.shard import shard
+    from nxpipe.emulator.passes.shard import shard
 
     return steps.index(shard) if shard in steps else len(steps)
 
 
 def _divided(whole: "Graph", options: "PassOptions", steps: "Sequence[Pass]") -> "tuple[Graph, Padding]":
     """What the passes from the division on make of a graph, and what padding that takes."""
-    from emulator.passes import run_passes
-    from emulator.passes.shard import NO_PADDING, padding, plan
-    from emulator.repeat import unroll
+    from nxpipe.emulator.passes import run_passes
+    from nxpipe.emulator.passes.shard import NO_PADDING, padding, plan
+    from nxpipe.emulator.repeat import unroll
 
     rest = steps[_shard(steps) :]
     graph = run_passes(whole, options, rest)
@@ -82,6 +82,6 @@ def _with_plan(options: "PassOptions", request: "CaptureRequest") -> "PassOption
     """The division among ranks that the model's authors published, which a build follows too."""
     if options.tensor_parallel == 1:
         return options
-    from emulator.capture.published import published_plan
+    from nxpipe.emulator.capture.published import published_plan
 
     return replace(options, published_plan=published_plan(request))

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final, Literal
 
-from pipeline.errors import AwsError
+from nxpipe.pipeline.errors import AwsError
 
 _TOO_MANY: Final = ("RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequestsException")
 

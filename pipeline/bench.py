@@ -7,12 +7,12 @@ of its instructions. It is no measurement; but two predictions differ by nothing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from pipeline import utilisation
-from pipeline.difference.programs import FIGURES, identity, number_at
+from nxpipe.pipeline import utilisation
+from nxpipe.pipeline.difference.programs import FIGURES, identity, number_at
 
 if TYPE_CHECKING:
-    from artifact_store import Store
-    from artifact_store.manifest import Manifest
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.manifest import Manifest
 
 _ROUNDING: Final = 1e-9  # of the times that are stored
 

@@ -8,52 +8,67 @@ from typing import Any, NoReturn
 
 import click
 
-from pipeline import exit_codes
-from pipeline.command_line.output import Console
-from pipeline.errors import sentence_of
-from pipeline.interrupts import heed_interrupts, unwound
+from nxpipe.pipeline import exit_codes
+from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.errors import sentence_of
+from nxpipe.pipeline.interrupts import heed_interrupts, unwound
 
 # name -> (where it lives, one line for `nxpipe --help`). The line is here so that a listing imports no command.
 COMMANDS = {
-    "agent": ("pipeline.commands.agent:agent", "Make an instance of a fleet ready, and start its server."),
-    "ami": ("pipeline.commands.ami:ami", "Choose the machine images that instances start from."),
+    "agent": ("nxpipe.pipeline.commands.agent:agent", "Make an instance of a fleet ready, and start its server."),
+    "ami": ("nxpipe.pipeline.commands.ami:ami", "Choose the machine images that instances start from."),
     "bench": (
-        "pipeline.commands.bench:bench",
+        "nxpipe.pipeline.commands.bench:bench",
         "Show how fast programs are predicted to be, and hold that against a channel.",
     ),
-    "build": ("pipeline.commands.build:build", "Compile a model on the emulator, verify it, publish the artifact."),
-    "cache": ("pipeline.commands.cache:cache", "Fill the compile cache that Neuron instances look into."),
-    "channel": ("pipeline.commands.channel:channel", "Show what channels serve, and their history."),
-    "check": ("pipeline.commands.check:check", "Say all that stands between a model and a target, without weights."),
-    "completion": ("pipeline.commands.completion:completion", "Print a shell completion script."),
-    "config": ("pipeline.commands.config:config", "Check, show or describe nxpipe.toml."),
+    "build": (
+        "nxpipe.pipeline.commands.build:build",
+        "Compile a model on the emulator, verify it, publish the artifact.",
+    ),
+    "cache": ("nxpipe.pipeline.commands.cache:cache", "Fill the compile cache that Neuron instances look into."),
+    "channel": ("nxpipe.pipeline.commands.channel:channel", "Show what channels serve, and their history."),
+    "check": (
+        "nxpipe.pipeline.commands.check:check",
+        "Say all that stands between a model and a target, without weights.",
+    ),
+    "completion": ("nxpipe.pipeline.commands.completion:completion", "Print a shell completion script."),
+    "config": ("nxpipe.pipeline.commands.config:config", "Check, show or describe nxpipe.toml."),
     "diff": (
-        "pipeline.commands.diff:diff",
+        "nxpipe.pipeline.commands.diff:diff",
         "Compare two artifacts: key inputs, programs, graphs, weights, files, evidence.",
     ),
-    "dis": ("pipeline.commands.dis:dis", "Print an executable's program as text, or what it adds up to."),
-    "doctor": ("pipeline.commands.doctor:doctor", "Say what is installed, what is missing for which command."),
+    "dis": ("nxpipe.pipeline.commands.dis:dis", "Print an executable's program as text, or what it adds up to."),
+    "doctor": ("nxpipe.pipeline.commands.doctor:doctor", "Say what is installed, what is missing for which command."),
     "explain": (
-        "pipeline.commands.explain:explain",
+        "nxpipe.pipeline.commands.explain:explain",
         "Say why a build is answered by the store or not, field by field.",
     ),
-    "infra": ("pipeline.commands.infra:infra", "Check templates, plan deployments, write the manifests of a cluster."),
-    "init": ("pipeline.commands.init:init", "Write nxpipe.toml and a release workflow into a repository."),
-    "promote": ("pipeline.commands.promote:promote", "Serve artifacts on a channel from now on."),
-    "release": ("pipeline.commands.release:release", "Take models through all gates to a channel; resumes."),
-    "rollback": ("pipeline.commands.rollback:rollback", "Serve again what a channel served before."),
+    "infra": (
+        "nxpipe.pipeline.commands.infra:infra",
+        "Check templates, plan deployments, write the manifests of a cluster.",
+    ),
+    "init": ("nxpipe.pipeline.commands.init:init", "Write nxpipe.toml and a release workflow into a repository."),
+    "promote": ("nxpipe.pipeline.commands.promote:promote", "Serve artifacts on a channel from now on."),
+    "release": ("nxpipe.pipeline.commands.release:release", "Take models through all gates to a channel; resumes."),
+    "rollback": ("nxpipe.pipeline.commands.rollback:rollback", "Serve again what a channel served before."),
     "rollout": (
-        "pipeline.commands.rollout.group:rollout",
+        "nxpipe.pipeline.commands.rollout.group:rollout",
         "Give a new version traffic step by step, as evidence allows.",
     ),
-    "run": ("pipeline.commands.run:run", "Run a model's programs on the emulator, and show what they answer."),
+    "run": ("nxpipe.pipeline.commands.run:run", "Run a model's programs on the emulator, and show what they answer."),
     "store": (
-        "pipeline.commands.store.group:store",
+        "nxpipe.pipeline.commands.store.group:store",
         "Look after artifacts: list, compare, fetch, sign, collect.",
     ),
-    "verify": ("pipeline.commands.verify:verify", "Compare the emulated model with PyTorch, layer by layer if asked."),
-    "version": ("pipeline.commands.version:version", "Print the versions of nxpipe, its backends and libraries."),
-    "worker": ("pipeline.commands.worker:worker", "Carry out items of a build on a build farm."),
+    "verify": (
+        "nxpipe.pipeline.commands.verify:verify",
+        "Compare the emulated model with PyTorch, layer by layer if asked.",
+    ),
+    "version": (
+        "nxpipe.pipeline.commands.version:version",
+        "Print the versions of nxpipe, its backends and libraries.",
+    ),
+    "worker": ("nxpipe.pipeline.commands.worker:worker", "Carry out items of a build on a build farm."),
 }
 
 
@@ -90,7 +105,7 @@ class Command(_ShortHelp):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Whatever a command reads of a model, a confined process reads for it."""
-        from emulator.confinement import confined
+        from nxpipe.emulator.confinement import confined
 
         with confined():
             return super().invoke(ctx)
@@ -105,7 +120,7 @@ class Group(_ShortHelp, click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            from pipeline.suggest import did_you_mean
+            from nxpipe.pipeline.suggest import did_you_mean
 
             known = self.list_commands(ctx)
             hint = did_you_mean(args[0], known) or f"; there are {', '.join(known)}"
@@ -187,7 +202,7 @@ def _translate(error: Exception, console: Console) -> int:
 
         console.trace("".join(traceback.format_exception(error)))
     if row is None:
-        from pipeline.crash import report_crash
+        from nxpipe.pipeline.crash import report_crash
 
         console.complain(report_crash(error))
         return exit_codes.INTERNAL.number

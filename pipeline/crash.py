@@ -8,9 +8,9 @@ import time
 import traceback
 from pathlib import Path
 
-from pipeline import VERSION
-from pipeline.escape import for_log
-from pipeline.folders import log_folder
+from nxpipe.pipeline import VERSION
+from nxpipe.pipeline.escape import for_log
+from nxpipe.pipeline.folders import log_folder
 
 
 def report_crash(error: Exception) -> str:

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from pipeline.backends.neuronx.toolchain import GET_IT, ready
+from nxpipe.pipeline.backends.neuronx.toolchain import GET_IT, ready
 
 LIBRARIES: Final = (
     "click",

@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Final
 
-from emulator.regular_file import open_regular
+from nxpipe.emulator.regular_file import open_regular
 
 MiB: Final = 1 << 20
 

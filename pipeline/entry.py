@@ -15,8 +15,8 @@ def main() -> NoReturn:
     mend_streams()
     without_plugins()
     try:
-        from pipeline.cli import main as run
-        from pipeline.command_line.output import guard_streams
+        from nxpipe.pipeline.cli import main as run
+        from nxpipe.pipeline.command_line.output import guard_streams
     except KeyboardInterrupt:
         sys.exit(130)  # the table of exit codes is not imported yet
     guard_streams()

@@ -30,63 +30,63 @@ USAGE: Final = ExitCode(
     "usage",
     "The command line is wrong, or what is given to a program: an unknown option, a value out of range, a long prompt.",
     "Read `nxpipe COMMAND -h`; nothing was done.",
-    ("click.exceptions:UsageError", "emulator.errors:InputsInvalid", "pipeline.errors:InputInvalid"),
+    ("click.exceptions:UsageError", "nxpipe.emulator.errors:InputsInvalid", "nxpipe.pipeline.errors:InputInvalid"),
 )
 CONFIGURATION: Final = ExitCode(
     3,
     "configuration",
     "`nxpipe.toml` or an `NXPIPE_*` environment variable is wrong.",
     "Mend the lines that the message names, then run `nxpipe config check`.",
-    ("pipeline.config.faults:ConfigInvalid",),
+    ("nxpipe.pipeline.config.faults:ConfigInvalid",),
 )
 SOFTWARE: Final = ExitCode(
     4,
     "missing-software",
     "A library or program that this command needs is not installed.",
     "Run `nxpipe doctor`: it says what is missing and how to get it.",
-    ("pipeline.errors:MissingSoftware",),
+    ("nxpipe.pipeline.errors:MissingSoftware",),
 )
 OVERWRITE: Final = ExitCode(
     5,
     "would-overwrite",
     "A file of yours stands where the command would write.",
     "Move the file away, or look at the difference with `--dry-run`.",
-    ("pipeline.errors:WouldOverwrite",),
+    ("nxpipe.pipeline.errors:WouldOverwrite",),
 )
 MODEL: Final = ExitCode(
     10,
     "model-source",
     "The model cannot be had: an unknown id, a broken folder, weights that do not fit its configuration.",
     "Pass another `--model-id` or `--weights`, as the message says.",
-    ("pipeline.errors:ModelSourceError",),
+    ("nxpipe.pipeline.errors:ModelSourceError",),
 )
 COMPILE: Final = ExitCode(
     11,
     "does-not-compile",
     "The model cannot be captured or lowered for the target, or the request is beyond this version.",
     "The message names the operators, where they stand in the model's source, and what to change.",
-    ("emulator.errors:CompileError", "pipeline.errors:BuildRefused"),
+    ("nxpipe.emulator.errors:CompileError", "nxpipe.pipeline.errors:BuildRefused"),
 )
 VERIFICATION: Final = ExitCode(
     12,
     "verification-failed",
     "The emulated result differs from PyTorch's by more than the thresholds allow; nothing was published.",
     "Choose a gentler autocast, or change the thresholds in `[verify]` if the difference is acceptable.",
-    ("pipeline.errors:VerificationFailed",),
+    ("nxpipe.pipeline.errors:VerificationFailed",),
 )
 DOES_NOT_FIT: Final = ExitCode(
     13,
     "does-not-fit",
     "The model lowers, but its share does not fit the memory of one core of the target.",
     "Choose the tensor-parallel degree or the target that the report of `nxpipe check` names.",
-    ("pipeline.errors:DoesNotFit", "emulator.errors:OutOfMemory"),
+    ("nxpipe.pipeline.errors:DoesNotFit", "nxpipe.emulator.errors:OutOfMemory"),
 )
 EXECUTABLE: Final = ExitCode(
     14,
     "bad-executable",
     "What claims to be an executable is none, its bytes were changed, or it is another than its artifact describes.",
     "Build the model again, or fetch the artifact again; docs/nxe.md says what the message's byte is.",
-    ("emulator.errors:ExecutableInvalid", "pipeline.errors:ProgramInvalid"),
+    ("nxpipe.emulator.errors:ExecutableInvalid", "nxpipe.pipeline.errors:ProgramInvalid"),
 )
 INCOMPLETE: Final = ExitCode(
     15,
@@ -105,56 +105,56 @@ EXECUTOR: Final = ExitCode(
     "executor",
     "Whoever was to carry the work out cannot be reached, or not any more: a Ray cluster, for one.",
     "Look at the address that the message names, then run the same command: what is in the store is not built again.",
-    ("pipeline.errors:ExecutorUnavailable",),
+    ("nxpipe.pipeline.errors:ExecutorUnavailable",),
 )
 STORE: Final = ExitCode(
     20,
     "store",
     "The artifact store cannot be reached, read or written.",
     "Check the URL, the permissions and the free space that the message names; a retry is always safe.",
-    ("artifact_store.errors:StoreError",),
+    ("nxpipe.artifact_store.errors:StoreError",),
 )
 NOT_FOUND: Final = ExitCode(
     21,
     "not-in-store",
     "The store holds no artifact of that name or key.",
     "List what is there with `nxpipe store ls`.",
-    ("artifact_store.errors:NotFound",),
+    ("nxpipe.artifact_store.errors:NotFound",),
 )
 CORRUPT: Final = ExitCode(
     22,
     "corrupt",
     "Stored bytes do not have the digest that names them; they were not used.",
     "Fetch or build the artifact again; find out what changed the bytes.",
-    ("artifact_store.errors:Corrupt",),
+    ("nxpipe.artifact_store.errors:Corrupt",),
 )
 REFUSED: Final = ExitCode(
     23,
     "refused",
     "A rule of the store or of the channel's policy forbids it; nothing was changed.",
     "The message names the rule and what would satisfy it: another artifact, a signature, a look at the channel.",
-    ("artifact_store.errors:Refused",),
+    ("nxpipe.artifact_store.errors:Refused",),
 )
 CONFLICT: Final = ExitCode(
     24,
     "not-reproducible",
     "The same request has made two different artifacts; the one that was published first stands.",
     "Compare the two, and make what differs deterministic or part of the key.",
-    ("artifact_store.errors:Conflict",),
+    ("nxpipe.artifact_store.errors:Conflict",),
 )
 KEY: Final = ExitCode(
     25,
     "signing-key",
     "A signing key or a public key cannot be used: unreadable, of another kind, or open to other users.",
     "Mend the file or the KMS key that the message names; `nxpipe store keygen` makes a new one.",
-    ("artifact_store.trust.keys:BadKey",),
+    ("nxpipe.artifact_store.trust.keys:BadKey",),
 )
 UNSAFE_STORE: Final = ExitCode(
     26,
     "unsafe-store",
     "The folder or bucket does not keep a property that the store is built on.",
     "Use another backend, or mend the properties that `nxpipe store doctor` names.",
-    ("artifact_store.errors:UnsafeBackend",),
+    ("nxpipe.artifact_store.errors:UnsafeBackend",),
 )
 SYSTEM: Final = ExitCode(
     30,
@@ -168,14 +168,14 @@ NOT_READY: Final = ExitCode(
     "not-ready",
     "This machine cannot serve what its fleet should: a device, a program or the instance's own metadata is missing.",
     "Mend what the message names; Auto Scaling has been told to try another instance.",
-    ("pipeline.errors:NotReady",),
+    ("nxpipe.pipeline.errors:NotReady",),
 )
 AWS: Final = ExitCode(
     32,
     "aws",
     "AWS cannot be reached, refuses, or does not have what was asked for.",
     "Look at the region, the credentials and the permission that the message names; a retry is always safe.",
-    ("pipeline.errors:AwsError",),
+    ("nxpipe.pipeline.errors:AwsError",),
 )
 FINDINGS: Final = ExitCode(
     33,
@@ -188,14 +188,14 @@ TEMPLATE: Final = ExitCode(
     "bad-template",
     "What should be a CloudFormation template is none.",
     "Mend the file that the message names, or write the templates with `npx cdk synth`.",
-    ("pipeline.errors:TemplateInvalid",),
+    ("nxpipe.pipeline.errors:TemplateInvalid",),
 )
 RECORD: Final = ExitCode(
     35,
     "rollout-record",
     "A plan, evidence or record of a rollout is none, or a recorded verdict is not what the judge says.",
     "The message names the judgement; fetch the record again, or find out who changed it.",
-    ("pipeline.canary.errors:CanaryError",),
+    ("nxpipe.pipeline.canary.errors:CanaryError",),
 )
 ROLLED_BACK: Final = ExitCode(
     40,
@@ -220,7 +220,7 @@ ROLLOUT_REFUSED: Final = ExitCode(
     "rollout-refused",
     "The rollout cannot begin as things are, or there is none that could be told anything; no traffic was moved.",
     "The message names what stands in the way: another rollout, an alarm, a stack that is not deployed.",
-    ("pipeline.rollout.errors:RolloutRefused",),
+    ("nxpipe.pipeline.rollout.errors:RolloutRefused",),
 )
 INTERRUPTED: Final = ExitCode(
     130, "interrupted", "Ctrl-C. Nothing half-written is left behind.", "Run the same command again: it resumes."

@@ -9,7 +9,7 @@ import signal
 from types import FrameType
 from typing import Final, NoReturn
 
-from pipeline.exit_codes import INTERRUPTED, TERMINATED
+from nxpipe.pipeline.exit_codes import INTERRUPTED, TERMINATED
 
 _PATIENCE: Final = 3  # seconds
 _CUT_SHORT: Final = b"\nInterrupted, and a request was not waited for; a retry is safe.\n"

@@ -5,12 +5,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from emulator.hardware import INSTANCES, Instance, instance
-from pipeline.config import Model
-from pipeline.folders import expanded
-from pipeline.models.source import ModelSource, resolve
-from pipeline.models.weights import parse_weights
-from pipeline.request import BuildRequest, Shape, default_phases, longest_sequence, shapes_of
+from nxpipe.emulator.hardware import INSTANCES, Instance, instance
+from nxpipe.pipeline.config import Model
+from nxpipe.pipeline.folders import expanded
+from nxpipe.pipeline.models.source import ModelSource, resolve
+from nxpipe.pipeline.models.weights import parse_weights
+from nxpipe.pipeline.request import BuildRequest, Shape, default_phases, longest_sequence, shapes_of
 
 ALL: Final = "all"  # in place of an instance: every one of the catalogue
 USUAL_BUCKET: Final = 128

@@ -10,10 +10,10 @@ from typing import Final
 
 import click
 
-from pipeline import exit_codes
-from pipeline.cli import cli
+from nxpipe.pipeline import exit_codes
+from nxpipe.pipeline.cli import cli
 
-DOCS: Final = Path(__file__).parent.parent / "docs"
+DOCS: Final = Path(__file__).parents[2] / "docs"
 _NOTE: Final = "<!-- Made by `make docs`; change the code, not this page. -->\n\n"
 
 
@@ -49,7 +49,7 @@ def walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[
 
 
 def _configuration_page() -> str:
-    from pipeline.config import configuration_page
+    from nxpipe.pipeline.config import configuration_page
 
     return configuration_page()
 

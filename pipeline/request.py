@@ -13,18 +13,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from artifact_store.canonical import canonical_json
-from artifact_store.digest import sha256_hex
-from emulator.hardware import Instance
-from pipeline.errors import BuildRefused, MissingSoftware
-from pipeline.models.source import ModelSource
-from pipeline.models.weights import Tensors, Weights
-from pipeline.verification.verify import USUAL_YARDSTICK, Arrays
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.emulator.hardware import Instance
+from nxpipe.pipeline.errors import BuildRefused, MissingSoftware
+from nxpipe.pipeline.models.source import ModelSource
+from nxpipe.pipeline.models.weights import Tensors, Weights
+from nxpipe.pipeline.verification.verify import USUAL_YARDSTICK, Arrays
 
 if TYPE_CHECKING:
-    from emulator.capture import CaptureRequest
-    from emulator.compile import Program
-    from emulator.passes import PassOptions
+    from nxpipe.emulator.capture import CaptureRequest
+    from nxpipe.emulator.compile import Program
+    from nxpipe.emulator.passes import PassOptions
 
 # Releases of these can change a captured graph, so they are part of what is asked for.
 LIBRARIES: Final = ("torch", "transformers", "numpy")
@@ -128,19 +128,19 @@ class BuildRequest:
         return capture_request(self.source, shape, self.shapes)
 
     def compile(self, shape: Shape, options: "PassOptions") -> "Program":
-        from emulator.compile import compile_program
+        from nxpipe.emulator.compile import compile_program
 
         return compile_program(self.capture(shape), options)
 
     def tensors(self) -> Tensors:
         """The weights that the model asks for; nothing of them is loaded yet."""
-        from emulator.capture import parameter_specs
+        from nxpipe.emulator.capture import parameter_specs
 
         return Tensors(self.weights, parameter_specs(self.capture(self.shapes[0])))
 
     def truth(self, shape: Shape, weights: Arrays, inputs: Arrays) -> Arrays:
         """What the yardstick makes of these inputs."""
-        from emulator.capture import reference_outputs
+        from nxpipe.emulator.capture import reference_outputs
 
         return reference_outputs(self.capture(shape), weights, inputs)
 
@@ -200,7 +200,7 @@ def capture_request(source: ModelSource, shape: Shape, beside: Iterable[Shape] =
     All that keep a cache for the same batch share one, with room for the longest of them: whichever prefill a prompt
     fits into, the decode goes on with what it left.
     """
-    from emulator.capture import CaptureRequest
+    from nxpipe.emulator.capture import CaptureRequest
 
     wanted = CaptureRequest(source.config, source.task, shape.phase, shape.batch, shape.sequence, source.dtype)
     room = cache_room(shape, beside)
@@ -276,14 +276,14 @@ def library_version(name: str) -> str:
 
 def compiler_digest() -> str:
     """The SHA-256 of the emulator's own source: a changed compiler never serves what an older one made."""
-    import emulator
+    from nxpipe import emulator
 
     return source_digest(Path(emulator.__file__).parent)
 
 
 def comparison_digest() -> str:
     """The same of what compares answers: figures of another comparison are others."""
-    from pipeline import verification
+    from nxpipe.pipeline import verification
 
     return source_digest(Path(verification.__file__).parent)
 

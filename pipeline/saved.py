@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.core import ParameterSource
 
-from emulator.errors import CompileError
-from emulator.regular_file import open_regular
-from pipeline.command_line.output import human_bytes
-from pipeline.errors import BuildRefused, ModelSourceError, NotEnoughMemory
-from pipeline.folders import expanded
-from pipeline.machine import available_memory
-from pipeline.models.file_digest import sha256_of_file
-from pipeline.suggest import did_you_mean
-from pipeline.verification.verify import Arrays
+from nxpipe.emulator.errors import CompileError
+from nxpipe.emulator.regular_file import open_regular
+from nxpipe.pipeline.command_line.output import human_bytes
+from nxpipe.pipeline.errors import BuildRefused, ModelSourceError, NotEnoughMemory
+from nxpipe.pipeline.folders import expanded
+from nxpipe.pipeline.machine import available_memory
+from nxpipe.pipeline.models.file_digest import sha256_of_file
+from nxpipe.pipeline.suggest import did_you_mean
+from nxpipe.pipeline.verification.verify import Arrays
 
 if TYPE_CHECKING:
-    from emulator.graph import Graph
-    from emulator.passes import Pass, PassOptions
+    from nxpipe.emulator.graph import Graph
+    from nxpipe.emulator.passes import Pass, PassOptions
 
 _SUFFIXES: Final = (".pt2", ".onnx")
 # Options that choose among the programs of a Hugging Face model, or its weights.
@@ -53,7 +53,7 @@ class SavedProgram:
         return self.path.name
 
     def capture(self) -> "Graph":
-        from emulator.capture import capture_file
+        from nxpipe.emulator.capture import capture_file
 
         self.require_readable()
         self.require_axes()
@@ -61,14 +61,14 @@ class SavedProgram:
 
     def parameters(self) -> Arrays:
         """The weights in the file and in those beside it."""
-        from emulator.capture import file_parameters
+        from nxpipe.emulator.capture import file_parameters
 
         self.require_data()
         return file_parameters(self.path)
 
     def truth(self, graph: "Graph", inputs: Arrays) -> Arrays:
         """What PyTorch, or ONNX's reference evaluator, makes of these inputs."""
-        from emulator.capture import file_outputs
+        from nxpipe.emulator.capture import file_outputs
 
         if self.path.suffix == ".onnx":
             self._require_memory(graph)
@@ -76,7 +76,7 @@ class SavedProgram:
 
     def _require_memory(self, graph: "Graph") -> None:
         """ONNX's evaluator keeps every result until it ends, those that no output needs too."""
-        from emulator.ops import Reshape, Slice, Transpose
+        from nxpipe.emulator.ops import Reshape, Slice, Transpose
 
         made = [node.result.type for node in graph.nodes if not isinstance(node.op, Reshape | Slice | Transpose)]
         need = sum(type_.elements * type_.dtype.held.itemsize for type_ in made)
@@ -96,8 +96,8 @@ class SavedProgram:
 
     def require_data(self) -> tuple[str, ...]:
         """The names of the files of data beside it, once it is certain that they are there, whole, and inside."""
-        from emulator.capture import data_files
-        from emulator.errors import DataUnusable
+        from nxpipe.emulator.capture import data_files
+        from nxpipe.emulator.errors import DataUnusable
 
         try:
             return tuple(sorted(data_files(self.path)))
@@ -108,14 +108,14 @@ class SavedProgram:
         """A size is given to axes alone that the program leaves open: any other would be a part of its key."""
         if not self.sizes:
             return
-        from emulator.capture import open_axes
+        from nxpipe.emulator.capture import open_axes
 
         known = open_axes(self.path)
         for name in self.sizes.keys() - set(known):
             raise UnknownAxis(self.name, name, known)
 
     def compile(self, options: "PassOptions", steps: "Sequence[Pass] | None" = None) -> "Graph":
-        from emulator.passes import run_passes
+        from nxpipe.emulator.passes import run_passes
 
         return run_passes(self.capture(), options, steps)
 

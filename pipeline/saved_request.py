@@ -4,21 +4,21 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from emulator.hardware import instance
-from pipeline.models.source import ModelSource
-from pipeline.models.weights import Tensors, numpy_dtype
-from pipeline.order import Order
-from pipeline.request import SAVED, BuildRequest, Shape, compiler_digest, library_version
-from pipeline.saved import SavedProgram
-from pipeline.verification.verify import Arrays
+from nxpipe.emulator.hardware import instance
+from nxpipe.pipeline.models.source import ModelSource
+from nxpipe.pipeline.models.weights import Tensors, numpy_dtype
+from nxpipe.pipeline.order import Order
+from nxpipe.pipeline.request import SAVED, BuildRequest, Shape, compiler_digest, library_version
+from nxpipe.pipeline.saved import SavedProgram
+from nxpipe.pipeline.verification.verify import Arrays
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from emulator.compile import Program
-    from emulator.graph import Graph
-    from emulator.passes import PassOptions
-    from emulator.types import TensorType
+    from nxpipe.emulator.compile import Program
+    from nxpipe.emulator.graph import Graph
+    from nxpipe.emulator.passes import PassOptions
+    from nxpipe.emulator.types import TensorType
 
 # Releases of these can change what a file is read as.
 _LIBRARIES: Final = {".pt2": ("torch", "numpy"), ".onnx": ("onnx", "numpy")}
@@ -84,8 +84,8 @@ class SavedRequest(BuildRequest):
         }
 
     def compile(self, shape: Shape, options: "PassOptions") -> "Program":
-        from emulator.compile import divided
-        from emulator.passes import run_passes
+        from nxpipe.emulator.compile import divided
+        from nxpipe.emulator.passes import run_passes
 
         return divided(run_passes(self.graph, replace(options, tensor_parallel=1)), options)
 

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from pipeline.artifact_files import UTILISATION
-from pipeline.documents import json_of
+from nxpipe.pipeline.artifact_files import UTILISATION
+from nxpipe.pipeline.documents import json_of
 
 if TYPE_CHECKING:
-    from artifact_store import Store
-    from artifact_store.manifest import Manifest
-    from emulator.passes.shard import Padding
-    from emulator.utilisation import Utilisation
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.manifest import Manifest
+    from nxpipe.emulator.passes.shard import Padding
+    from nxpipe.emulator.utilisation import Utilisation
 
 _IN_SHORT: Final = "in_short"
 

@@ -5,7 +5,7 @@ They stand in the code because they are true of every project; what only one pro
 
 from typing import Final
 
-from stacks.rules.acceptance import Accepted
+from nxpipe.stacks.rules.acceptance import Accepted
 
 _NIST: Final = "NIST.800.53.R5-"
 _SOLUTIONS: Final = "AwsSolutions-"

@@ -5,10 +5,10 @@ from typing import Final
 from aws_cdk import aws_eks, aws_iam
 from constructs import Construct
 
-from pipeline.config.cluster_lock import ClusterLock
-from stacks.grants import mount_cache, wait_for_permissions
-from stacks.handles import CacheHandle
-from stacks.pods import pod_role
+from nxpipe.pipeline.config.cluster_lock import ClusterLock
+from nxpipe.stacks.grants import mount_cache, wait_for_permissions
+from nxpipe.stacks.handles import CacheHandle
+from nxpipe.stacks.pods import pod_role
 
 # Nodes are not ready without these, and the others do not run without nodes.
 _BEFORE_NODES: Final = ("eks-pod-identity-agent", "kube-proxy", "vpc-cni")

@@ -8,9 +8,9 @@ image. A later one may get another, which is why each synthesis warns until it i
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.config import Config
-from pipeline.config.amis import FLEETS_PARAMETER, TRAINING_PARAMETER, AmiLock, read_lock
-from stacks.rules.finding import KnownImage
+from nxpipe.pipeline.config import Config
+from nxpipe.pipeline.config.amis import FLEETS_PARAMETER, TRAINING_PARAMETER, AmiLock, read_lock
+from nxpipe.stacks.rules.finding import KnownImage
 
 
 def lock_of(config: Config, folder: Path) -> AmiLock:

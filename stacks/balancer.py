@@ -7,9 +7,9 @@ from aws_cdk import Duration, Stack, aws_cloudwatch, aws_ec2, aws_iam
 from aws_cdk import aws_elasticloadbalancingv2 as elb
 from constructs import Construct
 
-from pipeline.config import ServingFleet
-from stacks.handles import NetworkHandle, StoreHandle
-from stacks.metrics import ANSWERED, NOT_ANSWERED
+from nxpipe.pipeline.config import ServingFleet
+from nxpipe.stacks.handles import NetworkHandle, StoreHandle
+from nxpipe.stacks.metrics import ANSWERED, NOT_ANSWERED
 
 COLOUR_HEADER: Final = "x-nxpipe-group"  # a call that has it goes where it says, whatever the weights are
 _WEIGHED: Final = 100  # the priority of the rule for all other calls

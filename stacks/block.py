@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from aws_cdk import Stack, aws_batch, aws_iam, aws_scheduler
 from constructs import Construct
 
-from pipeline.config.capacity import DRAINED_BEFORE_THE_END, CapacityBlock
-from stacks.trust import for_us
+from nxpipe.pipeline.config.capacity import DRAINED_BEFORE_THE_END, CapacityBlock
+from nxpipe.stacks.trust import for_us
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Final
 from aws_cdk import Duration, RemovalPolicy, Stack, aws_iam, aws_s3
 from constructs import Construct
 
-from stacks.handles import StoreHandle
+from nxpipe.stacks.handles import StoreHandle
 
 _KEPT_AFTER_DELETION: Final = Duration.days(7)
 

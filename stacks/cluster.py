@@ -9,17 +9,17 @@ from typing import Any, Final
 from aws_cdk import CfnOutput, Stack, aws_ec2, aws_eks, aws_iam, aws_logs
 from constructs import Construct
 
-from pipeline.config.cluster import Cluster
-from pipeline.config.cluster_lock import ClusterLock
-from stacks.addons import Addons
-from stacks.grants import read_artifacts, wait_for_permissions
-from stacks.handles import CacheHandle, NetworkHandle, StoreHandle
-from stacks.kept_log import kept_log
-from stacks.names import NAMESPACE, SERVICE_ACCOUNT, cluster_name, node_profile
-from stacks.nodes import Home, NeuronNodes, SystemNodes
-from stacks.pods import pod_role
-from stacks.project_tag import tag_project
-from stacks.trust import for_us
+from nxpipe.pipeline.config.cluster import Cluster
+from nxpipe.pipeline.config.cluster_lock import ClusterLock
+from nxpipe.stacks.addons import Addons
+from nxpipe.stacks.grants import read_artifacts, wait_for_permissions
+from nxpipe.stacks.handles import CacheHandle, NetworkHandle, StoreHandle
+from nxpipe.stacks.kept_log import kept_log
+from nxpipe.stacks.names import NAMESPACE, SERVICE_ACCOUNT, cluster_name, node_profile
+from nxpipe.stacks.nodes import Home, NeuronNodes, SystemNodes
+from nxpipe.stacks.pods import pod_role
+from nxpipe.stacks.project_tag import tag_project
+from nxpipe.stacks.trust import for_us
 
 _LOGS: Final = ("api", "audit", "authenticator", "controllerManager", "scheduler")
 _ON_NODES: Final = ("AmazonEC2ContainerRegistryPullOnly", "AmazonEKSWorkerNodePolicy")

@@ -11,9 +11,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from emulator.hardware import INSTANCES
-from stacks.reading.launches import BATCH, GROUP, INSTANCE, NODES, Launch, compute, instance_types, launches, size_of
-from stacks.reading.template import Resource, Templates, listed, tables
+from nxpipe.emulator.hardware import INSTANCES
+from nxpipe.stacks.reading.launches import (
+    BATCH,
+    GROUP,
+    INSTANCE,
+    NODES,
+    Launch,
+    compute,
+    instance_types,
+    launches,
+    size_of,
+)
+from nxpipe.stacks.reading.template import Resource, Templates, listed, tables
 
 HOURS_A_MONTH: Final = 730
 

@@ -13,13 +13,13 @@ from typing import Any, Final
 from aws_cdk import CfnOutput, Stack, aws_cloudwatch, aws_ec2, aws_logs, aws_sagemaker
 from constructs import Construct
 
-from pipeline.config.endpoints import OLD_FLEET_KEPT, AllAtOnce, Canary, ModelEndpoint, Shift
-from pipeline.config.sections import Guards
-from stacks.handles import EndpointHandle, NetworkHandle, StoreHandle
-from stacks.hosting import Hosted, hosting_role
-from stacks.kept_log import kept_log
-from stacks.metrics import OF_ENDPOINTS, Subject
-from stacks.project_tag import tag_project
+from nxpipe.pipeline.config.endpoints import OLD_FLEET_KEPT, AllAtOnce, Canary, ModelEndpoint, Shift
+from nxpipe.pipeline.config.sections import Guards
+from nxpipe.stacks.handles import EndpointHandle, NetworkHandle, StoreHandle
+from nxpipe.stacks.hosting import Hosted, hosting_role
+from nxpipe.stacks.kept_log import kept_log
+from nxpipe.stacks.metrics import OF_ENDPOINTS, Subject
+from nxpipe.stacks.project_tag import tag_project
 
 _VARIANT: Final = "all"  # has the same name before and after, or SageMaker would shift all calls at once
 _FOLDER: Final = "/opt/ml/model"  # where SageMaker puts what it has copied

@@ -12,8 +12,8 @@ import jsii
 from aws_cdk import CfnResource, Stack, aws_ec2
 from constructs import Construct, IValidation
 
-from stacks.handles import NetworkHandle
-from stacks.reach import GATEWAYS, Need, Resources, Unreachable, missing, needs
+from nxpipe.stacks.handles import NetworkHandle
+from nxpipe.stacks.reach import GATEWAYS, Need, Resources, Unreachable, missing, needs
 
 # The types that tell who calls what.
 _TELLING: Final = (

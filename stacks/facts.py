@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from pipeline.config import Config, ServingFleet
-from pipeline.config.capacity import DRAINED_BEFORE_THE_END, CapacityBlock
-from stacks.amis import known_images, lock_of, unlocked_images
-from stacks.costs import load_prices
-from stacks.rules import Facts, Window
-from stacks.rules.acceptance import Accepted
+from nxpipe.pipeline.config import Config, ServingFleet
+from nxpipe.pipeline.config.capacity import DRAINED_BEFORE_THE_END, CapacityBlock
+from nxpipe.stacks.amis import known_images, lock_of, unlocked_images
+from nxpipe.stacks.costs import load_prices
+from nxpipe.stacks.rules import Facts, Window
+from nxpipe.stacks.rules.acceptance import Accepted
 
 
 def facts_of(config: Config, folder: Path) -> Facts:

@@ -9,12 +9,12 @@ from typing import Any, Final
 from aws_cdk import CfnOutput, Stack, aws_batch, aws_ec2, aws_iam
 from constructs import Construct
 
-from pipeline.config.cloud import Farm
-from stacks.batch import WITH_GRACE, instance_profile, job_role, logs, repeated
-from stacks.handles import FarmHandle, NetworkHandle, ReleaseHandle, StoreHandle
-from stacks.project_tag import PROJECT_TAG, tag_project
-from stacks.publishing import publishing
-from stacks.submitting import submitting
+from nxpipe.pipeline.config.cloud import Farm
+from nxpipe.stacks.batch import WITH_GRACE, instance_profile, job_role, logs, repeated
+from nxpipe.stacks.handles import FarmHandle, NetworkHandle, ReleaseHandle, StoreHandle
+from nxpipe.stacks.project_tag import PROJECT_TAG, tag_project
+from nxpipe.stacks.publishing import publishing
+from nxpipe.stacks.submitting import submitting
 
 # x86, as the Neuron compiler is; 4 to 8 GiB a processor. Several families, for spot capacity is seldom short in all.
 _FAMILIES: Final = ("m7i", "m6i", "r7i", "r6i")

@@ -5,7 +5,7 @@ The key is granted for what S3 does on a role's behalf only: no fleet calls KMS 
 
 from aws_cdk import CfnResource, Stack, aws_iam
 
-from stacks.handles import CacheHandle, StoreHandle
+from nxpipe.stacks.handles import CacheHandle, StoreHandle
 
 
 def read_artifacts(store: StoreHandle, role: aws_iam.IRole, prefix: str = "") -> None:

@@ -15,9 +15,15 @@ from aws_cdk import (
 )
 from constructs import Construct
 
-from pipeline.config.capacity import DRAINED_BEFORE_THE_END, CapacityBlock, ServingCapacity, ServingOnDemand, WarmPool
-from pipeline.config.fleets import Size
-from stacks.handles import NetworkHandle
+from nxpipe.pipeline.config.capacity import (
+    DRAINED_BEFORE_THE_END,
+    CapacityBlock,
+    ServingCapacity,
+    ServingOnDemand,
+    WarmPool,
+)
+from nxpipe.pipeline.config.fleets import Size
+from nxpipe.stacks.handles import NetworkHandle
 
 Group: TypeAlias = aws_autoscaling.CfnAutoScalingGroup
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from aws_cdk import App, Validations
 from cdk_nag import AwsSolutionsChecks, NIST80053R5Checks
 
-from pipeline.config import Config
-from stacks.acknowledged import ACKNOWLEDGED
-from stacks.costs import estimate, load_prices
-from stacks.facts import accepted_by, facts_of
-from stacks.reading import Templates
-from stacks.rules.plugin import Guards
+from nxpipe.pipeline.config import Config
+from nxpipe.stacks.acknowledged import ACKNOWLEDGED
+from nxpipe.stacks.costs import estimate, load_prices
+from nxpipe.stacks.facts import accepted_by, facts_of
+from nxpipe.stacks.reading import Templates
+from nxpipe.stacks.rules.plugin import Guards
 
 
 def guard(app: App, config: Config, folder: Path) -> None:

@@ -10,9 +10,9 @@ from typing import Final
 from aws_cdk import Stack, aws_ec2, aws_iam
 from constructs import Construct
 
-from stacks.grants import read_artifacts
-from stacks.handles import StoreHandle
-from stacks.trust import for_us
+from nxpipe.stacks.grants import read_artifacts
+from nxpipe.stacks.handles import StoreHandle
+from nxpipe.stacks.trust import for_us
 
 _METRICS: Final = ("AWS/SageMaker", "/aws/sagemaker/Endpoints")
 _PULL: Final = ("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Final
 
-from stacks.reading import Resource, Template, Templates
+from nxpipe.stacks.reading import Resource, Template, Templates
 
 KEEP: Final = "NXP-KEEP-1"
 

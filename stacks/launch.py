@@ -11,8 +11,8 @@ from typing import Any, Final, TypeAlias
 from aws_cdk import Fn, aws_ec2, aws_iam
 from constructs import Construct
 
-from emulator.hardware import INSTANCES
-from pipeline.config.capacity import Capacity
+from nxpipe.emulator.hardware import INSTANCES
+from nxpipe.pipeline.config.capacity import Capacity
 
 Template: TypeAlias = aws_ec2.CfnLaunchTemplate
 _Interface: TypeAlias = aws_ec2.CfnLaunchTemplate.NetworkInterfaceProperty

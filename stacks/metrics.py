@@ -13,7 +13,7 @@ from typing import Final, Literal
 from aws_cdk import Duration, aws_cloudwatch
 from constructs import Construct
 
-from pipeline.config.sections import Guards
+from nxpipe.pipeline.config.sections import Guards
 
 PERIOD: Final = Duration.minutes(1)
 NAMESPACE: Final = "nxpipe"

@@ -9,12 +9,12 @@ from typing import Any, Final
 from aws_cdk import Acknowledgment, CfnOutput, CfnTag, Stack, Validations, aws_ec2, aws_iam
 from constructs import Construct
 
-from pipeline.config.network import ClosedNetwork, ExistingNetwork, NatNetwork
-from stacks.handles import NetworkHandle
-from stacks.kept_log import kept_log
-from stacks.names import efa_group
-from stacks.project_tag import tag_project
-from stacks.trust import for_us
+from nxpipe.pipeline.config.network import ClosedNetwork, ExistingNetwork, NatNetwork
+from nxpipe.stacks.handles import NetworkHandle
+from nxpipe.stacks.kept_log import kept_log
+from nxpipe.stacks.names import efa_group
+from nxpipe.stacks.project_tag import tag_project
+from nxpipe.stacks.trust import for_us
 
 _SUBNET_BITS: Final = 4  # each zone gets a sixteenth of the addresses, and so does its way out
 _MOST_ZONES: Final = 6  # room is kept for that many, so that a new zone at the end of the list moves nothing

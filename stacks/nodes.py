@@ -7,14 +7,14 @@ from typing import Final
 from aws_cdk import aws_ec2, aws_eks, aws_iam
 from constructs import Construct
 
-from pipeline.config.capacity import Capacity, CapacityBlock
-from pipeline.config.cluster import SYSTEM, NodeGroup
-from pipeline.config.cluster_lock import ClusterLock
-from stacks.block import Turn, drained_at, keep_turns
-from stacks.handles import NetworkHandle
-from stacks.launch import Machine, Template, launch_template
-from stacks.names import NEURON, cluster_name
-from stacks.project_tag import PROJECT_TAG
+from nxpipe.pipeline.config.capacity import Capacity, CapacityBlock
+from nxpipe.pipeline.config.cluster import SYSTEM, NodeGroup
+from nxpipe.pipeline.config.cluster_lock import ClusterLock
+from nxpipe.stacks.block import Turn, drained_at, keep_turns
+from nxpipe.stacks.handles import NetworkHandle
+from nxpipe.stacks.launch import Machine, Template, launch_template
+from nxpipe.stacks.names import NEURON, cluster_name
+from nxpipe.stacks.project_tag import PROJECT_TAG
 
 _SYSTEM_NODES: Final = 2  # in two zones, so that names resolve when one is lost
 _SYSTEM_ROOT_GIB: Final = 50

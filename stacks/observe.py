@@ -17,11 +17,11 @@ from aws_cdk import (
 )
 from constructs import Construct
 
-from pipeline.config.cloud import Budget, Observe
-from pipeline.config.sections import Guards
-from stacks.handles import EndpointHandle, ObserveHandle, ServeHandle
-from stacks.metrics import MEASURES, OF_ENDPOINTS, Measure, Subject
-from stacks.project_tag import PROJECT_TAG, tag_project
+from nxpipe.pipeline.config.cloud import Budget, Observe
+from nxpipe.pipeline.config.sections import Guards
+from nxpipe.stacks.handles import EndpointHandle, ObserveHandle, ServeHandle
+from nxpipe.stacks.metrics import MEASURES, OF_ENDPOINTS, Measure, Subject
+from nxpipe.stacks.project_tag import PROJECT_TAG, tag_project
 
 _SPEAKERS: Final = ("cloudwatch.amazonaws.com", "budgets.amazonaws.com")
 _WARNINGS: Final = (("ACTUAL", 80), ("ACTUAL", 100), ("FORECASTED", 100))  # percent of the budget

@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from stacks.reading import Resource, Template, Templates
-from stacks.reading.launches import GROUP, NODES, TEMPLATE, launches, size_of
+from nxpipe.stacks.reading import Resource, Template, Templates
+from nxpipe.stacks.reading.launches import GROUP, NODES, TEMPLATE, launches, size_of
 
 Kind: TypeAlias = Literal["added", "removed", "left", "changed", "replaced", "unclear"]
 

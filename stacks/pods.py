@@ -3,7 +3,7 @@
 from aws_cdk import Stack, aws_iam
 from constructs import Construct
 
-from stacks.names import cluster_name
+from nxpipe.stacks.names import cluster_name
 
 
 def pod_role(scope: Construct, id_: str, project: str, what: str) -> aws_iam.Role:

@@ -2,7 +2,7 @@
 
 from aws_cdk import Stack, Tags
 
-from stacks.names import PROJECT_TAG
+from nxpipe.stacks.names import PROJECT_TAG
 
 __all__ = ["PROJECT_TAG", "tag_project"]
 

@@ -7,8 +7,8 @@ from typing import Final
 
 from aws_cdk import Stack, aws_iam
 
-from stacks.handles import StoreHandle
-from stacks.publishing import keep_young
+from nxpipe.stacks.handles import StoreHandle
+from nxpipe.stacks.publishing import keep_young
 
 _PINS: Final = "pins/held-"
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from aws_cdk import Stack, aws_iam
 
-from stacks.handles import StoreHandle
+from nxpipe.stacks.handles import StoreHandle
 
 CREATED_ONCE: Final = ("ac/", "cas/", "evidence/", "parts/", "sig/")
 YOUNG_AGAIN: Final = "cas/"  # what is copied onto itself, so that no collection takes it (section 7)

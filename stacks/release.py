@@ -11,12 +11,12 @@ from typing import Any, Final
 from aws_cdk import CfnOutput, Duration, Stack, aws_iam
 from constructs import Construct
 
-from pipeline.config import Signing
-from pipeline.config.cloud import Release
-from stacks.handles import ReleaseHandle, StoreHandle
-from stacks.project_tag import tag_project
-from stacks.promoting import promoting, reading
-from stacks.publishing import kms_key, knowing, publishing, signing_with
+from nxpipe.pipeline.config import Signing
+from nxpipe.pipeline.config.cloud import Release
+from nxpipe.stacks.handles import ReleaseHandle, StoreHandle
+from nxpipe.stacks.project_tag import tag_project
+from nxpipe.stacks.promoting import promoting, reading
+from nxpipe.stacks.publishing import kms_key, knowing, publishing, signing_with
 
 _ISSUER: Final = "token.actions.githubusercontent.com"
 _AUDIENCE: Final = "sts.amazonaws.com"

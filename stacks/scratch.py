@@ -5,8 +5,8 @@ from typing import Final
 from aws_cdk import RemovalPolicy, aws_ec2, aws_fsx
 from constructs import Construct
 
-from pipeline.config.fleets import Scratch
-from stacks.user_data.script import part_text
+from nxpipe.pipeline.config.fleets import Scratch
+from nxpipe.stacks.user_data.script import part_text
 
 FOLDER: Final = "/scratch"  # on hosts and in containers
 _BOUNDARY: Final = "=nxpipe="

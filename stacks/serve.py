@@ -9,18 +9,18 @@ from typing import Any, Final
 from aws_cdk import CfnOutput, Stack, aws_ec2, aws_iam, aws_logs
 from constructs import Construct
 
-from pipeline.config import Config, ServingFleet
-from pipeline.config.capacity import ServingOnDemand
-from pipeline.config.fleets import Standby
-from stacks.balancer import Balancer
-from stacks.grants import mount_cache, read_artifacts
-from stacks.groups import Colour, Group, group
-from stacks.handles import CacheHandle, NetworkHandle, ServeHandle, StoreHandle
-from stacks.kept_log import kept_log
-from stacks.launch import Machine, launch_template
-from stacks.project_tag import tag_project
-from stacks.unlocked import unlocked_agent
-from stacks.user_data.serving import Agent, Cache, Serving
+from nxpipe.pipeline.config import Config, ServingFleet
+from nxpipe.pipeline.config.capacity import ServingOnDemand
+from nxpipe.pipeline.config.fleets import Standby
+from nxpipe.stacks.balancer import Balancer
+from nxpipe.stacks.grants import mount_cache, read_artifacts
+from nxpipe.stacks.groups import Colour, Group, group
+from nxpipe.stacks.handles import CacheHandle, NetworkHandle, ServeHandle, StoreHandle
+from nxpipe.stacks.kept_log import kept_log
+from nxpipe.stacks.launch import Machine, launch_template
+from nxpipe.stacks.project_tag import tag_project
+from nxpipe.stacks.unlocked import unlocked_agent
+from nxpipe.stacks.user_data.serving import Agent, Cache, Serving
 
 BLUE: Final = "blue"  # serves from the first day on
 GREEN: Final = "green"

@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 
 from aws_cdk import App, Environment
 
-from pipeline.config import Config
-from stacks.handles import NetworkHandle, StoreHandle
+from nxpipe.pipeline.config import Config
+from nxpipe.stacks.handles import NetworkHandle, StoreHandle
 
 
 @dataclass(frozen=True)

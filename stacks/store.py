@@ -5,8 +5,8 @@ from typing import Any, Final
 from aws_cdk import CfnOutput, Duration, RemovalPolicy, Stack, aws_ecr, aws_iam, aws_kms, aws_s3
 from constructs import Construct
 
-from stacks.handles import StoreHandle
-from stacks.project_tag import tag_project
+from nxpipe.stacks.handles import StoreHandle
+from nxpipe.stacks.project_tag import tag_project
 
 # Long enough to resume a large upload after a weekend; unfinished parts cost money and no listing shows them.
 UNFINISHED_UPLOADS = Duration.days(7)

@@ -2,7 +2,7 @@
 
 from aws_cdk import Stack, aws_iam
 
-from stacks.names import PROJECT_TAG
+from nxpipe.stacks.names import PROJECT_TAG
 
 
 def submitting(stack: Stack, project: str, queue: str, job: str) -> list[aws_iam.PolicyStatement]:

@@ -9,17 +9,17 @@ from typing import Any, Final
 from aws_cdk import CfnOutput, Stack, aws_batch, aws_ec2, aws_iam
 from constructs import Construct
 
-from emulator.hardware import INSTANCES
-from pipeline.config import TrainingFleet
-from pipeline.config.capacity import CapacityBlock, TrainingSpot
-from stacks.batch import WITH_GRACE, instance_profile, job_role, logs, repeated
-from stacks.block import drained_at, keep_to_its_time
-from stacks.checkpoints import checkpoint_bucket, grant_checkpoints
-from stacks.grants import read_artifacts
-from stacks.handles import NetworkHandle, StoreHandle, TrainHandle
-from stacks.launch import Machine, launch_template
-from stacks.project_tag import PROJECT_TAG, tag_project
-from stacks.scratch import FOLDER, file_system, mounted
+from nxpipe.emulator.hardware import INSTANCES
+from nxpipe.pipeline.config import TrainingFleet
+from nxpipe.pipeline.config.capacity import CapacityBlock, TrainingSpot
+from nxpipe.stacks.batch import WITH_GRACE, instance_profile, job_role, logs, repeated
+from nxpipe.stacks.block import drained_at, keep_to_its_time
+from nxpipe.stacks.checkpoints import checkpoint_bucket, grant_checkpoints
+from nxpipe.stacks.grants import read_artifacts
+from nxpipe.stacks.handles import NetworkHandle, StoreHandle, TrainHandle
+from nxpipe.stacks.launch import Machine, launch_template
+from nxpipe.stacks.project_tag import PROJECT_TAG, tag_project
+from nxpipe.stacks.scratch import FOLDER, file_system, mounted
 
 _LONGEST_JOB: Final = 14 * 24 * 3600  # seconds; the most that a capacity block lasts, nearly
 _ATTEMPTS: Final = 10  # the most that Batch makes

@@ -10,10 +10,10 @@ from typing import Final
 
 from aws_cdk import Annotations, CfnParameter, Stack
 
-from pipeline.config import Config
-from pipeline.config.amis import AmiLock
-from stacks.agents import LOCK
-from stacks.amis import is_unlocked
+from nxpipe.pipeline.config import Config
+from nxpipe.pipeline.config.amis import AmiLock
+from nxpipe.stacks.agents import LOCK
+from nxpipe.stacks.amis import is_unlocked
 
 IMAGE: Final = "nxpipe:ami-not-locked"  # the ids of the warnings
 AGENT: Final = "nxpipe:agent-not-locked"

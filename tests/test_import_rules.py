@@ -39,17 +39,17 @@ BREACHES = [
     ("emulator/capture/importer.py", "import onnx"),
     ("emulator/errors.py", "import pydantic"),
     ("emulator/hardware/__init__.py", "import click"),
-    ("emulator/hardware/__init__.py", "import pipeline.errors"),
+    ("emulator/hardware/__init__.py", "import nxpipe.pipeline.errors"),
     ("emulator/graph.py", "import artifact_store"),
-    ("artifact_store/manifest.py", "import emulator.graph"),
+    ("artifact_store/manifest.py", "import nxpipe.emulator.graph"),
     ("artifact_store/manifest.py", "import torch"),
     ("artifact_store/backends/local.py", "import boto3"),
     ("artifact_store/store.py", "import cryptography"),
     ("pipeline/command_line/output.py", "import stacks"),
     ("pipeline/building/run.py", "import torch"),
     ("stacks/store.py", "import artifact_store"),
-    ("stacks/store.py", "import emulator.graph"),
-    ("stacks/store.py", "import pipeline.cli"),
+    ("stacks/store.py", "import nxpipe.emulator.graph"),
+    ("stacks/store.py", "import nxpipe.pipeline.cli"),
 ]
 
 
@@ -83,25 +83,25 @@ def test_a_room_uses_no_library_that_the_design_does_not_give_it(room: str) -> N
 
 def test_the_judge_of_rollouts_needs_the_standard_library_alone() -> None:
     """Its files are shipped as they are, as a function of AWS Lambda."""
-    graph = grimp.build_graph("pipeline", include_external_packages=True)
-    judge = {"pipeline.canary", *graph.find_descendants("pipeline.canary")}
+    graph = grimp.build_graph("nxpipe", include_external_packages=True)
+    judge = {"nxpipe.pipeline.canary", *graph.find_descendants("nxpipe.pipeline.canary")}
     imported = {name for module in judge for name in graph.find_modules_directly_imported_by(module)}
     assert {name for name in imported - judge if name.partition(".")[0] not in sys.stdlib_module_names} == set()
 
 
 LIGHT = {
-    "pipeline.cli": ("torch", "transformers", "boto3", "numpy", "pydantic"),
+    "nxpipe.pipeline.cli": ("torch", "transformers", "boto3", "numpy", "pydantic"),
     "artifact_store": ("torch", "transformers", "boto3", "numpy", "cryptography"),
-    "artifact_store.channel.change": ("torch", "transformers", "boto3", "numpy", "cryptography"),
-    "emulator.hardware": ("torch", "transformers", "boto3", "numpy", "pydantic"),
-    "pipeline.building.run": ("torch", "transformers", "boto3", "numpy"),
-    "pipeline.canary.handler": ("boto3", "click", "numpy", "pydantic"),
-    "pipeline.commands.rollout.group": ("torch", "transformers", "boto3", "numpy", "pydantic"),
-    "pipeline.commands.infra": ("torch", "transformers", "boto3", "numpy", "aws_cdk"),
-    "stacks.facts": ("torch", "transformers", "boto3", "numpy", "aws_cdk"),
-    "pipeline.config.load": ("torch", "transformers", "boto3", "numpy"),
-    "pipeline.config.reference": ("torch", "transformers", "boto3", "numpy"),
-    "pipeline.config.store_alone": ("torch", "transformers", "boto3", "numpy", "emulator"),
+    "nxpipe.artifact_store.channel.change": ("torch", "transformers", "boto3", "numpy", "cryptography"),
+    "nxpipe.emulator.hardware": ("torch", "transformers", "boto3", "numpy", "pydantic"),
+    "nxpipe.pipeline.building.run": ("torch", "transformers", "boto3", "numpy"),
+    "nxpipe.pipeline.canary.handler": ("boto3", "click", "numpy", "pydantic"),
+    "nxpipe.pipeline.commands.rollout.group": ("torch", "transformers", "boto3", "numpy", "pydantic"),
+    "nxpipe.pipeline.commands.infra": ("torch", "transformers", "boto3", "numpy", "aws_cdk"),
+    "nxpipe.stacks.facts": ("torch", "transformers", "boto3", "numpy", "aws_cdk"),
+    "nxpipe.pipeline.config.load": ("torch", "transformers", "boto3", "numpy"),
+    "nxpipe.pipeline.config.reference": ("torch", "transformers", "boto3", "numpy"),
+    "nxpipe.pipeline.config.store_alone": ("torch", "transformers", "boto3", "numpy", "emulator"),
 }
 
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final
 
-from artifact_store.backends.beneath import Beneath
-from artifact_store.backends.protocol import CHUNK, Payload
-from artifact_store.errors import Denied, StoreUnavailable
+from nxpipe.artifact_store.backends.beneath import Beneath
+from nxpipe.artifact_store.backends.protocol import CHUNK, Payload
+from nxpipe.artifact_store.errors import Denied, StoreUnavailable
 
 _FORBIDDEN: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 _WAY_OUT: Final = {

@@ -11,15 +11,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from artifact_store.backends.beneath import Beneath, NotAFile
-from artifact_store.backends.clock import Clock
-from artifact_store.backends.files import chunks_of, flush_to_disk, new_file, os_errors, scratch, write_at
-from artifact_store.backends.protocol import Found, Payload, Sent, Stat, nobody
-from artifact_store.errors import Changed, Corrupt, Denied, StoreUnavailable
-from artifact_store.layout import SCRATCH, is_object
+from nxpipe.artifact_store.backends.beneath import Beneath, NotAFile
+from nxpipe.artifact_store.backends.clock import Clock
+from nxpipe.artifact_store.backends.files import chunks_of, flush_to_disk, new_file, os_errors, scratch, write_at
+from nxpipe.artifact_store.backends.protocol import Found, Payload, Sent, Stat, nobody
+from nxpipe.artifact_store.errors import Changed, Corrupt, Denied, StoreUnavailable
+from nxpipe.artifact_store.layout import SCRATCH, is_object
 
 if TYPE_CHECKING:
-    from artifact_store.backends.probes import Probe
+    from nxpipe.artifact_store.backends.probes import Probe
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -220,7 +220,7 @@ class LocalFolder:
             return time.time()
 
     def probes(self, folder: str) -> "Iterable[Probe]":
-        from artifact_store.backends.local_probes import local_probes
+        from nxpipe.artifact_store.backends.local_probes import local_probes
 
         return local_probes(self._root, folder)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Final, Protocol, TypeVar
 
-from artifact_store.digest import sha256_hex, sha256_of_chunks
+from nxpipe.artifact_store.digest import sha256_hex, sha256_of_chunks
 
 CHUNK: Final = 1024**2  # large enough that hashing, not calling, takes the time; small enough for any machine
 

@@ -10,13 +10,13 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from artifact_store.backends import s3_listing as listing
-from artifact_store.backends.clock import Clock
-from artifact_store.backends.probes import Probe
-from artifact_store.backends.protocol import CHUNK, Found, Payload, Sent, Stat, nobody
-from artifact_store.backends.s3_body import Interrupted, Window, opened
-from artifact_store.backends.s3_client import DEFAULT, Place, S3Options, s3_client
-from artifact_store.backends.s3_faults import (
+from nxpipe.artifact_store.backends import s3_listing as listing
+from nxpipe.artifact_store.backends.clock import Clock
+from nxpipe.artifact_store.backends.probes import Probe
+from nxpipe.artifact_store.backends.protocol import CHUNK, Found, Payload, Sent, Stat, nobody
+from nxpipe.artifact_store.backends.s3_body import Interrupted, Window, opened
+from nxpipe.artifact_store.backends.s3_client import DEFAULT, Place, S3Options, s3_client
+from nxpipe.artifact_store.backends.s3_faults import (
     ATTEMPTS,
     FAULTS,
     Fault,
@@ -29,8 +29,8 @@ from artifact_store.backends.s3_faults import (
     unavailable,
     unknown,
 )
-from artifact_store.backends.s3_multipart import PartsUploader
-from artifact_store.backends.s3_parts import (
+from nxpipe.artifact_store.backends.s3_multipart import PartsUploader
+from nxpipe.artifact_store.backends.s3_parts import (
     IN_PARTS_ABOVE,
     MAX_BLOB_BYTES,
     WRITE_ID,
@@ -38,10 +38,10 @@ from artifact_store.backends.s3_parts import (
     proven_sha256,
     spelled,
 )
-from artifact_store.backends.s3_probes import s3_probes
-from artifact_store.backends.s3_quick import Quick
-from artifact_store.digest import sha256_of_chunks
-from artifact_store.errors import Changed, StoreUnavailable, TooLarge
+from nxpipe.artifact_store.backends.s3_probes import s3_probes
+from nxpipe.artifact_store.backends.s3_quick import Quick
+from nxpipe.artifact_store.digest import sha256_of_chunks
+from nxpipe.artifact_store.errors import Changed, StoreUnavailable, TooLarge
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from artifact_store.backends.files import os_errors
-from artifact_store.backends.protocol import Payload, Sent
-from artifact_store.errors import Changed
+from nxpipe.artifact_store.backends.files import os_errors
+from nxpipe.artifact_store.backends.protocol import Payload, Sent
+from nxpipe.artifact_store.errors import Changed
 
 
 class Interrupted(BaseException):

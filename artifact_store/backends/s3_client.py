@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from artifact_store.backends.s3_body import Window
-from artifact_store.backends.s3_faults import (
+from nxpipe.artifact_store.backends.s3_body import Window
+from nxpipe.artifact_store.backends.s3_faults import (
     ATTEMPTS,
     FAULTS,
     Fault,
@@ -17,7 +17,7 @@ from artifact_store.backends.s3_faults import (
     refuse_redirects,
     unavailable,
 )
-from artifact_store.backends.s3_quick import Quick
+from nxpipe.artifact_store.backends.s3_quick import Quick
 
 
 @dataclass(frozen=True)

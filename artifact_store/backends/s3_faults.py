@@ -20,8 +20,8 @@ from botocore.exceptions import (
     ConnectionError as NoConnection,
 )
 
-from artifact_store.backends.s3_permissions import denied
-from artifact_store.errors import StoreUnavailable
+from nxpipe.artifact_store.backends.s3_permissions import denied
+from nxpipe.artifact_store.errors import StoreUnavailable
 
 Fault: TypeAlias = BotoCoreError | ClientError
 FAULTS: Final = (BotoCoreError, ClientError)

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from artifact_store.backends.protocol import Found
-from artifact_store.backends.s3_client import Place
-from artifact_store.backends.s3_faults import FAULTS, code_of
+from nxpipe.artifact_store.backends.protocol import Found
+from nxpipe.artifact_store.backends.s3_client import Place
+from nxpipe.artifact_store.backends.s3_faults import FAULTS, code_of
 
 
 def tag_of(found: Mapping[str, Any]) -> str:

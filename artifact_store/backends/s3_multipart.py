@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
-from artifact_store.backends.protocol import Payload, Sent
-from artifact_store.backends.s3_body import Interrupted, Source, Window, opened
-from artifact_store.backends.s3_client import Place
-from artifact_store.backends.s3_faults import (
+from nxpipe.artifact_store.backends.protocol import Payload, Sent
+from nxpipe.artifact_store.backends.s3_body import Interrupted, Source, Window, opened
+from nxpipe.artifact_store.backends.s3_client import Place
+from nxpipe.artifact_store.backends.s3_faults import (
     ATTEMPTS,
     FAULTS,
     Fault,
@@ -23,7 +23,7 @@ from artifact_store.backends.s3_faults import (
     unavailable,
     unknown,
 )
-from artifact_store.backends.s3_parts import (
+from nxpipe.artifact_store.backends.s3_parts import (
     PARTS,
     WHOLE,
     WRITE_ID,
@@ -34,7 +34,7 @@ from artifact_store.backends.s3_parts import (
     proven_sha256,
     stretches,
 )
-from artifact_store.errors import StoreUnavailable
+from nxpipe.artifact_store.errors import StoreUnavailable
 
 _STREAMS: Final = 8  # enough for a fast line, few enough that a crash loses little
 _OPEN_UPLOADS: Final = 8  # of one path, that are looked into for parts to keep

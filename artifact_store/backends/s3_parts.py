@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from artifact_store.backends.protocol import CHUNK, Payload, nobody
-from artifact_store.backends.s3_body import Source, opened
+from nxpipe.artifact_store.backends.protocol import CHUNK, Payload, nobody
+from nxpipe.artifact_store.backends.s3_body import Source, opened
 
 WRITE_ID: Final = "nxpipe-write-id"
 WHOLE: Final = "nxpipe-sha256"

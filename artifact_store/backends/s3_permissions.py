@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from artifact_store.errors import Denied
+from nxpipe.artifact_store.errors import Denied
 
 _TOLD: Final = re.compile(r"not authorized to perform: ([a-z0-9-]+:[A-Za-z]+)")
 _WRITE: Final = "s3:PutObject"

@@ -22,8 +22,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies
 
-from artifact_store.backends.s3_connection import Answer, Connections, Doubt, Server
-from artifact_store.backends.s3_signature import Signer
+from nxpipe.artifact_store.backends.s3_connection import Answer, Connections, Doubt, Server
+from nxpipe.artifact_store.backends.s3_signature import Signer
 
 R = TypeVar("R")
 

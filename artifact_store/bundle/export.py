@@ -8,15 +8,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Protocol
 
-from artifact_store.backends.files import Scratch, flush_to_disk, os_errors, scratch
-from artifact_store.backends.protocol import Sent, nobody
-from artifact_store.bundle.oci import INDEX_FILE, LAYOUT_FILE, Image, blob_name, index_bytes, layout_bytes
-from artifact_store.documents import Blob
-from artifact_store.errors import Corrupt, Refused
-from artifact_store.names import SHOWN
-from artifact_store.record import Published
-from artifact_store.store import Store
-from artifact_store.trust.signatures import Signatures
+from nxpipe.artifact_store.backends.files import Scratch, flush_to_disk, os_errors, scratch
+from nxpipe.artifact_store.backends.protocol import Sent, nobody
+from nxpipe.artifact_store.bundle.oci import INDEX_FILE, LAYOUT_FILE, Image, blob_name, index_bytes, layout_bytes
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import Corrupt, Refused
+from nxpipe.artifact_store.names import SHOWN
+from nxpipe.artifact_store.record import Published
+from nxpipe.artifact_store.store import Store
+from nxpipe.artifact_store.trust.signatures import Signatures
 
 TAR: Final = ".tar"
 

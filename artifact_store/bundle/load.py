@@ -6,8 +6,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Final, TypeAlias
 
-from artifact_store.backends.protocol import Payload, Sent, nobody
-from artifact_store.bundle.oci import (
+from nxpipe.artifact_store.backends.protocol import Payload, Sent, nobody
+from nxpipe.artifact_store.bundle.oci import (
     INDEX_FILE,
     LAYOUT_FILE,
     MAX_IMAGE_BYTES,
@@ -19,17 +19,17 @@ from artifact_store.bundle.oci import (
     blob_name,
     parse_foreign,
 )
-from artifact_store.bundle.opened import BadBundle, Bundle, open_bundle
-from artifact_store.documents import Blob
-from artifact_store.errors import InvalidDocument
-from artifact_store.evidence import MAX_EVIDENCE_BYTES, Evidence
-from artifact_store.layout import signature_folder
-from artifact_store.manifest import MAX_MANIFEST_BYTES, Manifest
-from artifact_store.record import Published
-from artifact_store.store import Store
-from artifact_store.trust.envelope import MAX_SIGNATURE_BYTES, Envelope
-from artifact_store.trust.keys import PublicKey
-from artifact_store.verified import checked, read_at_most
+from nxpipe.artifact_store.bundle.opened import BadBundle, Bundle, open_bundle
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import InvalidDocument
+from nxpipe.artifact_store.evidence import MAX_EVIDENCE_BYTES, Evidence
+from nxpipe.artifact_store.layout import signature_folder
+from nxpipe.artifact_store.manifest import MAX_MANIFEST_BYTES, Manifest
+from nxpipe.artifact_store.record import Published
+from nxpipe.artifact_store.store import Store
+from nxpipe.artifact_store.trust.envelope import MAX_SIGNATURE_BYTES, Envelope
+from nxpipe.artifact_store.trust.keys import PublicKey
+from nxpipe.artifact_store.verified import checked, read_at_most
 
 _CARRY_AGAIN: Final = "carry the bundle over again"
 _Known: TypeAlias = Mapping[str, PublicKey]  # by key id

@@ -11,9 +11,9 @@ from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from artifact_store.canonical import canonical_json
-from artifact_store.documents import Blob, Size
-from artifact_store.errors import InvalidDocument
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.documents import Blob, Size
+from nxpipe.artifact_store.errors import InvalidDocument
 
 LAYOUT_FILE: Final = "oci-layout"
 INDEX_FILE: Final = "index.json"

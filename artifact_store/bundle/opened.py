@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final, Protocol
 
-from artifact_store.backends.files import chunks_of, os_errors
-from artifact_store.bundle.oci import BLOBS_FOLDER, INDEX_FILE, LAYOUT_FILE
-from artifact_store.errors import InvalidDocument, NotFound
+from nxpipe.artifact_store.backends.files import chunks_of, os_errors
+from nxpipe.artifact_store.bundle.oci import BLOBS_FOLDER, INDEX_FILE, LAYOUT_FILE
+from nxpipe.artifact_store.errors import InvalidDocument, NotFound
 
 MAX_MEMBERS: Final = 500_000
 MAX_BLOB_BYTES: Final = 5 * 1024**4  # as large as an object of S3 may be

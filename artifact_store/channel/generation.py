@@ -5,13 +5,25 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
-from artifact_store.canonical import canonical_json
-from artifact_store.digest import sha256_hex
-from artifact_store.documents import Blob, Count, Digest, Document, Label, ModelId, Name, Sealed, Text, Time, WriteId
-from artifact_store.layout import generation_path, head_path
-from artifact_store.names import short_name
-from artifact_store.record import Published
-from artifact_store.trust.dsse import pre_authentication_encoding
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.documents import (
+    Blob,
+    Count,
+    Digest,
+    Document,
+    Label,
+    ModelId,
+    Name,
+    Sealed,
+    Text,
+    Time,
+    WriteId,
+)
+from nxpipe.artifact_store.layout import generation_path, head_path
+from nxpipe.artifact_store.names import short_name
+from nxpipe.artifact_store.record import Published
+from nxpipe.artifact_store.trust.dsse import pre_authentication_encoding
 
 MAX_GENERATION_BYTES: Final = 1024**2
 MAX_SERVED: Final = 1000

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from artifact_store.backends.protocol import Backend, Found
-from artifact_store.channel.generation import Generation, Head
-from artifact_store.channel.marks import Mark, Marks
-from artifact_store.documents import parse_document, seconds_since_1970
-from artifact_store.errors import Corrupt, InvalidDocument, StoreUnavailable
-from artifact_store.layout import CHANNELS, generation_path, head_path, log_folder, number_of
-from artifact_store.records import Records
+from nxpipe.artifact_store.backends.protocol import Backend, Found
+from nxpipe.artifact_store.channel.generation import Generation, Head
+from nxpipe.artifact_store.channel.marks import Mark, Marks
+from nxpipe.artifact_store.documents import parse_document, seconds_since_1970
+from nxpipe.artifact_store.errors import Corrupt, InvalidDocument, StoreUnavailable
+from nxpipe.artifact_store.layout import CHANNELS, generation_path, head_path, log_folder, number_of
+from nxpipe.artifact_store.records import Records
 
 _ATTEMPTS: Final = 1000  # each one lost means that somebody else's promotion went through
 _BROKEN: Final = "compare the log with a replica or a backup; the generations after it cannot be trusted"

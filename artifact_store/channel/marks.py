@@ -6,12 +6,12 @@ One small file for each channel of each store, outside of all stores: who can wr
 from pathlib import Path
 from typing import Final, Literal
 
-from artifact_store.backends.files import flush_to_disk, os_errors, scratch
-from artifact_store.channel.generation import Generation
-from artifact_store.digest import sha256_hex
-from artifact_store.documents import Count, Digest, Label, Sealed, Text, Time
-from artifact_store.errors import Corrupt, InvalidDocument
-from artifact_store.url import is_remote
+from nxpipe.artifact_store.backends.files import flush_to_disk, os_errors, scratch
+from nxpipe.artifact_store.channel.generation import Generation
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.documents import Count, Digest, Label, Sealed, Text, Time
+from nxpipe.artifact_store.errors import Corrupt, InvalidDocument
+from nxpipe.artifact_store.url import is_remote
 
 _REMOVE: Final = "remove that file, and this machine begins anew with what the store holds"
 

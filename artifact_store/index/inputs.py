@@ -5,16 +5,16 @@ from typing import Final, Literal
 
 from pydantic import ValidationError
 
-from artifact_store.backends.protocol import Backend
-from artifact_store.canonical import canonical_json, parse_canonical_json
-from artifact_store.digest import sha256_hex
-from artifact_store.documents import Digest, Document
-from artifact_store.errors import InvalidDocument
-from artifact_store.index.leaves import fields_of
-from artifact_store.index.segments import Report, Segments, unheard
-from artifact_store.layout import INPUT_SEGMENTS, digest_path
-from artifact_store.manifest import MAX_KEY_INPUTS_BYTES
-from artifact_store.verified import read_at_most
+from nxpipe.artifact_store.backends.protocol import Backend
+from nxpipe.artifact_store.canonical import canonical_json, parse_canonical_json
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.documents import Digest, Document
+from nxpipe.artifact_store.errors import InvalidDocument
+from nxpipe.artifact_store.index.leaves import fields_of
+from nxpipe.artifact_store.index.segments import Report, Segments, unheard
+from nxpipe.artifact_store.layout import INPUT_SEGMENTS, digest_path
+from nxpipe.artifact_store.manifest import MAX_KEY_INPUTS_BYTES
+from nxpipe.artifact_store.verified import read_at_most
 
 _BETWEEN: Final = "\t"  # canonical JSON escapes it, and so do paths
 

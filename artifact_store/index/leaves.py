@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from artifact_store.canonical import canonical_json
-from artifact_store.errors import InvalidDocument
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.errors import InvalidDocument
 
 MAX_CHARACTERS: Final = 32 * 1024**2  # paths repeat their parents' names: a small document may have huge fields
 

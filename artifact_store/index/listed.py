@@ -5,14 +5,14 @@ from typing import Final, Literal
 
 from pydantic import ValidationError
 
-from artifact_store.backends.protocol import Backend
-from artifact_store.canonical import canonical_json
-from artifact_store.documents import Digest, Document, Name
-from artifact_store.errors import InvalidDocument
-from artifact_store.index.segments import Report, Segments, unheard
-from artifact_store.layout import ACTIONS, RECORD_SEGMENTS, action_path, is_key
-from artifact_store.record import ActionRecord
-from artifact_store.records import Records
+from nxpipe.artifact_store.backends.protocol import Backend
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.documents import Digest, Document, Name
+from nxpipe.artifact_store.errors import InvalidDocument
+from nxpipe.artifact_store.index.segments import Report, Segments, unheard
+from nxpipe.artifact_store.layout import ACTIONS, RECORD_SEGMENTS, action_path, is_key
+from nxpipe.artifact_store.record import ActionRecord
+from nxpipe.artifact_store.records import Records
 
 
 class Entry(Document):

@@ -4,15 +4,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
-from artifact_store.canonical import canonical_json
-from artifact_store.digest import sha256_hex
-from artifact_store.errors import StoreError
-from artifact_store.index.inputs import Fields, path_of, searchable, spelled_field
-from artifact_store.index.leaves import Difference, differences, fields_of
-from artifact_store.index.segments import Report, unheard
-from artifact_store.layout import ACTIONS, is_key
-from artifact_store.record import Published
-from artifact_store.store import Store
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.errors import StoreError
+from nxpipe.artifact_store.index.inputs import Fields, path_of, searchable, spelled_field
+from nxpipe.artifact_store.index.leaves import Difference, differences, fields_of
+from nxpipe.artifact_store.index.segments import Report, unheard
+from nxpipe.artifact_store.layout import ACTIONS, is_key
+from nxpipe.artifact_store.record import Published
+from nxpipe.artifact_store.store import Store
 
 
 @dataclass(frozen=True)

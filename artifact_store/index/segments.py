@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
-from artifact_store.backends.protocol import Backend, Found, Payload
-from artifact_store.digest import sha256_hex
-from artifact_store.errors import InvalidDocument, StoreUnavailable
-from artifact_store.layout import is_key
-from artifact_store.verified import read_at_most
+from nxpipe.artifact_store.backends.protocol import Backend, Found, Payload
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.errors import InvalidDocument, StoreUnavailable
+from nxpipe.artifact_store.layout import is_key
+from nxpipe.artifact_store.verified import read_at_most
 
 MAX_SEGMENT_BYTES: Final = 64 * 1024**2
 MANY_READ: Final = 200  # objects: whoever had to read more than these one by one spares the next reader the same

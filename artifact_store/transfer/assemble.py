@@ -4,18 +4,18 @@ import hashlib
 from collections.abc import Sequence
 from itertools import accumulate
 
-from artifact_store.backends.files import copy_into
-from artifact_store.backends.protocol import Backend, Sent
-from artifact_store.blobs import Blobs
-from artifact_store.documents import Blob
-from artifact_store.transfer.at_once import at_once
-from artifact_store.transfer.partial import Partial
-from artifact_store.transfer.ranges import Piece, fill, ranges_of
-from artifact_store.transfer.source import Sources
-from artifact_store.transfer.spans import chunks_between
-from artifact_store.transfer.tier import Tier
-from artifact_store.transfer.whole import Placed, Whole
-from artifact_store.weights import read_weights
+from nxpipe.artifact_store.backends.files import copy_into
+from nxpipe.artifact_store.backends.protocol import Backend, Sent
+from nxpipe.artifact_store.blobs import Blobs
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.transfer.at_once import at_once
+from nxpipe.artifact_store.transfer.partial import Partial
+from nxpipe.artifact_store.transfer.ranges import Piece, fill, ranges_of
+from nxpipe.artifact_store.transfer.source import Sources
+from nxpipe.artifact_store.transfer.spans import chunks_between
+from nxpipe.artifact_store.transfer.tier import Tier
+from nxpipe.artifact_store.transfer.whole import Placed, Whole
+from nxpipe.artifact_store.weights import read_weights
 
 
 def stretches_of(whole: Whole) -> int:

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
-from artifact_store.documents import Blob
-from artifact_store.transfer.ranges import IN_RANGES_ABOVE, STREAMS
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.transfer.ranges import IN_RANGES_ABOVE, STREAMS
 
 T = TypeVar("T")
 

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from artifact_store.backends.protocol import Backend
-from artifact_store.channel.generation import Generation, Served
-from artifact_store.channel.log import ChannelLog
-from artifact_store.channel.marks import Marks
-from artifact_store.errors import Refused, StoreUnavailable
-from artifact_store.store import Store
-from artifact_store.transfer.reading import sources_of
-from artifact_store.transfer.remembered import Remembered
-from artifact_store.transfer.source import Notice, unnoticed
+from nxpipe.artifact_store.backends.protocol import Backend
+from nxpipe.artifact_store.channel.generation import Generation, Served
+from nxpipe.artifact_store.channel.log import ChannelLog
+from nxpipe.artifact_store.channel.marks import Marks
+from nxpipe.artifact_store.errors import Refused, StoreUnavailable
+from nxpipe.artifact_store.store import Store
+from nxpipe.artifact_store.transfer.reading import sources_of
+from nxpipe.artifact_store.transfer.remembered import Remembered
+from nxpipe.artifact_store.transfer.source import Notice, unnoticed
 
 if TYPE_CHECKING:
-    from artifact_store.trust.policy import Policy  # and with it the cryptography
+    from nxpipe.artifact_store.trust.policy import Policy  # and with it the cryptography
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from artifact_store.backends.files import write_at
-from artifact_store.backends.protocol import Sent, in_turn, nobody
-from artifact_store.blobs import Blobs
-from artifact_store.documents import Blob, parse_document
-from artifact_store.errors import Refused
-from artifact_store.manifest import File, Manifest, Tensor
-from artifact_store.transfer.at_once import at_once
-from artifact_store.transfer.folder import Filled, holds, open_folder
-from artifact_store.transfer.reading import BlobsFromAfar
-from artifact_store.transfer.whole import Whole, weights_file
-from artifact_store.weights import read_weights
+from nxpipe.artifact_store.backends.files import write_at
+from nxpipe.artifact_store.backends.protocol import Sent, in_turn, nobody
+from nxpipe.artifact_store.blobs import Blobs
+from nxpipe.artifact_store.documents import Blob, parse_document
+from nxpipe.artifact_store.errors import Refused
+from nxpipe.artifact_store.manifest import File, Manifest, Tensor
+from nxpipe.artifact_store.transfer.at_once import at_once
+from nxpipe.artifact_store.transfer.folder import Filled, holds, open_folder
+from nxpipe.artifact_store.transfer.reading import BlobsFromAfar
+from nxpipe.artifact_store.transfer.whole import Whole, weights_file
+from nxpipe.artifact_store.weights import read_weights
 
 WEIGHTS: Final = "weights.safetensors"
 _ENDINGS: Final = {"emulator": ".nxe", "neuronx": ".neff"}  # of a program, by the backend that made it

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from artifact_store.backends.beneath import Beneath, NotAFile, Spot, is_ours, is_same
-from artifact_store.backends.files import NewFile, copy_into, new_file, os_errors, scratch, write_at
-from artifact_store.documents import Document, SafePath, parse_document
-from artifact_store.errors import NotUnderstood, Refused
-from artifact_store.transfer.spans import sha256_between
-from artifact_store.transfer.stamp import date, stamp
+from nxpipe.artifact_store.backends.beneath import Beneath, NotAFile, Spot, is_ours, is_same
+from nxpipe.artifact_store.backends.files import NewFile, copy_into, new_file, os_errors, scratch, write_at
+from nxpipe.artifact_store.documents import Document, SafePath, parse_document
+from nxpipe.artifact_store.errors import NotUnderstood, Refused
+from nxpipe.artifact_store.transfer.spans import sha256_between
+from nxpipe.artifact_store.transfer.stamp import date, stamp
 
 MANIFEST: Final = "manifest.json"
 _NOTES: Final = ".nxpipe"

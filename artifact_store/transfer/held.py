@@ -14,14 +14,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from artifact_store.backends.beneath import Beneath, NotAFile, Seen, is_ours, is_same
-from artifact_store.backends.files import os_errors, scratch
-from artifact_store.documents import Blob
-from artifact_store.errors import Denied
-from artifact_store.layout import is_key
-from artifact_store.transfer.spans import chunks_between
-from artifact_store.transfer.stamp import Stamps, date
-from artifact_store.transfer.whole import Whole
+from nxpipe.artifact_store.backends.beneath import Beneath, NotAFile, Seen, is_ours, is_same
+from nxpipe.artifact_store.backends.files import os_errors, scratch
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import Denied
+from nxpipe.artifact_store.layout import is_key
+from nxpipe.artifact_store.transfer.spans import chunks_between
+from nxpipe.artifact_store.transfer.stamp import Stamps, date
+from nxpipe.artifact_store.transfer.whole import Whole
 
 _FILE: Final = "file"
 _PIECES: Final = "pieces.json"

@@ -15,10 +15,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
-from artifact_store.backends.beneath import NotAFile, Seen, Spot, is_ours
-from artifact_store.backends.files import os_errors, write_at
-from artifact_store.digest import sha256_hex
-from artifact_store.transfer.stamp import date
+from nxpipe.artifact_store.backends.beneath import NotAFile, Seen, Spot, is_ours
+from nxpipe.artifact_store.backends.files import os_errors, write_at
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.transfer.stamp import date
 
 # At each end of a call the hashing thread has to wait for the receiving ones: few large calls keep it up with them.
 _HASHED_AT_ONCE: Final = 8 * 1024**2

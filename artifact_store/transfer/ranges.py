@@ -9,14 +9,14 @@ from itertools import islice
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Final
 
-from artifact_store.backends.beneath import Spot
-from artifact_store.backends.files import Scratch, scratch
-from artifact_store.backends.protocol import Backend, Sent, nobody
-from artifact_store.blobs import PUBLISH_AGAIN
-from artifact_store.documents import Blob
-from artifact_store.errors import Changed, Corrupt, NotFound
-from artifact_store.layout import blob_path
-from artifact_store.transfer.partial import Partial, partial
+from nxpipe.artifact_store.backends.beneath import Spot
+from nxpipe.artifact_store.backends.files import Scratch, scratch
+from nxpipe.artifact_store.backends.protocol import Backend, Sent, nobody
+from nxpipe.artifact_store.blobs import PUBLISH_AGAIN
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import Changed, Corrupt, NotFound
+from nxpipe.artifact_store.layout import blob_path
+from nxpipe.artifact_store.transfer.partial import Partial, partial
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

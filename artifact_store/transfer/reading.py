@@ -5,24 +5,24 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from artifact_store.backends.beneath import Beneath, Spot
-from artifact_store.backends.files import chunks_of, copy_into, os_errors
-from artifact_store.backends.protocol import Backend, Sent, nobody
-from artifact_store.blobs import Blobs
-from artifact_store.documents import Blob
-from artifact_store.evidence import Evidence
-from artifact_store.index.segments import Report, unheard
-from artifact_store.layout import action_path
-from artifact_store.record import ActionRecord, Published
-from artifact_store.records import Records
-from artifact_store.store import Store, evidence_in
-from artifact_store.transfer.assemble import assemble, stretches_of
-from artifact_store.transfer.held import Held
-from artifact_store.transfer.partial import partial
-from artifact_store.transfer.ranges import receive
-from artifact_store.transfer.source import Sources
-from artifact_store.transfer.tier import Tier
-from artifact_store.transfer.whole import Whole
+from nxpipe.artifact_store.backends.beneath import Beneath, Spot
+from nxpipe.artifact_store.backends.files import chunks_of, copy_into, os_errors
+from nxpipe.artifact_store.backends.protocol import Backend, Sent, nobody
+from nxpipe.artifact_store.blobs import Blobs
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.evidence import Evidence
+from nxpipe.artifact_store.index.segments import Report, unheard
+from nxpipe.artifact_store.layout import action_path
+from nxpipe.artifact_store.record import ActionRecord, Published
+from nxpipe.artifact_store.records import Records
+from nxpipe.artifact_store.store import Store, evidence_in
+from nxpipe.artifact_store.transfer.assemble import assemble, stretches_of
+from nxpipe.artifact_store.transfer.held import Held
+from nxpipe.artifact_store.transfer.partial import partial
+from nxpipe.artifact_store.transfer.ranges import receive
+from nxpipe.artifact_store.transfer.source import Sources
+from nxpipe.artifact_store.transfer.tier import Tier
+from nxpipe.artifact_store.transfer.whole import Whole
 
 
 class BlobsFromAfar(Blobs):

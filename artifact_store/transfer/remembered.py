@@ -7,13 +7,13 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from artifact_store.backends.beneath import PRIVATE, Beneath, is_ours
-from artifact_store.backends.files import os_errors, scratch
-from artifact_store.backends.local import LocalFolder
-from artifact_store.channel.generation import Generation, Head
-from artifact_store.digest import sha256_hex
-from artifact_store.documents import Sealed
-from artifact_store.layout import SCRATCH, action_path, head_path
+from nxpipe.artifact_store.backends.beneath import PRIVATE, Beneath, is_ours
+from nxpipe.artifact_store.backends.files import os_errors, scratch
+from nxpipe.artifact_store.backends.local import LocalFolder
+from nxpipe.artifact_store.channel.generation import Generation, Head
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.documents import Sealed
+from nxpipe.artifact_store.layout import SCRATCH, action_path, head_path
 
 
 class Remembered(LocalFolder):

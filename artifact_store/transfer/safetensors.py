@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from artifact_store.manifest import Tensor
+from nxpipe.artifact_store.manifest import Tensor
 
 _NAMES: Final = {
     "float64": "F64",

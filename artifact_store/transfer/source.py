@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
-from artifact_store.backends.protocol import Backend
-from artifact_store.errors import Changed, Corrupt, NotFound, StoreError, StoreUnavailable
+from nxpipe.artifact_store.backends.protocol import Backend
+from nxpipe.artifact_store.errors import Changed, Corrupt, NotFound, StoreError, StoreUnavailable
 
 R = TypeVar("R")
 

@@ -3,8 +3,8 @@
 import os
 from collections.abc import Iterator
 
-from artifact_store.backends.protocol import CHUNK
-from artifact_store.digest import sha256_of_chunks
+from nxpipe.artifact_store.backends.protocol import CHUNK
+from nxpipe.artifact_store.digest import sha256_of_chunks
 
 
 def chunks_between(descriptor: int, start: int, stop: int) -> Iterator[bytes]:

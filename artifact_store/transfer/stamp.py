@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from artifact_store.backends.beneath import Beneath, NotAFile, is_ours
-from artifact_store.backends.files import scratch
+from nxpipe.artifact_store.backends.beneath import Beneath, NotAFile, is_ours
+from nxpipe.artifact_store.backends.files import scratch
 
 _WRITTEN: Final = 946_684_800 * 10**9  # the year 2000, in nanoseconds
 _LONGEST: Final = 1024  # bytes of a stamp

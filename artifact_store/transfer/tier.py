@@ -20,14 +20,14 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Final
 
-from artifact_store.backends.beneath import PRIVATE, Beneath, NotAFile, Spot, is_ours, is_same
-from artifact_store.backends.files import os_errors, write_at
-from artifact_store.documents import Blob
-from artifact_store.errors import Denied
-from artifact_store.layout import BLOBS, blob_path
-from artifact_store.transfer.held import Held, entries
-from artifact_store.transfer.spans import chunks_between, sha256_between
-from artifact_store.transfer.stamp import Stamps, date
+from nxpipe.artifact_store.backends.beneath import PRIVATE, Beneath, NotAFile, Spot, is_ours, is_same
+from nxpipe.artifact_store.backends.files import os_errors, write_at
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import Denied
+from nxpipe.artifact_store.layout import BLOBS, blob_path
+from nxpipe.artifact_store.transfer.held import Held, entries
+from nxpipe.artifact_store.transfer.spans import chunks_between, sha256_between
+from nxpipe.artifact_store.transfer.stamp import Stamps, date
 
 DEFAULT_LIMIT: Final = 20 * 1024**3
 

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from artifact_store.channel.generation import Generation, Served
-from artifact_store.documents import Blob
-from artifact_store.errors import ChannelEmpty, Corrupt, InvalidDocument, NotFound
-from artifact_store.layout import is_key
-from artifact_store.manifest import Manifest
-from artifact_store.store import Store
-from artifact_store.transfer.believed import Trust
-from artifact_store.transfer.remembered import Remembered
+from nxpipe.artifact_store.channel.generation import Generation, Served
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import ChannelEmpty, Corrupt, InvalidDocument, NotFound
+from nxpipe.artifact_store.layout import is_key
+from nxpipe.artifact_store.manifest import Manifest
+from nxpipe.artifact_store.store import Store
+from nxpipe.artifact_store.transfer.believed import Trust
+from nxpipe.artifact_store.transfer.remembered import Remembered
 
 _OTHER_VERSION = "read it with the version of nxpipe that wrote it"
 

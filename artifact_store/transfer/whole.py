@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from artifact_store.documents import Blob
-from artifact_store.manifest import Tensor
-from artifact_store.transfer.safetensors import layout_of
-from artifact_store.transfer.spans import sha256_between
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.manifest import Tensor
+from nxpipe.artifact_store.transfer.safetensors import layout_of
+from nxpipe.artifact_store.transfer.spans import sha256_between
 
 
 @dataclass(frozen=True)

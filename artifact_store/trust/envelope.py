@@ -4,12 +4,12 @@ from typing import Final
 
 from pydantic import Field
 
-from artifact_store.canonical import canonical_json, parse_canonical_json
-from artifact_store.documents import Digest, Document, parse_document
-from artifact_store.errors import InvalidDocument
-from artifact_store.trust.dsse import pre_authentication_encoding
-from artifact_store.trust.keys import PublicKey, Signer, as_base64, from_base64
-from artifact_store.trust.statement import Statement
+from nxpipe.artifact_store.canonical import canonical_json, parse_canonical_json
+from nxpipe.artifact_store.documents import Digest, Document, parse_document
+from nxpipe.artifact_store.errors import InvalidDocument
+from nxpipe.artifact_store.trust.dsse import pre_authentication_encoding
+from nxpipe.artifact_store.trust.keys import PublicKey, Signer, as_base64, from_base64
+from nxpipe.artifact_store.trust.statement import Statement
 
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 MAX_SIGNATURE_BYTES: Final = 8 * 1024**2

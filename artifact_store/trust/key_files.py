@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from artifact_store.trust.keys import BadKey, PublicKey, read_key_file
+from nxpipe.artifact_store.trust.keys import BadKey, PublicKey, read_key_file
 
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 

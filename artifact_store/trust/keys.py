@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
-from artifact_store.digest import sha256_hex
-from artifact_store.errors import StoreError
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.errors import StoreError
 
 MAX_KEY_BYTES: Final = 16 * 1024
 _KINDS: Final = "an Ed25519 key, or one of ECDSA on the curve P-256"

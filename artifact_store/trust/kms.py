@@ -10,8 +10,8 @@ from typing import Any, Final
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.session import Session
 
-from artifact_store.errors import StoreUnavailable
-from artifact_store.trust.keys import BadKey, PublicKey
+from nxpipe.artifact_store.errors import StoreUnavailable
+from nxpipe.artifact_store.trust.keys import BadKey, PublicKey
 
 ALGORITHM: Final = "ECDSA_SHA_256"
 MAX_RAW: Final = 4096

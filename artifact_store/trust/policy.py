@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from artifact_store.channel.change import Doubt, Sign
-from artifact_store.channel.generation import Generation, Served, Signature
-from artifact_store.documents import seconds_since_1970
-from artifact_store.errors import Corrupt, StoreUnavailable
-from artifact_store.store import Store
-from artifact_store.transfer.reading import sources_of
-from artifact_store.trust.keys import PublicKey, Signer, as_base64, from_base64
-from artifact_store.trust.signatures import Signatures
+from nxpipe.artifact_store.channel.change import Doubt, Sign
+from nxpipe.artifact_store.channel.generation import Generation, Served, Signature
+from nxpipe.artifact_store.documents import seconds_since_1970
+from nxpipe.artifact_store.errors import Corrupt, StoreUnavailable
+from nxpipe.artifact_store.store import Store
+from nxpipe.artifact_store.transfer.reading import sources_of
+from nxpipe.artifact_store.trust.keys import PublicKey, Signer, as_base64, from_base64
+from nxpipe.artifact_store.trust.signatures import Signatures
 
 # When a store took a generation, in seconds since 1970 by its own clock.
 Taken = Callable[[Generation], float]

@@ -2,16 +2,16 @@
 
 from typing import Final
 
-from artifact_store.backends.protocol import Backend, Payload
-from artifact_store.errors import Corrupt, InvalidDocument
-from artifact_store.layout import is_key, signature_folder
-from artifact_store.record import Published
-from artifact_store.store import Store
-from artifact_store.transfer.reading import sources_of
-from artifact_store.trust.envelope import MAX_SIGNATURE_BYTES, Envelope, sign
-from artifact_store.trust.keys import PublicKey, Signer
-from artifact_store.trust.statement import Statement, statement_of
-from artifact_store.verified import read_at_most
+from nxpipe.artifact_store.backends.protocol import Backend, Payload
+from nxpipe.artifact_store.errors import Corrupt, InvalidDocument
+from nxpipe.artifact_store.layout import is_key, signature_folder
+from nxpipe.artifact_store.record import Published
+from nxpipe.artifact_store.store import Store
+from nxpipe.artifact_store.transfer.reading import sources_of
+from nxpipe.artifact_store.trust.envelope import MAX_SIGNATURE_BYTES, Envelope, sign
+from nxpipe.artifact_store.trust.keys import PublicKey, Signer
+from nxpipe.artifact_store.trust.statement import Statement, statement_of
+from nxpipe.artifact_store.verified import read_at_most
 
 _SIGN_AGAIN: Final = "find out who changed it, then have the same key sign the artifact again"
 

@@ -8,10 +8,10 @@ from typing import Final, Literal
 from pydantic import ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from artifact_store.canonical import canonical_json, parse_canonical_json
-from artifact_store.digest import sha256_hex
-from artifact_store.documents import Digest, Document, JsonObject, Name, parse_document
-from artifact_store.manifest import Manifest
+from nxpipe.artifact_store.canonical import canonical_json, parse_canonical_json
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.documents import Digest, Document, JsonObject, Name, parse_document
+from nxpipe.artifact_store.manifest import Manifest
 
 STATEMENT: Final = "https://in-toto.io/Statement/v1"
 PROVENANCE: Final = "https://slsa.dev/provenance/v1"

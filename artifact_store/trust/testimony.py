@@ -2,16 +2,16 @@
 artifact signs what was found out about it, each document by its digest.
 """
 
-from artifact_store.backends.protocol import Payload
-from artifact_store.channel.change import Believe
-from artifact_store.layout import signature_folder
-from artifact_store.record import Published
-from artifact_store.store import Store
-from artifact_store.trust.envelope import sign
-from artifact_store.trust.keys import Signer
-from artifact_store.trust.policy import Policy
-from artifact_store.trust.signatures import Signatures
-from artifact_store.trust.statement import Resource, Sha256, statement_of
+from nxpipe.artifact_store.backends.protocol import Payload
+from nxpipe.artifact_store.channel.change import Believe
+from nxpipe.artifact_store.layout import signature_folder
+from nxpipe.artifact_store.record import Published
+from nxpipe.artifact_store.store import Store
+from nxpipe.artifact_store.trust.envelope import sign
+from nxpipe.artifact_store.trust.keys import Signer
+from nxpipe.artifact_store.trust.policy import Policy
+from nxpipe.artifact_store.trust.signatures import Signatures
+from nxpipe.artifact_store.trust.statement import Resource, Sha256, statement_of
 
 
 def vouch(store: Store, published: Published, signer: Signer, builder: str) -> int:

@@ -6,10 +6,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from artifact_store.backends.probes import NotApplicable, Probe, Probed, Violated
-from artifact_store.backends.protocol import Backend
-from artifact_store.errors import Denied, StoreUnavailable, UnsafeBackend
-from artifact_store.upkeep.probes import Common
+from nxpipe.artifact_store.backends.probes import NotApplicable, Probe, Probed, Violated
+from nxpipe.artifact_store.backends.protocol import Backend
+from nxpipe.artifact_store.errors import Denied, StoreUnavailable, UnsafeBackend
+from nxpipe.artifact_store.upkeep.probes import Common
 
 Verdict = Literal["pass", "fail", "not applicable", "not proved"]
 

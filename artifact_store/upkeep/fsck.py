@@ -7,19 +7,19 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
-from artifact_store.backends.files import scratch
-from artifact_store.backends.protocol import Found, Sent, in_turn, nobody
-from artifact_store.channel.generation import Head
-from artifact_store.channel.log import ChannelLog, channels_among
-from artifact_store.documents import Blob
-from artifact_store.errors import Corrupt, NotFound, StoreUnavailable
-from artifact_store.layout import blob_path, head_path, log_folder
-from artifact_store.manifest import Manifest
-from artifact_store.store import Store
-from artifact_store.trust.signatures import Signatures
-from artifact_store.upkeep.kinds import Kind, kind_of
-from artifact_store.upkeep.packed import Packs
-from artifact_store.upkeep.reach import History, Reach, find_roots, list_all, mark, orphans, read_manifest
+from nxpipe.artifact_store.backends.files import scratch
+from nxpipe.artifact_store.backends.protocol import Found, Sent, in_turn, nobody
+from nxpipe.artifact_store.channel.generation import Head
+from nxpipe.artifact_store.channel.log import ChannelLog, channels_among
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import Corrupt, NotFound, StoreUnavailable
+from nxpipe.artifact_store.layout import blob_path, head_path, log_folder
+from nxpipe.artifact_store.manifest import Manifest
+from nxpipe.artifact_store.store import Store
+from nxpipe.artifact_store.trust.signatures import Signatures
+from nxpipe.artifact_store.upkeep.kinds import Kind, kind_of
+from nxpipe.artifact_store.upkeep.packed import Packs
+from nxpipe.artifact_store.upkeep.reach import History, Reach, find_roots, list_all, mark, orphans, read_manifest
 
 _READERS: Final = 8  # enough to keep a network or all cores busy; each holds one chunk, or one pack
 _AT_ONCE: Final = 1024  # blobs that wait for a reader

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, Literal
 
-from artifact_store.backends.protocol import Found
-from artifact_store.documents import as_time
-from artifact_store.errors import Refused
-from artifact_store.layout import ACTIONS, retired_path
-from artifact_store.manifest import MAX_MANIFEST_BYTES
-from artifact_store.record import ActionRecord
-from artifact_store.store import Store
-from artifact_store.upkeep.kinds import Kind, kind_of
-from artifact_store.upkeep.reach import Reach, RetiredRecord, Roots, find_held, find_roots, is_young, mark
-from artifact_store.upkeep.rules import Rules, given_up
+from nxpipe.artifact_store.backends.protocol import Found
+from nxpipe.artifact_store.documents import as_time
+from nxpipe.artifact_store.errors import Refused
+from nxpipe.artifact_store.layout import ACTIONS, retired_path
+from nxpipe.artifact_store.manifest import MAX_MANIFEST_BYTES
+from nxpipe.artifact_store.record import ActionRecord
+from nxpipe.artifact_store.store import Store
+from nxpipe.artifact_store.upkeep.kinds import Kind, kind_of
+from nxpipe.artifact_store.upkeep.reach import Reach, RetiredRecord, Roots, find_held, find_roots, is_young, mark
+from nxpipe.artifact_store.upkeep.rules import Rules, given_up
 
 # How the canonical JSON of a manifest begins, and of nothing else in a store: "backend" is its first field.
 _MANIFEST: Final = b'{"backend":"'

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from typing import Final
 
-from artifact_store.documents import Blob
-from artifact_store.errors import Corrupt, InvalidDocument
-from artifact_store.layout import blob_path
-from artifact_store.manifest import Manifest
-from artifact_store.pack import MAX_PACK_BYTES, unpacked
-from artifact_store.verified import read_at_most
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import Corrupt, InvalidDocument
+from nxpipe.artifact_store.layout import blob_path
+from nxpipe.artifact_store.manifest import Manifest
+from nxpipe.artifact_store.pack import MAX_PACK_BYTES, unpacked
+from nxpipe.artifact_store.verified import read_at_most
 
 # Its bytes are those that were published, so no copy of it is better.
 _WRITTEN_SO: Final = "it was written so: remove the action records of artifacts that name it, and publish those anew"

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Final
 
-from artifact_store.backends.probes import Probe, insist
-from artifact_store.backends.protocol import Backend, Found, Payload
-from artifact_store.errors import Changed
+from nxpipe.artifact_store.backends.probes import Probe, insist
+from nxpipe.artifact_store.backends.protocol import Backend, Found, Payload
+from nxpipe.artifact_store.errors import Changed
 
 _RIVALS: Final = 16
 _DRIFT: Final = 300.0  # seconds; S3 refuses requests at 900

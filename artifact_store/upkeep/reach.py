@@ -11,15 +11,15 @@ from functools import partial
 from itertools import islice
 from typing import Final, TypeVar
 
-from artifact_store.backends.protocol import Found
-from artifact_store.blobs import PUBLISH_AGAIN
-from artifact_store.channel.generation import Generation
-from artifact_store.channel.log import channels_among
-from artifact_store.documents import Blob, Sealed, seconds_since_1970
-from artifact_store.errors import Corrupt, InvalidDocument, NotFound, StoreUnavailable
-from artifact_store.evidence import Evidence
-from artifact_store.failures import Failure
-from artifact_store.layout import (
+from nxpipe.artifact_store.backends.protocol import Found
+from nxpipe.artifact_store.blobs import PUBLISH_AGAIN
+from nxpipe.artifact_store.channel.generation import Generation
+from nxpipe.artifact_store.channel.log import channels_among
+from nxpipe.artifact_store.documents import Blob, Sealed, seconds_since_1970
+from nxpipe.artifact_store.errors import Corrupt, InvalidDocument, NotFound, StoreUnavailable
+from nxpipe.artifact_store.evidence import Evidence
+from nxpipe.artifact_store.failures import Failure
+from nxpipe.artifact_store.layout import (
     ACTIONS,
     CHANNELS,
     PINS,
@@ -34,12 +34,12 @@ from artifact_store.layout import (
     number_of,
     retired_path,
 )
-from artifact_store.manifest import Manifest
-from artifact_store.parts import Part
-from artifact_store.pins import Pin
-from artifact_store.record import ActionRecord
-from artifact_store.store import Store
-from artifact_store.upkeep.kinds import Kind, kind_of
+from nxpipe.artifact_store.manifest import Manifest
+from nxpipe.artifact_store.parts import Part
+from nxpipe.artifact_store.pins import Pin
+from nxpipe.artifact_store.record import ActionRecord
+from nxpipe.artifact_store.store import Store
+from nxpipe.artifact_store.upkeep.kinds import Kind, kind_of
 
 DAY: Final = 24 * 3600.0
 _AT_ONCE: Final = 64  # documents in memory

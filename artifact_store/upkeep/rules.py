@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from artifact_store.documents import Blob
-from artifact_store.errors import NotFound
-from artifact_store.store import Store
-from artifact_store.upkeep.reach import DAY, Entry, History, Roots, is_young, read_manifest
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import NotFound
+from nxpipe.artifact_store.store import Store
+from nxpipe.artifact_store.upkeep.reach import DAY, Entry, History, Roots, is_young, read_manifest
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from artifact_store.documents import Blob
-from artifact_store.manifest import Manifest
-from artifact_store.store import Store
-from artifact_store.upkeep.reach import History, find_roots, mark, orphans
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.manifest import Manifest
+from nxpipe.artifact_store.store import Store
+from nxpipe.artifact_store.upkeep.reach import History, find_roots, mark, orphans
 
 
 @dataclass(frozen=True)

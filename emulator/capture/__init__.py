@@ -7,13 +7,13 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from emulator.capture.elsewhere import of_file, of_folder, of_model
-from emulator.capture.inputs import example_inputs
-from emulator.capture.request import TASKS, CaptureRequest
-from emulator.errors import CaptureError
-from emulator.graph import Graph
-from emulator.numerics import Array
-from emulator.types import TensorType
+from nxpipe.emulator.capture.elsewhere import of_file, of_folder, of_model
+from nxpipe.emulator.capture.inputs import example_inputs
+from nxpipe.emulator.capture.request import TASKS, CaptureRequest
+from nxpipe.emulator.errors import CaptureError
+from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.types import TensorType
 
 # transformers reads this when it is imported: whatever else is installed, it takes no kernel from the hub. What
 # computes a model is the compiler's choice, and nothing is fetched but what a command names.
@@ -88,6 +88,6 @@ def reference_outputs(
     request: CaptureRequest, parameters: Mapping[str, Array], inputs: Mapping[str, Array]
 ) -> dict[str, Array]:
     """What PyTorch itself computes, eager and in float32, on these weights and inputs: the oracle of `verify`."""
-    from emulator.capture.reference import run_eagerly
+    from nxpipe.emulator.capture.reference import run_eagerly
 
     return run_eagerly(request, parameters, inputs)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from emulator.numerics import Array
+from nxpipe.emulator.numerics import Array
 
 
 @dataclass(frozen=True)

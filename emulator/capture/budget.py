@@ -12,8 +12,8 @@ from typing import Any
 from torch.nn.modules import module as torch_modules
 from transformers.utils.hub import constants
 
-from emulator.configuration import fetched, oversized
-from emulator.errors import CaptureError
+from nxpipe.emulator.configuration import fetched, oversized
+from nxpipe.emulator.errors import CaptureError
 
 # 61 layers with 384 experts each of three matrices of their own, the most that has been published, have 165,000.
 _MOST_PARTS = 250_000

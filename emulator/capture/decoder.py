@@ -15,10 +15,10 @@ import torch
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from emulator.capture.model import tensor_type
-from emulator.capture.request import CaptureRequest
-from emulator.errors import CaptureError
-from emulator.types import DType, TensorType
+from nxpipe.emulator.capture.model import tensor_type
+from nxpipe.emulator.capture.request import CaptureRequest
+from nxpipe.emulator.errors import CaptureError
+from nxpipe.emulator.types import DType, TensorType
 
 # A number of tokens that no other axis of a cache is likely to have, to recognise the axis of tokens by.
 _PROBE = 5

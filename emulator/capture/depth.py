@@ -8,13 +8,13 @@ differ in the count of a repeat and in nothing else. And the model's run asks fo
 
 from collections.abc import Callable
 
-from emulator.capture.export import capture_built
-from emulator.capture.layers import Cut, Shortened, cuts_of
-from emulator.capture.model import build_model, tensor_type
-from emulator.capture.request import CaptureRequest
-from emulator.errors import CompileError
-from emulator.graph import Graph
-from emulator.resize import NotResizable, resize
+from nxpipe.emulator.capture.export import capture_built
+from nxpipe.emulator.capture.layers import Cut, Shortened, cuts_of
+from nxpipe.emulator.capture.model import build_model, tensor_type
+from nxpipe.emulator.capture.request import CaptureRequest
+from nxpipe.emulator.errors import CompileError
+from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.resize import NotResizable, resize
 
 Finish = Callable[[Graph], Graph]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from emulator.capture.budget import bounded, require_modest_settings
-from emulator.capture.request import TASKS, CaptureRequest
-from emulator.configuration import relevant
-from emulator.errors import CaptureError
-from emulator.types import DType, TensorType
+from nxpipe.emulator.capture.budget import bounded, require_modest_settings
+from nxpipe.emulator.capture.request import TASKS, CaptureRequest
+from nxpipe.emulator.configuration import relevant
+from nxpipe.emulator.errors import CaptureError
+from nxpipe.emulator.types import DType, TensorType
 
 # What Stable Diffusion XL says about size and place of an image, one number each.
 _SIZE_NUMBERS = 6

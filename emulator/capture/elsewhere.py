@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from emulator.capture.request import CaptureRequest
-from emulator.confinement import About, limits_now
+from nxpipe.emulator.capture.request import CaptureRequest
+from nxpipe.emulator.confinement import About, limits_now
 
 _Found = TypeVar("_Found")
 _MODEL_TYPE: Final = 100  # characters
@@ -43,11 +43,11 @@ def _asked(kind: type[_Found], name: str, arguments: tuple[Any, ...], about: Abo
     limits = limits_now()
     found: Any = None
     if limits is not None:
-        from emulator.confinement import client
+        from nxpipe.emulator.confinement import client
 
         found = client.ask(name, arguments, limits, about)
     else:
-        from emulator.confinement.calls import answer
+        from nxpipe.emulator.confinement.calls import answer
 
         found = answer(name, arguments)
     assert isinstance(found, kind)

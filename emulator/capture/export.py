@@ -17,18 +17,18 @@ from torch._export.utils import _compiling_state_context
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from emulator.capture.aten import is_known
-from emulator.capture.decoder import cache_types, flat, grouped, make_stepwise, step_input_types
-from emulator.capture.host import small_constants_known, with_constants_if_needed
-from emulator.capture.importer import import_program
-from emulator.capture.inplace import without_safe_writes
-from emulator.capture.model import build_model, quiet_libraries, stored_names
-from emulator.capture.provenance import failing_line, why
-from emulator.capture.request import CaptureRequest
-from emulator.capture.signature import input_types
-from emulator.errors import CaptureError, GraphBreak
-from emulator.graph import Graph
-from emulator.types import TensorType
+from nxpipe.emulator.capture.aten import is_known
+from nxpipe.emulator.capture.decoder import cache_types, flat, grouped, make_stepwise, step_input_types
+from nxpipe.emulator.capture.host import small_constants_known, with_constants_if_needed
+from nxpipe.emulator.capture.importer import import_program
+from nxpipe.emulator.capture.inplace import without_safe_writes
+from nxpipe.emulator.capture.model import build_model, quiet_libraries, stored_names
+from nxpipe.emulator.capture.provenance import failing_line, why
+from nxpipe.emulator.capture.request import CaptureRequest
+from nxpipe.emulator.capture.signature import input_types
+from nxpipe.emulator.errors import CaptureError, GraphBreak
+from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.types import TensorType
 
 # What a tensor without values says when it is asked for them in ways that have no exception of their own.
 _ESCAPES = ("passed to FakeTensor.__format__", ".numpy() is not supported for tensor subclasses")

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from emulator.capture.export import lower_to_known_operators, quiet_torch
-from emulator.capture.exported_archive import Archive
-from emulator.capture.importer import import_program
-from emulator.capture.model import quiet_libraries
-from emulator.errors import CaptureError, CompileError
-from emulator.graph import Graph
-from emulator.numerics import Array
+from nxpipe.emulator.capture.export import lower_to_known_operators, quiet_torch
+from nxpipe.emulator.capture.exported_archive import Archive
+from nxpipe.emulator.capture.importer import import_program
+from nxpipe.emulator.capture.model import quiet_libraries
+from nxpipe.emulator.errors import CaptureError, CompileError
+from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.numerics import Array
 
 _REASON = 300  # characters of what torch says
 

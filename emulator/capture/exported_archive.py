@@ -17,9 +17,9 @@ from typing import Any, Final
 import torch
 from torch._export.serde import serialize
 
-from emulator.capture.exported_document import extent, payload_of, program_of
-from emulator.errors import CaptureError
-from emulator.regular_file import open_regular
+from nxpipe.emulator.capture.exported_document import extent, payload_of, program_of
+from nxpipe.emulator.errors import CaptureError
+from nxpipe.emulator.regular_file import open_regular
 
 _ANSWER: Final = "save it again with torch.export.save from torch 2.9 or newer"
 _MIB: Final = 2**20

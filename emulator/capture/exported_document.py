@@ -21,9 +21,9 @@ from typing import Annotated, Any, Final
 from torch._export.serde import schema
 from torch._export.serde.union import _Union
 
-from emulator.capture.exported_operators import is_operator
-from emulator.capture.exported_trees import plain_spec
-from emulator.errors import CaptureError
+from nxpipe.emulator.capture.exported_operators import is_operator
+from nxpipe.emulator.capture.exported_trees import plain_spec
+from nxpipe.emulator.errors import CaptureError
 
 NODES: Final = 2**15  # four times what the largest published models have; a capture takes up to a minute then
 _LONGEST_NAME: Final = 1024

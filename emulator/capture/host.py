@@ -14,9 +14,9 @@ from torch._subclasses import fake_tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from emulator.capture.portable import Portable
-from emulator.errors import CompileError, Finding, GraphBreak, UnsupportedOperators
-from emulator.graph import Graph
+from nxpipe.emulator.capture.portable import Portable
+from nxpipe.emulator.errors import CompileError, Finding, GraphBreak, UnsupportedOperators
+from nxpipe.emulator.graph import Graph
 
 _SMALL = 2**18  # elements: the mask of an image, and less
 _FACTORIES = (torch.arange, torch.eye, torch.full, torch.linspace, torch.ones, torch.zeros)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from emulator.capture.aten import is_known
+from nxpipe.emulator.capture.aten import is_known
 
 # In evaluation these return their very argument, but a trace shows a tensor with memory of its own.
 _PASSING = (torch.ops.aten.dropout.default, torch.ops.aten.feature_dropout.default)

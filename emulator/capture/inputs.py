@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from emulator.given import lookups
-from emulator.graph import Graph, Value
-from emulator.numerics import Array, round_to
+from nxpipe.emulator.given import lookups
+from nxpipe.emulator.graph import Graph, Value
+from nxpipe.emulator.numerics import Array, round_to
 
 
 def example_inputs(graph: Graph, config: Mapping[str, object], seed: int) -> dict[str, Array]:

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 import torch
 import transformers
 
-from emulator.capture.model import tensor_type
-from emulator.errors import CaptureError
+from nxpipe.emulator.capture.model import tensor_type
+from nxpipe.emulator.errors import CaptureError
 
 # Settings and attributes that count layers, that number one, and that matter in training only.
 _COUNTS_LAYERS = re.compile(r"layer|depth|block")

@@ -8,15 +8,15 @@ import torch
 import transformers
 from transformers.utils.hub import OfflineModeIsEnabled
 
-from emulator.capture.budget import bounded, require_modest_buffers, require_modest_settings
-from emulator.capture.diffusion import DIFFUSION, build_diffusion_model
-from emulator.capture.packed import hold_grid
-from emulator.capture.portable import Portable
-from emulator.capture.provenance import where_and_why
-from emulator.capture.request import TASKS, CaptureRequest
-from emulator.configuration import quantised, relevant
-from emulator.errors import CaptureError
-from emulator.types import DType, TensorType
+from nxpipe.emulator.capture.budget import bounded, require_modest_buffers, require_modest_settings
+from nxpipe.emulator.capture.diffusion import DIFFUSION, build_diffusion_model
+from nxpipe.emulator.capture.packed import hold_grid
+from nxpipe.emulator.capture.portable import Portable
+from nxpipe.emulator.capture.provenance import where_and_why
+from nxpipe.emulator.capture.request import TASKS, CaptureRequest
+from nxpipe.emulator.configuration import quantised, relevant
+from nxpipe.emulator.errors import CaptureError
+from nxpipe.emulator.types import DType, TensorType
 
 # Settings that describe how a checkpoint was produced or is run, and would only disturb a static capture.
 _OVERRIDDEN = {"dtype": None, "torch_dtype": None, "use_cache": False, "return_dict": True}

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 import torch_neuronx
 
-from emulator.capture.reference import Reference
-from emulator.capture.request import CaptureRequest
-from emulator.numerics import Array
+from nxpipe.emulator.capture.reference import Reference
+from nxpipe.emulator.capture.request import CaptureRequest
+from nxpipe.emulator.numerics import Array
 
 
 class _ByPosition(torch.nn.Module):

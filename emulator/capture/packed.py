@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from emulator.capture.request import CaptureRequest
-from emulator.types import DType, TensorType
+from nxpipe.emulator.capture.request import CaptureRequest
+from nxpipe.emulator.types import DType, TensorType
 
 PATCHES = "pixel_patches"
 PATCH_MASK = "pixel_attention_mask"

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from emulator.ops.portable import WIDE
+from nxpipe.emulator.ops.portable import WIDE
 
 _ROUNDED: Final = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _SAYS_NO_NUMBER: Final = ("device", "dtype", "layout", "memory_format", "pin_memory")

@@ -1,7 +1,7 @@
 """The tensor-parallel plan that a model's authors published with it."""
 
-from emulator.capture.elsewhere import of_model
-from emulator.capture.request import CaptureRequest
+from nxpipe.emulator.capture.elsewhere import of_model
+from nxpipe.emulator.capture.request import CaptureRequest
 
 
 def published_plan(request: CaptureRequest) -> tuple[tuple[str, str], ...]:
@@ -14,7 +14,7 @@ def published_plan(request: CaptureRequest) -> tuple[tuple[str, str], ...]:
 
 def published_plan_here(request: CaptureRequest) -> tuple[tuple[str, str], ...]:
     """The same, in this process."""
-    from emulator.capture.model import build_model
+    from nxpipe.emulator.capture.model import build_model
 
     plan: dict[str, str] = dict(getattr(build_model(request), "tp_plan", None) or {})
     return tuple(sorted(plan.items()))

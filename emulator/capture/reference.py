@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from emulator.capture.answer import Answer
-from emulator.capture.decoder import make_stepwise
-from emulator.capture.model import build_model, quiet_libraries, tensor_type
-from emulator.capture.request import CaptureRequest
-from emulator.errors import MissingTensor
-from emulator.numerics import Array
+from nxpipe.emulator.capture.answer import Answer
+from nxpipe.emulator.capture.decoder import make_stepwise
+from nxpipe.emulator.capture.model import build_model, quiet_libraries, tensor_type
+from nxpipe.emulator.capture.request import CaptureRequest
+from nxpipe.emulator.errors import MissingTensor
+from nxpipe.emulator.numerics import Array
 
 
 def run_eagerly(

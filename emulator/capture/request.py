@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from emulator.errors import CaptureError
+from nxpipe.emulator.errors import CaptureError
 
 # Hugging Face's task names, and the transformers class that turns a configuration into a model for each.
 TASKS: Mapping[str, str] = {

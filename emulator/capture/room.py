@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from emulator.capture.site import NotExpressible
+from nxpipe.emulator.capture.site import NotExpressible
 
 # The mask of 8,192 tokens takes 64 MiB. What makes a table holds several like it for a moment.
 MOST_TABLE_BYTES: Final = 256 * 2**20

@@ -8,11 +8,11 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from emulator.capture.diffusion import DIFFUSION, diffusion_input_types
-from emulator.capture.packed import PATCH_MASK, PATCHES, patch_mask_type, patches_type
-from emulator.capture.request import CaptureRequest
-from emulator.errors import CaptureError
-from emulator.types import DType, TensorType
+from nxpipe.emulator.capture.diffusion import DIFFUSION, diffusion_input_types
+from nxpipe.emulator.capture.packed import PATCH_MASK, PATCHES, patch_mask_type, patches_type
+from nxpipe.emulator.capture.request import CaptureRequest
+from nxpipe.emulator.errors import CaptureError
+from nxpipe.emulator.types import DType, TensorType
 
 _DEFAULT_IMAGE = 224
 _IMAGE_SIZES = ("image_size", "input_size", "img_size")

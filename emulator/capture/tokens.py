@@ -5,8 +5,8 @@ from pathlib import Path
 
 import transformers
 
-from emulator.capture.model import quiet_libraries
-from emulator.errors import CaptureError
+from nxpipe.emulator.capture.model import quiet_libraries
+from nxpipe.emulator.errors import CaptureError
 
 # Without any of these transformers makes up an empty vocabulary, in which every word is unknown.
 _VOCABULARIES = (

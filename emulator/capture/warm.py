@@ -6,10 +6,8 @@ from functools import cache
 import torch
 import transformers
 
-import emulator.capture.depth
-import emulator.capture.published
-import emulator.passes  # noqa: F401
-from emulator.capture.export import capture_module
+import nxpipe.emulator.passes  # noqa: F401
+from nxpipe.emulator.capture.export import capture_module
 
 
 def warm(kind: str) -> None:

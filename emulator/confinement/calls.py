@@ -6,8 +6,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from emulator.graph import Graph
-from emulator.types import TensorType
+from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.types import TensorType
 
 
 def _graph(value: Any) -> bool:
@@ -47,26 +47,26 @@ class Call(NamedTuple):
     fits: Callable[[Any], bool]
 
 
-WARM: Final = "emulator.capture.warm"
+WARM: Final = "nxpipe.emulator.capture.warm"
 _MODEL: Final = (WARM,)
-_PT2: Final = ("emulator.capture.exported",)
-_ONNX: Final = ("emulator.capture.onnx.reader",)
+_PT2: Final = ("nxpipe.emulator.capture.exported",)
+_ONNX: Final = ("nxpipe.emulator.capture.onnx.reader",)
 
 CALLS: Final = {
-    "capture": Call("emulator.capture.export", "capture_model", _MODEL, _graph),
-    "compile_graph": Call("emulator.compile", "compile_graph_here", _MODEL, _graph),
-    "parameter_specs": Call("emulator.capture.model", "weight_types", _MODEL, _table(TensorType)),
-    "published_plan": Call("emulator.capture.published", "published_plan_here", _MODEL, _pairs),
-    "token_ids": Call("emulator.capture.tokens", "token_ids_here", ("emulator.capture.tokens",), _tokens),
-    "capture_pt2": Call("emulator.capture.exported", "capture_exported", _PT2, _graph),
-    "parameters_pt2": Call("emulator.capture.exported", "exported_parameters", _PT2, _table(np.ndarray)),
-    "outputs_pt2": Call("emulator.capture.exported", "run_exported", _PT2, _table(np.ndarray)),
-    "capture_onnx": Call("emulator.capture.onnx", "capture_onnx", _ONNX, _graph),
-    "data_onnx": Call("emulator.capture.onnx", "onnx_data_files", _ONNX, _sizes),
-    "names_onnx": Call("emulator.capture.onnx", "onnx_data_names", _ONNX, _names),
-    "axes_onnx": Call("emulator.capture.onnx", "onnx_open_axes", _ONNX, _names),
-    "parameters_onnx": Call("emulator.capture.onnx", "onnx_parameters", _ONNX, _table(np.ndarray)),
-    "outputs_onnx": Call("emulator.capture.onnx", "run_onnx", _ONNX, _table(np.ndarray)),
+    "capture": Call("nxpipe.emulator.capture.export", "capture_model", _MODEL, _graph),
+    "compile_graph": Call("nxpipe.emulator.compile", "compile_graph_here", _MODEL, _graph),
+    "parameter_specs": Call("nxpipe.emulator.capture.model", "weight_types", _MODEL, _table(TensorType)),
+    "published_plan": Call("nxpipe.emulator.capture.published", "published_plan_here", _MODEL, _pairs),
+    "token_ids": Call("nxpipe.emulator.capture.tokens", "token_ids_here", ("nxpipe.emulator.capture.tokens",), _tokens),
+    "capture_pt2": Call("nxpipe.emulator.capture.exported", "capture_exported", _PT2, _graph),
+    "parameters_pt2": Call("nxpipe.emulator.capture.exported", "exported_parameters", _PT2, _table(np.ndarray)),
+    "outputs_pt2": Call("nxpipe.emulator.capture.exported", "run_exported", _PT2, _table(np.ndarray)),
+    "capture_onnx": Call("nxpipe.emulator.capture.onnx", "capture_onnx", _ONNX, _graph),
+    "data_onnx": Call("nxpipe.emulator.capture.onnx", "onnx_data_files", _ONNX, _sizes),
+    "names_onnx": Call("nxpipe.emulator.capture.onnx", "onnx_data_names", _ONNX, _names),
+    "axes_onnx": Call("nxpipe.emulator.capture.onnx", "onnx_open_axes", _ONNX, _names),
+    "parameters_onnx": Call("nxpipe.emulator.capture.onnx", "onnx_parameters", _ONNX, _table(np.ndarray)),
+    "outputs_onnx": Call("nxpipe.emulator.capture.onnx", "run_onnx", _ONNX, _table(np.ndarray)),
 }
 
 

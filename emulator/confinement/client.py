@@ -16,14 +16,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
-from emulator.confinement import About, Limits, wire
-from emulator.confinement.calls import CALLS
-from emulator.confinement.faults import ReaderFailed, rebuilt
-from emulator.errors import CaptureError, LimitExceeded
+from nxpipe.emulator.confinement import About, Limits, wire
+from nxpipe.emulator.confinement.calls import CALLS
+from nxpipe.emulator.confinement.faults import ReaderFailed, rebuilt
+from nxpipe.emulator.errors import CaptureError, LimitExceeded
 
 _START: Final = (
     "import json, socket, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from emulator.confinement.server import serve; serve(socket.socket(fileno=int(sys.argv[1])))"
+    "from nxpipe.emulator.confinement.server import serve; serve(socket.socket(fileno=int(sys.argv[1])))"
 )
 # All that it is told of this process's environment. No credentials, no token, no path of a user.
 _PASSED_ON: Final = (
@@ -38,7 +38,7 @@ _PASSED_ON: Final = (
 _OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 _PATIENCE: Final = 5.0  # seconds
 _LEAST: Final = 2**28  # of memory, whatever is allowed: the libraries alone take as much
-_HOME: Final = Path(__file__).parent.parent.parent
+_HOME: Final = Path(__file__).parents[3]
 
 _lock = threading.Lock()
 _server: "Server | None" = None

@@ -3,8 +3,8 @@
 import traceback
 from typing import Any, Final
 
-from emulator import errors
-from emulator.passes.legalise import ConstantTooLarge
+from nxpipe.emulator import errors
+from nxpipe.emulator.passes.legalise import ConstantTooLarge
 
 # Of other errors of ours the nearest of these stands for them: what they have beside a sentence is not told.
 _TOLD: Final = (*vars(errors).values(), ConstantTooLarge)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from emulator.confinement import Limits
+from nxpipe.emulator.confinement import Limits
 
 _OPEN_FILES: Final = 512
 _SET_PDEATHSIG, _SET_NO_NEW_PRIVS = 1, 38  # of prctl(2)

@@ -14,13 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from emulator.confinement import Limits, rules, wire
-from emulator.confinement.calls import CALLS, WARM, answer
-from emulator.confinement.faults import described
+from nxpipe.emulator.confinement import Limits, rules, wire
+from nxpipe.emulator.confinement.calls import CALLS, WARM, answer
+from nxpipe.emulator.confinement.faults import described
 
 _ORDER: Final = 2**16  # bytes
 _GARBAGE_AFTER: Final = 200_000  # objects: most of what importing and tracing makes stays
-_HOME: Final = Path(__file__).parent.parent.parent
+_HOME: Final = Path(__file__).parents[3]
 
 
 def serve(control: socket.socket) -> None:

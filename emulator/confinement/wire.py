@@ -14,10 +14,10 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from emulator.capture.request import CaptureRequest
-from emulator.graph import Graph
-from emulator.passes import PassOptions
-from emulator.types import DType, TensorType
+from nxpipe.emulator.capture.request import CaptureRequest
+from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.passes import PassOptions
+from nxpipe.emulator.types import DType, TensorType
 
 _WORD: Final = struct.Struct("<Q")
 _DOCUMENT: Final = 2**28  # bytes

@@ -4,8 +4,8 @@
 `search` and `gpsimd` what instructions mean, `schedule` who goes next, and `race` the proof that it did not matter.
 """
 
-from emulator.core.faults import Deadlock, MachineFault, OutOfBounds, Race, SumNotBegun, Unwritten
-from emulator.core.machine import Machine
-from emulator.core.statistics import Statistics
+from nxpipe.emulator.core.faults import Deadlock, MachineFault, OutOfBounds, Race, SumNotBegun, Unwritten
+from nxpipe.emulator.core.machine import Machine
+from nxpipe.emulator.core.statistics import Statistics
 
 __all__ = ["Deadlock", "Machine", "MachineFault", "OutOfBounds", "Race", "Statistics", "SumNotBegun", "Unwritten"]

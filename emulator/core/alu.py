@@ -5,13 +5,13 @@ from typing import Final
 
 import numpy as np
 
-from emulator.core.cells import floats
-from emulator.core.faults import Malformed
-from emulator.isa.instructions import Alu
-from emulator.isa.kinds import BITS, UNARY
-from emulator.numerics import Array, Floats
-from emulator.ops.elementwise import Unary
-from emulator.types import DType
+from nxpipe.emulator.core.cells import floats
+from nxpipe.emulator.core.faults import Malformed
+from nxpipe.emulator.isa.instructions import Alu
+from nxpipe.emulator.isa.kinds import BITS, UNARY
+from nxpipe.emulator.numerics import Array, Floats
+from nxpipe.emulator.ops.elementwise import Unary
+from nxpipe.emulator.types import DType
 
 WORDS: Final = (DType.INT32, DType.UINT32)
 

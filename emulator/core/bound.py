@@ -5,12 +5,12 @@ from functools import cached_property
 
 import numpy as np
 
-from emulator.core.cells import floats
-from emulator.core.memory import Memories
-from emulator.core.places import RowsWindow, Window, window
-from emulator.isa.instructions import Engine, Instruction
-from emulator.isa.operands import Tile
-from emulator.numerics import Array, Floats
+from nxpipe.emulator.core.cells import floats
+from nxpipe.emulator.core.memory import Memories
+from nxpipe.emulator.core.places import RowsWindow, Window, window
+from nxpipe.emulator.isa.instructions import Engine, Instruction
+from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.numerics import Array, Floats
 
 ENGINES = tuple(Engine)
 NUMBER = {engine: number for number, engine in enumerate(ENGINES)}

@@ -5,12 +5,12 @@ from functools import reduce
 
 import numpy as np
 
-from emulator.core.alu import combine
-from emulator.core.bound import Bound
-from emulator.core.cells import floats
-from emulator.isa.instructions import AllGather, AllReduce, Instruction, ReduceScatter
-from emulator.isa.operands import Tile
-from emulator.numerics import Array
+from nxpipe.emulator.core.alu import combine
+from nxpipe.emulator.core.bound import Bound
+from nxpipe.emulator.core.cells import floats
+from nxpipe.emulator.isa.instructions import AllGather, AllReduce, Instruction, ReduceScatter
+from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.numerics import Array
 
 COLLECTIVES = (AllReduce, ReduceScatter, AllGather)
 

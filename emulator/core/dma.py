@@ -1,10 +1,10 @@
 """What DMA queues do: move elements between HBM and SBUF, or from HBM to HBM."""
 
-from emulator.core.bound import Bound
-from emulator.core.cells import floats
-from emulator.core.places import Window
-from emulator.isa.instructions import DmaCopy, DmaTranspose
-from emulator.types import DType
+from nxpipe.emulator.core.bound import Bound
+from nxpipe.emulator.core.cells import floats
+from nxpipe.emulator.core.places import Window
+from nxpipe.emulator.isa.instructions import DmaCopy, DmaTranspose
+from nxpipe.emulator.types import DType
 
 _WORDS = (DType.INT32, DType.UINT32, DType.INT64, DType.UINT64)
 

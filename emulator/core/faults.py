@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from emulator.errors import ExecutionError
+from nxpipe.emulator.errors import ExecutionError
 
 
 class MachineFault(ExecutionError):

@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from emulator.core.alu import combine, fold
-from emulator.core.bound import Bound
-from emulator.core.cells import raw
-from emulator.core.vector import bits
-from emulator.isa.instructions import BnAggregate, BnStats, PartitionReduce, TensorReduce, TensorTensorScan
-from emulator.isa.kinds import BITS
-from emulator.numerics import Array, Floats
+from nxpipe.emulator.core.alu import combine, fold
+from nxpipe.emulator.core.bound import Bound
+from nxpipe.emulator.core.cells import raw
+from nxpipe.emulator.core.vector import bits
+from nxpipe.emulator.isa.instructions import BnAggregate, BnStats, PartitionReduce, TensorReduce, TensorTensorScan
+from nxpipe.emulator.isa.kinds import BITS
+from nxpipe.emulator.numerics import Array, Floats
 
 
 def tensor_reduce(instruction: TensorReduce, at: Bound) -> None:

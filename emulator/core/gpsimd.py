@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from emulator.core.alu import WORDS, combine
-from emulator.core.bound import Bound
-from emulator.core.cells import encode, floats, signed
-from emulator.core.vector import bits
-from emulator.isa.affine import Affine
-from emulator.isa.instructions import AffineSelect, GatherFree, Iota
-from emulator.isa.operands import Tile
-from emulator.numerics import Array
-from emulator.ops.base import require_indices
+from nxpipe.emulator.core.alu import WORDS, combine
+from nxpipe.emulator.core.bound import Bound
+from nxpipe.emulator.core.cells import encode, floats, signed
+from nxpipe.emulator.core.vector import bits
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.instructions import AffineSelect, GatherFree, Iota
+from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ops.base import require_indices
 
 
 def iota(instruction: Iota, at: Bound) -> None:

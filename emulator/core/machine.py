@@ -7,20 +7,20 @@ from collections.abc import Generator, Sequence
 
 import numpy as np
 
-from emulator.core.bound import Bound
-from emulator.core.collective import COLLECTIVES, bring, take
-from emulator.core.faults import MachineFault
-from emulator.core.meanings import MEANINGS
-from emulator.core.memory import Memories, Storage, require_readonly
-from emulator.core.race import Races
-from emulator.core.schedule import Due, Order, Streams, ordering
-from emulator.core.statistics import Statistics, count
-from emulator.errors import IndexOutOfRange
-from emulator.isa.instructions import Instruction
-from emulator.isa.operands import Far
-from emulator.isa.program import Program, instructions
-from emulator.isa.text import line
-from emulator.numerics import Array, Draws, rounding_by_place
+from nxpipe.emulator.core.bound import Bound
+from nxpipe.emulator.core.collective import COLLECTIVES, bring, take
+from nxpipe.emulator.core.faults import MachineFault
+from nxpipe.emulator.core.meanings import MEANINGS
+from nxpipe.emulator.core.memory import Memories, Storage, require_readonly
+from nxpipe.emulator.core.race import Races
+from nxpipe.emulator.core.schedule import Due, Order, Streams, ordering
+from nxpipe.emulator.core.statistics import Statistics, count
+from nxpipe.emulator.errors import IndexOutOfRange
+from nxpipe.emulator.isa.instructions import Instruction
+from nxpipe.emulator.isa.operands import Far
+from nxpipe.emulator.isa.program import Program, instructions
+from nxpipe.emulator.isa.text import line
+from nxpipe.emulator.numerics import Array, Draws, rounding_by_place
 
 
 class Machine:

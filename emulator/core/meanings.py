@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from emulator.core import dma, folds, gpsimd, scalar, search, tensor, vector
-from emulator.core.bound import Bound
-from emulator.isa import instructions as isa
-from emulator.isa.instructions import Instruction
+from nxpipe.emulator.core import dma, folds, gpsimd, scalar, search, tensor, vector
+from nxpipe.emulator.core.bound import Bound
+from nxpipe.emulator.isa import instructions as isa
+from nxpipe.emulator.isa.instructions import Instruction
 
 MEANINGS: Final[Mapping[type[Instruction], Callable[[Any, Bound], None]]] = {
     isa.DmaCopy: dma.dma_copy,

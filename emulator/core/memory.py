@@ -13,15 +13,15 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from emulator.core.cells import decode, encode, raw
-from emulator.core.faults import Malformed, Unwritten
-from emulator.errors import ExecutionError, MissingTensor, WrongTensor
-from emulator.hardware import CORES
-from emulator.isa.operands import Memory, Tile
-from emulator.isa.program import Buffer, Loop, Program, Role, Step
-from emulator.isa.text import labelled
-from emulator.numerics import Array
-from emulator.types import DType, TensorType
+from nxpipe.emulator.core.cells import decode, encode, raw
+from nxpipe.emulator.core.faults import Malformed, Unwritten
+from nxpipe.emulator.errors import ExecutionError, MissingTensor, WrongTensor
+from nxpipe.emulator.hardware import CORES
+from nxpipe.emulator.isa.operands import Memory, Tile
+from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
+from nxpipe.emulator.isa.text import labelled
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.types import DType, TensorType
 
 Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]

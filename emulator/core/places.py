@@ -11,12 +11,12 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from emulator.core.cells import decode, encode, raw, signed
-from emulator.core.faults import Malformed, OutOfBounds, SumNotBegun, Unwritten
-from emulator.core.memory import Bytes, Memories, Storage
-from emulator.isa.operands import Axis, Far, Place, Tile, extent
-from emulator.numerics import Array
-from emulator.ops.base import require_indices
+from nxpipe.emulator.core.cells import decode, encode, raw, signed
+from nxpipe.emulator.core.faults import Malformed, OutOfBounds, SumNotBegun, Unwritten
+from nxpipe.emulator.core.memory import Bytes, Memories, Storage
+from nxpipe.emulator.isa.operands import Axis, Far, Place, Tile, extent
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ops.base import require_indices
 
 Starts = npt.NDArray[np.int64]
 

@@ -11,14 +11,14 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from emulator.core.bound import ENGINES, Bound
-from emulator.core.faults import Race
-from emulator.core.memory import Memories
-from emulator.core.places import Pattern, Window, touch
-from emulator.core.schedule import Due
-from emulator.isa.instructions import Instruction
-from emulator.isa.operands import Far
-from emulator.isa.program import Buffer
+from nxpipe.emulator.core.bound import ENGINES, Bound
+from nxpipe.emulator.core.faults import Race
+from nxpipe.emulator.core.memory import Memories
+from nxpipe.emulator.core.places import Pattern, Window, touch
+from nxpipe.emulator.core.schedule import Due
+from nxpipe.emulator.isa.instructions import Instruction
+from nxpipe.emulator.isa.operands import Far
+from nxpipe.emulator.isa.program import Buffer
 
 Known = tuple[int, ...]  # by engine: how many of its instructions are known to be done
 Describe = Callable[[Instruction, tuple[int, ...]], str]

@@ -5,11 +5,11 @@ from typing import Final
 
 import numpy as np
 
-from emulator.core.bound import Bound
-from emulator.core.cells import floats
-from emulator.isa.instructions import Activation, Function
-from emulator.numerics import Array, Floats
-from emulator.ops.elementwise import Unary
+from nxpipe.emulator.core.bound import Bound
+from nxpipe.emulator.core.cells import floats
+from nxpipe.emulator.isa.instructions import Activation, Function
+from nxpipe.emulator.numerics import Array, Floats
+from nxpipe.emulator.ops.elementwise import Unary
 
 _SPELLED: Final = {Function.GELU_TANH: "gelu_tanh", Function.ARCTAN: "atan"}  # where the graph has another name
 _sigmoid, _tanh, _softplus = (Unary(name).compute for name in ("sigmoid", "tanh", "softplus"))

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from emulator.core.bound import ENGINES, NUMBER, Bound
-from emulator.core.faults import Deadlock
-from emulator.errors import OptionsInvalid
-from emulator.isa.instructions import DMA_QUEUES, Engine, Instruction
-from emulator.isa.program import Step, executed, only
+from nxpipe.emulator.core.bound import ENGINES, NUMBER, Bound
+from nxpipe.emulator.core.faults import Deadlock
+from nxpipe.emulator.errors import OptionsInvalid
+from nxpipe.emulator.isa.instructions import DMA_QUEUES, Engine, Instruction
+from nxpipe.emulator.isa.program import Step, executed, only
 
 Indices = tuple[int, ...]
 

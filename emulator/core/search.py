@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from emulator.core.bound import Bound
-from emulator.core.cells import encode, raw
-from emulator.core.vector import bits
-from emulator.isa.instructions import FindIndex8, MatchReplace8, Max8
-from emulator.numerics import Array
+from nxpipe.emulator.core.bound import Bound
+from nxpipe.emulator.core.cells import encode, raw
+from nxpipe.emulator.core.vector import bits
+from nxpipe.emulator.isa.instructions import FindIndex8, MatchReplace8, Max8
+from nxpipe.emulator.numerics import Array
 
 
 def max8(_: Max8, at: Bound) -> None:

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 
-from emulator.core.bound import Bound
-from emulator.isa.instructions import Engine, Matmul
-from emulator.isa.operands import Far, Place, Tile
+from nxpipe.emulator.core.bound import Bound
+from nxpipe.emulator.isa.instructions import Engine, Matmul
+from nxpipe.emulator.isa.operands import Far, Place, Tile
 
 
 @dataclass(frozen=True)

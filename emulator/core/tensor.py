@@ -4,12 +4,12 @@ from typing import Final
 
 import numpy as np
 
-from emulator.core.bound import Bound
-from emulator.core.cells import encode, floats
-from emulator.core.dma import same_bits
-from emulator.isa.instructions import Engine, Matmul, Transpose
-from emulator.numerics import Array, Floats
-from emulator.types import DType
+from nxpipe.emulator.core.bound import Bound
+from nxpipe.emulator.core.cells import encode, floats
+from nxpipe.emulator.core.dma import same_bits
+from nxpipe.emulator.isa.instructions import Engine, Matmul, Transpose
+from nxpipe.emulator.numerics import Array, Floats
+from nxpipe.emulator.types import DType
 
 _ON_ONE_THREAD: Final = 1 << 18  # multiplications: up to here OpenBLAS does not use a second one
 

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from emulator.core.alu import WORDS, combine, combine_bits, combine_words
-from emulator.core.bound import Bound
-from emulator.core.cells import encode, floats, raw
-from emulator.core.dma import move
-from emulator.core.faults import Malformed
-from emulator.isa.instructions import (
+from nxpipe.emulator.core.alu import WORDS, combine, combine_bits, combine_words
+from nxpipe.emulator.core.bound import Bound
+from nxpipe.emulator.core.cells import encode, floats, raw
+from nxpipe.emulator.core.dma import move
+from nxpipe.emulator.core.faults import Malformed
+from nxpipe.emulator.isa.instructions import (
     Alu,
     CopyPredicated,
     Engine,
@@ -18,10 +18,10 @@ from emulator.isa.instructions import (
     TensorScalar,
     TensorTensor,
 )
-from emulator.isa.kinds import BITS, UNARY
-from emulator.isa.operands import Tile
-from emulator.numerics import Array, Floats
-from emulator.ops.elementwise import Unary
+from nxpipe.emulator.isa.kinds import BITS, UNARY
+from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.numerics import Array, Floats
+from nxpipe.emulator.ops.elementwise import Unary
 
 _reciprocal = Unary("reciprocal").compute
 

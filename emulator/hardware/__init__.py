@@ -3,8 +3,8 @@
 Standard library only, so that the CDK app, the cost tables and the compiler can all read it at no cost.
 """
 
-from emulator.hardware.core import CORES, DMA_TRANSFER, CoreSpec, DmaTransfer
-from emulator.hardware.instance import INSTANCES, Instance, UnknownInstance, instance
+from nxpipe.emulator.hardware.core import CORES, DMA_TRANSFER, CoreSpec, DmaTransfer
+from nxpipe.emulator.hardware.instance import INSTANCES, Instance, UnknownInstance, instance
 
 __all__ = [
     "CORES",

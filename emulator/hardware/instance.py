@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from emulator.hardware.core import CORES
+from nxpipe.emulator.hardware.core import CORES
 
 CompilerTarget = Literal["inf2", "trn1", "trn1n", "trn2", "trn3"]
 Topology = Literal["single", "ring", "torus2d_4x4", "switched"]

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, Final
 
-from emulator.hardware import CoreSpec
-from emulator.isa import instructions as isa
-from emulator.isa.instructions import Alu, Engine, Instruction
-from emulator.isa.operands import Memory
-from emulator.isa.transfer import START_NS, is_dense, transfer_ns
-from emulator.types import DType
+from nxpipe.emulator.hardware import CoreSpec
+from nxpipe.emulator.isa import instructions as isa
+from nxpipe.emulator.isa.instructions import Alu, Engine, Instruction
+from nxpipe.emulator.isa.operands import Memory
+from nxpipe.emulator.isa.transfer import START_NS, is_dense, transfer_ns
+from nxpipe.emulator.types import DType
 
 ISSUE: Final = 64  # cycles between two instructions of the vector or scalar engine, at least
 GPSIMD_START: Final = 150

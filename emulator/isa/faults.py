@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from emulator.errors import CompileError
+from nxpipe.emulator.errors import CompileError
 
 
 class Rule(StrEnum):

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import ClassVar, Self
 
-from emulator.isa.affine import Affine
-from emulator.isa.operands import Far, Place, Tile
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.operands import Far, Place, Tile
 
 INSTRUCTIONS: dict[str, type["Instruction"]] = {}
 

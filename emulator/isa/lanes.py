@@ -7,10 +7,10 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from emulator.isa import instructions as isa
-from emulator.isa.faults import Breaches, Broken, Rule
-from emulator.isa.instructions import Alu, Engine, Function, Instruction
-from emulator.isa.kinds import (
+from nxpipe.emulator.isa import instructions as isa
+from nxpipe.emulator.isa.faults import Breaches, Broken, Rule
+from nxpipe.emulator.isa.instructions import Alu, Engine, Function, Instruction
+from nxpipe.emulator.isa.kinds import (
     ACROSS_PARTITIONS,
     BINARY,
     BITS,
@@ -20,10 +20,10 @@ from emulator.isa.kinds import (
     REDUCTIONS,
     SEARCHED,
 )
-from emulator.isa.operands import Tile
-from emulator.isa.places import Room
-from emulator.isa.shapes import bits, column, equal, one_in_sbuf, operator, same_type, sized, typed, unequal
-from emulator.types import DType
+from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.isa.places import Room
+from nxpipe.emulator.isa.shapes import bits, column, equal, one_in_sbuf, operator, same_type, sized, typed, unequal
+from nxpipe.emulator.types import DType
 
 _LARGEST: Final = {
     dtype: float(ml_dtypes.finfo(dtype.stored).max)  # type: ignore[no-untyped-call]

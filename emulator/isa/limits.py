@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from emulator.hardware import CORES
-from emulator.isa.faults import Breaches, Broken, Fault, ProgramInvalid, Rule
-from emulator.isa.instructions import Instruction
-from emulator.isa.places import WIDE, Room, named
-from emulator.isa.program import Buffer, Loop, Program, Role, Step, counted
-from emulator.isa.progress import Progress
-from emulator.isa.rules import broken
-from emulator.isa.text import labelled, line
+from nxpipe.emulator.hardware import CORES
+from nxpipe.emulator.isa.faults import Breaches, Broken, Fault, ProgramInvalid, Rule
+from nxpipe.emulator.isa.instructions import Instruction
+from nxpipe.emulator.isa.places import WIDE, Room, named
+from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step, counted
+from nxpipe.emulator.isa.progress import Progress
+from nxpipe.emulator.isa.rules import broken
+from nxpipe.emulator.isa.text import labelled, line
 
 
 def check(program: Program) -> None:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from emulator.isa.instructions import Instruction
-from emulator.isa.operands import Far
-from emulator.isa.program import Loop, Step
+from nxpipe.emulator.isa.instructions import Instruction
+from nxpipe.emulator.isa.operands import Far
+from nxpipe.emulator.isa.program import Loop, Step
 
 
 @dataclass(frozen=True)

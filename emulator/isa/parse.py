@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any, Final
 
-from emulator.isa.affine import Affine
-from emulator.isa.instructions import INSTRUCTIONS, Alu, Engine, Function, Instruction, Wait
-from emulator.isa.operands import Far, Place, Tile
-from emulator.isa.program import Buffer, Loop, Program, Role, Step
-from emulator.isa.scan import Scanner, TextInvalid
-from emulator.isa.text import ARROW
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.instructions import INSTRUCTIONS, Alu, Engine, Function, Instruction, Wait
+from nxpipe.emulator.isa.operands import Far, Place, Tile
+from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
+from nxpipe.emulator.isa.scan import Scanner, TextInvalid
+from nxpipe.emulator.isa.text import ARROW
 
 _LONGEST: Final = 2**27  # characters
 _DEEPEST: Final = 32  # loops around an instruction

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from emulator.isa.affine import Affine, index
-from emulator.isa.instructions import Engine
+from nxpipe.emulator.isa.affine import Affine, index
+from nxpipe.emulator.isa.instructions import Engine
 
 PerTurn = Mapping[Engine, int]
 

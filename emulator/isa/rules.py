@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from emulator.isa.faults import Breaches, Broken, Rule
-from emulator.isa.instructions import (
+from nxpipe.emulator.isa.faults import Breaches, Broken, Rule
+from nxpipe.emulator.isa.instructions import (
     DMA_QUEUES,
     AllGather,
     AllReduce,
@@ -16,19 +16,19 @@ from emulator.isa.instructions import (
     ReduceScatter,
     Transpose,
 )
-from emulator.isa.kinds import (
+from nxpipe.emulator.isa.kinds import (
     ACROSS_RANKS,
     ENGINES,
     FULL,
     MULTIPLIED,
     TRANSPOSED,
 )
-from emulator.isa.lanes import LANE_RULES
-from emulator.isa.operands import Far, Memory, Place, Tile
-from emulator.isa.places import Room
-from emulator.isa.shapes import operator, same_type, sized, typed, unequal
-from emulator.isa.transfer import is_dense
-from emulator.types import DType
+from nxpipe.emulator.isa.lanes import LANE_RULES
+from nxpipe.emulator.isa.operands import Far, Memory, Place, Tile
+from nxpipe.emulator.isa.places import Room
+from nxpipe.emulator.isa.shapes import operator, same_type, sized, typed, unequal
+from nxpipe.emulator.isa.transfer import is_dense
+from nxpipe.emulator.types import DType
 
 
 def broken(instruction: Instruction, room: Room) -> Breaches:

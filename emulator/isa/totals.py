@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Final
 
-from emulator.hardware import CORES, CoreSpec
-from emulator.isa.affine import Affine
-from emulator.isa.cycles import cost
-from emulator.isa.instructions import DMA_QUEUES, Instruction, Matmul
-from emulator.isa.operands import Place, Tile
-from emulator.isa.program import Loop, Program, Step
-from emulator.isa.transfer import moved, share_of_dma
-from emulator.types import DType
+from nxpipe.emulator.hardware import CORES, CoreSpec
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.cycles import cost
+from nxpipe.emulator.isa.instructions import DMA_QUEUES, Instruction, Matmul
+from nxpipe.emulator.isa.operands import Place, Tile
+from nxpipe.emulator.isa.program import Loop, Program, Step
+from nxpipe.emulator.isa.transfer import moved, share_of_dma
+from nxpipe.emulator.types import DType
 
 HBM: Final = "hbm"
 

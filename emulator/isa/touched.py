@@ -9,10 +9,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from emulator.isa.instructions import Instruction
-from emulator.isa.operands import Axis, Far
-from emulator.isa.program import Buffer, Program
-from emulator.isa.totals import within
+from nxpipe.emulator.isa.instructions import Instruction
+from nxpipe.emulator.isa.operands import Axis, Far
+from nxpipe.emulator.isa.program import Buffer, Program
+from nxpipe.emulator.isa.totals import within
 
 _MOST_GRAINS: Final = 1 << 22  # of one buffer, that are looked at one by one
 

@@ -5,9 +5,9 @@ from itertools import pairwise
 from math import ceil, prod
 from typing import Final
 
-from emulator.hardware import DMA_TRANSFER, CoreSpec
-from emulator.isa.instructions import DmaTranspose, Instruction
-from emulator.isa.operands import Axis, Far, Place, Tile
+from nxpipe.emulator.hardware import DMA_TRANSFER, CoreSpec
+from nxpipe.emulator.isa.instructions import DmaTranspose, Instruction
+from nxpipe.emulator.isa.operands import Axis, Far, Place, Tile
 
 START_NS: Final = DMA_TRANSFER.semaphore_to_start_ns
 _FIRST: Final = 2  # 1 % and 3 % are too coarse: 64 B would take less time than 32 B

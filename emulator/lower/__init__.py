@@ -1,6 +1,6 @@
 """From graphs to programs of instructions."""
 
-from emulator.lower import (
+from nxpipe.emulator.lower import (
     along,
     attention,
     collective,
@@ -18,8 +18,8 @@ from emulator.lower import (
     running,
     sort,
 )
-from emulator.lower.lowering import LOWERINGS, NotLowered
-from emulator.lower.walk import lower
+from nxpipe.emulator.lower.lowering import LOWERINGS, NotLowered
+from nxpipe.emulator.lower.walk import lower
 
 __all__ = [
     "LOWERINGS",

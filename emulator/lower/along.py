@@ -4,24 +4,24 @@ comparing their number with that of each place, one update after the other, for 
 from dataclasses import dataclass, replace
 from math import prod
 
-from emulator.graph import Node
-from emulator.isa.affine import Affine
-from emulator.isa.instructions import Alu, Engine, GatherFree
-from emulator.isa.instructions import Iota as Counting
-from emulator.isa.operands import Memory, Tile
-from emulator.lower.byrow import Rows, move, upwards
-from emulator.lower.ending import load
-from emulator.lower.integers import Words
-from emulator.lower.kernel import PARTITIONS, Block, Kernel
-from emulator.lower.lanes import Lanes, bits, repeated
-from emulator.lower.lowering import Lowering, lowers
-from emulator.lower.numbers import Address, counted, row_numbers
-from emulator.lower.reduce import matrix
-from emulator.lower.sheets import WIDEST
-from emulator.lower.sums import COMBINED, Sum
-from emulator.lower.view import View
-from emulator.ops import ScatterAlong, TakeAlong
-from emulator.types import DType
+from nxpipe.emulator.graph import Node
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.instructions import Alu, Engine, GatherFree
+from nxpipe.emulator.isa.instructions import Iota as Counting
+from nxpipe.emulator.isa.operands import Memory, Tile
+from nxpipe.emulator.lower.byrow import Rows, move, upwards
+from nxpipe.emulator.lower.ending import load
+from nxpipe.emulator.lower.integers import Words
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel
+from nxpipe.emulator.lower.lanes import Lanes, bits, repeated
+from nxpipe.emulator.lower.lowering import Lowering, lowers
+from nxpipe.emulator.lower.numbers import Address, counted, row_numbers
+from nxpipe.emulator.lower.reduce import matrix
+from nxpipe.emulator.lower.sheets import WIDEST
+from nxpipe.emulator.lower.sums import COMBINED, Sum
+from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.ops import ScatterAlong, TakeAlong
+from nxpipe.emulator.types import DType
 
 
 def fits(k: Kernel, size: int, dtype: DType) -> bool:

@@ -9,21 +9,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from emulator.graph import Node
-from emulator.isa.affine import Affine
-from emulator.isa.instructions import Alu, Engine, Matmul, TensorCopy
-from emulator.isa.operands import Tile
-from emulator.lower.filling import fill
-from emulator.lower.heads import Plan, matched, split
-from emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
-from emulator.lower.lowering import Lowering, lowers
-from emulator.lower.plan import BANK
-from emulator.lower.products import each_of_batch
-from emulator.lower.scores import LOWEST, Nowhere, Scores
-from emulator.lower.turned import chunks_of, each_chunk, turn, turn_heads
-from emulator.lower.view import View
-from emulator.ops import Attention
-from emulator.types import DType
+from nxpipe.emulator.graph import Node
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.instructions import Alu, Engine, Matmul, TensorCopy
+from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.lower.filling import fill
+from nxpipe.emulator.lower.heads import Plan, matched, split
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
+from nxpipe.emulator.lower.lowering import Lowering, lowers
+from nxpipe.emulator.lower.plan import BANK
+from nxpipe.emulator.lower.products import each_of_batch
+from nxpipe.emulator.lower.scores import LOWEST, Nowhere, Scores
+from nxpipe.emulator.lower.turned import chunks_of, each_chunk, turn, turn_heads
+from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.ops import Attention
+from nxpipe.emulator.types import DType
 
 _STAIRS: Final = 8  # of causal attention: groups of query rows, each of which sees as many keys as its last row does
 

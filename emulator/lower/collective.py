@@ -9,24 +9,24 @@ from math import gcd, prod
 
 import numpy as np
 
-from emulator.graph import Node
-from emulator.isa import instructions as isa
-from emulator.isa.affine import Affine
-from emulator.isa.cycles import cost
-from emulator.isa.instructions import Engine
-from emulator.isa.operands import Axis, Far
-from emulator.isa.transfer import START_NS
-from emulator.lower.buffers import on_device
-from emulator.lower.filling import fill
-from emulator.lower.gathered import products_gathered, write_gathered
-from emulator.lower.kernel import PARTITIONS
-from emulator.lower.lowering import Lowering, NotLowered, lowers
-from emulator.lower.products import parts_of, rows_of, sharing_of
-from emulator.lower.view import View, line
-from emulator.numerics import Array
-from emulator.ops import AllGather, AllReduce, RankSlice, ReduceScatter
-from emulator.ops.shares import Stretch
-from emulator.types import DType
+from nxpipe.emulator.graph import Node
+from nxpipe.emulator.isa import instructions as isa
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.cycles import cost
+from nxpipe.emulator.isa.instructions import Engine
+from nxpipe.emulator.isa.operands import Axis, Far
+from nxpipe.emulator.isa.transfer import START_NS
+from nxpipe.emulator.lower.buffers import on_device
+from nxpipe.emulator.lower.filling import fill
+from nxpipe.emulator.lower.gathered import products_gathered, write_gathered
+from nxpipe.emulator.lower.kernel import PARTITIONS
+from nxpipe.emulator.lower.lowering import Lowering, NotLowered, lowers
+from nxpipe.emulator.lower.products import parts_of, rows_of, sharing_of
+from nxpipe.emulator.lower.view import View, line
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ops import AllGather, AllReduce, RankSlice, ReduceScatter
+from nxpipe.emulator.ops.shares import Stretch
+from nxpipe.emulator.types import DType
 
 
 @lowers(AllReduce)

@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
-from emulator.graph import Node
-from emulator.isa.affine import Affine
-from emulator.isa.instructions import Activation, Alu, Engine, Function, Matmul, Memset, ScalarTensorTensor
-from emulator.isa.operands import Memory, Tile
-from emulator.lower.buffers import on_device
-from emulator.lower.ending import Ending, room_of
-from emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
-from emulator.lower.lowering import Lowering, lowers
-from emulator.lower.turned import chunks_of, each_chunk
-from emulator.lower.view import View
-from emulator.lower.windows import (
+from nxpipe.emulator.graph import Node
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.instructions import Activation, Alu, Engine, Function, Matmul, Memset, ScalarTensorTensor
+from nxpipe.emulator.isa.operands import Memory, Tile
+from nxpipe.emulator.lower.buffers import on_device
+from nxpipe.emulator.lower.ending import Ending, room_of
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
+from nxpipe.emulator.lower.lowering import Lowering, lowers
+from nxpipe.emulator.lower.turned import chunks_of, each_chunk
+from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.lower.windows import (
     WIDEST,
     Slab,
     Starts,
@@ -32,8 +32,8 @@ from emulator.lower.windows import (
     padded,
     windows,
 )
-from emulator.ops import Convolution
-from emulator.types import DType
+from nxpipe.emulator.ops import Convolution
+from nxpipe.emulator.types import DType
 
 _BANK: Final = 512
 

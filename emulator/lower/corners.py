@@ -8,10 +8,10 @@ keep every bit, which the tensor engine of v2 does not where there are infinitie
 
 from typing import Final
 
-from emulator.isa.affine import Affine
-from emulator.isa.instructions import Engine, Transpose
-from emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
-from emulator.lower.view import View
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.instructions import Engine, Transpose
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
+from nxpipe.emulator.lower.view import View
 
 _BLOCK: Final = 512  # elements of either axis: runs of 1 KiB for types of two bytes
 _CORNER: Final = 32  # of what the vector engine turns

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any, Final
 
-from emulator.graph import Node
-from emulator.isa.instructions import Alu, Function
-from emulator.isa.operands import Tile
-from emulator.lower import integers
-from emulator.lower.functions import (
+from nxpipe.emulator.graph import Node
+from nxpipe.emulator.isa.instructions import Alu, Function
+from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.lower import integers
+from nxpipe.emulator.lower.functions import (
     COMPOSED,
     LOOKED_UP,
     divided,
@@ -22,11 +22,11 @@ from emulator.lower.functions import (
     truncated,
     truncating_divide,
 )
-from emulator.lower.kernel import Kernel
-from emulator.lower.lanes import Lanes, Operand
-from emulator.ops import Binary, Cast, Unary, Where
-from emulator.ops.base import Operator
-from emulator.types import DType, TensorType, promote
+from nxpipe.emulator.lower.kernel import Kernel
+from nxpipe.emulator.lower.lanes import Lanes, Operand
+from nxpipe.emulator.ops import Binary, Cast, Unary, Where
+from nxpipe.emulator.ops.base import Operator
+from nxpipe.emulator.types import DType, TensorType, promote
 
 _ARITHMETIC: Final = {
     "add": Alu.ADD,

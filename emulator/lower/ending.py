@@ -8,18 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from emulator.graph import Node, Value
-from emulator.isa import instructions as isa
-from emulator.isa.instructions import Engine
-from emulator.isa.operands import Tile
-from emulator.lower.buffers import on_device
-from emulator.lower.elements import apply, temporaries
-from emulator.lower.following import Following, Link, Source
-from emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
-from emulator.lower.lanes import repeated
-from emulator.lower.view import View
-from emulator.ops import AllReduce
-from emulator.types import DType
+from nxpipe.emulator.graph import Node, Value
+from nxpipe.emulator.isa import instructions as isa
+from nxpipe.emulator.isa.instructions import Engine
+from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.lower.buffers import on_device
+from nxpipe.emulator.lower.elements import apply, temporaries
+from nxpipe.emulator.lower.following import Following, Link, Source
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
+from nxpipe.emulator.lower.lanes import repeated
+from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.ops import AllReduce
+from nxpipe.emulator.types import DType
 
 _WIDEST_KEPT: Final = 16384  # bytes of a row that is kept for all pieces
 

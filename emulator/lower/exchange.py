@@ -2,15 +2,15 @@
 
 from math import ceil
 
-from emulator.hardware import CoreSpec
-from emulator.isa.affine import Affine
-from emulator.isa.cycles import cost
-from emulator.isa.instructions import AllReduce, DmaCopy, Engine, TensorCopy
-from emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
-from emulator.isa.transfer import START_NS
-from emulator.lower.kernel import PARTITIONS
-from emulator.lower.sheets import WIDEST
-from emulator.types import DType
+from nxpipe.emulator.hardware import CoreSpec
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.cycles import cost
+from nxpipe.emulator.isa.instructions import AllReduce, DmaCopy, Engine, TensorCopy
+from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
+from nxpipe.emulator.isa.transfer import START_NS
+from nxpipe.emulator.lower.kernel import PARTITIONS
+from nxpipe.emulator.lower.sheets import WIDEST
+from nxpipe.emulator.types import DType
 
 
 def pays_in_pieces(core: CoreSpec, rows: int, width: int, dtype: DType) -> bool:

@@ -8,21 +8,21 @@ rows before its end; the first group that ends behind a row is then the one that
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from emulator.graph import Node
-from emulator.isa.affine import Affine
-from emulator.isa.instructions import Alu, CopyPredicated, Engine, Iota, Matmul, Memset, TensorCopy, TensorScalar
-from emulator.isa.operands import Memory, Tile
-from emulator.lower.buffers import on_device
-from emulator.lower.ending import Ending, room_of
-from emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
-from emulator.lower.lanes import repeated
-from emulator.lower.lowering import Lowering, lowers
-from emulator.lower.plan import BANK
-from emulator.lower.products import as_rows
-from emulator.lower.turned import chunks_of, each_chunk, load
-from emulator.lower.view import View
-from emulator.ops import GroupedMatMul
-from emulator.types import DType
+from nxpipe.emulator.graph import Node
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.instructions import Alu, CopyPredicated, Engine, Iota, Matmul, Memset, TensorCopy, TensorScalar
+from nxpipe.emulator.isa.operands import Memory, Tile
+from nxpipe.emulator.lower.buffers import on_device
+from nxpipe.emulator.lower.ending import Ending, room_of
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
+from nxpipe.emulator.lower.lanes import repeated
+from nxpipe.emulator.lower.lowering import Lowering, lowers
+from nxpipe.emulator.lower.plan import BANK
+from nxpipe.emulator.lower.products import as_rows
+from nxpipe.emulator.lower.turned import chunks_of, each_chunk, load
+from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.ops import GroupedMatMul
+from nxpipe.emulator.types import DType
 
 
 @lowers(GroupedMatMul)

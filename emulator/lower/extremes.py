@@ -3,17 +3,17 @@
 from math import inf
 from typing import Final
 
-from emulator.graph import Node
-from emulator.isa.affine import Affine
-from emulator.isa.instructions import Alu, Engine, Iota
-from emulator.isa.operands import Tile
-from emulator.lower.integers import Words
-from emulator.lower.kernel import PARTITIONS, Block, Kernel
-from emulator.lower.lanes import Lanes, repeated
-from emulator.lower.lowering import Lowering, lowers
-from emulator.lower.reduce import WIDEST_ROW, Fold, combine, fold_of, fold_row, folded, matrix
-from emulator.ops import ArgReduce
-from emulator.types import DType
+from nxpipe.emulator.graph import Node
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.instructions import Alu, Engine, Iota
+from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.lower.integers import Words
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel
+from nxpipe.emulator.lower.lanes import Lanes, repeated
+from nxpipe.emulator.lower.lowering import Lowering, lowers
+from nxpipe.emulator.lower.reduce import WIDEST_ROW, Fold, combine, fold_of, fold_row, folded, matrix
+from nxpipe.emulator.ops import ArgReduce
+from nxpipe.emulator.types import DType
 
 _LEAST: Final = Fold(Alu.MINIMUM, inf, DType.INT32)
 

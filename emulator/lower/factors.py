@@ -4,16 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from emulator.graph import Value
-from emulator.hardware import CoreSpec
-from emulator.lower import plan
-from emulator.lower.ending import Ending, room_of
-from emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
-from emulator.lower.plan import Sizes
-from emulator.lower.turned import chunks_of, load, must_turn, room_to_turn
-from emulator.lower.view import View
-from emulator.lower.work import Work, load_work, turning_work
-from emulator.types import DType
+from nxpipe.emulator.graph import Value
+from nxpipe.emulator.hardware import CoreSpec
+from nxpipe.emulator.lower import plan
+from nxpipe.emulator.lower.ending import Ending, room_of
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
+from nxpipe.emulator.lower.plan import Sizes
+from nxpipe.emulator.lower.turned import chunks_of, load, must_turn, room_to_turn
+from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.lower.work import Work, load_work, turning_work
+from nxpipe.emulator.types import DType
 
 Fill = Callable[[Block, Span], None]  # writes some rows, turned, into [128, chunks, rows]
 

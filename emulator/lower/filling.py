@@ -1,10 +1,10 @@
 """One number for all elements of a view in HBM."""
 
-from emulator.isa.instructions import Engine, Memset
-from emulator.lower.kernel import Kernel
-from emulator.lower.lanes import held
-from emulator.lower.sheets import sheets
-from emulator.lower.view import View
+from nxpipe.emulator.isa.instructions import Engine, Memset
+from nxpipe.emulator.lower.kernel import Kernel
+from nxpipe.emulator.lower.lanes import held
+from nxpipe.emulator.lower.sheets import sheets
+from nxpipe.emulator.lower.view import View
 
 
 def fill(k: Kernel, view: View, number: float) -> None:

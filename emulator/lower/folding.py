@@ -9,15 +9,24 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
 
-from emulator.graph import Value
-from emulator.isa.affine import Affine, affine
-from emulator.isa.instructions import Activation, Alu, Engine, Function, Memset, Reciprocal, TensorScalar, TensorTensor
-from emulator.isa.operands import Axis, Memory, Tile
-from emulator.lower.ending import Ending, room_of
-from emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
-from emulator.lower.sheets import WIDEST
-from emulator.lower.view import View
-from emulator.types import DType
+from nxpipe.emulator.graph import Value
+from nxpipe.emulator.isa.affine import Affine, affine
+from nxpipe.emulator.isa.instructions import (
+    Activation,
+    Alu,
+    Engine,
+    Function,
+    Memset,
+    Reciprocal,
+    TensorScalar,
+    TensorTensor,
+)
+from nxpipe.emulator.isa.operands import Axis, Memory, Tile
+from nxpipe.emulator.lower.ending import Ending, room_of
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
+from nxpipe.emulator.lower.sheets import WIDEST
+from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.types import DType
 
 _UNREAD: Final = DType.BFLOAT16  # of results of which only the sum is wanted
 _STRIPS: Final = (WIDEST, WIDEST // 2, WIDEST // 4)

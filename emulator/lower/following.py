@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Final
 
-from emulator.graph import Node, Value
-from emulator.lower.elements import is_applicable, is_exact
-from emulator.lower.places import Places
-from emulator.lower.reading import Reading
-from emulator.lower.view import View
-from emulator.ops import AllReduce, Reshape
+from nxpipe.emulator.graph import Node, Value
+from nxpipe.emulator.lower.elements import is_applicable, is_exact
+from nxpipe.emulator.lower.places import Places
+from nxpipe.emulator.lower.reading import Reading
+from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.ops import AllReduce, Reshape
 
 _MOST: Final = 8  # nodes taken in: all their tiles are at hand at once
 

@@ -9,24 +9,24 @@ from dataclasses import dataclass
 from math import ceil, inf, prod
 from typing import Final
 
-from emulator.graph import Node, Value
-from emulator.hardware import CoreSpec
-from emulator.isa.operands import Tile
-from emulator.isa.transfer import moved
-from emulator.lower.buffers import on_device
-from emulator.lower.factors import Fill, Loaded, Part, Sharing, room_for
-from emulator.lower.factors import Rows as Sources
-from emulator.lower.folding import Folding, Rows
-from emulator.lower.following import Following
-from emulator.lower.gathered import Gathered, products_gathered, write_gathered
-from emulator.lower.kernel import PARTITIONS, Block, Span
-from emulator.lower.lowering import Lowering
-from emulator.lower.products import as_rows, parts_of, products_of, sharing_of
-from emulator.lower.together import Products
-from emulator.lower.turned import chunks_of, turn_tile
-from emulator.lower.view import View, whole
-from emulator.lower.work import Work, load_work, turning_work
-from emulator.types import DType
+from nxpipe.emulator.graph import Node, Value
+from nxpipe.emulator.hardware import CoreSpec
+from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.isa.transfer import moved
+from nxpipe.emulator.lower.buffers import on_device
+from nxpipe.emulator.lower.factors import Fill, Loaded, Part, Sharing, room_for
+from nxpipe.emulator.lower.factors import Rows as Sources
+from nxpipe.emulator.lower.folding import Folding, Rows
+from nxpipe.emulator.lower.following import Following
+from nxpipe.emulator.lower.gathered import Gathered, products_gathered, write_gathered
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Span
+from nxpipe.emulator.lower.lowering import Lowering
+from nxpipe.emulator.lower.products import as_rows, parts_of, products_of, sharing_of
+from nxpipe.emulator.lower.together import Products
+from nxpipe.emulator.lower.turned import chunks_of, turn_tile
+from nxpipe.emulator.lower.view import View, whole
+from nxpipe.emulator.lower.work import Work, load_work, turning_work
+from nxpipe.emulator.types import DType
 
 _PASSES: Final = 2  # of the vector engine over a row, beside what follows it
 

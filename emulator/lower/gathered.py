@@ -3,23 +3,23 @@ nobody turns what others have turned, and the whole of them need never lie in HB
 
 from dataclasses import dataclass, replace
 
-from emulator.graph import Node, Value
-from emulator.hardware import CoreSpec
-from emulator.isa.affine import Affine, divided
-from emulator.isa.cycles import cost
-from emulator.isa.instructions import AllGather, Engine
-from emulator.isa.operands import Memory, Tile, contiguous
-from emulator.isa.transfer import START_NS, moved
-from emulator.lower.factors import Fill, Loaded, Part, Rows, Sharing, room_for
-from emulator.lower.kernel import PARTITIONS, Block, Kernel, Span, Tiled
-from emulator.lower.lowering import Lowering
-from emulator.lower.products import products_of, shared_by, sharing_of
-from emulator.lower.together import Products
-from emulator.lower.turned import chunks_of
-from emulator.lower.view import View, line, whole
-from emulator.lower.work import Work
-from emulator.ops import AllGather as AllRanks
-from emulator.types import DType
+from nxpipe.emulator.graph import Node, Value
+from nxpipe.emulator.hardware import CoreSpec
+from nxpipe.emulator.isa.affine import Affine, divided
+from nxpipe.emulator.isa.cycles import cost
+from nxpipe.emulator.isa.instructions import AllGather, Engine
+from nxpipe.emulator.isa.operands import Memory, Tile, contiguous
+from nxpipe.emulator.isa.transfer import START_NS, moved
+from nxpipe.emulator.lower.factors import Fill, Loaded, Part, Rows, Sharing, room_for
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span, Tiled
+from nxpipe.emulator.lower.lowering import Lowering
+from nxpipe.emulator.lower.products import products_of, shared_by, sharing_of
+from nxpipe.emulator.lower.together import Products
+from nxpipe.emulator.lower.turned import chunks_of
+from nxpipe.emulator.lower.view import View, line, whole
+from nxpipe.emulator.lower.work import Work
+from nxpipe.emulator.ops import AllGather as AllRanks
+from nxpipe.emulator.types import DType
 
 
 @dataclass(frozen=True)

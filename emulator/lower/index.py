@@ -5,24 +5,24 @@ from dataclasses import replace
 from math import prod
 from typing import Final
 
-from emulator.graph import Node, Value
-from emulator.isa.affine import Affine
-from emulator.isa.instructions import Alu, Engine
-from emulator.isa.instructions import Iota as Counting
-from emulator.isa.operands import Tile
-from emulator.lower.along import fits, pick
-from emulator.lower.byrow import MOST_AXES, Rows, as_rows, merged_rows, move, rows_of, upwards
-from emulator.lower.ending import load
-from emulator.lower.integers import Words
-from emulator.lower.kernel import PARTITIONS, Kernel
-from emulator.lower.lanes import Lanes
-from emulator.lower.lowering import Lowering, lowers
-from emulator.lower.sheets import WIDEST, sheets
-from emulator.lower.sums import COMBINED, Sum
-from emulator.lower.view import View
-from emulator.ops import Gather, Index, IndexUpdate, Iota
-from emulator.ops.base import broadcast_shape
-from emulator.types import DType
+from nxpipe.emulator.graph import Node, Value
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.instructions import Alu, Engine
+from nxpipe.emulator.isa.instructions import Iota as Counting
+from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.lower.along import fits, pick
+from nxpipe.emulator.lower.byrow import MOST_AXES, Rows, as_rows, merged_rows, move, rows_of, upwards
+from nxpipe.emulator.lower.ending import load
+from nxpipe.emulator.lower.integers import Words
+from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel
+from nxpipe.emulator.lower.lanes import Lanes
+from nxpipe.emulator.lower.lowering import Lowering, lowers
+from nxpipe.emulator.lower.sheets import WIDEST, sheets
+from nxpipe.emulator.lower.sums import COMBINED, Sum
+from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.ops import Gather, Index, IndexUpdate, Iota
+from nxpipe.emulator.ops.base import broadcast_shape
+from nxpipe.emulator.types import DType
 
 _SMALL_ROW: Final = 64  # bytes: below, a copy of its own costs more than to pick elements inside of a partition
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from emulator.isa.instructions import (
+from nxpipe.emulator.isa.instructions import (
     Activation,
     Alu,
     CopyPredicated,
@@ -22,10 +22,10 @@ from emulator.isa.instructions import (
     TensorScalar,
     TensorTensor,
 )
-from emulator.isa.operands import Axis, Memory, Tile, contiguous
-from emulator.lower.kernel import Kernel
-from emulator.numerics import settle
-from emulator.types import DType
+from nxpipe.emulator.isa.operands import Axis, Memory, Tile, contiguous
+from nxpipe.emulator.lower.kernel import Kernel
+from nxpipe.emulator.numerics import settle
+from nxpipe.emulator.types import DType
 
 Operand = Tile | float
 

@@ -2,10 +2,20 @@
 
 from typing import Final
 
-from emulator.graph import Graph, Node, Value
-from emulator.lower.elements import is_exact
-from emulator.ops import Bitcast, Broadcast, Flip, IndexUpdate, RankSlice, Reshape, ScatterAlong, Slice, SliceUpdate
-from emulator.ops import Transpose as Transposed
+from nxpipe.emulator.graph import Graph, Node, Value
+from nxpipe.emulator.lower.elements import is_exact
+from nxpipe.emulator.ops import (
+    Bitcast,
+    Broadcast,
+    Flip,
+    IndexUpdate,
+    RankSlice,
+    Reshape,
+    ScatterAlong,
+    Slice,
+    SliceUpdate,
+)
+from nxpipe.emulator.ops import Transpose as Transposed
 
 _VIEWS = (Bitcast, Broadcast, Flip, RankSlice, Reshape, Slice, Transposed)  # these may be read where their operand lies
 UPDATES: Final = (IndexUpdate, ScatterAlong, SliceUpdate)

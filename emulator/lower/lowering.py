@@ -7,25 +7,25 @@ from itertools import accumulate
 from math import prod
 from typing import Any, TypeAlias, TypeVar
 
-from emulator.errors import CompileError
-from emulator.graph import Graph, Node, Value
-from emulator.hardware import CORES
-from emulator.isa.affine import Affine
-from emulator.lower.buffers import on_device
-from emulator.lower.corners import copy_turned, turned_axis
-from emulator.lower.ending import Chain, Ending, chained, kept_rows
-from emulator.lower.exchange import pays_in_pieces
-from emulator.lower.following import Following
-from emulator.lower.kernel import Kernel
-from emulator.lower.lifetimes import Lifetimes
-from emulator.lower.places import Places
-from emulator.lower.reading import Reading
-from emulator.lower.view import View, packed
-from emulator.lower.waiting import Waiting
-from emulator.numerics import Array
-from emulator.ops import AllReduce, Concat, Transpose
-from emulator.ops.base import Operator
-from emulator.types import DType
+from nxpipe.emulator.errors import CompileError
+from nxpipe.emulator.graph import Graph, Node, Value
+from nxpipe.emulator.hardware import CORES
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.lower.buffers import on_device
+from nxpipe.emulator.lower.corners import copy_turned, turned_axis
+from nxpipe.emulator.lower.ending import Chain, Ending, chained, kept_rows
+from nxpipe.emulator.lower.exchange import pays_in_pieces
+from nxpipe.emulator.lower.following import Following
+from nxpipe.emulator.lower.kernel import Kernel
+from nxpipe.emulator.lower.lifetimes import Lifetimes
+from nxpipe.emulator.lower.places import Places
+from nxpipe.emulator.lower.reading import Reading
+from nxpipe.emulator.lower.view import View, packed
+from nxpipe.emulator.lower.waiting import Waiting
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ops import AllReduce, Concat, Transpose
+from nxpipe.emulator.ops.base import Operator
+from nxpipe.emulator.types import DType
 
 Kind = TypeVar("Kind", bound=Operator)
 Writes: TypeAlias = Callable[["Lowering", Node, Kind], None]

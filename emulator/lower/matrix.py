@@ -6,11 +6,11 @@ What is written for a matrix in HBM, where any pattern of strides can be said, c
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from emulator.isa.affine import Affine, Turn
-from emulator.isa.instructions import DmaCopy, Instruction
-from emulator.isa.operands import Axis, Far, Memory, Tile
-from emulator.isa.places import MOST_AXES
-from emulator.lower.kernel import PARTITIONS
+from nxpipe.emulator.isa.affine import Affine, Turn
+from nxpipe.emulator.isa.instructions import DmaCopy, Instruction
+from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile
+from nxpipe.emulator.isa.places import MOST_AXES
+from nxpipe.emulator.lower.kernel import PARTITIONS
 
 
 @dataclass(frozen=True)

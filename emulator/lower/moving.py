@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from emulator.graph import Node
-from emulator.lower.buffers import on_device
-from emulator.lower.filling import fill
-from emulator.lower.lowering import Lowering, NotLowered, laid_out, lowers
-from emulator.lower.view import View
-from emulator.ops import Bitcast, Broadcast, Concat, Flip, Pad, Reshape, Slice, SliceUpdate, Transpose
+from nxpipe.emulator.graph import Node
+from nxpipe.emulator.lower.buffers import on_device
+from nxpipe.emulator.lower.filling import fill
+from nxpipe.emulator.lower.lowering import Lowering, NotLowered, laid_out, lowers
+from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.ops import Bitcast, Broadcast, Concat, Flip, Pad, Reshape, Slice, SliceUpdate, Transpose
 
 
 @lowers(Reshape)

@@ -10,15 +10,15 @@ from math import gcd
 
 import numpy as np
 
-from emulator.isa.instructions import Alu
-from emulator.isa.operands import Tile
-from emulator.lower.ending import load
-from emulator.lower.integers import Words
-from emulator.lower.lanes import Lanes, bits
-from emulator.lower.lowering import Lowering
-from emulator.lower.sheets import WIDEST, sheets
-from emulator.lower.view import View
-from emulator.types import DType
+from nxpipe.emulator.isa.instructions import Alu
+from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.lower.ending import load
+from nxpipe.emulator.lower.integers import Words
+from nxpipe.emulator.lower.lanes import Lanes, bits
+from nxpipe.emulator.lower.lowering import Lowering
+from nxpipe.emulator.lower.sheets import WIDEST, sheets
+from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.types import DType
 
 
 @dataclass(frozen=True)

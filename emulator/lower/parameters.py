@@ -7,10 +7,10 @@ convolutions, lies with its inputs first, as the tensor engine wants it.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from emulator.graph import Graph, Node, Value
-from emulator.lower.view import View
-from emulator.ops import Cast, Convolution, Linear, RankSlice
-from emulator.types import DType
+from nxpipe.emulator.graph import Graph, Node, Value
+from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.ops import Cast, Convolution, Linear, RankSlice
+from nxpipe.emulator.types import DType
 
 
 @dataclass(frozen=True)

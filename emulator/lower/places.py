@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from emulator.graph import Graph, Value
-from emulator.isa.affine import Affine, turning
-from emulator.isa.program import RANK, Role
-from emulator.lower.buffers import Buffers, narrowed, on_device
-from emulator.lower.lifetimes import Lifetimes
-from emulator.lower.parameters import Stored, stored_parameters
-from emulator.lower.view import View
-from emulator.numerics import Array
-from emulator.types import DType
+from nxpipe.emulator.graph import Graph, Value
+from nxpipe.emulator.isa.affine import Affine, turning
+from nxpipe.emulator.isa.program import RANK, Role
+from nxpipe.emulator.lower.buffers import Buffers, narrowed, on_device
+from nxpipe.emulator.lower.lifetimes import Lifetimes
+from nxpipe.emulator.lower.parameters import Stored, stored_parameters
+from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.types import DType
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,16 @@ from itertools import chain, product
 from math import ceil, inf, lcm
 from typing import Final, Protocol
 
-from emulator.hardware import CoreSpec
-from emulator.isa.affine import Affine
-from emulator.isa.cycles import ISSUE, cost
-from emulator.isa.instructions import DmaCopy, Engine, ReduceScatter
-from emulator.lower.kernel import PARTITIONS
-from emulator.lower.sheets import WIDEST
-from emulator.lower.turned import chunks_of, must_turn, room_to_turn
-from emulator.lower.view import View
-from emulator.lower.work import Work, load_work, tile_of, turning_work
-from emulator.types import DType
+from nxpipe.emulator.hardware import CoreSpec
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.cycles import ISSUE, cost
+from nxpipe.emulator.isa.instructions import DmaCopy, Engine, ReduceScatter
+from nxpipe.emulator.lower.kernel import PARTITIONS
+from nxpipe.emulator.lower.sheets import WIDEST
+from nxpipe.emulator.lower.turned import chunks_of, must_turn, room_to_turn
+from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.lower.work import Work, load_work, tile_of, turning_work
+from nxpipe.emulator.types import DType
 
 BANK: Final = 512  # float32 sums
 STRIP: Final = WIDEST  # columns of a result that are finished at once; whole banks

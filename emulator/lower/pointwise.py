@@ -2,13 +2,13 @@
 
 from typing import Final
 
-from emulator.graph import Node
-from emulator.isa.operands import Memory
-from emulator.lower.elements import is_exact
-from emulator.lower.lowering import Lowering, lowers
-from emulator.lower.sheets import WIDEST, sheets
-from emulator.ops import Binary, Cast, Unary, Where
-from emulator.ops.base import Operator
+from nxpipe.emulator.graph import Node
+from nxpipe.emulator.isa.operands import Memory
+from nxpipe.emulator.lower.elements import is_exact
+from nxpipe.emulator.lower.lowering import Lowering, lowers
+from nxpipe.emulator.lower.sheets import WIDEST, sheets
+from nxpipe.emulator.ops import Binary, Cast, Unary, Where
+from nxpipe.emulator.ops.base import Operator
 
 _STEP: Final = 64  # elements by which pieces become narrower
 

@@ -5,19 +5,30 @@ from math import prod
 
 import numpy as np
 
-from emulator.graph import Node
-from emulator.isa.instructions import Alu, Engine, Memset, TensorCopy, TensorTensor
-from emulator.isa.operands import Memory, Tile
-from emulator.lower.buffers import on_device
-from emulator.lower.convolve import slab_rows
-from emulator.lower.ending import Ending, room_of
-from emulator.lower.kernel import PARTITIONS, Kernel
-from emulator.lower.lanes import held
-from emulator.lower.lowering import Lowering, lowers
-from emulator.lower.view import View
-from emulator.lower.windows import WIDEST, Slab, Starts, Windows, blocks, each_place, linear, load_slab, padded, windows
-from emulator.ops import Pool
-from emulator.types import DType
+from nxpipe.emulator.graph import Node
+from nxpipe.emulator.isa.instructions import Alu, Engine, Memset, TensorCopy, TensorTensor
+from nxpipe.emulator.isa.operands import Memory, Tile
+from nxpipe.emulator.lower.buffers import on_device
+from nxpipe.emulator.lower.convolve import slab_rows
+from nxpipe.emulator.lower.ending import Ending, room_of
+from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel
+from nxpipe.emulator.lower.lanes import held
+from nxpipe.emulator.lower.lowering import Lowering, lowers
+from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.lower.windows import (
+    WIDEST,
+    Slab,
+    Starts,
+    Windows,
+    blocks,
+    each_place,
+    linear,
+    load_slab,
+    padded,
+    windows,
+)
+from nxpipe.emulator.ops import Pool
+from nxpipe.emulator.types import DType
 
 
 @lowers(Pool)

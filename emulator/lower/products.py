@@ -7,18 +7,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
-from emulator.graph import Node, Value
-from emulator.isa.affine import Affine
-from emulator.isa.operands import Memory
-from emulator.lower.buffers import on_device
-from emulator.lower.factors import Factor, Loaded, Part, Sharing
-from emulator.lower.following import Following
-from emulator.lower.kernel import PARTITIONS, Kernel
-from emulator.lower.lowering import Lowering, lowers
-from emulator.lower.together import Products
-from emulator.lower.turned import chunks_of
-from emulator.lower.view import View
-from emulator.ops import AllGather, Linear, MatMul, ReduceScatter
+from nxpipe.emulator.graph import Node, Value
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.operands import Memory
+from nxpipe.emulator.lower.buffers import on_device
+from nxpipe.emulator.lower.factors import Factor, Loaded, Part, Sharing
+from nxpipe.emulator.lower.following import Following
+from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel
+from nxpipe.emulator.lower.lowering import Lowering, lowers
+from nxpipe.emulator.lower.together import Products
+from nxpipe.emulator.lower.turned import chunks_of
+from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.ops import AllGather, Linear, MatMul, ReduceScatter
 
 
 @lowers(Linear, MatMul)

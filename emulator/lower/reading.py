@@ -2,7 +2,7 @@
 
 from collections.abc import Set
 
-from emulator.graph import Graph, Node, Value
+from nxpipe.emulator.graph import Graph, Node, Value
 
 
 class Reading:

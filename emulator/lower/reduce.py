@@ -11,19 +11,19 @@ from typing import Final
 
 import numpy as np
 
-from emulator.graph import Node
-from emulator.isa.instructions import Alu, Engine, PartitionReduce, TensorReduce
-from emulator.isa.operands import Tile
-from emulator.lower.ending import load
-from emulator.lower.filling import fill
-from emulator.lower.integers import Words, is_wide
-from emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
-from emulator.lower.lanes import Lanes
-from emulator.lower.lowering import Lowering, lowers
-from emulator.lower.sheets import WIDEST, sheets
-from emulator.lower.view import View
-from emulator.ops import Reduce
-from emulator.types import DType
+from nxpipe.emulator.graph import Node
+from nxpipe.emulator.isa.instructions import Alu, Engine, PartitionReduce, TensorReduce
+from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.lower.ending import load
+from nxpipe.emulator.lower.filling import fill
+from nxpipe.emulator.lower.integers import Words, is_wide
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
+from nxpipe.emulator.lower.lanes import Lanes
+from nxpipe.emulator.lower.lowering import Lowering, lowers
+from nxpipe.emulator.lower.sheets import WIDEST, sheets
+from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.ops import Reduce
+from nxpipe.emulator.types import DType
 
 WIDEST_ROW: Final = 4096  # elements of a row that are at hand at once
 _WORTH_PARTS: Final = 512  # elements of a row from which on it is folded in parts

@@ -8,18 +8,18 @@ from math import prod
 
 import numpy as np
 
-from emulator.graph import Node
-from emulator.isa.instructions import Alu, Engine, GatherFree, Memset, TensorCopy, TensorTensor
-from emulator.isa.operands import Axis, Memory, Tile
-from emulator.lower.buffers import on_device
-from emulator.lower.ending import Ending
-from emulator.lower.kernel import PARTITIONS, Block
-from emulator.lower.lowering import Lowering, lowers
-from emulator.lower.products import as_rows
-from emulator.lower.view import View
-from emulator.numerics import Array
-from emulator.ops import Resample
-from emulator.types import DType
+from nxpipe.emulator.graph import Node
+from nxpipe.emulator.isa.instructions import Alu, Engine, GatherFree, Memset, TensorCopy, TensorTensor
+from nxpipe.emulator.isa.operands import Axis, Memory, Tile
+from nxpipe.emulator.lower.buffers import on_device
+from nxpipe.emulator.lower.ending import Ending
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block
+from nxpipe.emulator.lower.lowering import Lowering, lowers
+from nxpipe.emulator.lower.products import as_rows
+from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ops import Resample
+from nxpipe.emulator.types import DType
 
 
 @lowers(Resample)

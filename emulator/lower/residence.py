@@ -12,15 +12,15 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Final
 
-from emulator.hardware import CoreSpec
-from emulator.isa.affine import Affine
-from emulator.isa.instructions import DMA_QUEUES, DmaCopy, Instruction
-from emulator.isa.operands import Axis, Far, Memory
-from emulator.isa.program import Buffer, Loop, Role, Step
-from emulator.isa.transfer import moved
-from emulator.lower.kernel import PARTITIONS
-from emulator.lower.matrix import Matrix, lying_in
-from emulator.types import DType
+from nxpipe.emulator.hardware import CoreSpec
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.instructions import DMA_QUEUES, DmaCopy, Instruction
+from nxpipe.emulator.isa.operands import Axis, Far, Memory
+from nxpipe.emulator.isa.program import Buffer, Loop, Role, Step
+from nxpipe.emulator.isa.transfer import moved
+from nxpipe.emulator.lower.kernel import PARTITIONS
+from nxpipe.emulator.lower.matrix import Matrix, lying_in
+from nxpipe.emulator.types import DType
 
 _ALIGNMENT: Final = 64
 

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Sequence
 
-from emulator.graph import Node
-from emulator.isa.instructions import Alu, Engine, Function, ScalarTensorTensor, TensorReduce
-from emulator.isa.operands import Tile
-from emulator.lower.ending import Chain, Ending
-from emulator.lower.folding import Folding, Piece, Rows, columns_of
-from emulator.lower.fused import write_rows
-from emulator.lower.lowering import Lowering, lowers
-from emulator.lower.products import as_rows
-from emulator.ops import LayerNorm, RmsNorm, Softmax
-from emulator.types import DType
+from nxpipe.emulator.graph import Node
+from nxpipe.emulator.isa.instructions import Alu, Engine, Function, ScalarTensorTensor, TensorReduce
+from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.lower.ending import Chain, Ending
+from nxpipe.emulator.lower.folding import Folding, Piece, Rows, columns_of
+from nxpipe.emulator.lower.fused import write_rows
+from nxpipe.emulator.lower.lowering import Lowering, lowers
+from nxpipe.emulator.lower.products import as_rows
+from nxpipe.emulator.ops import LayerNorm, RmsNorm, Softmax
+from nxpipe.emulator.types import DType
 
 
 @lowers(LayerNorm)

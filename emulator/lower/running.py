@@ -2,17 +2,17 @@
 
 from typing import Final
 
-from emulator.graph import Node
-from emulator.isa.instructions import Alu, Engine, TensorTensorScan
-from emulator.isa.operands import Tile
-from emulator.lower.ending import load
-from emulator.lower.integers import Words
-from emulator.lower.kernel import PARTITIONS, Kernel
-from emulator.lower.lanes import Lanes
-from emulator.lower.lowering import Lowering, lowers
-from emulator.lower.reduce import WIDEST_ROW, Fold, fold_of, matrix
-from emulator.ops import Cumulate
-from emulator.types import DType
+from nxpipe.emulator.graph import Node
+from nxpipe.emulator.isa.instructions import Alu, Engine, TensorTensorScan
+from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.lower.ending import load
+from nxpipe.emulator.lower.integers import Words
+from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel
+from nxpipe.emulator.lower.lanes import Lanes
+from nxpipe.emulator.lower.lowering import Lowering, lowers
+from nxpipe.emulator.lower.reduce import WIDEST_ROW, Fold, fold_of, matrix
+from nxpipe.emulator.ops import Cumulate
+from nxpipe.emulator.types import DType
 
 
 @lowers(Cumulate)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
-from emulator.isa.affine import Affine, affine
-from emulator.isa.instructions import (
+from nxpipe.emulator.isa.affine import Affine, affine
+from nxpipe.emulator.isa.instructions import (
     Activation,
     AffineSelect,
     Alu,
@@ -20,15 +20,15 @@ from emulator.isa.instructions import (
     TensorScalar,
     TensorTensor,
 )
-from emulator.isa.operands import Tile
-from emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
-from emulator.lower.lanes import repeated
-from emulator.lower.plan import BANK
-from emulator.lower.turned import each_chunk, passing_type
-from emulator.lower.view import View
-from emulator.numerics import largest_finite
-from emulator.ops import Attention
-from emulator.types import DType
+from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
+from nxpipe.emulator.lower.lanes import repeated
+from nxpipe.emulator.lower.plan import BANK
+from nxpipe.emulator.lower.turned import each_chunk, passing_type
+from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.numerics import largest_finite
+from nxpipe.emulator.ops import Attention
+from nxpipe.emulator.types import DType
 
 LOWEST: Final = -largest_finite(DType.FLOAT32)
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from emulator.isa.affine import Affine
-from emulator.lower.kernel import PARTITIONS, Kernel
-from emulator.lower.view import View
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel
+from nxpipe.emulator.lower.view import View
 
 WIDEST: Final = 2048  # free elements of a piece: enough that its fixed costs do not count
 

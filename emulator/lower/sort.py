@@ -13,21 +13,21 @@ from dataclasses import dataclass, replace
 from math import nan
 from typing import Final
 
-from emulator.graph import Node
-from emulator.isa.affine import Affine
-from emulator.isa.instructions import Alu, Engine, Iota
-from emulator.isa.operands import Axis, Tile
-from emulator.lower.ending import load
-from emulator.lower.filling import fill
-from emulator.lower.integers import Words
-from emulator.lower.kernel import PARTITIONS, Kernel
-from emulator.lower.lanes import Lanes, bits, seen_as
-from emulator.lower.lowering import Lowering, lowers
-from emulator.lower.reduce import matrix
-from emulator.lower.sheets import sheets
-from emulator.lower.view import View
-from emulator.ops import ArgSort
-from emulator.types import DType
+from nxpipe.emulator.graph import Node
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.instructions import Alu, Engine, Iota
+from nxpipe.emulator.isa.operands import Axis, Tile
+from nxpipe.emulator.lower.ending import load
+from nxpipe.emulator.lower.filling import fill
+from nxpipe.emulator.lower.integers import Words
+from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel
+from nxpipe.emulator.lower.lanes import Lanes, bits, seen_as
+from nxpipe.emulator.lower.lowering import Lowering, lowers
+from nxpipe.emulator.lower.reduce import matrix
+from nxpipe.emulator.lower.sheets import sheets
+from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.ops import ArgSort
+from nxpipe.emulator.types import DType
 
 _BLOCK: Final = 2048  # elements of a row that one partition holds
 _LAST: Final = 2**31 - 1  # behind every other key

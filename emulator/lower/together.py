@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
-from emulator.isa.affine import Affine, divided
-from emulator.isa.instructions import Alu, Engine, Matmul, Memset, ReduceScatter, TensorCopy, TensorTensor
-from emulator.isa.operands import Axis, Memory, Tile
-from emulator.lower.factors import Fill, Part, Rows, Sharing
-from emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
-from emulator.lower.plan import BANK, STRIP, Cut, Piece, best, strip_of, turns_of
-from emulator.lower.turned import chunks_of, each_chunk, each_slab, load
-from emulator.lower.view import View
+from nxpipe.emulator.isa.affine import Affine, divided
+from nxpipe.emulator.isa.instructions import Alu, Engine, Matmul, Memset, ReduceScatter, TensorCopy, TensorTensor
+from nxpipe.emulator.isa.operands import Axis, Memory, Tile
+from nxpipe.emulator.lower.factors import Fill, Part, Rows, Sharing
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
+from nxpipe.emulator.lower.plan import BANK, STRIP, Cut, Piece, best, strip_of, turns_of
+from nxpipe.emulator.lower.turned import chunks_of, each_chunk, each_slab, load
+from nxpipe.emulator.lower.view import View
 
 
 @dataclass(frozen=True)

@@ -8,23 +8,23 @@ from functools import cached_property
 from math import prod
 from typing import Final
 
-from emulator.errors import OutOfMemory, Taken
-from emulator.graph import Graph, Node, Repeat, Value
-from emulator.hardware import CORES
-from emulator.isa.affine import Affine
-from emulator.isa.cycles import cost
-from emulator.isa.instructions import DMA_QUEUES, Engine
-from emulator.isa.operands import Far
-from emulator.isa.program import Program
-from emulator.isa.totals import within
-from emulator.isa.transfer import moved, share_of_dma
-from emulator.lower.buffers import placed
-from emulator.lower.lowering import LOWERINGS, Lowering, NotLowered
-from emulator.lower.places import Series, half
-from emulator.lower.residence import Settled, settled
-from emulator.lower.view import View
-from emulator.lower.work import Work
-from emulator.sync import synchronised
+from nxpipe.emulator.errors import OutOfMemory, Taken
+from nxpipe.emulator.graph import Graph, Node, Repeat, Value
+from nxpipe.emulator.hardware import CORES
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.cycles import cost
+from nxpipe.emulator.isa.instructions import DMA_QUEUES, Engine
+from nxpipe.emulator.isa.operands import Far
+from nxpipe.emulator.isa.program import Program
+from nxpipe.emulator.isa.totals import within
+from nxpipe.emulator.isa.transfer import moved, share_of_dma
+from nxpipe.emulator.lower.buffers import placed
+from nxpipe.emulator.lower.lowering import LOWERINGS, Lowering, NotLowered
+from nxpipe.emulator.lower.places import Series, half
+from nxpipe.emulator.lower.residence import Settled, settled
+from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.lower.work import Work
+from nxpipe.emulator.sync import synchronised
 
 _TRIALS: Final = 3  # that may fail, of nodes that leave room to something
 

@@ -4,15 +4,15 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
-from emulator.hardware import CoreSpec
-from emulator.isa.affine import Affine
-from emulator.isa.cycles import cost
-from emulator.isa.instructions import DmaCopy, Engine
-from emulator.isa.operands import Memory, Tile, contiguous
-from emulator.lower.kernel import PARTITIONS
-from emulator.lower.turned import must_turn
-from emulator.lower.view import View
-from emulator.types import DType
+from nxpipe.emulator.hardware import CoreSpec
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.cycles import cost
+from nxpipe.emulator.isa.instructions import DmaCopy, Engine
+from nxpipe.emulator.isa.operands import Memory, Tile, contiguous
+from nxpipe.emulator.lower.kernel import PARTITIONS
+from nxpipe.emulator.lower.turned import must_turn
+from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.types import DType
 
 # Of the time that bytes take at HBM's full rate: counted even where engines take longer, since the energy is spent, and
 # what other queues have under way has to wait.

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final
 
-from emulator.errors import ExecutableInvalid
-from emulator.nxe.spelling import Reader
+from nxpipe.emulator.errors import ExecutableInvalid
+from nxpipe.emulator.nxe.spelling import Reader
 
 MAGIC: Final = b"\x89NXE\r\n\x1a\n"
 VERSION: Final = 2

@@ -5,10 +5,10 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, Final, get_type_hints
 
-from emulator.isa.affine import Affine
-from emulator.isa.instructions import INSTRUCTIONS, Alu, Function, Instruction
-from emulator.isa.operands import Far, Place, Tile
-from emulator.isa.program import Step
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.instructions import INSTRUCTIONS, Alu, Function, Instruction
+from nxpipe.emulator.isa.operands import Far, Place, Tile
+from nxpipe.emulator.isa.program import Step
 
 LOOP: Final = "loop"
 MOST_LOOPS: Final = 16

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from emulator.isa.program import Role
-from emulator.types import TensorType
+from nxpipe.emulator.isa.program import Role
+from nxpipe.emulator.types import TensorType
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from emulator.isa.affine import Affine, Turn
-from emulator.isa.instructions import Alu, Engine, Function, Instruction, Wait
-from emulator.isa.operands import Axis, Far, Memory, Place, Tile
-from emulator.isa.program import Loop, Step
-from emulator.isa.progress import Progress
-from emulator.nxe.kinds import (
+from nxpipe.emulator.isa.affine import Affine, Turn
+from nxpipe.emulator.isa.instructions import Alu, Engine, Function, Instruction, Wait
+from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile
+from nxpipe.emulator.isa.program import Loop, Step
+from nxpipe.emulator.isa.progress import Progress
+from nxpipe.emulator.nxe.kinds import (
     LOOP,
     MOST_AXES,
     MOST_CARRIED_OUT,
@@ -22,9 +22,9 @@ from emulator.nxe.kinds import (
     Kind,
     kinds,
 )
-from emulator.nxe.shared import Known, Words
-from emulator.nxe.spelling import Reader
-from emulator.types import DType
+from nxpipe.emulator.nxe.shared import Known, Words
+from nxpipe.emulator.nxe.spelling import Reader
+from nxpipe.emulator.types import DType
 
 
 def read_code(source: Reader, buffers: int, notes: int) -> tuple[Step, ...]:

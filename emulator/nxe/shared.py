@@ -4,7 +4,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from emulator.nxe.spelling import Reader, Writer
+from nxpipe.emulator.nxe.spelling import Reader, Writer
 
 T = TypeVar("T")
 Word = TypeVar("Word", bound=StrEnum)

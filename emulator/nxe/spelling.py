@@ -3,7 +3,7 @@
 import struct
 from typing import Final
 
-from emulator.errors import ExecutableInvalid
+from nxpipe.emulator.errors import ExecutableInvalid
 
 LONGEST_TEXT: Final = 4096  # bytes
 _REAL: Final = struct.Struct("<d")

@@ -6,14 +6,14 @@ from itertools import pairwise
 from math import prod
 from typing import Final
 
-from emulator.hardware import CORES
-from emulator.isa.program import Buffer, Role
-from emulator.nxe.port import Port
-from emulator.nxe.shared import Words, Written
-from emulator.nxe.spelling import Reader, Writer
-from emulator.ops.shares import Share, uneven
-from emulator.passes.shard import Piece
-from emulator.types import DType, TensorType, is_reasonable
+from nxpipe.emulator.hardware import CORES
+from nxpipe.emulator.isa.program import Buffer, Role
+from nxpipe.emulator.nxe.port import Port
+from nxpipe.emulator.nxe.shared import Words, Written
+from nxpipe.emulator.nxe.spelling import Reader, Writer
+from nxpipe.emulator.ops.shares import Share, uneven
+from nxpipe.emulator.passes.shard import Piece
+from nxpipe.emulator.types import DType, TensorType, is_reasonable
 
 MOST_RANKS: Final = 1 << 16
 MOST_TENSORS: Final = 1 << 16

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from emulator.isa.affine import Affine
-from emulator.isa.instructions import Instruction, Wait
-from emulator.isa.operands import Axis, Place, Tile
-from emulator.isa.program import Loop, Step, counted
-from emulator.isa.progress import Progress
-from emulator.nxe.kinds import (
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.instructions import Instruction, Wait
+from nxpipe.emulator.isa.operands import Axis, Place, Tile
+from nxpipe.emulator.isa.program import Loop, Step, counted
+from nxpipe.emulator.isa.progress import Progress
+from nxpipe.emulator.nxe.kinds import (
     MOST_AXES,
     MOST_CARRIED_OUT,
     MOST_LOOPS,
@@ -20,8 +20,8 @@ from emulator.nxe.kinds import (
     kind_of,
     kind_text,
 )
-from emulator.nxe.shared import Written
-from emulator.nxe.spelling import Writer
+from nxpipe.emulator.nxe.shared import Written
+from nxpipe.emulator.nxe.spelling import Writer
 
 
 def write_code(body: Sequence[Step]) -> bytes:

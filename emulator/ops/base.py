@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from functools import cache, lru_cache
 from typing import Any, ClassVar
 
-from emulator.errors import IllTyped, IndexOutOfRange
-from emulator.numerics import Array
-from emulator.types import DType, TensorType, is_reasonable
+from nxpipe.emulator.errors import IllTyped, IndexOutOfRange
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.types import DType, TensorType, is_reasonable
 
 OPERATORS: dict[str, type["Operator"]] = {}
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from emulator.numerics import Array
-from emulator.ops.base import Operator, require
-from emulator.ops.convolve import padded_places, sliding_windows
-from emulator.types import DType, TensorType
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ops.base import Operator, require
+from nxpipe.emulator.ops.convolve import padded_places, sliding_windows
+from nxpipe.emulator.types import DType, TensorType
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from emulator.numerics import Array
-from emulator.ops.base import Operator
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ops.base import Operator
 
 WIDE: Final = np.longdouble
 

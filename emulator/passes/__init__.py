@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Sequence
 
-from emulator.graph import Graph
-from emulator.passes.autocast import autocast
-from emulator.passes.canonicalise import canonicalise
-from emulator.passes.causal import recognise_causal
-from emulator.passes.check import check, check_interface
-from emulator.passes.clean import eliminate_common_subexpressions, eliminate_dead_code, fold_constants
-from emulator.passes.fuse import fuse
-from emulator.passes.legalise import legalise
-from emulator.passes.options import PassOptions
-from emulator.passes.roll import roll
-from emulator.passes.shard import shard
+from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.passes.autocast import autocast
+from nxpipe.emulator.passes.canonicalise import canonicalise
+from nxpipe.emulator.passes.causal import recognise_causal
+from nxpipe.emulator.passes.check import check, check_interface
+from nxpipe.emulator.passes.clean import eliminate_common_subexpressions, eliminate_dead_code, fold_constants
+from nxpipe.emulator.passes.fuse import fuse
+from nxpipe.emulator.passes.legalise import legalise
+from nxpipe.emulator.passes.options import PassOptions
+from nxpipe.emulator.passes.roll import roll
+from nxpipe.emulator.passes.shard import shard
 
 Pass = Callable[[Graph, PassOptions], Graph]
 

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from emulator.builder import GraphBuilder
-from emulator.graph import NOWHERE, Graph, Node, Origin, Value
-from emulator.ops import Cast, Operator, attributes
-from emulator.passes.options import PassOptions
-from emulator.passes.rewrite import declare, keep, rewrite
-from emulator.types import DType
+from nxpipe.emulator.builder import GraphBuilder
+from nxpipe.emulator.graph import NOWHERE, Graph, Node, Origin, Value
+from nxpipe.emulator.ops import Cast, Operator, attributes
+from nxpipe.emulator.passes.options import PassOptions
+from nxpipe.emulator.passes.rewrite import declare, keep, rewrite
+from nxpipe.emulator.types import DType
 
 
 def autocast(graph: Graph, options: PassOptions) -> Graph:

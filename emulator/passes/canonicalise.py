@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from emulator.builder import GraphBuilder
-from emulator.graph import Graph, Node, Value
-from emulator.ops import Binary, Broadcast, Cast, Concat, Index, Reshape, Slice, Transpose
-from emulator.passes.options import PassOptions
-from emulator.passes.rewrite import keep, rewrite
+from nxpipe.emulator.builder import GraphBuilder
+from nxpipe.emulator.graph import Graph, Node, Value
+from nxpipe.emulator.ops import Binary, Broadcast, Cast, Concat, Index, Reshape, Slice, Transpose
+from nxpipe.emulator.passes.options import PassOptions
+from nxpipe.emulator.passes.rewrite import keep, rewrite
 
 # A rule looks at an operation about to be added and answers with a value that already is its result, with a simpler
 # operation to add instead, or with nothing.

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from emulator.builder import GraphBuilder
-from emulator.graph import Graph, Node, Value
-from emulator.numerics import Array
-from emulator.ops import Attention, Binary
-from emulator.passes.options import PassOptions
-from emulator.passes.rewrite import keep, rewrite
-from emulator.types import DType
+from nxpipe.emulator.builder import GraphBuilder
+from nxpipe.emulator.graph import Graph, Node, Value
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ops import Attention, Binary
+from nxpipe.emulator.passes.options import PassOptions
+from nxpipe.emulator.passes.rewrite import keep, rewrite
+from nxpipe.emulator.types import DType
 
 
 def recognise_causal(graph: Graph, _: PassOptions) -> Graph:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from emulator.errors import GraphInvalid
-from emulator.graph import Graph, Node, Value
-from emulator.ops.base import result_type
-from emulator.repeat import require_sound_repeats
+from nxpipe.emulator.errors import GraphInvalid
+from nxpipe.emulator.graph import Graph, Node, Value
+from nxpipe.emulator.ops.base import result_type
+from nxpipe.emulator.repeat import require_sound_repeats
 
 
 def check(graph: Graph, after: str) -> None:

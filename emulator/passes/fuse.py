@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from emulator.builder import GraphBuilder
-from emulator.graph import Graph, Node, Value
-from emulator.ops import (
+from nxpipe.emulator.builder import GraphBuilder
+from nxpipe.emulator.graph import Graph, Node, Value
+from nxpipe.emulator.ops import (
     Attention,
     Binary,
     Broadcast,
@@ -24,9 +24,9 @@ from emulator.ops import (
     Transpose,
     Unary,
 )
-from emulator.passes.options import PassOptions
-from emulator.passes.rewrite import keep, rewrite
-from emulator.types import DType
+from nxpipe.emulator.passes.options import PassOptions
+from nxpipe.emulator.passes.rewrite import keep, rewrite
+from nxpipe.emulator.types import DType
 
 _FLOAT32 = DType.FLOAT32
 

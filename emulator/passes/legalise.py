@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from emulator.builder import GraphBuilder
-from emulator.errors import CompileError
-from emulator.graph import NOWHERE, Graph, Origin, Value
-from emulator.numerics import Array
-from emulator.ops import Cast, Operator, attributes
-from emulator.passes.options import PassOptions
-from emulator.repeat import unroll
-from emulator.types import DType
+from nxpipe.emulator.builder import GraphBuilder
+from nxpipe.emulator.errors import CompileError
+from nxpipe.emulator.graph import NOWHERE, Graph, Origin, Value
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ops import Cast, Operator, attributes
+from nxpipe.emulator.passes.options import PassOptions
+from nxpipe.emulator.repeat import unroll
+from nxpipe.emulator.types import DType
 
 _NARROW = {DType.INT64: DType.INT32, DType.UINT64: DType.UINT32}
 

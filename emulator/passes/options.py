@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from emulator.errors import OptionsInvalid
-from emulator.types import DType
+from nxpipe.emulator.errors import OptionsInvalid
+from nxpipe.emulator.types import DType
 
 AUTOCAST_MODES = ("none", "matmult", "all")
 AUTOCAST_TYPES = {

@@ -5,13 +5,20 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from types import TracebackType
 
-from emulator.hardware import Instance
-from emulator.numerics import Array
-from emulator.runtime.code import Code, Fast
-from emulator.runtime.cores import Cores
-from emulator.runtime.isa import Isa
-from emulator.runtime.model import Model, StateSet
-from emulator.runtime.status import CoresUnavailable, InvalidLoad, RuntimeClosed, RuntimeFault, Status, WrongGeneration
+from nxpipe.emulator.hardware import Instance
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.runtime.code import Code, Fast
+from nxpipe.emulator.runtime.cores import Cores
+from nxpipe.emulator.runtime.isa import Isa
+from nxpipe.emulator.runtime.model import Model, StateSet
+from nxpipe.emulator.runtime.status import (
+    CoresUnavailable,
+    InvalidLoad,
+    RuntimeClosed,
+    RuntimeFault,
+    Status,
+    WrongGeneration,
+)
 
 __all__ = ["Code", "Fast", "Isa", "Model", "Replicas", "Runtime", "RuntimeFault", "StateSet", "Status"]
 

@@ -6,11 +6,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from emulator.isa.program import Role
-from emulator.numerics import Array
-from emulator.nxe.port import Port
-from emulator.runtime.code import Code
-from emulator.runtime.status import BadInput, RequestTooLong
+from nxpipe.emulator.isa.program import Role
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.nxe.port import Port
+from nxpipe.emulator.runtime.code import Code
+from nxpipe.emulator.runtime.status import BadInput, RequestTooLong
 
 Sizes = Mapping[str, int]
 _Code = TypeVar("_Code", bound=Code)

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from emulator.compile import Program
-from emulator.isa.program import Role
-from emulator.memory import peak_bytes, states
-from emulator.numerics import Array
-from emulator.nxe.port import Port
-from emulator.passes.shard import Piece
-from emulator.ranks import Loaded, LoadedRanks
-from emulator.runtime.resident import Shelf
-from emulator.types import TensorType
+from nxpipe.emulator.compile import Program
+from nxpipe.emulator.isa.program import Role
+from nxpipe.emulator.memory import peak_bytes, states
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.nxe.port import Port
+from nxpipe.emulator.passes.shard import Piece
+from nxpipe.emulator.ranks import Loaded, LoadedRanks
+from nxpipe.emulator.runtime.resident import Shelf
+from nxpipe.emulator.types import TensorType
 
 
 class Code(Protocol):

@@ -2,9 +2,9 @@
 
 from threading import Lock
 
-from emulator.hardware import Instance
-from emulator.memory import room
-from emulator.runtime.status import CoresUnavailable
+from nxpipe.emulator.hardware import Instance
+from nxpipe.emulator.memory import room
+from nxpipe.emulator.runtime.status import CoresUnavailable
 
 _ALIGNED = ("trn1", "trn1n")
 

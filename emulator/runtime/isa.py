@@ -6,16 +6,16 @@ from functools import cached_property
 
 import numpy as np
 
-from emulator.core import Machine, Statistics
-from emulator.core.memory import put
-from emulator.errors import MissingTensor
-from emulator.executable import Executable, Port
-from emulator.isa.limits import check
-from emulator.isa.program import RANK, Buffer, Role
-from emulator.numerics import Array
-from emulator.ranks import States
-from emulator.runtime.resident import Resident, Shelf, layout
-from emulator.types import TensorType
+from nxpipe.emulator.core import Machine, Statistics
+from nxpipe.emulator.core.memory import put
+from nxpipe.emulator.errors import MissingTensor
+from nxpipe.emulator.executable import Executable, Port
+from nxpipe.emulator.isa.limits import check
+from nxpipe.emulator.isa.program import RANK, Buffer, Role
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ranks import States
+from nxpipe.emulator.runtime.resident import Resident, Shelf, layout
+from nxpipe.emulator.types import TensorType
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,14 +5,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 
-from emulator.errors import ExecutionError, IndexOutOfRange, MissingTensor, WrongTensor
-from emulator.isa.faults import ProgramInvalid
-from emulator.numerics import Array
-from emulator.ranks import Loaded, States
-from emulator.runtime.buckets import fit
-from emulator.runtime.code import Code
-from emulator.runtime.resident import Resident, Shelf
-from emulator.runtime.status import (
+from nxpipe.emulator.errors import ExecutionError, IndexOutOfRange, MissingTensor, WrongTensor
+from nxpipe.emulator.isa.faults import ProgramInvalid
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ranks import Loaded, States
+from nxpipe.emulator.runtime.buckets import fit
+from nxpipe.emulator.runtime.code import Code
+from nxpipe.emulator.runtime.resident import Resident, Shelf
+from nxpipe.emulator.runtime.status import (
     BadInput,
     CoreBusy,
     DeviceMemoryExhausted,
@@ -21,7 +21,7 @@ from emulator.runtime.status import (
     OutOfBounds,
     Unloaded,
 )
-from emulator.types import TensorType
+from nxpipe.emulator.types import TensorType
 
 
 @dataclass(eq=False)

@@ -7,10 +7,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from emulator.core.memory import Storage, get, in_hbm, put
-from emulator.isa.program import Buffer
-from emulator.numerics import Array
-from emulator.types import TensorType
+from nxpipe.emulator.core.memory import Storage, get, in_hbm, put
+from nxpipe.emulator.isa.program import Buffer
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.types import TensorType
 
 # What programs of one model have in common, by what it is and how it lies: where it is on each rank.
 Shelf: TypeAlias = MutableMapping[object, Sequence[Storage]]

@@ -3,7 +3,7 @@
 from enum import IntEnum
 from typing import ClassVar
 
-from emulator.errors import CompileError
+from nxpipe.emulator.errors import CompileError
 
 
 class Status(IntEnum):

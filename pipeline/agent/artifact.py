@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from artifact_store.errors import ChannelEmpty
-from pipeline.channels.colours import channel_of
+from nxpipe.artifact_store.errors import ChannelEmpty
+from nxpipe.pipeline.channels.colours import channel_of
 
 if TYPE_CHECKING:
-    from artifact_store import Store
-    from artifact_store.manifest import Manifest
-    from artifact_store.transfer.believed import Trust
-    from artifact_store.transfer.wanted import Wanted
-    from pipeline.config import Config, Model, ServingFleet
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.manifest import Manifest
+    from nxpipe.artifact_store.transfer.believed import Trust
+    from nxpipe.artifact_store.transfer.wanted import Wanted
+    from nxpipe.pipeline.config import Config, Model, ServingFleet
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Wish:
 
     @classmethod
     def of(cls, config: "Config", fleet: "ServingFleet", colour: str | None) -> "Wish":
-        from emulator.hardware import INSTANCES
+        from nxpipe.emulator.hardware import INSTANCES
 
         model = next(each for each in config.models if each.name == fleet.model)
         own = (channel_of(fleet.name, colour),) if colour else ()
@@ -39,7 +39,7 @@ def _published_as(model: "Model") -> str:
 
 def bring(store: "Store", wish: Wish, trust: "Trust", folder: Path) -> "Manifest":
     """The folder holds the artifact in the end, each byte of it read against its digest."""
-    from artifact_store.transfer.fetch import fetch
+    from nxpipe.artifact_store.transfer.fetch import fetch
 
     wanted = _resolve(store, wish, trust)
     fetch(store.blobs, wanted.manifest, folder)
@@ -48,7 +48,7 @@ def bring(store: "Store", wish: Wish, trust: "Trust", folder: Path) -> "Manifest
 
 def _resolve(store: "Store", wish: Wish, trust: "Trust") -> "Wanted":
     """By the first channel that is not empty. One that cannot be read or believed is not passed over."""
-    from artifact_store.transfer.wanted import by_channel
+    from nxpipe.artifact_store.transfer.wanted import by_channel
 
     *preferred, last = wish.channels
     for channel in preferred:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.digest import sha256_hex
 
 if TYPE_CHECKING:
-    from artifact_store import Store
+    from nxpipe.artifact_store import Store
 
 _OURS: Final = "nxpipe-*.whl"
 _PACKAGES: Final = (".deb", ".whl")  # of Python, and of the system what its image lacks

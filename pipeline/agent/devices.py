@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from emulator.hardware import INSTANCES, Instance
-from pipeline.errors import NotReady
+from nxpipe.emulator.hardware import INSTANCES, Instance
+from nxpipe.pipeline.errors import NotReady
 
 if TYPE_CHECKING:
-    from artifact_store.manifest import Manifest
+    from nxpipe.artifact_store.manifest import Manifest
 
 _DEVICE: Final = re.compile("neuron[0-9]+")  # the driver makes one for each chip
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pipeline.agent.report import Figures
+from nxpipe.pipeline.agent.report import Figures
 
 NAMESPACE: Final = "nxpipe"
 _OF_HARDWARE: Final = {"status_type": "hardware"}

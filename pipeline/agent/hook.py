@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipeline.agent.instance import Instance, this_instance
-from pipeline.errors import NotReady
+from nxpipe.pipeline.agent.instance import Instance, this_instance
+from nxpipe.pipeline.errors import NotReady
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
-from pipeline.errors import NotReady
+from nxpipe.pipeline.errors import NotReady
 
 _ENDPOINT: Final = "AWS_EC2_METADATA_SERVICE_ENDPOINT"  # as the AWS SDKs call it
 _USUAL: Final = "http://169.254.169.254"

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
 
-from pipeline.agent.artifact import Wish, bring
-from pipeline.agent.devices import require_devices, require_programs_for
-from pipeline.agent.instance import Instance
-from pipeline.errors import NotReady
+from nxpipe.pipeline.agent.artifact import Wish, bring
+from nxpipe.pipeline.agent.devices import require_devices, require_programs_for
+from nxpipe.pipeline.agent.instance import Instance
+from nxpipe.pipeline.errors import NotReady
 
 if TYPE_CHECKING:
-    from artifact_store import Store
-    from artifact_store.transfer.believed import Trust
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.transfer.believed import Trust
 
 ARTIFACT: Final = "NXPIPE_ARTIFACT"  # the server finds the folder under this name
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from pipeline.agent.embedded import event, metrics
-from pipeline.agent.report import ReportInvalid, figures
-from pipeline.aws import asking, client
-from pipeline.errors import AwsError, NotReady
+from nxpipe.pipeline.agent.embedded import event, metrics
+from nxpipe.pipeline.agent.report import ReportInvalid, figures
+from nxpipe.pipeline.aws import asking, client
+from nxpipe.pipeline.errors import AwsError, NotReady
 
 _RUNTIME: Final = ("neuroncore_counters", "memory_used", "execution_stats")
 _COMPILER: Final = "neuronx-cc"

@@ -4,22 +4,22 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from artifact_store.digest import sha256_hex
-from artifact_store.parts import keep_part, part_of
-from pipeline import artifact_files
-from pipeline.backends.made import ANSWERS, INPUTS, PROGRAM, Made, observed
-from pipeline.errors import DoesNotFit
-from pipeline.request import BuildRequest, Shape, compiler_digest, digest_of
-from pipeline.utilisation import document as utilisation_document
-from pipeline.verification.evidence import Step, gather
-from pipeline.verification.materials import Materials
-from pipeline.verification.surroundings import surroundings
-from pipeline.verification.verify import Thresholds
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.parts import keep_part, part_of
+from nxpipe.pipeline import artifact_files
+from nxpipe.pipeline.backends.made import ANSWERS, INPUTS, PROGRAM, Made, observed
+from nxpipe.pipeline.errors import DoesNotFit
+from nxpipe.pipeline.request import BuildRequest, Shape, compiler_digest, digest_of
+from nxpipe.pipeline.utilisation import document as utilisation_document
+from nxpipe.pipeline.verification.evidence import Step, gather
+from nxpipe.pipeline.verification.materials import Materials
+from nxpipe.pipeline.verification.surroundings import surroundings
+from nxpipe.pipeline.verification.verify import Thresholds
 
 if TYPE_CHECKING:
-    from artifact_store import Store
-    from artifact_store.documents import Blob
-    from emulator.compile import Program
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.documents import Blob
+    from nxpipe.emulator.compile import Program
 
 
 class Emulator:
@@ -59,8 +59,8 @@ class Emulator:
 
 def compiled(request: BuildRequest, shape: Shape, step: Step) -> "Program":
     """One program, through all of the compiler's front end."""
-    from emulator.passes import PassOptions
-    from emulator.passes.shard import DegreeImpossible
+    from nxpipe.emulator.passes import PassOptions
+    from nxpipe.emulator.passes.shard import DegreeImpossible
 
     with step(f"compile {shape.name}"):
         target = request.target.compiler_target
@@ -73,7 +73,7 @@ def compiled(request: BuildRequest, shape: Shape, step: Step) -> "Program":
 
 def _emission_question(request: BuildRequest, program: "Program", graph: str) -> dict[str, object]:
     """All that the back end reads, down to the modules that it names in its figures."""
-    from emulator.memory import room
+    from nxpipe.emulator.memory import room
 
     return {
         "format": "nxpipe.emission/1",
@@ -93,12 +93,12 @@ def _emitted(
     request: BuildRequest, shape: Shape, program: "Program", store: "Store", step: Step
 ) -> tuple[Mapping[str, "Blob"], dict[str, object]]:
     """Through the back end. A program that breaks a rule of its core is not stored."""
-    from emulator.emit import emit
-    from emulator.errors import OutOfMemory
-    from emulator.executable import to_bytes
-    from emulator.isa.limits import check
-    from emulator.memory import room
-    from emulator.utilisation import utilisation
+    from nxpipe.emulator.emit import emit
+    from nxpipe.emulator.errors import OutOfMemory
+    from nxpipe.emulator.executable import to_bytes
+    from nxpipe.emulator.isa.limits import check
+    from nxpipe.emulator.memory import room
+    from nxpipe.emulator.utilisation import utilisation
 
     with step(f"emit {shape.name}"):
         try:

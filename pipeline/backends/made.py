@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from artifact_store.documents import parse_document
-from artifact_store.errors import Corrupt, InvalidDocument
-from artifact_store.evidence import Compared
-from pipeline.request import BuildRequest, Shape
-from pipeline.verification.evidence import Step
+from nxpipe.artifact_store.documents import parse_document
+from nxpipe.artifact_store.errors import Corrupt, InvalidDocument
+from nxpipe.artifact_store.evidence import Compared
+from nxpipe.pipeline.request import BuildRequest, Shape
+from nxpipe.pipeline.verification.evidence import Step
 
 if TYPE_CHECKING:
-    from artifact_store import Store
-    from artifact_store.documents import Blob
-    from artifact_store.parts import Part
-    from pipeline.verification.materials import Materials
-    from pipeline.verification.verify import Deviation, Thresholds
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.documents import Blob
+    from nxpipe.artifact_store.parts import Part
+    from nxpipe.pipeline.verification.materials import Materials
+    from nxpipe.pipeline.verification.verify import Deviation, Thresholds
 
 # Among the files of a program's part; all others go by their paths in an artifact.
 PROGRAM: Final = "program"
@@ -80,9 +80,9 @@ class Backend(Protocol):
 
 def backend_of(request: BuildRequest) -> Backend:
     if request.backend == "neuronx":
-        from pipeline.backends.neuronx.compile import Neuronx
+        from nxpipe.pipeline.backends.neuronx.compile import Neuronx
 
         return Neuronx()
-    from pipeline.backends.emulator import Emulator
+    from nxpipe.pipeline.backends.emulator import Emulator
 
     return Emulator()

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Self
 
-from pipeline import VERSION
-from pipeline.machine import processors
-from pipeline.request import LIBRARIES, compiler_digest
+from nxpipe.pipeline import VERSION
+from nxpipe.pipeline.machine import processors
+from nxpipe.pipeline.request import LIBRARIES, compiler_digest
 
 
 @dataclass(frozen=True)

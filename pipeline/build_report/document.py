@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.build_report.about import About
-from pipeline.build_report.reasons import Lack, became, missing, reason, tallied
-from pipeline.build_report.recorder import Attempt, Recorder
-from pipeline.building.planned import PlannedArtifact
-from pipeline.building.results import CellResult, Results
-from pipeline.folders import expanded
+from nxpipe.pipeline.build_report.about import About
+from nxpipe.pipeline.build_report.reasons import Lack, became, missing, reason, tallied
+from nxpipe.pipeline.build_report.recorder import Attempt, Recorder
+from nxpipe.pipeline.building.planned import PlannedArtifact
+from nxpipe.pipeline.building.results import CellResult, Results
+from nxpipe.pipeline.folders import expanded
 
 FORMAT: Final = "nxpipe.build-report/1"
 Predicted = Mapping[str, Mapping[str, Any]]  # figures of each program by its name, as utilisation.read gives them

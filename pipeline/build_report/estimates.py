@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pipeline.building.planned import PlannedCell
+from nxpipe.pipeline.building.planned import PlannedCell
 
 
 class Estimates:

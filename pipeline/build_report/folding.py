@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from pipeline.request import SAVED, Shape
+from nxpipe.pipeline.request import SAVED, Shape
 
 T = TypeVar("T")
 _STEPS: Final = 4  # numbers in equal steps from which on the steps are shorter to read than the numbers

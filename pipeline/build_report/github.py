@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from pipeline.build_report.folding import Fold, folds
-from pipeline.build_report.reasons import Lack, missing
-from pipeline.build_report.summary import published, tally
-from pipeline.build_report.words import counted, duration, plain
-from pipeline.building.results import CellResult, Results
-from pipeline.command_line.output import Console, human_bytes
-from pipeline.errors import sentence_of
-from pipeline.escape import for_markdown, workflow_command
+from nxpipe.pipeline.build_report.folding import Fold, folds
+from nxpipe.pipeline.build_report.reasons import Lack, missing
+from nxpipe.pipeline.build_report.summary import published, tally
+from nxpipe.pipeline.build_report.words import counted, duration, plain
+from nxpipe.pipeline.building.results import CellResult, Results
+from nxpipe.pipeline.command_line.output import Console, human_bytes
+from nxpipe.pipeline.errors import sentence_of
+from nxpipe.pipeline.escape import for_markdown, workflow_command
 
 MOST: Final = 1024 * 1024 - 1024  # bytes of a step's summary; GitHub refuses a larger one whole
 _ANNOTATIONS: Final = 10  # of a kind and step; GitHub drops the others

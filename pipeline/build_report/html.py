@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.build_report.markup import Child, Markup, tag, text
-from pipeline.build_report.reasons import BECAME
-from pipeline.build_report.sheet import moment, sheet
-from pipeline.build_report.timeline import timeline
-from pipeline.build_report.words import counted, duration
-from pipeline.command_line.output import human_bytes
+from nxpipe.pipeline.build_report.markup import Child, Markup, tag, text
+from nxpipe.pipeline.build_report.reasons import BECAME
+from nxpipe.pipeline.build_report.sheet import moment, sheet
+from nxpipe.pipeline.build_report.timeline import timeline
+from nxpipe.pipeline.build_report.words import counted, duration
+from nxpipe.pipeline.command_line.output import human_bytes
 
 _SCRIPT: Final = Path(__file__).with_name("page.js")
 _MADE: Final = ("found", "built", "waiting")

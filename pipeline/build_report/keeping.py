@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from artifact_store.canonical import canonical_json
-from artifact_store.reports import moment_of
-from pipeline.build_report.document import Predicted, document
-from pipeline.build_report.html import page
-from pipeline.build_report.recorder import Recorder
-from pipeline.building.results import Results
-from pipeline.whole_file import write_whole
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.reports import moment_of
+from nxpipe.pipeline.build_report.document import Predicted, document
+from nxpipe.pipeline.build_report.html import page
+from nxpipe.pipeline.build_report.recorder import Recorder
+from nxpipe.pipeline.building.results import Results
+from nxpipe.pipeline.whole_file import write_whole
 
 
 @dataclass(frozen=True)

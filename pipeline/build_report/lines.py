@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Final
 
-from pipeline.build_report.standing import Named, Standing
-from pipeline.build_report.words import duration, plain
-from pipeline.building.events import Begun, Ended, Event, Said, to_document
-from pipeline.command_line.output import Console, human_bytes
+from nxpipe.pipeline.build_report.standing import Named, Standing
+from nxpipe.pipeline.build_report.words import duration, plain
+from nxpipe.pipeline.building.events import Begun, Ended, Event, Said, to_document
+from nxpipe.pipeline.command_line.output import Console, human_bytes
 
 _SIGN_OF_LIFE: Final = 60.0  # seconds; some CI takes a job for dead that says nothing for ten minutes
 _NAMED: Final = 4

@@ -7,11 +7,11 @@ from importlib.util import find_spec
 from types import TracebackType
 from typing import Protocol, Self
 
-from pipeline.build_report.lines import JsonLines, Lines, Silence
-from pipeline.build_report.standing import Standing
-from pipeline.building.events import Event
-from pipeline.building.planned import Plan
-from pipeline.command_line.output import Console
+from nxpipe.pipeline.build_report.lines import JsonLines, Lines, Silence
+from nxpipe.pipeline.build_report.standing import Standing
+from nxpipe.pipeline.building.events import Event
+from nxpipe.pipeline.building.planned import Plan
+from nxpipe.pipeline.command_line.output import Console
 
 
 class Voice(Protocol):
@@ -82,7 +82,7 @@ def _voice(console: Console) -> Voice:
         return JsonLines(console)
     # A machine that only hands cells to others need not have the libraries that compile, nor rich, which comes along.
     if sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb" and find_spec("rich"):
-        from pipeline.build_report.live_table import LiveTable
+        from nxpipe.pipeline.build_report.live_table import LiveTable
 
         return LiveTable()
     return Lines(console)

@@ -14,10 +14,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.build_report.standing import Lot, Named, Standing
-from pipeline.build_report.words import clock, counted, duration
-from pipeline.building.events import Event
-from pipeline.command_line.output import own
+from nxpipe.pipeline.build_report.standing import Lot, Named, Standing
+from nxpipe.pipeline.build_report.words import clock, counted, duration
+from nxpipe.pipeline.building.events import Event
+from nxpipe.pipeline.command_line.output import own
 
 _COLOURS: Final[dict[Lot, str]] = {
     "found": "cyan",

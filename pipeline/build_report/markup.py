@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from pipeline.escape import for_html
+from nxpipe.pipeline.escape import for_html
 
 Child: TypeAlias = "Markup | str | int | Iterable[Child] | None"
 _EMPTY = frozenset({"meta", "rect", "line"})

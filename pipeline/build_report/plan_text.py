@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pipeline.build_report.folding import Fold, folds, in_general
-from pipeline.build_report.words import counted, duration, plain
-from pipeline.building.planned import Plan, PlannedArtifact, PlannedCell, State
-from pipeline.command_line.output import table
-from pipeline.escape import style
+from nxpipe.pipeline.build_report.folding import Fold, folds, in_general
+from nxpipe.pipeline.build_report.words import counted, duration, plain
+from nxpipe.pipeline.building.planned import Plan, PlannedArtifact, PlannedCell, State
+from nxpipe.pipeline.command_line.output import table
+from nxpipe.pipeline.escape import style
 
 _COLOURS: Final[Mapping[State, str]] = {"to do": "yellow", "failed": "red", "refused": "red"}
 _HEADER: Final = ("  PROGRAM", "STATE", "TIME", "REASON")

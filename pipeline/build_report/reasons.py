@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias, get_args
 
-from pipeline.build_report.folding import Fold, folds, in_general
-from pipeline.build_report.words import plain
-from pipeline.building.events import Fault, Sort
-from pipeline.building.results import CellResult, Results
-from pipeline.exit_codes import INCOMPLETE, INTERNAL, INTERRUPTED, TABLE
+from nxpipe.pipeline.build_report.folding import Fold, folds, in_general
+from nxpipe.pipeline.build_report.words import plain
+from nxpipe.pipeline.building.events import Fault, Sort
+from nxpipe.pipeline.building.results import CellResult, Results
+from nxpipe.pipeline.exit_codes import INCOMPLETE, INTERNAL, INTERRUPTED, TABLE
 
 # `waiting`: the cell is made and kept, and its artifact lacks others.
 Became: TypeAlias = Literal["found", "built", "failed", "not retried", "not tried", "waiting"]

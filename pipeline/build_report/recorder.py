@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from pipeline.building.events import Begun, Ended, Event, Said
+from nxpipe.pipeline.building.events import Begun, Ended, Event, Said
 
 _STEPS: Final = 50  # that are kept of an attempt; who talks more is not telling of steps
 

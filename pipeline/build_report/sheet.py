@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.build_report.markup import Markup, tag
+from nxpipe.pipeline.build_report.markup import Markup, tag
 
 _STYLE: Final = Path(__file__).with_name("page.css")
 

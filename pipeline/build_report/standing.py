@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from pipeline.build_report.estimates import Estimates
-from pipeline.build_report.words import plain
-from pipeline.building.events import Begun, Ended, Event, Said
-from pipeline.building.planned import Plan, PlannedCell, State
+from nxpipe.pipeline.build_report.estimates import Estimates
+from nxpipe.pipeline.build_report.words import plain
+from nxpipe.pipeline.building.events import Begun, Ended, Event, Said
+from nxpipe.pipeline.building.planned import Plan, PlannedCell, State
 
 Lot: TypeAlias = Literal["found", "built", "failed", "running", "waiting"]
 LOTS: Final[tuple[Lot, ...]] = ("found", "built", "failed", "running", "waiting")

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.build_report.reasons import Lack, missing, tallied
-from pipeline.build_report.words import counted, duration, plain
-from pipeline.building.results import Results
-from pipeline.escape import style
+from nxpipe.pipeline.build_report.reasons import Lack, missing, tallied
+from nxpipe.pipeline.build_report.words import counted, duration, plain
+from nxpipe.pipeline.building.results import Results
+from nxpipe.pipeline.escape import style
 
 
 def summary(results: Results, report: Path | None = None) -> list[str]:

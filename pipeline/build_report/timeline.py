@@ -6,8 +6,8 @@ Places and widths are shares of the whole, so the picture is as wide as its page
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from pipeline.build_report.markup import Markup, tag
-from pipeline.build_report.words import clock, counted, duration
+from nxpipe.pipeline.build_report.markup import Markup, tag
+from nxpipe.pipeline.build_report.words import clock, counted, duration
 
 _ROW: Final = 24  # pixels from one worker to the next
 _BAR: Final = 18

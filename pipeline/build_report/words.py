@@ -1,6 +1,6 @@
 """Words that every view of a build shares: lengths of time, counts, and texts that strangers wrote."""
 
-from pipeline.escape import for_log
+from nxpipe.pipeline.escape import for_log
 
 
 def plain(text: str) -> str:

@@ -5,9 +5,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Final
 
-from pipeline.building.item import Item
-from pipeline.building.planned import Plan, PlannedArtifact, PlannedCell
-from pipeline.verification.verify import Thresholds
+from nxpipe.pipeline.building.item import Item
+from nxpipe.pipeline.building.planned import Plan, PlannedArtifact, PlannedCell
+from nxpipe.pipeline.verification.verify import Thresholds
 
 _BEFORE_ALL_CELLS: Final = 1e30  # an artifact that is whole waits for none
 

@@ -5,11 +5,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
-from pipeline.folders import expanded
-from pipeline.models.source import looks_like_folder
-from pipeline.order import Order
-from pipeline.request import BuildRequest
-from pipeline.saved import SavedProgram, is_saved
+from nxpipe.pipeline.folders import expanded
+from nxpipe.pipeline.models.source import looks_like_folder
+from nxpipe.pipeline.order import Order
+from nxpipe.pipeline.request import BuildRequest
+from nxpipe.pipeline.saved import SavedProgram, is_saved
 
 Backend: TypeAlias = Literal["emulator", "neuronx"]
 _AT_ONCE = 64  # requests that a process remembers: a model is looked up once, not once a cell
@@ -51,7 +51,7 @@ class Asked:
 @lru_cache(_AT_ONCE)
 def _request(asked: Asked) -> BuildRequest:
     if is_saved(asked.order.model_id):
-        from pipeline.saved_request import SavedRequest
+        from nxpipe.pipeline.saved_request import SavedRequest
 
         path = expanded(asked.order.model_id)
         request: BuildRequest = SavedRequest.of(SavedProgram(path, dict(asked.axes)), asked.order)
@@ -59,7 +59,7 @@ def _request(asked: Asked) -> BuildRequest:
         request = asked.order.request()
     request = replace(request, verified=asked.verified)
     if asked.backend == "neuronx":
-        from pipeline.backends.neuronx.request import NeuronxRequest
+        from nxpipe.pipeline.backends.neuronx.request import NeuronxRequest
 
         return NeuronxRequest.of(request)
     return request

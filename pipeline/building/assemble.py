@@ -4,25 +4,25 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from artifact_store import Published, Store
-from artifact_store.canonical import canonical_json
-from artifact_store.documents import Blob
-from artifact_store.errors import Incomplete
-from artifact_store.evidence import EMULATED, Evidence, Limits
-from artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
-from artifact_store.parts import Part, part_of, seen
-from artifact_store.weights import Elements, put_weights
-from pipeline.artifact_files import UTILISATION
-from pipeline.backends.made import PROGRAM, compared
-from pipeline.command_line.progress import Watch
-from pipeline.request import BuildRequest, Shape
-from pipeline.utilisation import to_bytes as utilisation_file
-from pipeline.verification.evidence import Step
-from pipeline.verification.judged import insist
-from pipeline.verification.verify import Thresholds
+from nxpipe.artifact_store import Published, Store
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import Incomplete
+from nxpipe.artifact_store.evidence import EMULATED, Evidence, Limits
+from nxpipe.artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
+from nxpipe.artifact_store.parts import Part, part_of, seen
+from nxpipe.artifact_store.weights import Elements, put_weights
+from nxpipe.pipeline.artifact_files import UTILISATION
+from nxpipe.pipeline.backends.made import PROGRAM, compared
+from nxpipe.pipeline.command_line.progress import Watch
+from nxpipe.pipeline.request import BuildRequest, Shape
+from nxpipe.pipeline.utilisation import to_bytes as utilisation_file
+from nxpipe.pipeline.verification.evidence import Step
+from nxpipe.pipeline.verification.judged import insist
+from nxpipe.pipeline.verification.verify import Thresholds
 
 if TYPE_CHECKING:
-    from pipeline.models.weights import Tensors
+    from nxpipe.pipeline.models.weights import Tensors
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,18 @@ from contextlib import contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
-from emulator.confinement import confined, limits_now
-from pipeline.building.cell import Maker
-from pipeline.building.events import Ended, Event, Said
-from pipeline.building.faults import fault_of
-from pipeline.building.item import Item
-from pipeline.building.proved import doubt_of
-from pipeline.command_line.output import human_bytes
-from pipeline.verification.materials import Shelf
+from nxpipe.emulator.confinement import confined, limits_now
+from nxpipe.pipeline.building.cell import Maker
+from nxpipe.pipeline.building.events import Ended, Event, Said
+from nxpipe.pipeline.building.faults import fault_of
+from nxpipe.pipeline.building.item import Item
+from nxpipe.pipeline.building.proved import doubt_of
+from nxpipe.pipeline.command_line.output import human_bytes
+from nxpipe.pipeline.verification.materials import Shelf
 
 if TYPE_CHECKING:
-    from artifact_store import Store
-    from artifact_store.backends.protocol import Sent
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.backends.protocol import Sent
 
 _SHELF: Final = Shelf()  # of this process, which mostly makes one cell of a model after the other
 _SAID_EVERY: Final = 2.0  # seconds
@@ -62,13 +62,13 @@ def _made(item: Item, tell: Callable[[Event], None]) -> bool:
 
 def _of_readers() -> int:
     """The most memory that a process took which reads models for this one."""
-    client = sys.modules.get("emulator.confinement.client")  # which is imported by the first question
+    client = sys.modules.get("nxpipe.emulator.confinement.client")  # which is imported by the first question
     return client.peak() if client is not None else 0
 
 
 @cache
 def _store(url: str, kms_key: str | None) -> "Store":
-    from artifact_store.url import open_store
+    from nxpipe.artifact_store.url import open_store
 
     return open_store(url, kms_key=kms_key)
 

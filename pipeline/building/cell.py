@@ -4,20 +4,20 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any, TypeAlias
 
-from artifact_store import Published, Store
-from artifact_store.documents import Blob
-from artifact_store.errors import Incomplete
-from artifact_store.parts import Part, keep_observation, keep_part, part_of, seen
-from pipeline.backends.made import Made, backend_of, compared
-from pipeline.building.assemble import publish
-from pipeline.building.failed import refuse_what_failed_before, remembering
-from pipeline.building.turn import turn
-from pipeline.command_line.progress import Watch
-from pipeline.request import BuildRequest, Shape
-from pipeline.verification.evidence import Step
-from pipeline.verification.judged import insist
-from pipeline.verification.materials import Shelf
-from pipeline.verification.verify import Thresholds
+from nxpipe.artifact_store import Published, Store
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import Incomplete
+from nxpipe.artifact_store.parts import Part, keep_observation, keep_part, part_of, seen
+from nxpipe.pipeline.backends.made import Made, backend_of, compared
+from nxpipe.pipeline.building.assemble import publish
+from nxpipe.pipeline.building.failed import refuse_what_failed_before, remembering
+from nxpipe.pipeline.building.turn import turn
+from nxpipe.pipeline.command_line.progress import Watch
+from nxpipe.pipeline.request import BuildRequest, Shape
+from nxpipe.pipeline.verification.evidence import Step
+from nxpipe.pipeline.verification.judged import insist
+from nxpipe.pipeline.verification.materials import Shelf
+from nxpipe.pipeline.verification.verify import Thresholds
 
 _Find: TypeAlias = Callable[[Store, str], Part | None]
 _Keep: TypeAlias = Callable[[Store, str, Mapping[str, Blob], dict[str, object]], Part]

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from artifact_store.documents import written_now
-from pipeline.building.agenda import Agenda
-from pipeline.building.events import Ended, Event, Fault, Said
-from pipeline.building.item import Item
-from pipeline.building.planned import Plan
-from pipeline.building.results import Results
-from pipeline.errors import PipelineError
-from pipeline.executors.protocol import Executor
-from pipeline.exit_codes import STORE
+from nxpipe.artifact_store.documents import written_now
+from nxpipe.pipeline.building.agenda import Agenda
+from nxpipe.pipeline.building.events import Ended, Event, Fault, Said
+from nxpipe.pipeline.building.item import Item
+from nxpipe.pipeline.building.planned import Plan
+from nxpipe.pipeline.building.results import Results
+from nxpipe.pipeline.errors import PipelineError
+from nxpipe.pipeline.executors.protocol import Executor
+from nxpipe.pipeline.exit_codes import STORE
 
 _PATIENCE: Final = 1.0  # seconds to wait for news
 _LONGEST_PAUSE: Final = 60.0  # seconds before another attempt

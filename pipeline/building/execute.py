@@ -3,17 +3,17 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from artifact_store import Store
-from pipeline.building.agenda import Agenda
-from pipeline.building.drive import Policy, drive
-from pipeline.building.events import Event
-from pipeline.building.planned import Plan
-from pipeline.building.results import Results
-from pipeline.building.size import LITTLE
-from pipeline.building.timings import Timings, name_of
-from pipeline.executors.inline import InlineExecutor
-from pipeline.executors.protocol import Executor, Limits
-from pipeline.machine import processors
+from nxpipe.artifact_store import Store
+from nxpipe.pipeline.building.agenda import Agenda
+from nxpipe.pipeline.building.drive import Policy, drive
+from nxpipe.pipeline.building.events import Event
+from nxpipe.pipeline.building.planned import Plan
+from nxpipe.pipeline.building.results import Results
+from nxpipe.pipeline.building.size import LITTLE
+from nxpipe.pipeline.building.timings import Timings, name_of
+from nxpipe.pipeline.executors.inline import InlineExecutor
+from nxpipe.pipeline.executors.protocol import Executor, Limits
+from nxpipe.pipeline.machine import processors
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,17 @@ def note_timings(results: Results, timings: Timings) -> None:
 
 def _executor(plan: Plan, store: Store, means: Means, watch: Callable[[Event], None]) -> Executor:
     if means.executor == "ray":
-        from pipeline.executors.ray import RayExecutor
+        from nxpipe.pipeline.executors.ray import RayExecutor
 
         return RayExecutor(means.address, means.limits, means.jobs)
     if means.executor == "batch":
-        from pipeline.executors.batch import BatchExecutor
-        from pipeline.executors.batch_farm import find_farm
+        from nxpipe.pipeline.executors.batch import BatchExecutor
+        from nxpipe.pipeline.executors.batch_farm import find_farm
 
         return BatchExecutor(store, find_farm(means.project, means.region), means.limits)
     to_do = [cell.work for _, cell in plan.cells() if cell.state == "to do"]
     if means.limits == Limits() and (len(to_do) <= 1 or (means.jobs is None and sum(to_do) <= LITTLE)):
         return InlineExecutor(watch)
-    from pipeline.executors.local import LocalExecutor
+    from nxpipe.pipeline.executors.local import LocalExecutor
 
     return LocalExecutor(means.jobs or max(min(processors(), len(to_do)), 1), means.limits)

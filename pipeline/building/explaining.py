@@ -5,15 +5,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from artifact_store.index.leaves import Difference, differences
-from artifact_store.index.nearest import Near, nearest
-from artifact_store.index.segments import Report
-from artifact_store.layout import part_path
-from pipeline.building.planned import PlannedArtifact, PlannedCell
-from pipeline.request import BuildRequest, Shape, cache_room, digest_of
+from nxpipe.artifact_store.index.leaves import Difference, differences
+from nxpipe.artifact_store.index.nearest import Near, nearest
+from nxpipe.artifact_store.index.segments import Report
+from nxpipe.artifact_store.layout import part_path
+from nxpipe.pipeline.building.planned import PlannedArtifact, PlannedCell
+from nxpipe.pipeline.request import BuildRequest, Shape, cache_room, digest_of
 
 if TYPE_CHECKING:
-    from artifact_store import Published, Store
+    from nxpipe.artifact_store import Published, Store
 
 _SEARCHED: Final = 5  # artifacts, the nearest, whose programs are compared with
 

@@ -6,13 +6,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Final
 
-from artifact_store import Store
-from artifact_store.canonical import canonical_json
-from artifact_store.errors import StoreError
-from artifact_store.failures import Failure, failure_of, remember_failure
-from pipeline.documents import json_of
-from pipeline.errors import BuildRefused, DoesNotFit, PipelineError, VerificationFailed
-from pipeline.verification.verify import Thresholds
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.errors import StoreError
+from nxpipe.artifact_store.failures import Failure, failure_of, remember_failure
+from nxpipe.pipeline.documents import json_of
+from nxpipe.pipeline.errors import BuildRefused, DoesNotFit, PipelineError, VerificationFailed
+from nxpipe.pipeline.verification.verify import Thresholds
 
 # Behind an error of the request's own may stand one of this machine: no memory, no disk, a package that is missing.
 _OF_THE_MACHINE = (MemoryError, OSError, ImportError)

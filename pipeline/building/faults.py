@@ -3,13 +3,13 @@
 import traceback
 from typing import Final
 
-from artifact_store.errors import BadUrl, Changed, Denied, Incomplete, StoreUnavailable, UnsafeBackend
-from emulator.errors import LimitExceeded
-from pipeline.building.events import Fault, Sort
-from pipeline.building.failed import is_of_the_machine
-from pipeline.crash import report_crash
-from pipeline.errors import AwsError, MissingSoftware, NotEnoughMemory, sentence_of
-from pipeline.exit_codes import INTERNAL, exit_code_of
+from nxpipe.artifact_store.errors import BadUrl, Changed, Denied, Incomplete, StoreUnavailable, UnsafeBackend
+from nxpipe.emulator.errors import LimitExceeded
+from nxpipe.pipeline.building.events import Fault, Sort
+from nxpipe.pipeline.building.failed import is_of_the_machine
+from nxpipe.pipeline.crash import report_crash
+from nxpipe.pipeline.errors import AwsError, MissingSoftware, NotEnoughMemory, sentence_of
+from nxpipe.pipeline.exit_codes import INTERNAL, exit_code_of
 
 # No other cell would fare better.
 _HERE: Final = (MissingSoftware, AwsError, BadUrl, Denied, UnsafeBackend)

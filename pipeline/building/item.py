@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from pipeline.building.asked import Asked
-from pipeline.request import Shape
-from pipeline.verification.verify import Thresholds
+from nxpipe.pipeline.building.asked import Asked
+from nxpipe.pipeline.request import Shape
+from nxpipe.pipeline.verification.verify import Thresholds
 
 
 @dataclass(frozen=True)

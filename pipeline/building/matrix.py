@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from pipeline.building.asked import Asked, Backend
-from pipeline.command_line.order_options import chosen_models, refuse_words_without_effect
-from pipeline.config import Config
-from pipeline.config.models import Model
-from pipeline.order import Order, words
-from pipeline.saved import saved_program
+from nxpipe.pipeline.building.asked import Asked, Backend
+from nxpipe.pipeline.command_line.order_options import chosen_models, refuse_words_without_effect
+from nxpipe.pipeline.config import Config
+from nxpipe.pipeline.config.models import Model
+from nxpipe.pipeline.order import Order, words
+from nxpipe.pipeline.saved import saved_program
 
 
 def refuse_idle_words(ctx: click.Context, said: Mapping[str, Any]) -> None:

@@ -4,13 +4,13 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from pipeline.command_line.output import table
-from pipeline.escape import for_terminal
+from nxpipe.pipeline.command_line.output import table
+from nxpipe.pipeline.escape import for_terminal
 
 if TYPE_CHECKING:
-    from artifact_store import Store
-    from artifact_store.index.leaves import Difference
-    from artifact_store.index.nearest import Near
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.index.leaves import Difference
+    from nxpipe.artifact_store.index.nearest import Near
 
 _SHOWN: Final = 3  # differing fields that fit a line
 _WIDEST: Final = 60  # characters of a value in a table
@@ -19,9 +19,9 @@ _READ_FOR_A_HINT: Final = 200  # key inputs that are in no index; a build must n
 
 def why_missed(store: "Store", inputs: dict[str, object]) -> str | None:
     """One line for a build that found nothing: the nearest artifact, and where it was asked for otherwise."""
-    from artifact_store.errors import StoreError
-    from artifact_store.index.nearest import nearest
-    from pipeline.garbage import no_collection
+    from nxpipe.artifact_store.errors import StoreError
+    from nxpipe.artifact_store.index.nearest import nearest
+    from nxpipe.pipeline.garbage import no_collection
 
     try:
         with no_collection():

@@ -5,8 +5,8 @@ from typing import Any, TypeVar, get_args
 
 import click
 
-from pipeline.command_line.parameters import Bytes, Seconds
-from pipeline.config.sections import Backend, Build
+from nxpipe.pipeline.command_line.parameters import Bytes, Seconds
+from nxpipe.pipeline.config.sections import Backend, Build
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 EXECUTORS = ("local", "ray", "batch")

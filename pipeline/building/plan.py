@@ -5,20 +5,20 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from artifact_store import Store
-from artifact_store.layout import ACTIONS, FAILURES, PARTS, action_path, failure_path, part_path
-from pipeline.building.asked import Asked
-from pipeline.building.events import Fault
-from pipeline.building.failed import refuse_what_failed_before
-from pipeline.building.faults import fault_of
-from pipeline.building.nearness import why_missed
-from pipeline.building.planned import Plan, PlannedArtifact, PlannedCell
-from pipeline.building.proved import Doubt, doubt_of
-from pipeline.building.size import memory_of, work_of
-from pipeline.building.timings import Timings, name_of
-from pipeline.order import USUAL_BUCKET
-from pipeline.request import BuildRequest, Shape, digest_of, shapes_of
-from pipeline.verification.verify import Thresholds
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.layout import ACTIONS, FAILURES, PARTS, action_path, failure_path, part_path
+from nxpipe.pipeline.building.asked import Asked
+from nxpipe.pipeline.building.events import Fault
+from nxpipe.pipeline.building.failed import refuse_what_failed_before
+from nxpipe.pipeline.building.faults import fault_of
+from nxpipe.pipeline.building.nearness import why_missed
+from nxpipe.pipeline.building.planned import Plan, PlannedArtifact, PlannedCell
+from nxpipe.pipeline.building.proved import Doubt, doubt_of
+from nxpipe.pipeline.building.size import memory_of, work_of
+from nxpipe.pipeline.building.timings import Timings, name_of
+from nxpipe.pipeline.order import USUAL_BUCKET
+from nxpipe.pipeline.request import BuildRequest, Shape, digest_of, shapes_of
+from nxpipe.pipeline.verification.verify import Thresholds
 
 _LISTED: Final = 64  # keys, from which on one listing is less than a look for each
 _EXPLAINED: Final = 16  # artifacts whose nearest is looked for; of a large matrix the first say it all

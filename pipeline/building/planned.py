@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
-from pipeline.building.asked import Asked
-from pipeline.building.events import Fault
-from pipeline.exit_codes import one_code
-from pipeline.request import Shape
+from nxpipe.pipeline.building.asked import Asked
+from nxpipe.pipeline.building.events import Fault
+from nxpipe.pipeline.exit_codes import one_code
+from nxpipe.pipeline.request import Shape
 
 # docs/building.md, section 3.
 State: TypeAlias = Literal["published", "committed", "to do", "failed", "refused"]

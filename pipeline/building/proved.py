@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from artifact_store.evidence import is_covered
-from pipeline.errors import VerificationFailed
-from pipeline.request import BuildRequest
-from pipeline.verification.judged import shortfall
-from pipeline.verification.verify import Thresholds
+from nxpipe.artifact_store.evidence import is_covered
+from nxpipe.pipeline.errors import VerificationFailed
+from nxpipe.pipeline.request import BuildRequest
+from nxpipe.pipeline.verification.judged import shortfall
+from nxpipe.pipeline.verification.verify import Thresholds
 
 if TYPE_CHECKING:
-    from artifact_store import Published, Store
+    from nxpipe.artifact_store import Published, Store
 
 
 @dataclass(frozen=True)

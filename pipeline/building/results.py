@@ -4,9 +4,9 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from pipeline.building.events import Ended, Fault
-from pipeline.building.planned import Plan, PlannedArtifact, PlannedCell
-from pipeline.exit_codes import INCOMPLETE, INTERRUPTED, one_code
+from nxpipe.pipeline.building.events import Ended, Fault
+from nxpipe.pipeline.building.planned import Plan, PlannedArtifact, PlannedCell
+from nxpipe.pipeline.exit_codes import INCOMPLETE, INTERRUPTED, one_code
 
 # `found`: the store had it; `built`: this run made it; all else is missing. Only what was given up has failed.
 Fate: TypeAlias = Literal["found", "built", "failed", "not retried", "not tried"]

@@ -6,29 +6,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from artifact_store.errors import StoreUnavailable
-from pipeline import utilisation
-from pipeline.build_report.live import watch
-from pipeline.build_report.plan_text import plan_json, plan_table
-from pipeline.building.agenda import Agenda
-from pipeline.building.asked import Asked
-from pipeline.building.drive import Policy
-from pipeline.building.events import Event
-from pipeline.building.execute import Means, execute, note_timings
-from pipeline.building.plan import make_plan
-from pipeline.building.planned import Plan
-from pipeline.building.results import Results
-from pipeline.building.shown import published_of, show_artifacts, show_end
-from pipeline.building.timings import Timings
-from pipeline.command_line.output import Console
-from pipeline.executors.protocol import Limits
-from pipeline.verification.judged import report_of
-from pipeline.verification.verify import Thresholds
+from nxpipe.artifact_store.errors import StoreUnavailable
+from nxpipe.pipeline import utilisation
+from nxpipe.pipeline.build_report.live import watch
+from nxpipe.pipeline.build_report.plan_text import plan_json, plan_table
+from nxpipe.pipeline.building.agenda import Agenda
+from nxpipe.pipeline.building.asked import Asked
+from nxpipe.pipeline.building.drive import Policy
+from nxpipe.pipeline.building.events import Event
+from nxpipe.pipeline.building.execute import Means, execute, note_timings
+from nxpipe.pipeline.building.plan import make_plan
+from nxpipe.pipeline.building.planned import Plan
+from nxpipe.pipeline.building.results import Results
+from nxpipe.pipeline.building.shown import published_of, show_artifacts, show_end
+from nxpipe.pipeline.building.timings import Timings
+from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.executors.protocol import Limits
+from nxpipe.pipeline.verification.judged import report_of
+from nxpipe.pipeline.verification.verify import Thresholds
 
 if TYPE_CHECKING:
-    from artifact_store import Published, Store
-    from pipeline.build_report.recorder import Recorder
-    from pipeline.config import Config
+    from nxpipe.artifact_store import Published, Store
+    from nxpipe.pipeline.build_report.recorder import Recorder
+    from nxpipe.pipeline.config import Config
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Run:
             return execute(plan, self.store, agenda, self._means(), policy, self._told(shown.handle))
 
     def _told(self, show: Any) -> Any:
-        from pipeline.build_report.recorder import Recorder
+        from nxpipe.pipeline.build_report.recorder import Recorder
 
         self.recorder = recorder = Recorder()
 
@@ -115,8 +115,8 @@ def _kept_reports(
     """Of a run in which something was done: in a folder here, and beside every artifact that it published."""
     if not results.attempts or run.recorder is None:
         return None
-    from artifact_store.reports import store_report
-    from pipeline.build_report.keeping import keep_report
+    from nxpipe.artifact_store.reports import store_report
+    from nxpipe.pipeline.build_report.keeping import keep_report
 
     files = keep_report(results, run.recorder, run.state / "builds", figures)
     html, json = files.html.read_bytes(), files.json.read_bytes()
@@ -130,7 +130,7 @@ def _kept_reports(
 
 
 def _tell_github(console: Console, results: Results) -> None:
-    from pipeline.build_report.github import annotations, in_github, show_summary, write_summary
+    from nxpipe.pipeline.build_report.github import annotations, in_github, show_summary, write_summary
 
     if in_github(os.environ):
         show_summary(console, lambda: write_summary(results, os.environ))

@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import utilisation
-from pipeline.build_report.summary import summary
-from pipeline.building.planned import PlannedArtifact
-from pipeline.building.results import CellResult, Results
-from pipeline.command_line.output import Console, human_bytes
-from pipeline.verification.verify import Report, sentences
+from nxpipe.pipeline import utilisation
+from nxpipe.pipeline.build_report.summary import summary
+from nxpipe.pipeline.building.planned import PlannedArtifact
+from nxpipe.pipeline.building.results import CellResult, Results
+from nxpipe.pipeline.command_line.output import Console, human_bytes
+from nxpipe.pipeline.verification.verify import Report, sentences
 
 if TYPE_CHECKING:
-    from artifact_store import Published, Store
+    from nxpipe.artifact_store import Published, Store
 
 
 def published_of(store: "Store", results: Results) -> dict[str, "Published"]:

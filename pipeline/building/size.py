@@ -6,7 +6,7 @@ Rough on purpose. It decides which cell goes first and how many go at once, neve
 from collections.abc import Mapping
 from typing import Final
 
-from pipeline.request import BuildRequest, Shape
+from nxpipe.pipeline.request import BuildRequest, Shape
 
 _ALONE: Final = 900 << 20  # bytes of a worker with its libraries and a small model, as measured on two small encoders
 _PER_PARAMETER: Final = 12  # bytes: fp32 weights, the emulator's rounded copy, and the reference's

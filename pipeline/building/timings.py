@@ -6,9 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
-from pipeline.documents import MiB, json_of, read_file
-from pipeline.request import BuildRequest, Shape, digest_of
-from pipeline.whole_file import write_whole
+from nxpipe.pipeline.documents import MiB, json_of, read_file
+from nxpipe.pipeline.request import BuildRequest, Shape, digest_of
+from nxpipe.pipeline.whole_file import write_whole
 
 _KEPT: Final = 2000  # of the newest
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from artifact_store import Store
-from artifact_store.leases import Leases, new_holder
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.leases import Leases, new_holder
 
 _LOOK_AGAIN: Final = 1.0  # seconds
 

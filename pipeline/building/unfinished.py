@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.documents import MiB, json_of, read_file
-from pipeline.errors import BuildRefused
-from pipeline.whole_file import write_whole
+from nxpipe.pipeline.documents import MiB, json_of, read_file
+from nxpipe.pipeline.errors import BuildRefused
+from nxpipe.pipeline.whole_file import write_whole
 
 
 class Unfinished:

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.canary.counts import Batch, fault
-from pipeline.canary.logs import log_sum
-from pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.counts import Batch, fault
+from nxpipe.pipeline.canary.logs import log_sum
+from nxpipe.pipeline.canary.plan import Plan
 
 _STRICTER: Final = 10
 _ODDS: Final = (1.5, 2.0, 4.0, 10.0)  # beyond the objective, as the error rate is bet to be; the same on each

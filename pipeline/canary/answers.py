@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.canary.counts import Count, whole
+from nxpipe.pipeline.canary.counts import Count, whole
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Final
 
-from pipeline.canary.likelihood import informative, log_likelihoods
-from pipeline.canary.logs import log_sum
+from nxpipe.pipeline.canary.likelihood import informative, log_likelihoods
+from nxpipe.pipeline.canary.logs import log_sum
 
 _REACH: Final = 5.0  # tau to either side
 _TAUS: Final = tuple(step / 20 for step in range(61))

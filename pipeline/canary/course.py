@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from pipeline.canary.alone import Alone
-from pipeline.canary.answers import Open
-from pipeline.canary.canonical import spelled
-from pipeline.canary.evidence import Evidence
-from pipeline.canary.judge import Moment
-from pipeline.canary.metrics import beginning_of, minute_of, queries
-from pipeline.canary.pace import Pace
-from pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.alone import Alone
+from nxpipe.pipeline.canary.answers import Open
+from nxpipe.pipeline.canary.canonical import spelled
+from nxpipe.pipeline.canary.evidence import Evidence
+from nxpipe.pipeline.canary.judge import Moment
+from nxpipe.pipeline.canary.metrics import beginning_of, minute_of, queries
+from nxpipe.pipeline.canary.pace import Pace
+from nxpipe.pipeline.canary.plan import Plan
 
 _DISCARDED: Final = 1  # minutes of a step that are not counted, for caches are cold
 

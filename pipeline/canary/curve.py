@@ -2,11 +2,11 @@
 
 import math
 
-from pipeline.canary.bursts import mixed_log_likelihoods
-from pipeline.canary.counts import METRICS, Batch, Pairs
-from pipeline.canary.evidence import GRAIN, Curve
-from pipeline.canary.likelihood import informative, log_likelihoods
-from pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.bursts import mixed_log_likelihoods
+from nxpipe.pipeline.canary.counts import METRICS, Batch, Pairs
+from nxpipe.pipeline.canary.evidence import GRAIN, Curve
+from nxpipe.pipeline.canary.likelihood import informative, log_likelihoods
+from nxpipe.pipeline.canary.plan import Plan
 
 
 def curves_of(plan: Plan, batch: Batch) -> tuple[Curve, ...]:

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from pipeline.canary.canonical import digest_of
-from pipeline.canary.counts import METRICS
-from pipeline.canary.errors import EvidenceInvalid
-from pipeline.canary.minutes import Minutes
-from pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.canonical import digest_of
+from nxpipe.pipeline.canary.counts import METRICS
+from nxpipe.pipeline.canary.errors import EvidenceInvalid
+from nxpipe.pipeline.canary.minutes import Minutes
+from nxpipe.pipeline.canary.plan import Plan
 
 GRAIN: Final = 2.0**-30
 

@@ -2,12 +2,12 @@
 
 import math
 
-from pipeline.canary.counts import ERRORS, METRICS
-from pipeline.canary.evidence import Evidence
-from pipeline.canary.interval import interval
-from pipeline.canary.judge import is_timed
-from pipeline.canary.plan import Plan
-from pipeline.canary.verdict import Decision, Verdict
+from nxpipe.pipeline.canary.counts import ERRORS, METRICS
+from nxpipe.pipeline.canary.evidence import Evidence
+from nxpipe.pipeline.canary.interval import interval
+from nxpipe.pipeline.canary.judge import is_timed
+from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.verdict import Decision, Verdict
 
 
 def explain(plan: Plan, evidence: Evidence, verdict: Verdict) -> str:

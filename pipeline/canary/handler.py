@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pipeline.canary.canonical import digest_of
-from pipeline.canary.course import Course, kept
-from pipeline.canary.looking import Word, look
-from pipeline.canary.opening import opens
-from pipeline.canary.record import record_of
+from nxpipe.pipeline.canary.canonical import digest_of
+from nxpipe.pipeline.canary.course import Course, kept
+from nxpipe.pipeline.canary.looking import Word, look
+from nxpipe.pipeline.canary.opening import opens
+from nxpipe.pipeline.canary.record import record_of
 
 
 def handle(event: Mapping[str, Any], _context: object) -> dict[str, Any]:

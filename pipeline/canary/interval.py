@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from pipeline.canary.evidence import StepEvidence
-from pipeline.canary.plan import Plan
-from pipeline.canary.values import better, worse
+from nxpipe.pipeline.canary.evidence import StepEvidence
+from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.values import better, worse
 
 
 def interval(plan: Plan, steps: Sequence[StepEvidence], metric: int) -> tuple[float, float]:

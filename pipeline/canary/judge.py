@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pipeline.canary.counts import METRICS, Arm, Batch, fault
-from pipeline.canary.curve import curves_of
-from pipeline.canary.errors import EvidenceInvalid
-from pipeline.canary.evidence import Evidence, StepEvidence, begin
-from pipeline.canary.logs import log_sum
-from pipeline.canary.minutes import Minutes
-from pipeline.canary.plan import Plan
-from pipeline.canary.values import all_metrics, better, within_objective, worse
-from pipeline.canary.verdict import Decision, Verdict
+from nxpipe.pipeline.canary.counts import METRICS, Arm, Batch, fault
+from nxpipe.pipeline.canary.curve import curves_of
+from nxpipe.pipeline.canary.errors import EvidenceInvalid
+from nxpipe.pipeline.canary.evidence import Evidence, StepEvidence, begin
+from nxpipe.pipeline.canary.logs import log_sum
+from nxpipe.pipeline.canary.minutes import Minutes
+from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.values import all_metrics, better, within_objective, worse
+from nxpipe.pipeline.canary.verdict import Decision, Verdict
 
 _UNTIMED: Final = 0.2  # of the canary's requests: with more that nobody has timed, latencies prove little
 _INCIDENT: Final = math.log(100)  # a minute freezes that a stable version at its objective has in one of 100

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from pipeline.canary.counts import Batch
-from pipeline.canary.course import Course
-from pipeline.canary.explain import explain
-from pipeline.canary.judge import Judged, judge
-from pipeline.canary.metrics import batches, complete
-from pipeline.canary.opening import Alarms
-from pipeline.canary.verdict import Decision, Verdict
+from nxpipe.pipeline.canary.counts import Batch
+from nxpipe.pipeline.canary.course import Course
+from nxpipe.pipeline.canary.explain import explain
+from nxpipe.pipeline.canary.judge import Judged, judge
+from nxpipe.pipeline.canary.metrics import batches, complete
+from nxpipe.pipeline.canary.opening import Alarms
+from nxpipe.pipeline.canary.verdict import Decision, Verdict
 
 LOOKS_HERE: Final = 250  # of one execution: some 35 events each with one retry in it, of 25,000 that a history may have
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
-from pipeline.canary.answers import Open
-from pipeline.canary.counts import Arm, Batch, Count
+from nxpipe.pipeline.canary.answers import Open
+from nxpipe.pipeline.canary.counts import Arm, Batch, Count
 
 Results: TypeAlias = Sequence[Mapping[str, Any]]  # MetricDataResults of one answer
 _Values: TypeAlias = Mapping[str, Mapping[int, Count]]  # by the id of the query, by minute

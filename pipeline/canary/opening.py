@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pipeline.canary.course import Course, kept
-from pipeline.canary.errors import CanaryError
-from pipeline.canary.pace import Pace
-from pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.course import Course, kept
+from nxpipe.pipeline.canary.errors import CanaryError
+from nxpipe.pipeline.canary.pace import Pace
+from nxpipe.pipeline.canary.plan import Plan
 
 _COLOURS: Final = ("blue", "green")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from pipeline.canary.errors import PlanInvalid
+from nxpipe.pipeline.canary.errors import PlanInvalid
 
 _MOST_TRIES: Final = 1_000  # a history holds that many, and all that comes after them
 

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Final
 
-from pipeline.canary.canonical import digest_of
-from pipeline.canary.counts import LATENCIES, METRICS
-from pipeline.canary.errors import PlanInvalid
-from pipeline.canary.ratios import grid_with
+from nxpipe.pipeline.canary.canonical import digest_of
+from nxpipe.pipeline.canary.counts import LATENCIES, METRICS
+from nxpipe.pipeline.canary.errors import PlanInvalid
+from nxpipe.pipeline.canary.ratios import grid_with
 
 HELD_BACK: Final = 5  # percent that stays with the stable version until the end: without it nothing can be compared
 

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeline.canary.canonical import digest_of, spelled
-from pipeline.canary.counts import Batch
-from pipeline.canary.errors import CanaryError, RecordInvalid
-from pipeline.canary.evidence import Evidence
-from pipeline.canary.judge import Judged, Moment, judge
-from pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.canonical import digest_of, spelled
+from nxpipe.pipeline.canary.counts import Batch
+from nxpipe.pipeline.canary.errors import CanaryError, RecordInvalid
+from nxpipe.pipeline.canary.evidence import Evidence
+from nxpipe.pipeline.canary.judge import Judged, Moment, judge
+from nxpipe.pipeline.canary.plan import Plan
 
 
 def record_of(plan: Plan, at: Moment, batches: Sequence[Batch], judged: Judged, previous: str | None) -> dict[str, Any]:

@@ -5,11 +5,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from pipeline.canary.counts import LATENCIES
-from pipeline.canary.evidence import GRAIN, Curve, StepEvidence, added
-from pipeline.canary.logs import log_sum
-from pipeline.canary.plan import Plan
-from pipeline.canary.ratios import bets_above, bets_below
+from nxpipe.pipeline.canary.counts import LATENCIES
+from nxpipe.pipeline.canary.evidence import GRAIN, Curve, StepEvidence, added
+from nxpipe.pipeline.canary.logs import log_sum
+from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.ratios import bets_above, bets_below
 
 # Half is bet on errors, and half on the latencies together.
 METRIC_BETS: Final = (0.5, *[0.5 / len(LATENCIES)] * len(LATENCIES))

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pipeline.channels.colours import fleet_of
-from pipeline.channels.signing import key_option
-from pipeline.command_line.options import ACTOR, REASON, Label, config_option, store_option
-from pipeline.command_line.output import Console
+from nxpipe.pipeline.channels.colours import fleet_of
+from nxpipe.pipeline.channels.signing import key_option
+from nxpipe.pipeline.command_line.options import ACTOR, REASON, Label, config_option, store_option
+from nxpipe.pipeline.command_line.output import Console
 
 if TYPE_CHECKING:
-    from artifact_store import Store
-    from artifact_store.channel.generation import Generation
-    from artifact_store.channel.log import Appended
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.channel.generation import Generation
+    from nxpipe.artifact_store.channel.log import Appended
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,7 +49,7 @@ def refuse_of_rollouts(channel: str, *, past_rollouts: bool) -> None:
 
 def record(console: Console, appended: "Appended", store: "Store", typed_key: str | None) -> None:
     """Tell what the channel serves, whether that is new, and what a key has signed of it."""
-    from pipeline.channels.text import generation_data, served_lines
+    from nxpipe.pipeline.channels.text import generation_data, served_lines
 
     generation = appended.generation
     key_ids = [each.key_id for each in generation.signatures] if appended.changed else []
@@ -71,7 +71,7 @@ def record(console: Console, appended: "Appended", store: "Store", typed_key: st
 
 def _unsigned(store: "Store", generation: "Generation") -> list[str]:
     """Artifacts that no key has spoken of: who signs a generation vouches for the choice, not for what was chosen."""
-    from artifact_store.trust.signatures import Signatures
+    from nxpipe.artifact_store.trust.signatures import Signatures
 
     signatures = Signatures(store)
     return [each.name for each in generation.artifacts if not signatures.key_ids(each.manifest.sha256)]

@@ -2,17 +2,17 @@
 
 from typing import TYPE_CHECKING
 
-from artifact_store.errors import ChannelEmpty
-from pipeline.suggest import did_you_mean
+from nxpipe.artifact_store.errors import ChannelEmpty
+from nxpipe.pipeline.suggest import did_you_mean
 
 if TYPE_CHECKING:
-    from artifact_store import Store
-    from pipeline.config import Config
+    from nxpipe.artifact_store import Store
+    from nxpipe.pipeline.config import Config
 
 
 def unknown_channel(store: "Store", name: str) -> ChannelEmpty:
     """What to raise where a channel is only read: of nothing there can be nothing to compare, fetch or release."""
-    from artifact_store.channel.log import channels
+    from nxpipe.artifact_store.channel.log import channels
 
     known = channels(store.backend)
     others = f"; it has {', '.join(known)}" if known else ", which has none yet; nxpipe promote makes one"

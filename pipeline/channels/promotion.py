@@ -5,19 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emulator.hardware import INSTANCES
-from pipeline.channels.signing import trust_in
-from pipeline.folders import expanded
-from pipeline.suggest import did_you_mean
-from pipeline.verification.judged import shortfall
-from pipeline.verification.verify import Thresholds
+from nxpipe.emulator.hardware import INSTANCES
+from nxpipe.pipeline.channels.signing import trust_in
+from nxpipe.pipeline.folders import expanded
+from nxpipe.pipeline.suggest import did_you_mean
+from nxpipe.pipeline.verification.judged import shortfall
+from nxpipe.pipeline.verification.verify import Thresholds
 
 if TYPE_CHECKING:
-    from artifact_store import Store
-    from artifact_store.channel.change import Requirements
-    from artifact_store.evidence import Evidence
-    from artifact_store.manifest import Manifest
-    from pipeline.config import Config, Model
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.channel.change import Requirements
+    from nxpipe.artifact_store.evidence import Evidence
+    from nxpipe.artifact_store.manifest import Manifest
+    from nxpipe.pipeline.config import Config, Model
 
 
 def requirements(store: "Store", config: "Config", folder: Path, channel: str) -> "Requirements":
@@ -27,7 +27,7 @@ def requirements(store: "Store", config: "Config", folder: Path, channel: str) -
 def requirements_of_one(store: "Store", config: "Config", folder: Path, channel: str) -> "Requirements":
     """The same of an artifact by itself, whatever else the channel serves: signed if asked, and near enough by
     [verify] of today, not of whoever built it."""
-    from artifact_store.channel.change import Requirements
+    from nxpipe.artifact_store.channel.change import Requirements
 
     trust, allowed = trust_in(config, folder, store), Thresholds.of(config)
 
@@ -37,7 +37,7 @@ def requirements_of_one(store: "Store", config: "Config", folder: Path, channel:
     policy = trust.policy
     if policy is None:
         return Requirements(judge=judge, trust=trust)
-    from artifact_store.trust.testimony import believing
+    from nxpipe.artifact_store.trust.testimony import believing
 
     return Requirements(
         doubt=policy.judge(store, channel),

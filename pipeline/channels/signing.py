@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING
 
 import click
 
-from artifact_store.errors import Refused
-from pipeline.channels.colours import COLOURS, channel_of
-from pipeline.folders import NoHome, expanded, user_state_folder
-from pipeline.suggest import did_you_mean
+from nxpipe.artifact_store.errors import Refused
+from nxpipe.pipeline.channels.colours import COLOURS, channel_of
+from nxpipe.pipeline.folders import NoHome, expanded, user_state_folder
+from nxpipe.pipeline.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from artifact_store import Store
-    from artifact_store.channel.change import Sign
-    from artifact_store.transfer.believed import Trust
-    from artifact_store.trust.keys import PublicKey, Signer
-    from artifact_store.trust.policy import Policy, TrustedKey
-    from pipeline.config import Config
-    from pipeline.config import TrustedKey as TrustedKeyTable
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.channel.change import Sign
+    from nxpipe.artifact_store.transfer.believed import Trust
+    from nxpipe.artifact_store.trust.keys import PublicKey, Signer
+    from nxpipe.artifact_store.trust.policy import Policy, TrustedKey
+    from nxpipe.pipeline.config import Config
+    from nxpipe.pipeline.config import TrustedKey as TrustedKeyTable
 
 key_option = click.option(
     "--key",
@@ -37,7 +37,7 @@ def signing_policy(config: "Config", folder: Path) -> "Policy | None":
     signing = config.signing
     if not signing.require and not signing.trusted:
         return None
-    from artifact_store.trust.policy import Policy
+    from nxpipe.artifact_store.trust.policy import Policy
 
     trusted = tuple(_trusted(each, config, folder) for each in signing.trusted)
     if not trusted:
@@ -47,8 +47,8 @@ def signing_policy(config: "Config", folder: Path) -> "Policy | None":
 
 def trust_in(config: "Config", folder: Path, store: "Store", say: "Callable[[str], None]" = lambda _: None) -> "Trust":
     """What is believed of a store's channels by this file, and by what this machine has seen of them before."""
-    from artifact_store.channel.marks import Marks
-    from artifact_store.transfer.believed import Trust
+    from nxpipe.artifact_store.channel.marks import Marks
+    from nxpipe.artifact_store.transfer.believed import Trust
 
     for sentence in unused_channels(config):
         say(f"Note: {sentence}")
@@ -62,7 +62,7 @@ def trust_in(config: "Config", folder: Path, store: "Store", say: "Callable[[str
 
 def _identity(url: str) -> str:
     """A bucket of the same name at another endpoint is another store."""
-    from artifact_store.url import is_remote
+    from nxpipe.artifact_store.url import is_remote
 
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     return f"{url} at {endpoint}" if endpoint and is_remote(url) else url
@@ -80,7 +80,7 @@ def unused_channels(config: "Config") -> "Iterator[str]":
 
 def _untold(config: "Config", folder: Path) -> "Iterator[TrustedKey]":
     """Where no key is said to be trusted, it is each that signs, for what it signs."""
-    from artifact_store.trust.policy import TrustedKey
+    from nxpipe.artifact_store.trust.policy import TrustedKey
 
     signing, promoted = config.signing, _with_colours(config, [each.channel for each in config.signing.promoting])
     if signing.key:
@@ -106,7 +106,7 @@ def chosen_signer(typed: str | None, config: "Config", folder: Path, channel: st
     """The key to sign artifacts with, or the generations of a channel: what was typed starts here, what is configured
     starts at the file.
     """
-    from artifact_store.trust.signers import open_signer
+    from nxpipe.artifact_store.trust.signers import open_signer
 
     signer = open_signer(typed, Path()) if typed else _configured(config, folder, channel)
     if signer is None:
@@ -118,7 +118,7 @@ def author_signature(typed: str | None, config: "Config", folder: Path, channel:
     """How a change of a channel is signed: where the channel asks for it, or a key was typed."""
     if typed is None and channel not in _with_colours(config, config.signing.require):
         return None
-    from artifact_store.trust.policy import signing_with
+    from nxpipe.artifact_store.trust.policy import signing_with
 
     base = next((each.channel for each in config.fleets if channel in _with_colours(config, (each.channel,))), channel)
     signer, policy = chosen_signer(typed, config, folder, base), signing_policy(config, folder)
@@ -140,7 +140,7 @@ def known_keys(config: "Config", folder: Path) -> "list[PublicKey]":
 
 
 def named_public_key(path: Path) -> "PublicKey":
-    from artifact_store.trust.keys import PublicKey
+    from nxpipe.artifact_store.trust.keys import PublicKey
 
     return PublicKey.from_file(path)
 
@@ -153,7 +153,7 @@ def builder_id() -> str:
 
 def _public_half(key: str, folder: Path) -> "PublicKey":
     """From the file beside a key file, so that whoever only looks needs no private key."""
-    from artifact_store.trust.signers import open_signer
+    from nxpipe.artifact_store.trust.signers import open_signer
 
     beside = _beside(key, folder)
     return named_public_key(beside) if beside else open_signer(key, folder).public
@@ -161,7 +161,7 @@ def _public_half(key: str, folder: Path) -> "PublicKey":
 
 def _beside(key: str, folder: Path) -> Path | None:
     """The public half of a key file, if it is there."""
-    from artifact_store.trust.key_files import public_path
+    from nxpipe.artifact_store.trust.key_files import public_path
 
     if not key.startswith("file:"):
         return None
@@ -170,14 +170,14 @@ def _beside(key: str, folder: Path) -> Path | None:
 
 
 def _configured(config: "Config", folder: Path, channel: str | None) -> "Signer | None":
-    from artifact_store.trust.signers import open_signer
+    from nxpipe.artifact_store.trust.signers import open_signer
 
     key = config.signing.key if channel is None else config.signing.key_of(channel)
     return open_signer(key, folder) if key else None
 
 
 def _trusted(table: "TrustedKeyTable", config: "Config", folder: Path) -> "TrustedKey":
-    from artifact_store.trust.policy import TrustedKey
+    from nxpipe.artifact_store.trust.policy import TrustedKey
 
     path = folder / expanded(table.key.removeprefix("file:"))
     channels = None if table.channels is None else _with_colours(config, table.channels)

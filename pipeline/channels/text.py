@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from artifact_store.names import SHOWN
-from pipeline.command_line.output import table
-from pipeline.escape import for_terminal, shown, style
+from nxpipe.artifact_store.names import SHOWN
+from nxpipe.pipeline.command_line.output import table
+from nxpipe.pipeline.escape import for_terminal, shown, style
 
 if TYPE_CHECKING:
-    from artifact_store.channel.generation import Generation, Served
-    from pipeline.channels.view import Entry
+    from nxpipe.artifact_store.channel.generation import Generation, Served
+    from nxpipe.pipeline.channels.view import Entry
 
 _UNITS: Final = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
 

@@ -8,15 +8,15 @@ from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
 
-from artifact_store import Store
-from artifact_store.channel.generation import Generation, Served
-from artifact_store.channel.log import channels
-from artifact_store.documents import seconds_since_1970
-from artifact_store.transfer.believed import Trust, unbelieved
-from artifact_store.trust.policy import Policy
-from pipeline.channels.known import unknown_channel
-from pipeline.channels.signing import trust_in
-from pipeline.config import load_config
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.channel.generation import Generation, Served
+from nxpipe.artifact_store.channel.log import channels
+from nxpipe.artifact_store.documents import seconds_since_1970
+from nxpipe.artifact_store.transfer.believed import Trust, unbelieved
+from nxpipe.artifact_store.trust.policy import Policy
+from nxpipe.pipeline.channels.known import unknown_channel
+from nxpipe.pipeline.channels.signing import trust_in
+from nxpipe.pipeline.config import load_config
 
 
 @dataclass(frozen=True)

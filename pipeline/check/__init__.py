@@ -9,27 +9,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from artifact_store.canonical import canonical_json
-from artifact_store.digest import sha256_hex
-from artifact_store.errors import InvalidDocument
-from emulator.configuration import without_quantisation
-from emulator.errors import CompileError
-from pipeline.check import cache
-from pipeline.check.configuration import blamed, in_config, review, shown, too_long, unusable_source
-from pipeline.check.finding import CONFIGURATION, SOURCE, WEIGHTS, Finding, merge
-from pipeline.check.fit import fit, verdicts
-from pipeline.check.report import Examination, Report
-from pipeline.check.weights import Checkpoint, examine_files
-from pipeline.errors import ModelSourceError
-from pipeline.folders import expanded
-from pipeline.garbage import no_collection
-from pipeline.models.source import ModelSource
-from pipeline.order import Order
-from pipeline.request import Shape, all_phases, program_inputs, source_digest
-from pipeline.saved import SavedProgram
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.errors import InvalidDocument
+from nxpipe.emulator.configuration import without_quantisation
+from nxpipe.emulator.errors import CompileError
+from nxpipe.pipeline.check import cache
+from nxpipe.pipeline.check.configuration import blamed, in_config, review, shown, too_long, unusable_source
+from nxpipe.pipeline.check.finding import CONFIGURATION, SOURCE, WEIGHTS, Finding, merge
+from nxpipe.pipeline.check.fit import fit, verdicts
+from nxpipe.pipeline.check.report import Examination, Report
+from nxpipe.pipeline.check.weights import Checkpoint, examine_files
+from nxpipe.pipeline.errors import ModelSourceError
+from nxpipe.pipeline.folders import expanded
+from nxpipe.pipeline.garbage import no_collection
+from nxpipe.pipeline.models.source import ModelSource
+from nxpipe.pipeline.order import Order
+from nxpipe.pipeline.request import Shape, all_phases, program_inputs, source_digest
+from nxpipe.pipeline.saved import SavedProgram
 
 if TYPE_CHECKING:
-    from pipeline.verification.evidence import Step
+    from nxpipe.pipeline.verification.evidence import Step
 
 __all__ = ["check", "check_file"]
 
@@ -68,7 +68,7 @@ def check_file(program: SavedProgram, order: Order, step: "Step") -> Report:
         program.require_readable()
     except ModelSourceError as error:
         return Report(name, "", (), False, (), (Finding(SOURCE, str(error), file=place),), place)
-    from pipeline.check.examine import Subject, examine
+    from nxpipe.pipeline.check.examine import Subject, examine
 
     tried = _degrees(order)
     target = order.targets()[0].compiler_target
@@ -125,7 +125,7 @@ def _examined(
     key = _key(order, source, shapes, checkpoint, target)
     found = cache.lookup(key)
     if found is None:
-        from pipeline.check.examine import Subject, examine, lasting, programs_of, published_of, weights_of
+        from nxpipe.pipeline.check.examine import Subject, examine, lasting, programs_of, published_of, weights_of
 
         programs, options = programs_of(source, shapes), (order.autocast, order.autocast_type, target)
         ways = (lambda: weights_of(source, shapes), lambda: published_of(source, shapes))

@@ -7,8 +7,8 @@ arithmetic to the lookups. Where anything unknown takes part, as a token's id do
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from emulator.graph import Graph, Node, Value
-from emulator.ops import (
+from nxpipe.emulator.graph import Graph, Node, Value
+from nxpipe.emulator.ops import (
     Binary,
     Broadcast,
     Cast,
@@ -23,9 +23,9 @@ from emulator.ops import (
     TakeAlong,
     Transpose,
 )
-from emulator.types import DType
-from pipeline.check.finding import POSITIONS, Finding
-from pipeline.check.lowered import each_node, grouped
+from nxpipe.emulator.types import DType
+from nxpipe.pipeline.check.finding import POSITIONS, Finding
+from nxpipe.pipeline.check.lowered import each_node, grouped
 
 # What these give was in their first operand.
 _SELECTING = (Broadcast, Cast, Flip, Gather, Index, Reshape, Slice, TakeAlong, Transpose)

@@ -11,9 +11,9 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.check.report import Examination
-from pipeline.documents import MiB, json_of, read_file
-from pipeline.folders import cache_folder
+from nxpipe.pipeline.check.report import Examination
+from nxpipe.pipeline.documents import MiB, json_of, read_file
+from nxpipe.pipeline.folders import cache_folder
 
 _MOST_ENTRIES = 512
 

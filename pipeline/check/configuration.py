@@ -7,12 +7,20 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from emulator.configuration import fetched, oversized, quantised
-from pipeline.check.finding import CONFIGURATION, CUSTOM_CODE, NOT_CAPTURED, POSITIONS, QUANTISED, SOURCE, Finding
-from pipeline.errors import ModelSourceError
-from pipeline.folders import expanded
-from pipeline.models.source import ModelSource
-from pipeline.request import Shape, longest_sequence
+from nxpipe.emulator.configuration import fetched, oversized, quantised
+from nxpipe.pipeline.check.finding import (
+    CONFIGURATION,
+    CUSTOM_CODE,
+    NOT_CAPTURED,
+    POSITIONS,
+    QUANTISED,
+    SOURCE,
+    Finding,
+)
+from nxpipe.pipeline.errors import ModelSourceError
+from nxpipe.pipeline.folders import expanded
+from nxpipe.pipeline.models.source import ModelSource
+from nxpipe.pipeline.request import Shape, longest_sequence
 
 # Names that the families of transformers give to sizes which no model can have at zero.
 _SIZES = (

@@ -4,15 +4,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from emulator.compile import compile_graph
-from emulator.errors import CaptureError, CompileError, GraphBreak, LimitExceeded, OptionsInvalid, UnsupportedOperators
-from emulator.graph import Graph
-from emulator.memory import Footprint, footprints
-from emulator.passes import PassOptions
-from emulator.passes.legalise import ConstantTooLarge
-from emulator.passes.shard import divide
-from pipeline.check.bounds import lookups_outside
-from pipeline.check.finding import (
+from nxpipe.emulator.compile import compile_graph
+from nxpipe.emulator.errors import (
+    CaptureError,
+    CompileError,
+    GraphBreak,
+    LimitExceeded,
+    OptionsInvalid,
+    UnsupportedOperators,
+)
+from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.memory import Footprint, footprints
+from nxpipe.emulator.passes import PassOptions
+from nxpipe.emulator.passes.legalise import ConstantTooLarge
+from nxpipe.emulator.passes.shard import divide
+from nxpipe.pipeline.check.bounds import lookups_outside
+from nxpipe.pipeline.check.finding import (
     FAULT,
     GRAPH_BREAK,
     INT64,
@@ -25,19 +32,19 @@ from pipeline.check.finding import (
     merge,
     source_place,
 )
-from pipeline.check.limits import limits
-from pipeline.check.lowered import each_node, grouped
-from pipeline.check.precision import risks
-from pipeline.check.report import Examination, Program
-from pipeline.check.weights import Checkpoint, compare
-from pipeline.crash import report_crash
-from pipeline.errors import MissingSoftware
-from pipeline.models.source import ModelSource
-from pipeline.request import Shape, capture_request
-from pipeline.verification.evidence import Step
+from nxpipe.pipeline.check.limits import limits
+from nxpipe.pipeline.check.lowered import each_node, grouped
+from nxpipe.pipeline.check.precision import risks
+from nxpipe.pipeline.check.report import Examination, Program
+from nxpipe.pipeline.check.weights import Checkpoint, compare
+from nxpipe.pipeline.crash import report_crash
+from nxpipe.pipeline.errors import MissingSoftware
+from nxpipe.pipeline.models.source import ModelSource
+from nxpipe.pipeline.request import Shape, capture_request
+from nxpipe.pipeline.verification.evidence import Step
 
 if TYPE_CHECKING:
-    from emulator.types import TensorType
+    from nxpipe.emulator.types import TensorType
 
 Lowering: TypeAlias = Callable[[PassOptions], Graph]
 
@@ -67,14 +74,14 @@ def programs_of(source: ModelSource, shapes: tuple[Shape, ...]) -> dict[str, Low
 
 def published_of(source: ModelSource, shapes: tuple[Shape, ...]) -> Iterable[tuple[str, str]]:
     """The authors' own plan of tensor parallelism; called only where a program was captured, so there is a model."""
-    from emulator.capture.published import published_plan
+    from nxpipe.emulator.capture.published import published_plan
 
     return published_plan(capture_request(source, shapes[0]))
 
 
 def weights_of(source: ModelSource, shapes: tuple[Shape, ...]) -> Mapping[str, "TensorType"]:
     """What a model asks of a checkpoint, read off the model built without a trace."""
-    from emulator.capture import parameter_specs
+    from nxpipe.emulator.capture import parameter_specs
 
     for shape in shapes:
         try:

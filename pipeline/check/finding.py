@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from pipeline import exit_codes
+from nxpipe.pipeline import exit_codes
 
 if TYPE_CHECKING:
-    from emulator.graph import Origin
+    from nxpipe.emulator.graph import Origin
 
 
 class Severity(StrEnum):

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from emulator.hardware import Instance
-from emulator.memory import Footprint, capacity, code_bytes
-from pipeline.check.finding import DEGREE, DOES_NOT_FIT, PADDED, TIGHT, Finding
-from pipeline.check.report import Examination, Fit, Row
+from nxpipe.emulator.hardware import Instance
+from nxpipe.emulator.memory import Footprint, capacity, code_bytes
+from nxpipe.pipeline.check.finding import DEGREE, DOES_NOT_FIT, PADDED, TIGHT, Finding
+from nxpipe.pipeline.check.report import Examination, Fit, Row
 
 _GIB = 1 << 30
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from emulator.graph import Graph, Node
-from emulator.ops import ArgSort, IndexUpdate, Pool, ScatterAlong
-from emulator.passes import PassOptions
-from emulator.types import DType, TensorType
-from pipeline.check.finding import (
+from nxpipe.emulator.graph import Graph, Node
+from nxpipe.emulator.ops import ArgSort, IndexUpdate, Pool, ScatterAlong
+from nxpipe.emulator.passes import PassOptions
+from nxpipe.emulator.types import DType, TensorType
+from nxpipe.pipeline.check.finding import (
     EMPTY_TENSOR,
     FP8_KIND,
     INTEGER_ORDER,
@@ -16,7 +16,7 @@ from pipeline.check.finding import (
     Finding,
     Rule,
 )
-from pipeline.check.lowered import each_node, grouped
+from nxpipe.pipeline.check.lowered import each_node, grouped
 
 _LARGEST_TENSOR = 4 << 30
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from emulator.graph import Graph, Node
-from pipeline.check.finding import Finding
+from nxpipe.emulator.graph import Graph, Node
+from nxpipe.pipeline.check.finding import Finding
 
 
 def each_node(graph: Graph) -> Iterator[tuple[Node, int]]:

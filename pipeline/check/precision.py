@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from emulator.graph import Graph, Node
-from emulator.ops import Cast, LayerNorm, RmsNorm, Softmax
-from emulator.passes import PassOptions
-from emulator.types import DType
-from pipeline.check.finding import FP8_RANGE, FP16_OVERFLOW, NARROW_COUNT, NARROW_SENSITIVE, Finding
-from pipeline.check.lowered import each_node, grouped
+from nxpipe.emulator.graph import Graph, Node
+from nxpipe.emulator.ops import Cast, LayerNorm, RmsNorm, Softmax
+from nxpipe.emulator.passes import PassOptions
+from nxpipe.emulator.types import DType
+from nxpipe.pipeline.check.finding import FP8_RANGE, FP16_OVERFLOW, NARROW_COUNT, NARROW_SENSITIVE, Finding
+from nxpipe.pipeline.check.lowered import each_node, grouped
 
 _FP16_MOST = 65504
 # Functions whose results leave the range of fp16 for inputs well inside it: exp(11.1) does already.

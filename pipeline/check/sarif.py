@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from pipeline import VERSION
-from pipeline.check.finding import RULES, Finding, Rule
-from pipeline.check.report import Report
+from nxpipe.pipeline import VERSION
+from nxpipe.pipeline.check.finding import RULES, Finding, Rule
+from nxpipe.pipeline.check.report import Report
 
 SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 _MOST_RESULTS: Final = 25_000  # of one run: GitHub refuses a log with more

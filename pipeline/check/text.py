@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from emulator.memory import Footprint
-from pipeline import exit_codes
-from pipeline.check.finding import Finding, Severity
-from pipeline.check.report import Fit, Report, Row
-from pipeline.command_line.output import table
-from pipeline.escape import for_terminal, shown, style, unstyled
+from nxpipe.emulator.memory import Footprint
+from nxpipe.pipeline import exit_codes
+from nxpipe.pipeline.check.finding import Finding, Severity
+from nxpipe.pipeline.check.report import Fit, Report, Row
+from nxpipe.pipeline.command_line.output import table
+from nxpipe.pipeline.escape import for_terminal, shown, style, unstyled
 
 _GIB: Final = 1 << 30
 _PARTS: Final = ("TP", "WEIGHTS", "KV CACHE", "ACTIVATIONS", "IN, OUT, CONSTANTS")

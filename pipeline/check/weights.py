@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emulator.regular_file import open_regular
-from pipeline.check.finding import PICKLED, WEIGHTS, Finding
-from pipeline.documents import json_of
-from pipeline.errors import ModelSourceError
-from pipeline.models.checkpoint import SafetensorsWeights, weight_files
+from nxpipe.emulator.regular_file import open_regular
+from nxpipe.pipeline.check.finding import PICKLED, WEIGHTS, Finding
+from nxpipe.pipeline.documents import json_of
+from nxpipe.pipeline.errors import ModelSourceError
+from nxpipe.pipeline.models.checkpoint import SafetensorsWeights, weight_files
 
 if TYPE_CHECKING:
-    from emulator.types import TensorType
+    from nxpipe.emulator.types import TensorType
 
 _LARGEST_HEADER = 100 << 20  # the format's own limit
 

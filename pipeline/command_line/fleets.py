@@ -4,14 +4,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.suggest import did_you_mean
+from nxpipe.pipeline.suggest import did_you_mean
 
 if TYPE_CHECKING:
-    from pipeline.config import Config, ServingFleet
+    from nxpipe.pipeline.config import Config, ServingFleet
 
 
 def serving_fleets(config: "Config") -> "dict[str, ServingFleet]":
-    from pipeline.config import ServingFleet
+    from nxpipe.pipeline.config import ServingFleet
 
     return {each.name: each for each in config.fleets if isinstance(each, ServingFleet)}
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from artifact_store.errors import ChannelEmpty, NotFound
-from pipeline.channels.known import unknown_channel
+from nxpipe.artifact_store.errors import ChannelEmpty, NotFound
+from nxpipe.pipeline.channels.known import unknown_channel
 
 if TYPE_CHECKING:
-    from artifact_store import Store
-    from artifact_store.channel.generation import Served
-    from artifact_store.manifest import Manifest
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.channel.generation import Served
+    from nxpipe.artifact_store.manifest import Manifest
 
 _KEY: Final = re.compile("[0-9a-f]{6,64}")
 
@@ -51,7 +51,7 @@ class Named:
 
 def named(word: str, store: "Store", config_path: Path) -> Named:
     """A channel that something was promoted to, or an artifact: a misspelt channel is neither."""
-    from artifact_store.channel.log import channels
+    from nxpipe.artifact_store.channel.log import channels
 
     if word in channels(store.backend):
         return Named(word, True, _served(word, store, config_path))
@@ -94,8 +94,8 @@ def _either(word: str, store: "Store", config_path: Path) -> Named:
 
 def _served(channel: str, store: "Store", config_path: Path) -> "tuple[Manifest, ...]":
     """What is served now, by a generation and signatures that may be believed."""
-    from pipeline.channels.signing import trust_in
-    from pipeline.config import load_config
+    from nxpipe.pipeline.channels.signing import trust_in
+    from nxpipe.pipeline.config import load_config
 
     config = load_config(config_path, os.environ, missing_ok=True)
     served = trust_in(config, config_path.parent, store).served(store, channel)
@@ -114,8 +114,8 @@ def _slot(manifest: "Manifest") -> tuple[str, str]:
 
 
 def _by_digest(digest: str, store: "Store") -> "Manifest | None":
-    from artifact_store.documents import Blob
-    from artifact_store.layout import digest_path, is_key
+    from nxpipe.artifact_store.documents import Blob
+    from nxpipe.artifact_store.layout import digest_path, is_key
 
     stat = store.backend.stat(digest_path(digest)) if is_key(digest) else None
     return store.manifest(Blob(sha256=digest, size=stat.size)) if stat else None

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from pipeline.command_line.store_url import VARIABLE
+from nxpipe.pipeline.command_line.store_url import VARIABLE
 
 config_option = click.option(
     "--config",

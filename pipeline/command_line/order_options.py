@@ -7,11 +7,11 @@ from typing import Any, Final, TypeVar, get_args
 import click
 from click.core import ParameterSource
 
-from pipeline.command_line.parameters import Numbers, Phases, Target
-from pipeline.config import Config, Model
-from pipeline.config.models import Autocast, AutocastType, Task
-from pipeline.order import Order
-from pipeline.suggest import did_you_mean
+from nxpipe.pipeline.command_line.parameters import Numbers, Phases, Target
+from nxpipe.pipeline.config import Config, Model
+from nxpipe.pipeline.config.models import Autocast, AutocastType, Task
+from nxpipe.pipeline.order import Order
+from nxpipe.pipeline.suggest import did_you_mean
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

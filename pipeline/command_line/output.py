@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 import click
 
-from pipeline.escape import for_json, for_json_text, for_log, line_for, shown, style, unstyled
+from nxpipe.pipeline.escape import for_json, for_json_text, for_log, line_for, shown, style, unstyled
 
 _CLEARED = "\r\033[K"  # the row of the terminal that the cursor is in
 

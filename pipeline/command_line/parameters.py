@@ -5,10 +5,10 @@ from typing import Any, get_args
 
 import click
 
-from emulator.hardware import INSTANCES, UnknownInstance, instance
-from pipeline.config.models import Phase
-from pipeline.order import ALL
-from pipeline.release.words import Expected
+from nxpipe.emulator.hardware import INSTANCES, UnknownInstance, instance
+from nxpipe.pipeline.config.models import Phase
+from nxpipe.pipeline.order import ALL
+from nxpipe.pipeline.release.words import Expected
 
 
 class Numbers(click.ParamType[tuple[int, ...]]):
@@ -94,7 +94,7 @@ class Seconds(click.ParamType[float]):
     name = "90s|30m|2h"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        from pipeline.config.kinds import parse_duration
+        from nxpipe.pipeline.config.kinds import parse_duration
 
         try:
             seconds = parse_duration(str(value)).total_seconds()
@@ -111,7 +111,7 @@ class Bytes(click.ParamType[int]):
     name = "500MiB|8GiB"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from pipeline.config.kinds import parse_size
+        from nxpipe.pipeline.config.kinds import parse_size
 
         try:
             return parse_size(str(value))

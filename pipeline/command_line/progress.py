@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Final, Self
 
-from artifact_store.backends.protocol import Sent
-from pipeline.command_line.output import Console, human_bytes
-from pipeline.escape import for_terminal
+from nxpipe.artifact_store.backends.protocol import Sent
+from nxpipe.pipeline.command_line.output import Console, human_bytes
+from nxpipe.pipeline.escape import for_terminal
 
 _BAR: Final = 24  # characters
 _SHOWN_EVERY: Final = 0.1  # seconds, on a terminal

@@ -4,13 +4,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.folders import expanded
+from nxpipe.pipeline.folders import expanded
 
 if TYPE_CHECKING:
-    from artifact_store import Store
-    from artifact_store.transfer.remembered import Remembered
-    from pipeline.command_line.output import Console
-    from pipeline.config.store import Store as Section
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.transfer.remembered import Remembered
+    from nxpipe.pipeline.command_line.output import Console
+    from nxpipe.pipeline.config.store import Store as Section
 
 VARIABLE = "NXPIPE_STORE_URL"
 
@@ -20,7 +20,7 @@ def store_url(option: str | None, config_path: Path) -> str:
     typed = _typed(option)
     if typed is not None:
         return typed
-    from artifact_store.url import anchored
+    from nxpipe.artifact_store.url import anchored
 
     return anchored(_section(config_path).url, config_path.parent)
 
@@ -30,7 +30,7 @@ def open_the_store(option: str | None, config_path: Path, console: "Console") ->
 
     Replicas and key belong to the store of nxpipe.toml: another one that was typed has neither.
     """
-    from artifact_store.url import anchored, is_remote, open_store
+    from nxpipe.artifact_store.url import anchored, is_remote, open_store
 
     url = store_url(option, config_path)
     if _typed(option) is not None and not is_remote(url):
@@ -50,7 +50,7 @@ def open_the_store(option: str | None, config_path: Path, console: "Console") ->
 
 def open_what_was_seen(option: str | None, config_path: Path) -> "Store":
     """The same without a network; a folder needs none."""
-    from artifact_store.url import is_remote, open_offline, open_store
+    from nxpipe.artifact_store.url import is_remote, open_offline, open_store
 
     url = store_url(option, config_path)
     if not is_remote(url):
@@ -61,8 +61,8 @@ def open_what_was_seen(option: str | None, config_path: Path) -> "Store":
 
 def what_is_remembered(option: str | None, config_path: Path) -> "Remembered | None":
     """Where it is noted what was seen of that store; a folder is always at hand."""
-    from artifact_store.transfer.remembered import Remembered
-    from artifact_store.url import is_remote
+    from nxpipe.artifact_store.transfer.remembered import Remembered
+    from nxpipe.artifact_store.url import is_remote
 
     url = store_url(option, config_path)
     return Remembered(_cache(_section(config_path), config_path), url) if is_remote(url) else None
@@ -75,7 +75,7 @@ def _typed(option: str | None) -> str | None:
 
 def _section(config_path: Path) -> "Section":
     """What the file says; a URL in the environment has taken no part in the rest of it."""
-    from pipeline.config import load_store_section
+    from nxpipe.pipeline.config import load_store_section
 
     return load_store_section(config_path, {name: value for name, value in os.environ.items() if name != VARIABLE})
 

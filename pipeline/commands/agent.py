@@ -5,10 +5,10 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli import Command, Group
-from pipeline.command_line.fleets import serving_fleet
-from pipeline.command_line.options import config_option, store_option
-from pipeline.command_line.output import Console
+from nxpipe.pipeline.cli import Command, Group
+from nxpipe.pipeline.command_line.fleets import serving_fleet
+from nxpipe.pipeline.command_line.options import config_option, store_option
+from nxpipe.pipeline.command_line.output import Console
 
 
 @click.group(cls=Group)
@@ -70,13 +70,13 @@ def run(
     Example:
       nxpipe agent run --fleet search --hook search-ready -- python -m server
     """
-    from pipeline.agent.artifact import Wish
-    from pipeline.agent.hook import gate
-    from pipeline.agent.run import Agent
-    from pipeline.channels.colours import colour_of
-    from pipeline.channels.signing import trust_in
-    from pipeline.command_line.store_url import open_the_store
-    from pipeline.config import load_config
+    from nxpipe.pipeline.agent.artifact import Wish
+    from nxpipe.pipeline.agent.hook import gate
+    from nxpipe.pipeline.agent.run import Agent
+    from nxpipe.pipeline.channels.colours import colour_of
+    from nxpipe.pipeline.channels.signing import trust_in
+    from nxpipe.pipeline.command_line.store_url import open_the_store
+    from nxpipe.pipeline.config import load_config
 
     with gate(hook, os.environ) as instance:
         config = load_config(config_path, os.environ)
@@ -130,9 +130,9 @@ def watch(console: Console, fleet: str, group: str, monitor: str, period: int, c
     Example:
       nxpipe agent watch --fleet search --log /nxpipe/demo/search
     """
-    from pipeline.agent.instance import this_instance
-    from pipeline.agent.watch import Compilers, FleetLog, watch
-    from pipeline.config import load_config
+    from nxpipe.pipeline.agent.instance import this_instance
+    from nxpipe.pipeline.agent.watch import Compilers, FleetLog, watch
+    from nxpipe.pipeline.config import load_config
 
     config = load_config(config_path, os.environ)
     served = serving_fleet(config, fleet, "--fleet")
@@ -160,8 +160,8 @@ def bundle(console: Console, packages: Path, store: str | None, config_path: Pat
       pip wheel --wheel-dir packages nxpipe
       nxpipe agent bundle packages
     """
-    from pipeline.agent.bundle import Bundle, NoAgent
-    from pipeline.commands.store.itself import open_the_store_itself
+    from nxpipe.pipeline.agent.bundle import Bundle, NoAgent
+    from nxpipe.pipeline.commands.store.itself import open_the_store_itself
 
     try:
         made = Bundle.of(packages)

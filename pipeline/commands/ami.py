@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli import Group
-from pipeline.command_line.options import config_option
-from pipeline.command_line.output import Console, table
+from nxpipe.pipeline.cli import Group
+from nxpipe.pipeline.command_line.options import config_option
+from nxpipe.pipeline.command_line.output import Console, table
 
 if TYPE_CHECKING:
-    from pipeline.config.amis import AmiLock, LockedImage
+    from nxpipe.pipeline.config.amis import AmiLock, LockedImage
 
 
 @click.group(cls=Group)
@@ -45,11 +45,11 @@ def lock(console: Console, regions: tuple[str, ...], config_path: Path) -> None:
     Example:
       nxpipe ami lock --region us-east-2 --region us-west-2
     """
-    from pipeline.aws import client
-    from pipeline.config import TrainingFleet, load_config
-    from pipeline.config.amis import read_lock
-    from pipeline.infra.images import find_image, find_training_host
-    from pipeline.whole_file import write_whole
+    from nxpipe.pipeline.aws import client
+    from nxpipe.pipeline.config import TrainingFleet, load_config
+    from nxpipe.pipeline.config.amis import read_lock
+    from nxpipe.pipeline.infra.images import find_image, find_training_host
+    from nxpipe.pipeline.whole_file import write_whole
 
     config = load_config(config_path, os.environ)
     before = read_lock(config_path.parent / config.amis.lock)

@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from artifact_store.errors import ChannelEmpty, NotFound
-from artifact_store.names import SHOWN
-from pipeline.cli import Command
-from pipeline.command_line.options import config_option, store_option
-from pipeline.command_line.output import Console, table
-from pipeline.command_line.parameters import Percentage
-from pipeline.command_line.store_url import open_the_store
-from pipeline.config import load_config
-from pipeline.escape import style
-from pipeline.exit_codes import REGRESSION
-from pipeline.request import digest_of
+from nxpipe.artifact_store.errors import ChannelEmpty, NotFound
+from nxpipe.artifact_store.names import SHOWN
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.options import config_option, store_option
+from nxpipe.pipeline.command_line.output import Console, table
+from nxpipe.pipeline.command_line.parameters import Percentage
+from nxpipe.pipeline.command_line.store_url import open_the_store
+from nxpipe.pipeline.config import load_config
+from nxpipe.pipeline.escape import style
+from nxpipe.pipeline.exit_codes import REGRESSION
+from nxpipe.pipeline.request import digest_of
 
 if TYPE_CHECKING:
-    from artifact_store import Store
-    from artifact_store.manifest import Manifest
-    from pipeline.bench import Line
-    from pipeline.building.asked import Asked
-    from pipeline.command_line.named import Named
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.manifest import Manifest
+    from nxpipe.pipeline.bench import Line
+    from nxpipe.pipeline.building.asked import Asked
+    from nxpipe.pipeline.command_line.named import Named
 
 _COLUMNS: Final = ("artifact", "program", "tp", "predicted", "before", "change")
 
@@ -72,7 +72,7 @@ def bench(
       nxpipe bench bert --against production --threshold 2%
       nxpipe bench bert-base-uncased@4e9ce0 --against bert-base-uncased@a41f07
     """
-    from pipeline.bench import bench as compare
+    from nxpipe.pipeline.bench import bench as compare
 
     console: Console = ctx.obj
     opened = open_the_store(store, config_path, console)
@@ -93,8 +93,8 @@ def bench(
 
 def _rival(word: str, store: "Store", config_path: Path, allow_empty: bool) -> "Named":
     """Before the first release there is nothing to hold against; but a misspelt channel would hold nothing for ever."""
-    from pipeline.channels.known import declared
-    from pipeline.command_line.named import named, nothing_yet
+    from nxpipe.pipeline.channels.known import declared
+    from nxpipe.pipeline.command_line.named import named, nothing_yet
 
     try:
         return named(word, store, config_path)
@@ -106,8 +106,8 @@ def _rival(word: str, store: "Store", config_path: Path, allow_empty: bool) -> "
 
 def _artifacts(words: Sequence[str], store: "Store", config_path: Path) -> "Iterator[Manifest]":
     """Those that are named; else those that a build of nxpipe.toml makes."""
-    from pipeline.building.matrix import of_file
-    from pipeline.command_line.named import artifact, is_artifact
+    from nxpipe.pipeline.building.matrix import of_file
+    from nxpipe.pipeline.command_line.named import artifact, is_artifact
 
     if words and all(map(is_artifact, words)):  # a configuration that is broken stands in nobody's way
         yield from (artifact(word, store) for word in words)

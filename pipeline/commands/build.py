@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.building.options import build_options
-from pipeline.cli import Command
-from pipeline.command_line.options import config_option, store_option
-from pipeline.command_line.order_options import order_options
-from pipeline.command_line.output import Console
-from pipeline.command_line.parameters import Numbers, TargetList
-from pipeline.commands.store.itself import open_the_store_itself
-from pipeline.config import load_config
-from pipeline.saved import axis_option
-from pipeline.state_folder import state_folder
+from nxpipe.pipeline.building.options import build_options
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.options import config_option, store_option
+from nxpipe.pipeline.command_line.order_options import order_options
+from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.command_line.parameters import Numbers, TargetList
+from nxpipe.pipeline.commands.store.itself import open_the_store_itself
+from nxpipe.pipeline.config import load_config
+from nxpipe.pipeline.saved import axis_option
+from nxpipe.pipeline.state_folder import state_folder
 
 if TYPE_CHECKING:
-    from pipeline.building.unfinished import Unfinished
+    from nxpipe.pipeline.building.unfinished import Unfinished
 
 
 class _Build(Command):
@@ -52,10 +52,10 @@ def build(
       nxpipe build --model-id ./my-llama --target inf2.48xlarge,trn2.48xlarge --tp 2,8 --buckets 128,512 --dry-run
       nxpipe build --model-id ./encoder.onnx --axis batch=1
     """
-    from pipeline.building.matrix import of_words, refuse_idle_words
-    from pipeline.building.run import Run, finish
-    from pipeline.building.unfinished import Unfinished
-    from pipeline.verification.verify import Thresholds
+    from nxpipe.pipeline.building.matrix import of_words, refuse_idle_words
+    from nxpipe.pipeline.building.run import Run, finish
+    from nxpipe.pipeline.building.unfinished import Unfinished
+    from nxpipe.pipeline.verification.verify import Thresholds
 
     console: Console = ctx.obj
     state = state_folder(config_path)

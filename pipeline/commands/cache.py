@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.channels.signing import trust_in
-from pipeline.cli import Group
-from pipeline.command_line.options import Label, config_option, store_option
-from pipeline.command_line.output import Console, human_bytes, table
+from nxpipe.pipeline.channels.signing import trust_in
+from nxpipe.pipeline.cli import Group
+from nxpipe.pipeline.command_line.options import Label, config_option, store_option
+from nxpipe.pipeline.command_line.output import Console, human_bytes, table
 
 if TYPE_CHECKING:
-    from artifact_store import Store
-    from artifact_store.backends.protocol import Backend
-    from pipeline.neuron_cache.chosen import Chosen
-    from pipeline.neuron_cache.export import Exported
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.backends.protocol import Backend
+    from nxpipe.pipeline.neuron_cache.chosen import Chosen
+    from nxpipe.pipeline.neuron_cache.export import Exported
 
 
 @click.group(cls=Group)
@@ -66,10 +66,10 @@ def export(
     """
     if names and channel:
         raise click.UsageError("name artifacts, or a --channel to take them from", ctx)
-    from artifact_store.url import open_store
-    from pipeline.command_line.store_url import open_the_store
-    from pipeline.neuron_cache.chosen import refuse_nothing
-    from pipeline.neuron_cache.export import insist
+    from nxpipe.artifact_store.url import open_store
+    from nxpipe.pipeline.command_line.store_url import open_the_store
+    from nxpipe.pipeline.neuron_cache.chosen import refuse_nothing
+    from nxpipe.pipeline.neuron_cache.export import insist
 
     console: Console = ctx.obj
     opened = open_the_store(store, config_path, console)
@@ -98,8 +98,8 @@ def ls(console: Console, target: str) -> None:
       nxpipe cache ls /mnt/nxpipe-cache
       nxpipe cache ls s3://my-caches/neuron --json
     """
-    from artifact_store.url import open_store
-    from pipeline.neuron_cache.found import entries_in
+    from nxpipe.artifact_store.url import open_store
+    from nxpipe.pipeline.neuron_cache.found import entries_in
 
     found = list(entries_in(open_store(target).backend))
     if console.json:
@@ -115,8 +115,8 @@ def ls(console: Console, target: str) -> None:
 def _chosen(
     store: "Store", names: Sequence[str], channel: str | None, config_path: Path, console: Console
 ) -> "list[Chosen]":
-    from pipeline.config import load_config
-    from pipeline.neuron_cache import chosen
+    from nxpipe.pipeline.config import load_config
+    from nxpipe.pipeline.neuron_cache import chosen
 
     if channel:
         config = load_config(config_path, os.environ, missing_ok=True)
@@ -127,9 +127,9 @@ def _chosen(
 
 
 def _carried_out(store: "Store", chosen: "Sequence[Chosen]", into: "Backend", console: Console) -> "list[Exported]":
-    from artifact_store.url import is_remote
-    from pipeline.command_line.progress import watching
-    from pipeline.neuron_cache.export import clear_abandoned, export
+    from nxpipe.artifact_store.url import is_remote
+    from nxpipe.pipeline.command_line.progress import watching
+    from nxpipe.pipeline.neuron_cache.export import clear_abandoned, export
 
     entries = [entry for one in chosen for entry in one.entries]
     # What is left of an upload that broke off is taken up again by the next.

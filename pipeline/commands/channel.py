@@ -4,10 +4,10 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli import Command, Group
-from pipeline.command_line.options import config_option, store_option
-from pipeline.command_line.output import Console
-from pipeline.commands.store.itself import open_the_store_itself
+from nxpipe.pipeline.cli import Command, Group
+from nxpipe.pipeline.command_line.options import config_option, store_option
+from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.commands.store.itself import open_the_store_itself
 
 
 @click.group(cls=Group)
@@ -42,8 +42,8 @@ def log(console: Console, name: str | None, last: int, store: str | None, config
       nxpipe channel log production
       nxpipe channel log production --last 3 --json
     """
-    from pipeline.channels.text import log_data, log_text
-    from pipeline.channels.view import ChannelView
+    from nxpipe.pipeline.channels.text import log_data, log_text
+    from nxpipe.pipeline.channels.view import ChannelView
 
     view = ChannelView.of(open_the_store_itself(store, config_path, console), config_path, console.say)
     entries = [entry for each in view.names(name) for entry in view.history(each, last)]
@@ -70,8 +70,8 @@ def show(console: Console, name: str | None, store: str | None, config_path: Pat
       nxpipe channel show production
       nxpipe channel show --json
     """
-    from pipeline.channels.text import state_data, state_text
-    from pipeline.channels.view import ChannelView
+    from nxpipe.pipeline.channels.text import state_data, state_text
+    from nxpipe.pipeline.channels.view import ChannelView
 
     view = ChannelView.of(open_the_store_itself(store, config_path, console), config_path, console.say)
     entries = [entry for each in view.names(name) for entry in view.history(each, 1)]

@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from pipeline import exit_codes
-from pipeline.cli import Command
-from pipeline.command_line.options import config_option
-from pipeline.command_line.order_options import order_options, orders, refuse_words_without_effect
-from pipeline.command_line.output import Console
-from pipeline.command_line.parameters import Bytes, Seconds, Targets
-from pipeline.config import load_config
-from pipeline.saved import axis_option, saved_program
+from nxpipe.pipeline import exit_codes
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.options import config_option
+from nxpipe.pipeline.command_line.order_options import order_options, orders, refuse_words_without_effect
+from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.command_line.parameters import Bytes, Seconds, Targets
+from nxpipe.pipeline.config import load_config
+from nxpipe.pipeline.saved import axis_option, saved_program
 
 
 @click.command(cls=Command)
@@ -55,10 +55,10 @@ def check(
       nxpipe check --model-id ./encoder.onnx --axis batch=1 --axis sequence=128
       nxpipe check --sarif findings.sarif
     """
-    from emulator.confinement import Limits, confined
-    from pipeline.check import check as carry_out
-    from pipeline.check import check_file
-    from pipeline.check.text import as_text
+    from nxpipe.emulator.confinement import Limits, confined
+    from nxpipe.pipeline.check import check as carry_out
+    from nxpipe.pipeline.check import check_file
+    from nxpipe.pipeline.check.text import as_text
 
     console: Console = ctx.obj
     refuse_words_without_effect(ctx, model_id, flags)
@@ -73,7 +73,7 @@ def check(
     if console.json:
         console.data([report.as_json() for report in reports])
     if sarif is not None:
-        from pipeline.check.sarif import as_sarif
+        from nxpipe.pipeline.check.sarif import as_sarif
 
         sarif.write_text(json.dumps(as_sarif(reports, config_path.name), indent=2) + "\n", encoding="utf-8")
     failed = [report.exit_code for report in reports if report.exit_code is not exit_codes.OK]

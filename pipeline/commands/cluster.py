@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli import Command
-from pipeline.command_line.options import config_option
-from pipeline.command_line.output import Console, table
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.options import config_option
+from nxpipe.pipeline.command_line.output import Console, table
 
 if TYPE_CHECKING:
-    from pipeline.config.cluster_lock import ClusterLock
+    from nxpipe.pipeline.config.cluster_lock import ClusterLock
 
 
 @click.command(cls=Command)
@@ -28,11 +28,11 @@ def lock(console: Console, config_path: Path) -> None:
     Example:
       nxpipe infra lock
     """
-    from pipeline.aws import client
-    from pipeline.config import load_config
-    from pipeline.config.cluster_lock import cluster_of
-    from pipeline.infra.locking import find_cluster
-    from pipeline.whole_file import write_whole
+    from nxpipe.pipeline.aws import client
+    from nxpipe.pipeline.config import load_config
+    from nxpipe.pipeline.config.cluster_lock import cluster_of
+    from nxpipe.pipeline.infra.locking import find_cluster
+    from nxpipe.pipeline.whole_file import write_whole
 
     config = load_config(config_path, os.environ)
     cluster, region = cluster_of(config, str(config_path))
@@ -76,11 +76,11 @@ def manifests(console: Console, out: Path, config_path: Path) -> None:
     Example:
       nxpipe infra manifests --out manifests && kubectl apply -f manifests/neuron-device-plugin.yaml
     """
-    from pipeline.config import ConfigInvalid, Fault, load_config
-    from pipeline.config.cluster_lock import cluster_of, read_cluster_lock
-    from pipeline.infra.kubernetes.manifests import HEAD
-    from pipeline.infra.kubernetes.manifests import manifests as made_of
-    from pipeline.infra.writing import write_all
+    from nxpipe.pipeline.config import ConfigInvalid, Fault, load_config
+    from nxpipe.pipeline.config.cluster_lock import cluster_of, read_cluster_lock
+    from nxpipe.pipeline.infra.kubernetes.manifests import HEAD
+    from nxpipe.pipeline.infra.kubernetes.manifests import manifests as made_of
+    from nxpipe.pipeline.infra.writing import write_all
 
     config = load_config(config_path, os.environ)
     cluster, _ = cluster_of(config, str(config_path))

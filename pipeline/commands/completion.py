@@ -3,8 +3,8 @@
 import click
 from click.shell_completion import get_completion_class
 
-from pipeline.cli import Command, cli
-from pipeline.command_line.output import Console
+from nxpipe.pipeline.cli import Command, cli
+from nxpipe.pipeline.command_line.output import Console
 
 
 @click.command(cls=Command)

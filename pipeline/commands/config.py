@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from pipeline.channels.signing import unused_channels
-from pipeline.cli import Group
-from pipeline.command_line.options import config_option
-from pipeline.command_line.output import Console, table
-from pipeline.config import json_schema, load_config, origins
-from pipeline.config.wording import shown
+from nxpipe.pipeline.channels.signing import unused_channels
+from nxpipe.pipeline.cli import Group
+from nxpipe.pipeline.command_line.options import config_option
+from nxpipe.pipeline.command_line.output import Console, table
+from nxpipe.pipeline.config import json_schema, load_config, origins
+from nxpipe.pipeline.config.wording import shown
 
 
 @click.group(cls=Group)

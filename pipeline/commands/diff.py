@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from pipeline.building.nearness import difference_table, differences_as_json
-from pipeline.cli import Command
-from pipeline.command_line.options import config_option, store_option
-from pipeline.command_line.output import Console, human_bytes, table
-from pipeline.command_line.store_url import open_the_store
-from pipeline.escape import shown, style
+from nxpipe.pipeline.building.nearness import difference_table, differences_as_json
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.options import config_option, store_option
+from nxpipe.pipeline.command_line.output import Console, human_bytes, table
+from nxpipe.pipeline.command_line.store_url import open_the_store
+from nxpipe.pipeline.escape import shown, style
 
 if TYPE_CHECKING:
-    from artifact_store.difference import ManifestDifference, Part, Section
-    from artifact_store.documents import Blob
-    from artifact_store.index.leaves import Difference
-    from pipeline.difference.graphs import GraphDifference
-    from pipeline.difference.programs import ProgramDifference
-    from pipeline.difference.tensors import TensorChange
+    from nxpipe.artifact_store.difference import ManifestDifference, Part, Section
+    from nxpipe.artifact_store.documents import Blob
+    from nxpipe.artifact_store.index.leaves import Difference
+    from nxpipe.pipeline.difference.graphs import GraphDifference
+    from nxpipe.pipeline.difference.programs import ProgramDifference
+    from nxpipe.pipeline.difference.tensors import TensorChange
 
 _LISTED: Final = 10  # weights, and kinds of nodes; all of them are in --json
 
@@ -44,12 +44,12 @@ def diff(console: Console, before: str, after: str, tensors: bool, store: str | 
       nxpipe diff production staging --tensors
       nxpipe store diff bert-base-uncased@4e9ce0 bert-base-uncased@a41f07
     """
-    from artifact_store.difference import ManifestDifference
-    from artifact_store.index.leaves import differences
-    from pipeline.command_line.named import pair
-    from pipeline.difference.programs import program_differences
-    from pipeline.difference.tensors import tensor_changes
-    from pipeline.verification.judged import report_of
+    from nxpipe.artifact_store.difference import ManifestDifference
+    from nxpipe.artifact_store.index.leaves import differences
+    from nxpipe.pipeline.command_line.named import pair
+    from nxpipe.pipeline.difference.programs import program_differences
+    from nxpipe.pipeline.difference.tensors import tensor_changes
+    from nxpipe.pipeline.verification.judged import report_of
 
     opened = open_the_store(store, config_path, console)
     old, new = pair((before, after), opened, config_path)

@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli import Command
-from pipeline.command_line.options import config_option, store_option
-from pipeline.command_line.output import Console, human_bytes, table
-from pipeline.errors import ProgramInvalid
-from pipeline.suggest import did_you_mean
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.options import config_option, store_option
+from nxpipe.pipeline.command_line.output import Console, human_bytes, table
+from nxpipe.pipeline.errors import ProgramInvalid
+from nxpipe.pipeline.suggest import did_you_mean
 
 if TYPE_CHECKING:
-    from artifact_store.manifest import Executable, Manifest
-    from emulator.isa.program import Program
-    from emulator.utilisation import Utilisation
+    from nxpipe.artifact_store.manifest import Executable, Manifest
+    from nxpipe.emulator.isa.program import Program
+    from nxpipe.emulator.utilisation import Utilisation
 
 # Here, so that `--help` imports no emulator; a test holds them to `emulator.isa`.
 ENGINES = ("tensor", "vector", "scalar", "gpsimd", "collective", *(f"dma{queue}" for queue in range(8)))
@@ -55,8 +55,8 @@ def dis(
     console: Console = ctx.obj
     if totalled and (only or tables):
         raise click.UsageError("--totals are those of the whole program: leave --only and --tables out")
-    from emulator.isa.instructions import Engine
-    from emulator.isa.text import lines, text
+    from nxpipe.emulator.isa.instructions import Engine
+    from nxpipe.emulator.isa.text import lines, text
 
     program = _in_file(Path(source), name, store) if _is_file(source) else _in_store(ctx, source, name)
     engine = Engine(only) if only else None
@@ -77,7 +77,7 @@ def _is_file(source: str) -> bool:
 
 
 def _in_file(path: Path, name: str | None, store: str | None) -> "Program":
-    from emulator.executable import read
+    from nxpipe.emulator.executable import read
 
     if name is not None or store is not None:
         raise click.UsageError(f"{path} is a file, with one program: leave --program and --store out")
@@ -85,8 +85,8 @@ def _in_file(path: Path, name: str | None, store: str | None) -> "Program":
 
 
 def _in_store(ctx: click.Context, artifact: str, name: str | None) -> "Program":
-    from pipeline.command_line.store_url import open_the_store
-    from pipeline.verification.stored_program import read_instructions
+    from nxpipe.pipeline.command_line.store_url import open_the_store
+    from nxpipe.pipeline.verification.stored_program import read_instructions
 
     store = open_the_store(ctx.params["store"], ctx.params["config_path"], ctx.obj)
     manifest = store.resolve(artifact).manifest
@@ -107,9 +107,9 @@ def _chosen(manifest: "Manifest", name: str | None) -> "Executable":
 
 def _used(program: "Program", source: str) -> "Utilisation":
     """A program that breaks a rule can be read, but not added up."""
-    from emulator.isa.faults import ProgramInvalid as Illegal
-    from emulator.isa.limits import check
-    from emulator.utilisation import utilisation
+    from nxpipe.emulator.isa.faults import ProgramInvalid as Illegal
+    from nxpipe.emulator.isa.limits import check
+    from nxpipe.emulator.utilisation import utilisation
 
     try:
         check(program)

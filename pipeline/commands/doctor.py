@@ -2,11 +2,11 @@
 
 import click
 
-from pipeline.cli import Command
-from pipeline.command_line.output import Console, table
-from pipeline.doctor import Finding, examine
-from pipeline.escape import style
-from pipeline.exit_codes import SOFTWARE
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.output import Console, table
+from nxpipe.pipeline.doctor import Finding, examine
+from nxpipe.pipeline.escape import style
+from nxpipe.pipeline.exit_codes import SOFTWARE
 
 _COLOURS = {"ok": "green", "optional": "yellow", "missing": "red"}
 

@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from artifact_store.names import short_name
-from pipeline.building.nearness import difference_table, differences_as_json
-from pipeline.cli import Command
-from pipeline.command_line.options import config_option, store_option
-from pipeline.command_line.order_options import order_options
-from pipeline.command_line.output import Console, table
-from pipeline.command_line.parameters import Numbers, TargetList
-from pipeline.command_line.store_url import open_the_store
-from pipeline.config import load_config
-from pipeline.config.sections import Backend
-from pipeline.escape import for_terminal
-from pipeline.garbage import no_collection
-from pipeline.saved import axis_option
-from pipeline.state_folder import state_folder
+from nxpipe.artifact_store.names import short_name
+from nxpipe.pipeline.building.nearness import difference_table, differences_as_json
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.options import config_option, store_option
+from nxpipe.pipeline.command_line.order_options import order_options
+from nxpipe.pipeline.command_line.output import Console, table
+from nxpipe.pipeline.command_line.parameters import Numbers, TargetList
+from nxpipe.pipeline.command_line.store_url import open_the_store
+from nxpipe.pipeline.config import load_config
+from nxpipe.pipeline.config.sections import Backend
+from nxpipe.pipeline.escape import for_terminal
+from nxpipe.pipeline.garbage import no_collection
+from nxpipe.pipeline.saved import axis_option
+from nxpipe.pipeline.state_folder import state_folder
 
 if TYPE_CHECKING:
-    from artifact_store import Store
-    from artifact_store.index.nearest import Near
-    from artifact_store.index.segments import Report
-    from pipeline.building.asked import Asked
-    from pipeline.building.explaining import Answer, ProgramAnswer
-    from pipeline.config import Config
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.index.nearest import Near
+    from nxpipe.artifact_store.index.segments import Report
+    from nxpipe.pipeline.building.asked import Asked
+    from nxpipe.pipeline.building.explaining import Answer, ProgramAnswer
+    from nxpipe.pipeline.config import Config
 
 
 @click.command(cls=Command)
@@ -85,7 +85,7 @@ def explain(
       nxpipe explain --model-id ./my-llama --tp 8 --after shard
       nxpipe store explain bert-base-uncased@4e9ce0 --nearest 3
     """
-    from pipeline.building.matrix import refuse_idle_words
+    from nxpipe.pipeline.building.matrix import refuse_idle_words
 
     if listed:
         _list_passes(ctx.obj)
@@ -122,23 +122,23 @@ class _Wanted:
     @property
     def is_stored(self) -> bool:
         """What can only be an artifact needs no configuration, which may be broken."""
-        from pipeline.command_line.named import is_artifact
+        from nxpipe.pipeline.command_line.named import is_artifact
 
         if self.model is None:
             return False
         return is_artifact(self.model) or self.model not in [model.name for model in self.config.models]
 
     def asked(self) -> "tuple[Asked, ...]":
-        from pipeline.building.matrix import of_words
+        from nxpipe.pipeline.building.matrix import of_words
 
         names = (self.model,) if self.model else self.said["names"]
         return of_words(self.said, self.config, names, self.config_path.parent)
 
     def answers(self, store: "Store", count: int, report: "Report") -> "Iterator[Answer]":
-        from pipeline.building.explaining import of_artifact, of_request
-        from pipeline.building.plan import make_plan
-        from pipeline.building.timings import Timings
-        from pipeline.verification.verify import Thresholds
+        from nxpipe.pipeline.building.explaining import of_artifact, of_request
+        from nxpipe.pipeline.building.plan import make_plan
+        from nxpipe.pipeline.building.timings import Timings
+        from nxpipe.pipeline.verification.verify import Thresholds
 
         if self.is_stored:
             yield of_artifact(store.resolve(str(self.model)), store, count, report)
@@ -226,16 +226,16 @@ def _program_as_json(program: "ProgramAnswer") -> dict[str, object]:
 
 
 def _list_passes(console: Console) -> None:
-    from emulator.passes import PASSES
-    from pipeline.after_pass import labels
+    from nxpipe.emulator.passes import PASSES
+    from nxpipe.pipeline.after_pass import labels
 
     listed = labels(PASSES)
     console.data(listed) if console.json else console.result(*listed)
 
 
 def _print_programs(console: Console, asked: "Sequence[Asked]", after: str) -> None:
-    from emulator.passes import PASSES
-    from pipeline.after_pass import labels, programs
+    from nxpipe.emulator.passes import PASSES
+    from nxpipe.pipeline.after_pass import labels, programs
 
     known = labels(PASSES)
     if after not in known:

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli import Group
-from pipeline.command_line.options import config_option
-from pipeline.command_line.output import Console
-from pipeline.commands import cluster
-from pipeline.exit_codes import FINDINGS
+from nxpipe.pipeline.cli import Group
+from nxpipe.pipeline.command_line.options import config_option
+from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.commands import cluster
+from nxpipe.pipeline.exit_codes import FINDINGS
 
 if TYPE_CHECKING:
-    from stacks.plan import Plan
-    from stacks.reading import Templates
-    from stacks.rules import Finding
+    from nxpipe.stacks.plan import Plan
+    from nxpipe.stacks.reading import Templates
+    from nxpipe.stacks.rules import Finding
 
 _REGION = click.option("--region", metavar="REGION", help="The region of templates that do not say theirs.")
 
@@ -58,7 +58,7 @@ def lint(ctx: click.Context, templates: tuple[Path, ...], config_path: Path | No
       nxpipe infra lint cdk.out --config nxpipe.toml
       nxpipe infra lint trn1-cluster.yaml --region us-east-2
     """
-    from pipeline.infra.files import templates_of
+    from nxpipe.pipeline.infra.files import templates_of
 
     console: Console = ctx.obj
     found = _lint(templates_of(templates, region), config_path)
@@ -73,13 +73,13 @@ def lint(ctx: click.Context, templates: tuple[Path, ...], config_path: Path | No
 
 
 def _lint(templates: "Templates", config_path: Path | None) -> "list[Finding]":
-    from stacks.rules import Facts, lint
+    from nxpipe.stacks.rules import Facts, lint
 
     if config_path is None:
         return list(lint(templates, Facts()))
-    from pipeline.config import load_config
-    from stacks.facts import accepted_by, facts_of
-    from stacks.rules.acceptance import sift
+    from nxpipe.pipeline.config import load_config
+    from nxpipe.stacks.facts import accepted_by, facts_of
+    from nxpipe.stacks.rules.acceptance import sift
 
     config = load_config(config_path, os.environ)
     facts = facts_of(config, config_path.parent)
@@ -116,10 +116,10 @@ def plan(ctx: click.Context, app: Path, origin: str, region: str | None, config_
       npx cdk synth --quiet && nxpipe infra plan
       nxpipe infra plan --from ../main/cdk.out
     """
-    from pipeline.infra.files import templates_of
-    from pipeline.infra.wording import told
-    from stacks.costs import estimate, load_prices
-    from stacks.plan import plan as planned
+    from nxpipe.pipeline.infra.files import templates_of
+    from nxpipe.pipeline.infra.wording import told
+    from nxpipe.stacks.costs import estimate, load_prices
+    from nxpipe.stacks.plan import plan as planned
 
     console: Console = ctx.obj
     after = templates_of([app], region)
@@ -140,11 +140,11 @@ def plan(ctx: click.Context, app: Path, origin: str, region: str | None, config_
 
 def _before(origin: str, after: "Templates", region: str | None) -> "Templates":
     if origin == "deployed":
-        from pipeline.aws import client
-        from pipeline.infra.deployed import deployed
+        from nxpipe.pipeline.aws import client
+        from nxpipe.pipeline.infra.deployed import deployed
 
         return deployed(after, client)
-    from pipeline.infra.files import templates_of
+    from nxpipe.pipeline.infra.files import templates_of
 
     folder = Path(origin)
     if not folder.is_dir():
@@ -153,9 +153,9 @@ def _before(origin: str, after: "Templates", region: str | None) -> "Templates":
 
 
 def _lost(after: "Templates", config_path: Path) -> "list[Finding]":
-    from pipeline.config import load_config
-    from stacks.rules import Facts
-    from stacks.rules.keeping import keeps
+    from nxpipe.pipeline.config import load_config
+    from nxpipe.stacks.rules import Facts
+    from nxpipe.stacks.rules.keeping import keeps
 
     project = load_config(config_path, os.environ, missing_ok=True).project.name
     return list(keeps(after, Facts(project=project)))

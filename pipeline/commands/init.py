@@ -5,10 +5,10 @@ from typing import get_args
 
 import click
 
-from pipeline.cli import Command
-from pipeline.command_line.output import Console
-from pipeline.config import Model, field_help
-from pipeline.config.models import Task
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.config import Model, field_help
+from nxpipe.pipeline.config.models import Task
 
 
 @click.command(cls=Command)
@@ -34,7 +34,7 @@ def init(console: Console, directory: Path, model_id: str, task: str | None, dry
       nxpipe init --dry-run
       nxpipe init . --model-id HuggingFaceTB/SmolLM2-135M
     """
-    from pipeline.templates.repository import diff, plan, refuse_links_out, refuse_to_overwrite, write
+    from nxpipe.pipeline.templates.repository import diff, plan, refuse_links_out, refuse_to_overwrite, write
 
     planned = plan(directory, model_id, task)
     refuse_links_out(planned)

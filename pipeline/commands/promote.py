@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.channels.change_options import change_options, record, refuse_of_rollouts
-from pipeline.channels.signing import author_signature
-from pipeline.cli import Command
-from pipeline.command_line.output import Console
-from pipeline.commands.store.itself import open_the_store_itself
+from nxpipe.pipeline.channels.change_options import change_options, record, refuse_of_rollouts
+from nxpipe.pipeline.channels.signing import author_signature
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.commands.store.itself import open_the_store_itself
 
 if TYPE_CHECKING:
-    from artifact_store import Published, Store
+    from nxpipe.artifact_store import Published, Store
 
 
 @click.command(cls=Command)
@@ -46,10 +46,10 @@ def promote(
       nxpipe promote bert-base-uncased@4e9ce0 --channel production --reason "new tokenizer"
       nxpipe promote acme/rank@71f0aa acme/rank@c04e12 --channel production --expect 12
     """
-    from artifact_store.channel import change
-    from pipeline.channels.actor import current_actor
-    from pipeline.channels.promotion import doubt, requirements
-    from pipeline.config import load_config
+    from nxpipe.artifact_store.channel import change
+    from nxpipe.pipeline.channels.actor import current_actor
+    from nxpipe.pipeline.channels.promotion import doubt, requirements
+    from nxpipe.pipeline.config import load_config
 
     refuse_of_rollouts(channel, past_rollouts=past_rollouts)
     config, folder = load_config(config_path, os.environ, missing_ok=True), config_path.parent
@@ -64,7 +64,7 @@ def promote(
 
 def _chosen(store: "Store", names: tuple[str, ...]) -> "list[Published]":
     """One listing for all names; the same artifact under two names is one."""
-    from artifact_store.names import choose
+    from nxpipe.artifact_store.names import choose
 
     published = store.list()
     chosen = [choose(name, published, store.url) for name in names]

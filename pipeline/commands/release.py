@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.core import ParameterSource
 
-from pipeline.building.options import means_options
-from pipeline.channels.signing import key_option
-from pipeline.cli import Command
-from pipeline.command_line.options import ACTOR, REASON, Label, config_option, store_option
-from pipeline.command_line.output import Console
-from pipeline.command_line.parameters import Expectation, Percentage
-from pipeline.commands.store.itself import open_the_store_itself
-from pipeline.config import load_config
-from pipeline.release.words import GATES, Words
+from nxpipe.pipeline.building.options import means_options
+from nxpipe.pipeline.channels.signing import key_option
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.options import ACTOR, REASON, Label, config_option, store_option
+from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.command_line.parameters import Expectation, Percentage
+from nxpipe.pipeline.commands.store.itself import open_the_store_itself
+from nxpipe.pipeline.config import load_config
+from nxpipe.pipeline.release.words import GATES, Words
 
 if TYPE_CHECKING:
-    from pipeline.config import Config
-    from pipeline.release.course import Course
-    from pipeline.release.state import Release
+    from nxpipe.pipeline.config import Config
+    from nxpipe.pipeline.release.course import Course
+    from nxpipe.pipeline.release.state import Release
 
 _OWN: Final = ("channel", "source", "expect", "names", "threshold", "wait", "reason", "key")
 _PLACE: Final = (("store", "--store"), ("config_path", "--config"))
@@ -73,7 +73,7 @@ def release(
       nxpipe release --to production --from staging --threshold 2%
       nxpipe release --to production --from staging --expect "$GENERATION@$DIGEST"
     """
-    from pipeline.release.state import Release
+    from nxpipe.pipeline.release.state import Release
 
     console: Console = ctx.obj
     config = load_config(config_path, os.environ)
@@ -84,9 +84,9 @@ def release(
 
 
 def _words(ctx: click.Context, config: "Config", skipped: frozenset[str], said: dict[str, Any]) -> Words:
-    from pipeline.channels.actor import current_actor
-    from pipeline.channels.colours import fleet_of
-    from pipeline.release.serving import must_be_signed
+    from nxpipe.pipeline.channels.actor import current_actor
+    from nxpipe.pipeline.channels.colours import fleet_of
+    from nxpipe.pipeline.release.serving import must_be_signed
 
     if fleet := fleet_of(said["channel"]):
         raise click.UsageError(
@@ -113,10 +113,10 @@ def _foretell(one: "Release") -> int:
     """A dry run; of what cannot be built, the code is that of `nxpipe build --dry-run`."""
     from dataclasses import asdict
 
-    from pipeline.build_report.plan_text import plan_json, plan_table
-    from pipeline.release.course import foreseen
-    from pipeline.release.document import about
-    from pipeline.release.told import as_table
+    from nxpipe.pipeline.build_report.plan_text import plan_json, plan_table
+    from nxpipe.pipeline.release.course import foreseen
+    from nxpipe.pipeline.release.document import about
+    from nxpipe.pipeline.release.told import as_table
 
     passages, plan = foreseen(one), one.plan
     if one.console.json:
@@ -129,11 +129,11 @@ def _foretell(one: "Release") -> int:
 
 
 def _carry_out(one: "Release") -> int:
-    from pipeline.build_report.github import in_github, show_summary
-    from pipeline.release.course import Course
-    from pipeline.release.document import document
-    from pipeline.release.keeping import keep
-    from pipeline.release.told import as_line, as_text, write_summary
+    from nxpipe.pipeline.build_report.github import in_github, show_summary
+    from nxpipe.pipeline.release.course import Course
+    from nxpipe.pipeline.release.document import document
+    from nxpipe.pipeline.release.keeping import keep
+    from nxpipe.pipeline.release.told import as_line, as_text, write_summary
 
     console = one.console
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import click
 
-from pipeline.channels.change_options import change_options, record, refuse_of_rollouts
-from pipeline.channels.signing import author_signature, trust_in
-from pipeline.cli import Command
-from pipeline.command_line.options import Line
-from pipeline.command_line.output import Console
-from pipeline.commands.store.itself import open_the_store_itself
+from nxpipe.pipeline.channels.change_options import change_options, record, refuse_of_rollouts
+from nxpipe.pipeline.channels.signing import author_signature, trust_in
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.options import Line
+from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.commands.store.itself import open_the_store_itself
 
 
 @click.command(cls=Command)
@@ -54,9 +54,9 @@ def rollback(
       nxpipe rollback --channel production --reason "p99 doubled"
       nxpipe rollback --channel production --to 7
     """
-    from artifact_store.channel import change
-    from pipeline.channels.actor import current_actor
-    from pipeline.config import load_config
+    from nxpipe.artifact_store.channel import change
+    from nxpipe.pipeline.channels.actor import current_actor
+    from nxpipe.pipeline.config import load_config
 
     refuse_of_rollouts(channel, past_rollouts=past_rollouts)
     config = load_config(config_path, os.environ, missing_ok=True)

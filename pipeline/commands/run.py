@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli import Command
-from pipeline.command_line.options import config_option, store_option
-from pipeline.command_line.order_options import order_options, orders, refuse_words_without_effect
-from pipeline.command_line.output import Console, table
-from pipeline.config import load_config
-from pipeline.documents import DocumentInvalid, MiB, read_file
-from pipeline.errors import WouldOverwrite
-from pipeline.escape import for_terminal
-from pipeline.saved import axis_option, saved_program
-from pipeline.verification.runner import Execution, Mode, execution_options, sentence
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.options import config_option, store_option
+from nxpipe.pipeline.command_line.order_options import order_options, orders, refuse_words_without_effect
+from nxpipe.pipeline.command_line.output import Console, table
+from nxpipe.pipeline.config import load_config
+from nxpipe.pipeline.documents import DocumentInvalid, MiB, read_file
+from nxpipe.pipeline.errors import WouldOverwrite
+from nxpipe.pipeline.escape import for_terminal
+from nxpipe.pipeline.saved import axis_option, saved_program
+from nxpipe.pipeline.verification.runner import Execution, Mode, execution_options, sentence
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from pipeline.verification.running import Fed, Ran
-    from pipeline.verification.verify import Arrays
+    from nxpipe.pipeline.verification.running import Fed, Ran
+    from nxpipe.pipeline.verification.verify import Arrays
 
 _LIKELIEST = 5
 _LARGEST_INPUT = 4096 * MiB
@@ -107,7 +107,7 @@ def run(
 
 
 def _fed(given: Path | None, texts: tuple[str, ...], truncate: bool) -> "Fed":
-    from pipeline.verification.running import Fed
+    from nxpipe.pipeline.verification.running import Fed
 
     if given is None:
         return Fed(texts=texts, truncate=truncate)
@@ -129,16 +129,16 @@ def _runs(
     execution: Execution,
     flags: dict[str, Any],
 ) -> Iterator["Ran"]:
-    from pipeline.command_line.store_url import open_the_store
-    from pipeline.verification.running import run_artifact, run_model
+    from nxpipe.pipeline.command_line.store_url import open_the_store
+    from nxpipe.pipeline.verification.running import run_artifact, run_model
 
     console, model_id = ctx.obj, ctx.params["model_id"]
     if artifact is not None:
         opened = open_the_store(store, config_path, console)
         yield from run_artifact(opened.resolve(artifact), opened, fed, execution, console.step)
     elif (file := saved_program(ctx, model_id, flags, ctx.params["axes"])) is not None:
-        from pipeline.order import Order
-        from pipeline.saved_request import SavedRequest
+        from nxpipe.pipeline.order import Order
+        from nxpipe.pipeline.saved_request import SavedRequest
 
         yield from run_model(SavedRequest.of(file, Order.from_flags(model_id, flags)), fed, execution, console.step)
     else:

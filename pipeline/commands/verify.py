@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from pipeline.cli import Command
-from pipeline.command_line.options import config_option, store_option
-from pipeline.command_line.order_options import order_options, orders, refuse_words_without_effect
-from pipeline.command_line.output import Console, table
-from pipeline.config import load_config
-from pipeline.config.models import Autocast
-from pipeline.errors import VerificationFailed
-from pipeline.escape import for_terminal
-from pipeline.order import words
-from pipeline.saved import axis_option, saved_program
-from pipeline.verification.runner import Execution, execution_options, sentence
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.options import config_option, store_option
+from nxpipe.pipeline.command_line.order_options import order_options, orders, refuse_words_without_effect
+from nxpipe.pipeline.command_line.output import Console, table
+from nxpipe.pipeline.config import load_config
+from nxpipe.pipeline.config.models import Autocast
+from nxpipe.pipeline.errors import VerificationFailed
+from nxpipe.pipeline.escape import for_terminal
+from nxpipe.pipeline.order import words
+from nxpipe.pipeline.saved import axis_option, saved_program
+from nxpipe.pipeline.verification.runner import Execution, execution_options, sentence
 
 if TYPE_CHECKING:
-    from pipeline.order import Order
-    from pipeline.saved import SavedProgram
-    from pipeline.verification.comparison import Comparison, Run, Trial
-    from pipeline.verification.verify import Deviation, Thresholds
+    from nxpipe.pipeline.order import Order
+    from nxpipe.pipeline.saved import SavedProgram
+    from nxpipe.pipeline.verification.comparison import Comparison, Run, Trial
+    from nxpipe.pipeline.verification.verify import Deviation, Thresholds
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ def verify(
       nxpipe verify --model-id gpt2 --weights random:0 --mode isa --steps 4
       nxpipe verify bert-base-uncased@4e9ce0 --store s3://my-artifacts/nxpipe
     """
-    from pipeline.verification.comparison import Trial
-    from pipeline.verification.verify import Thresholds
+    from nxpipe.pipeline.verification.comparison import Trial
+    from nxpipe.pipeline.verification.verify import Thresholds
 
     console: Console = ctx.obj
     flags = {name: value for name, value in said.items() if name in words()}
@@ -126,8 +126,8 @@ def verify(
 
 
 def _trial(said: Mapping[str, Any]) -> "Trial":
-    from pipeline.models.prompts import read_prompts
-    from pipeline.verification.comparison import Trial
+    from nxpipe.pipeline.models.prompts import read_prompts
+    from nxpipe.pipeline.verification.comparison import Trial
 
     execution = Execution.of(said["mode"], said["engine_order"])
     prompts = read_prompts(said["prompts"]) if said["prompts"] else ()
@@ -154,8 +154,8 @@ def _tell(found: Iterable[_Said], trial: "Trial", allowed: "Thresholds", console
 def _of_artifact(
     name: str, store: str | None, config_path: Path, execution: Execution, console: Console
 ) -> Iterator[_Said]:
-    from pipeline.command_line.store_url import open_the_store
-    from pipeline.verification.replay import compare_artifact
+    from nxpipe.pipeline.command_line.store_url import open_the_store
+    from nxpipe.pipeline.verification.replay import compare_artifact
 
     opened = open_the_store(store, config_path, console)
     published = opened.resolve(name)
@@ -164,16 +164,16 @@ def _of_artifact(
 
 
 def _of_file(file: "SavedProgram", flags: dict[str, Any], trial: "Trial", console: Console) -> Iterator[_Said]:
-    from pipeline.order import Order
-    from pipeline.saved_request import SavedRequest
-    from pipeline.verification.cases import compare_file
+    from nxpipe.pipeline.order import Order
+    from nxpipe.pipeline.saved_request import SavedRequest
+    from nxpipe.pipeline.verification.cases import compare_file
 
     request = SavedRequest.of(file, Order.from_flags(str(file.path), flags))
     yield _Said(file.name, request.autocast_type, compare_file(request, trial, console.step))
 
 
 def _of_models(asked: "Sequence[Order]", trial: "Trial", console: Console) -> Iterator[_Said]:
-    from pipeline.verification.cases import compare_model
+    from nxpipe.pipeline.verification.cases import compare_model
 
     for order in asked:
         request = order.request()

@@ -6,10 +6,10 @@ from importlib.metadata import version as installed
 
 import click
 
-from pipeline import VERSION
-from pipeline.cli import Command
-from pipeline.command_line.output import Console, table
-from pipeline.doctor import LIBRARIES, neuronx
+from nxpipe.pipeline import VERSION
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.output import Console, table
+from nxpipe.pipeline.doctor import LIBRARIES, neuronx
 
 
 @click.command(cls=Command)

@@ -5,9 +5,9 @@ from typing import Final
 
 import click
 
-from pipeline.cli import Command
-from pipeline.command_line.output import Console
-from pipeline.command_line.store_url import VARIABLE
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.command_line.store_url import VARIABLE
 
 _PLACE: Final = "AWS_BATCH_JOB_ARRAY_INDEX"
 
@@ -26,8 +26,8 @@ def worker(ctx: click.Context, items: str) -> None:
     Example:
       nxpipe worker --items 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
     """
-    from artifact_store.layout import is_key
-    from pipeline.executors.batch_worker import work
+    from nxpipe.artifact_store.layout import is_key
+    from nxpipe.pipeline.executors.batch_worker import work
 
     console: Console = ctx.obj
     url, place = os.environ.get(VARIABLE), os.environ.get(_PLACE, "0")

@@ -3,17 +3,17 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.config.endpoints import ModelEndpoint
-    from pipeline.config.faults import ConfigInvalid, Fault
-    from pipeline.config.fleets import ServingFleet, TrainingFleet
-    from pipeline.config.load import load_config
-    from pipeline.config.models import Model
-    from pipeline.config.origin import Origin, Setting, origins
-    from pipeline.config.reference import configuration_page, field_help, json_schema
-    from pipeline.config.root import Config
-    from pipeline.config.sections import Build, Guards, Project, Rollout, Signing, TrustedKey, Verify
-    from pipeline.config.store import Store
-    from pipeline.config.store_alone import load_store_section
+    from nxpipe.pipeline.config.endpoints import ModelEndpoint
+    from nxpipe.pipeline.config.faults import ConfigInvalid, Fault
+    from nxpipe.pipeline.config.fleets import ServingFleet, TrainingFleet
+    from nxpipe.pipeline.config.load import load_config
+    from nxpipe.pipeline.config.models import Model
+    from nxpipe.pipeline.config.origin import Origin, Setting, origins
+    from nxpipe.pipeline.config.reference import configuration_page, field_help, json_schema
+    from nxpipe.pipeline.config.root import Config
+    from nxpipe.pipeline.config.sections import Build, Guards, Project, Rollout, Signing, TrustedKey, Verify
+    from nxpipe.pipeline.config.store import Store
+    from nxpipe.pipeline.config.store_alone import load_store_section
 
 __all__ = [
     "Build",

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, ValidationError
 
-from pipeline.config.faults import ConfigInvalid, Fault
-from pipeline.config.forms import text
-from pipeline.config.kinds import Region
-from pipeline.config.table import Table
-from pipeline.documents import MiB, read_file, toml_of
+from nxpipe.pipeline.config.faults import ConfigInvalid, Fault
+from nxpipe.pipeline.config.forms import text
+from nxpipe.pipeline.config.kinds import Region
+from nxpipe.pipeline.config.table import Table
+from nxpipe.pipeline.documents import MiB, read_file, toml_of
 
 # Public parameters that name the newest image of a region: with all frameworks and the driver, and with ECS and the
 # driver.

@@ -5,9 +5,9 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from pipeline.config.forms import Absent, Unit, one_of, refuse
-from pipeline.config.kinds import ReservationId
-from pipeline.config.table import Table
+from nxpipe.pipeline.config.forms import Absent, Unit, one_of, refuse
+from nxpipe.pipeline.config.kinds import ReservationId
+from nxpipe.pipeline.config.table import Table
 
 # How EC2 sells the sizes, by its DescribeInstanceTypes: not a property of the hardware.
 IN_CAPACITY_BLOCKS: Final = ("trn1.32xlarge", "trn2.48xlarge", "trn2u.48xlarge")

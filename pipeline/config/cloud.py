@@ -5,9 +5,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pipeline.config.forms import Absent, Unit, text
-from pipeline.config.kinds import DISTINCT, LIST, MAYBE_EMPTY, Day, Email, Folder, Image, OidcProvider, Slug
-from pipeline.config.table import Table
+from nxpipe.pipeline.config.forms import Absent, Unit, text
+from nxpipe.pipeline.config.kinds import DISTINCT, LIST, MAYBE_EMPTY, Day, Email, Folder, Image, OidcProvider, Slug
+from nxpipe.pipeline.config.table import Table
 
 _Sdk = Annotated[str, text("[0-9]+(?:\\.[0-9]+){1,3}", 'a version of the Neuron SDK such as "2.32.0"', longest=32)]
 

@@ -4,12 +4,12 @@ from typing import Annotated, Final, TypeAlias
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from emulator.hardware import INSTANCES
-from pipeline.config.capacity import CapacityBlock, TrainingCapacity, check_sold
-from pipeline.config.fleets import ServingType, Size
-from pipeline.config.forms import Absent, refuse, text
-from pipeline.config.kinds import DISTINCT, LIST, Cidr, Folder, Slug, Zone
-from pipeline.config.table import Table
+from nxpipe.emulator.hardware import INSTANCES
+from nxpipe.pipeline.config.capacity import CapacityBlock, TrainingCapacity, check_sold
+from nxpipe.pipeline.config.fleets import ServingType, Size
+from nxpipe.pipeline.config.forms import Absent, refuse, text
+from nxpipe.pipeline.config.kinds import DISTINCT, LIST, Cidr, Folder, Slug, Zone
+from nxpipe.pipeline.config.table import Table
 
 SYSTEM: Final = "system"  # the group of nodes without accelerators that a cluster itself needs
 

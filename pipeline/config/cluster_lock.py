@@ -9,13 +9,13 @@ from typing import Annotated, Final
 
 from pydantic import Field, ValidationError
 
-from pipeline.config.cluster import Cluster
-from pipeline.config.faults import ConfigInvalid, Fault
-from pipeline.config.forms import text
-from pipeline.config.kinds import Region
-from pipeline.config.root import Config
-from pipeline.config.table import Table
-from pipeline.documents import MiB, read_file, toml_of
+from nxpipe.pipeline.config.cluster import Cluster
+from nxpipe.pipeline.config.faults import ConfigInvalid, Fault
+from nxpipe.pipeline.config.forms import text
+from nxpipe.pipeline.config.kinds import Region
+from nxpipe.pipeline.config.root import Config
+from nxpipe.pipeline.config.table import Table
+from nxpipe.pipeline.documents import MiB, read_file, toml_of
 
 _HEAD: Final = "# Written by `nxpipe infra lock`: what the cluster is made of. Commit it.\n"
 _RUN: Final = "what `nxpipe infra lock` writes; run it"

@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from emulator.hardware import INSTANCES, Instance
-from pipeline.config.endpoints import ModelEndpoint
-from pipeline.config.faults import Finding, KeyPath
-from pipeline.config.fleets import ServingFleet, TrainingFleet
-from pipeline.config.models import Model
-from pipeline.config.root import Config
-from pipeline.config.wording import shown
-from pipeline.suggest import nearest
+from nxpipe.emulator.hardware import INSTANCES, Instance
+from nxpipe.pipeline.config.endpoints import ModelEndpoint
+from nxpipe.pipeline.config.faults import Finding, KeyPath
+from nxpipe.pipeline.config.fleets import ServingFleet, TrainingFleet
+from nxpipe.pipeline.config.models import Model
+from nxpipe.pipeline.config.root import Config
+from nxpipe.pipeline.config.wording import shown
+from nxpipe.pipeline.suggest import nearest
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from emulator.hardware import INSTANCES, Instance
-from pipeline.config.forms import Absent, Unit, one_of, refuse, text
-from pipeline.config.kinds import EcrImage, Slug, duration, write_duration
-from pipeline.config.table import Table
+from nxpipe.emulator.hardware import INSTANCES, Instance
+from nxpipe.pipeline.config.forms import Absent, Unit, one_of, refuse, text
+from nxpipe.pipeline.config.kinds import EcrImage, Slug, duration, write_duration
+from nxpipe.pipeline.config.table import Table
 
 _PREFIX: Final = "ml."
 # How SageMaker sells the sizes, by its ProductionVariant: not a property of the hardware.

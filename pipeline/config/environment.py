@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, Final
 
-from pipeline.config.faults import Fault, KeyPath
-from pipeline.config.root import Config
-from pipeline.config.table import Kind, Table, field_kind, is_table
-from pipeline.config.wording import shown
-from pipeline.suggest import nearest
+from nxpipe.pipeline.config.faults import Fault, KeyPath
+from nxpipe.pipeline.config.root import Config
+from nxpipe.pipeline.config.table import Kind, Table, field_kind, is_table
+from nxpipe.pipeline.config.wording import shown
+from nxpipe.pipeline.suggest import nearest
 
 FILE: Final = "environment"  # what a fault names in place of a file
 _WHOLE: Final = "[+-]?[0-9]{1,40}"

@@ -5,11 +5,22 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from emulator.hardware import INSTANCES
-from pipeline.config.capacity import ServingCapacity, TrainingCapacity, check_sold
-from pipeline.config.forms import Absent, Unit, one_of, refuse, text
-from pipeline.config.kinds import DISTINCT, JUST_ONE, LIST, MAYBE_EMPTY, Certificate, Cidr, Image, Slug, Zone, duration
-from pipeline.config.table import Table
+from nxpipe.emulator.hardware import INSTANCES
+from nxpipe.pipeline.config.capacity import ServingCapacity, TrainingCapacity, check_sold
+from nxpipe.pipeline.config.forms import Absent, Unit, one_of, refuse, text
+from nxpipe.pipeline.config.kinds import (
+    DISTINCT,
+    JUST_ONE,
+    LIST,
+    MAYBE_EMPTY,
+    Certificate,
+    Cidr,
+    Image,
+    Slug,
+    Zone,
+    duration,
+)
+from nxpipe.pipeline.config.table import Table
 
 # An UltraServer is not a size that EC2 launches by one name.
 _LAUNCHABLE = {name: entry for name, entry in INSTANCES.items() if entry.servers == 1}

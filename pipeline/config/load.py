@@ -8,14 +8,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pipeline.config import environment
-from pipeline.config.crosschecks import Tables, cross_check
-from pipeline.config.faults import ConfigInvalid, Fault, Finding, KeyPath
-from pipeline.config.reading import read_document
-from pipeline.config.root import Config
-from pipeline.config.salvage import salvage
-from pipeline.config.translate import findings
-from pipeline.config.wording import key_text
+from nxpipe.pipeline.config import environment
+from nxpipe.pipeline.config.crosschecks import Tables, cross_check
+from nxpipe.pipeline.config.faults import ConfigInvalid, Fault, Finding, KeyPath
+from nxpipe.pipeline.config.reading import read_document
+from nxpipe.pipeline.config.root import Config
+from nxpipe.pipeline.config.salvage import salvage
+from nxpipe.pipeline.config.translate import findings
+from nxpipe.pipeline.config.wording import key_text
 
 # Commands that need no file (a store can be listed without one) still need a project to speak of.
 _WITHOUT_A_FILE: dict[str, Any] = {"project": {"name": "unnamed"}}
@@ -37,7 +37,7 @@ class Source:
 
     @cached_property
     def lines(self) -> dict[KeyPath, int]:
-        from pipeline.config.locate import locate  # nobody asks for the line of what is right
+        from nxpipe.pipeline.config.locate import locate  # nobody asks for the line of what is right
 
         return locate(self.text)
 

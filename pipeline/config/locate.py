@@ -7,7 +7,7 @@ import re
 import tomllib
 from bisect import bisect_left
 
-from pipeline.config.faults import KeyPath
+from nxpipe.pipeline.config.faults import KeyPath
 
 _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _KEY = re.compile(r"""[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*'""")

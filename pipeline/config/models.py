@@ -4,10 +4,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from emulator.hardware import INSTANCES
-from pipeline.config.forms import Absent, Unit, one_of, refuse
-from pipeline.config.kinds import ASCENDING, DISTINCT, LIST, Degree, Folder, HubId, Revision, Slug, Weights
-from pipeline.config.table import Table
+from nxpipe.emulator.hardware import INSTANCES
+from nxpipe.pipeline.config.forms import Absent, Unit, one_of, refuse
+from nxpipe.pipeline.config.kinds import ASCENDING, DISTINCT, LIST, Degree, Folder, HubId, Revision, Slug, Weights
+from nxpipe.pipeline.config.table import Table
 
 InstanceType = Annotated[str, one_of(INSTANCES)]
 Task: TypeAlias = Literal[

@@ -5,9 +5,9 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field
 
-from pipeline.config.forms import Absent, refuse
-from pipeline.config.kinds import DISTINCT, LIST, Cidr, Subnet, Vpc, Zone
-from pipeline.config.table import Table
+from nxpipe.pipeline.config.forms import Absent, refuse
+from nxpipe.pipeline.config.kinds import DISTINCT, LIST, Cidr, Subnet, Vpc, Zone
+from nxpipe.pipeline.config.table import Table
 
 _KIND = "Where instances are launched, and what they can reach from there."
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.config.faults import KeyPath
-from pipeline.config.load import Source, load, read_source
-from pipeline.config.wording import key_text
+from nxpipe.pipeline.config.faults import KeyPath
+from nxpipe.pipeline.config.load import Source, load, read_source
+from nxpipe.pipeline.config.wording import key_text
 
 
 @dataclass(frozen=True)

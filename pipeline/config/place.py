@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from typing import Final
 
-from pipeline.config.cluster import Cluster
-from pipeline.config.faults import Finding
-from pipeline.config.fleets import TrainingFleet
-from pipeline.config.network import ExistingNetwork
-from pipeline.config.root import Config
-from pipeline.config.wording import shown
+from nxpipe.pipeline.config.cluster import Cluster
+from nxpipe.pipeline.config.faults import Finding
+from nxpipe.pipeline.config.fleets import TrainingFleet
+from nxpipe.pipeline.config.network import ExistingNetwork
+from nxpipe.pipeline.config.root import Config
+from nxpipe.pipeline.config.wording import shown
 
 LONGEST_ENDPOINT_NAME: Final = 63
 

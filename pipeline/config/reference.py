@@ -6,11 +6,11 @@ from typing import Any, Final
 
 from pydantic.fields import FieldInfo
 
-from pipeline.config.environment import settable
-from pipeline.config.forms import Absent, Form
-from pipeline.config.root import Config
-from pipeline.config.table import TAG, Kind, Table, field_kind, is_table
-from pipeline.config.wording import allowed_text, shown
+from nxpipe.pipeline.config.environment import settable
+from nxpipe.pipeline.config.forms import Absent, Form
+from nxpipe.pipeline.config.root import Config
+from nxpipe.pipeline.config.table import TAG, Kind, Table, field_kind, is_table
+from nxpipe.pipeline.config.wording import allowed_text, shown
 
 
 def field_help(table: type[Table], name: str) -> str:

@@ -4,10 +4,10 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline.config.crosschecks import Tables
-from pipeline.config.endpoints import ModelEndpoint
-from pipeline.config.fleets import Fleet, ServingFleet, TrainingFleet
-from pipeline.config.models import Model
+from nxpipe.pipeline.config.crosschecks import Tables
+from nxpipe.pipeline.config.endpoints import ModelEndpoint
+from nxpipe.pipeline.config.fleets import Fleet, ServingFleet, TrainingFleet
+from nxpipe.pipeline.config.models import Model
 
 _T = TypeVar("_T")
 

@@ -5,8 +5,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from pipeline.config.forms import Absent, ListRule, Unit, refuse
-from pipeline.config.kinds import (
+from nxpipe.pipeline.config.forms import Absent, ListRule, Unit, refuse
+from nxpipe.pipeline.config.kinds import (
     ASCENDING,
     DISTINCT,
     LIST,
@@ -21,7 +21,7 @@ from pipeline.config.kinds import (
     duration,
     write_duration,
 )
-from pipeline.config.table import Table
+from nxpipe.pipeline.config.table import Table
 
 
 class Project(Table):

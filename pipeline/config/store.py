@@ -4,9 +4,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pipeline.config.forms import Absent
-from pipeline.config.kinds import DISTINCT, MAYBE_EMPTY, Folder, KmsKey, Size, StoreUrl
-from pipeline.config.table import Table
+from nxpipe.pipeline.config.forms import Absent
+from nxpipe.pipeline.config.kinds import DISTINCT, MAYBE_EMPTY, Folder, KmsKey, Size, StoreUrl
+from nxpipe.pipeline.config.table import Table
 
 
 class Store(Table):

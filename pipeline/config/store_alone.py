@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from pipeline.config.store import Store
+from nxpipe.pipeline.config.store import Store
 
 TABLES: Final = frozenset(
     {
@@ -44,7 +44,7 @@ def load_store_section(path: Path, environ: Mapping[str, str]) -> Store:
         if document.keys() <= TABLES:
             with suppress(ValidationError):  # told below, with all others
                 return Store.model_validate(document.get("store", {}))
-    from pipeline.config.load import load_config
+    from nxpipe.pipeline.config.load import load_config
 
     return load_config(path, environ, missing_ok=True).store
 
@@ -52,6 +52,6 @@ def load_store_section(path: Path, environ: Mapping[str, str]) -> Store:
 def _document(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    from pipeline.config.reading import read_document
+    from nxpipe.pipeline.config.reading import read_document
 
     return read_document(path)[1]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, TypeGuard, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
-from pipeline.config.faults import KeyPath
+from nxpipe.pipeline.config.faults import KeyPath
 
 TAG: Final = "kind"  # the key that says which of several shapes a table has
 

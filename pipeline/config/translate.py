@@ -6,11 +6,11 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from pipeline.config.faults import Finding
-from pipeline.config.forms import RULE, listed
-from pipeline.config.table import TAG, Kind, Place, Table, tag_of, walk
-from pipeline.config.wording import allowed_text, choices_of, shown
-from pipeline.suggest import nearest
+from nxpipe.pipeline.config.faults import Finding
+from nxpipe.pipeline.config.forms import RULE, listed
+from nxpipe.pipeline.config.table import TAG, Kind, Place, Table, tag_of, walk
+from nxpipe.pipeline.config.wording import allowed_text, choices_of, shown
+from nxpipe.pipeline.suggest import nearest
 
 
 def findings(error: ValidationError, root: type[Table]) -> Iterator[Finding]:

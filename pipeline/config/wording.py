@@ -7,9 +7,9 @@ from typing import Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 
-from pipeline.config.faults import KeyPath
-from pipeline.config.forms import Form, ListRule, Unit, listed
-from pipeline.config.table import TAG, Kind, is_table
+from nxpipe.pipeline.config.faults import KeyPath
+from nxpipe.pipeline.config.forms import Form, ListRule, Unit, listed
+from nxpipe.pipeline.config.table import TAG, Kind, is_table
 
 _LONGEST = 60
 _BARE = "[A-Za-z0-9_-]+"

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pipeline import artifact_files
+from nxpipe.pipeline import artifact_files
 
 if TYPE_CHECKING:
-    from artifact_store import Store
-    from artifact_store.manifest import Executable, Manifest
-    from emulator.graph import Graph
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.manifest import Executable, Manifest
+    from nxpipe.emulator.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def between(before: "Graph", after: "Graph") -> GraphDifference:
 
 def graph_of(manifest: "Manifest", executable: "Executable", store: "Store") -> "Graph | None":
     """None where the artifact holds none, as those of AWS's compiler."""
-    from emulator.graph import Graph
+    from nxpipe.emulator.graph import Graph
 
     wanted = artifact_files.graph(executable.name)
     blob = next((file.blob for file in manifest.files if file.path == wanted), None)

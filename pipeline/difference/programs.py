@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pipeline import utilisation
-from pipeline.difference.graphs import GraphDifference, between, graph_of
+from nxpipe.pipeline import utilisation
+from nxpipe.pipeline.difference.graphs import GraphDifference, between, graph_of
 
 if TYPE_CHECKING:
-    from artifact_store import Store
-    from artifact_store.manifest import Executable, Manifest
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.manifest import Executable, Manifest
 
 # What is compared, and where utilisation.json has it.
 FIGURES: Final[Mapping[str, tuple[str, ...]]] = {

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from artifact_store.weights import read_weights
+from nxpipe.artifact_store.weights import read_weights
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from artifact_store import Store
-    from artifact_store.manifest import Manifest, Tensor
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.manifest import Manifest, Tensor
 
 _AT_ONCE: Final = 1 << 20  # elements that are compared together
 
@@ -57,13 +57,13 @@ def _change(name: str, old: "np.ndarray[Any, Any]", new: "np.ndarray[Any, Any]")
 def _elements(tensor: "Tensor", data: bytes | memoryview) -> "np.ndarray[Any, Any]":
     import numpy as np
 
-    from emulator.types import DType
+    from nxpipe.emulator.types import DType
 
     return np.frombuffer(data, DType(tensor.dtype).stored)
 
 
 def _known_types() -> set[str]:
-    from emulator.types import DType
+    from nxpipe.emulator.types import DType
 
     return {str(dtype) for dtype in DType}
 

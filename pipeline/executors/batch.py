@@ -14,18 +14,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pipeline.aws import asking
-from pipeline.building.events import Begun, Ended, Event, Fault, Said, from_document
-from pipeline.building.item import Item
-from pipeline.errors import AwsError, BuildRefused
-from pipeline.executors.batch_array import ENDED, ArrayJob, Told, children, counts_of, describe
-from pipeline.executors.batch_farm import PROJECT_TAG, BuildFarm, Room
-from pipeline.executors.batch_faults import fault_of, forgotten, may_pass
-from pipeline.executors.batch_items import put_items, require_nothing_of_this_machine
-from pipeline.executors.protocol import Limits
+from nxpipe.pipeline.aws import asking
+from nxpipe.pipeline.building.events import Begun, Ended, Event, Fault, Said, from_document
+from nxpipe.pipeline.building.item import Item
+from nxpipe.pipeline.errors import AwsError, BuildRefused
+from nxpipe.pipeline.executors.batch_array import ENDED, ArrayJob, Told, children, counts_of, describe
+from nxpipe.pipeline.executors.batch_farm import PROJECT_TAG, BuildFarm, Room
+from nxpipe.pipeline.executors.batch_faults import fault_of, forgotten, may_pass
+from nxpipe.pipeline.executors.batch_items import put_items, require_nothing_of_this_machine
+from nxpipe.pipeline.executors.protocol import Limits
 
 if TYPE_CHECKING:
-    from artifact_store import Store
+    from nxpipe.artifact_store import Store
 
 LARGEST_ARRAY: Final = 10_000
 _SHORTEST: Final = 60  # seconds: Batch knows no shorter limit of a job
@@ -191,7 +191,7 @@ class BatchExecutor:
                     break
 
     def _outcomes(self, array: ArrayJob) -> Iterator[Event]:
-        from artifact_store.runs import outcomes_of
+        from nxpipe.artifact_store.runs import outcomes_of
 
         for outcome in outcomes_of(self._store, array.items.sha256, array.open):
             event = from_document(outcome.ended)

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from pipeline.aws import asking
+from nxpipe.pipeline.aws import asking
 
 if TYPE_CHECKING:
-    from artifact_store.documents import Blob
+    from nxpipe.artifact_store.documents import Blob
 
 Told: TypeAlias = Mapping[str, Any]  # a job, as Batch describes it
 

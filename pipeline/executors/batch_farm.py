@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pipeline.aws import asking, client
-from pipeline.building.item import Item
-from pipeline.command_line.store_url import VARIABLE
-from pipeline.errors import AwsError
-from pipeline.executors.protocol import Limits
+from nxpipe.pipeline.aws import asking, client
+from nxpipe.pipeline.building.item import Item
+from nxpipe.pipeline.command_line.store_url import VARIABLE
+from nxpipe.pipeline.errors import AwsError
+from nxpipe.pipeline.executors.protocol import Limits
 
 PROJECT_TAG: Final = "nxpipe:project"  # by which whoever submits jobs may end them
 _MIB: Final = 1024**2

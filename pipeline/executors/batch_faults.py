@@ -4,11 +4,11 @@ AWS itself a driver may wait out.
 
 from typing import Final
 
-from pipeline.aws import is_no_answer
-from pipeline.building.events import Fault
-from pipeline.errors import AwsError
-from pipeline.executors.batch_array import Told
-from pipeline.exit_codes import AWS, SYSTEM
+from nxpipe.pipeline.aws import is_no_answer
+from nxpipe.pipeline.building.events import Fault
+from nxpipe.pipeline.errors import AwsError
+from nxpipe.pipeline.executors.batch_array import Told
+from nxpipe.pipeline.exit_codes import AWS, SYSTEM
 
 # How Batch and ECS begin these reasons.
 _OUT_OF_MEMORY: Final = "OutOfMemory"
@@ -41,7 +41,7 @@ def forgotten(job: str) -> Fault:
 
 
 def may_pass(error: Exception) -> bool:
-    from artifact_store.errors import Denied, StoreUnavailable
+    from nxpipe.artifact_store.errors import Denied, StoreUnavailable
 
     if isinstance(error, StoreUnavailable):
         return not isinstance(error, Denied)

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pipeline.building.asked import Asked
-from pipeline.building.item import Item
-from pipeline.documents import json_of
-from pipeline.errors import BuildRefused
+from nxpipe.pipeline.building.asked import Asked
+from nxpipe.pipeline.building.item import Item
+from nxpipe.pipeline.documents import json_of
+from nxpipe.pipeline.errors import BuildRefused
 
 if TYPE_CHECKING:
-    from artifact_store import Store
-    from artifact_store.documents import Blob
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.documents import Blob
 
 _FORMAT: Final = "nxpipe.items/1"
 _INSTEAD: Final = "publish it to the hub and name it by its id there, or take another executor"
@@ -20,16 +20,16 @@ _INSTEAD: Final = "publish it to the hub and name it by its id there, or take an
 
 def put_items(store: "Store", items: Sequence[Item]) -> "Blob":
     """No two lists are alike, so that nobody takes the outcome of an earlier attempt for that of this one."""
-    from artifact_store.canonical import canonical_json
+    from nxpipe.artifact_store.canonical import canonical_json
 
     document = {"format": _FORMAT, "run": secrets.token_hex(16), "items": [item.document() for item in items]}
     return store.put_blob(canonical_json(document))
 
 
 def item_at(store: "Store", digest: str, place: int) -> Item:
-    from artifact_store.documents import Blob
-    from artifact_store.errors import InvalidDocument, NotFound
-    from artifact_store.layout import digest_path
+    from nxpipe.artifact_store.documents import Blob
+    from nxpipe.artifact_store.errors import InvalidDocument, NotFound
+    from nxpipe.artifact_store.layout import digest_path
 
     where = f"{store.url}/{digest_path(digest)}"
     stat = store.backend.stat(digest_path(digest))
@@ -43,8 +43,8 @@ def item_at(store: "Store", digest: str, place: int) -> Item:
 
 def require_nothing_of_this_machine(asked: Asked) -> None:
     """A worker elsewhere has the hub, the store and what it is told; no file that lies here."""
-    from pipeline.models.source import looks_like_folder
-    from pipeline.saved import is_saved
+    from nxpipe.pipeline.models.source import looks_like_folder
+    from nxpipe.pipeline.saved import is_saved
 
     model, weights = asked.order.model_id, asked.order.weights
     if is_saved(model):

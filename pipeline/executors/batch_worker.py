@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from pipeline.building.events import Begun, Ended, Event, Said, to_document
-from pipeline.building.faults import fault_of
-from pipeline.building.item import Item
-from pipeline.errors import MissingSoftware
-from pipeline.executors.batch_items import item_at
-from pipeline.request import digest_of
+from nxpipe.pipeline.building.events import Begun, Ended, Event, Said, to_document
+from nxpipe.pipeline.building.faults import fault_of
+from nxpipe.pipeline.building.item import Item
+from nxpipe.pipeline.errors import MissingSoftware
+from nxpipe.pipeline.executors.batch_items import item_at
+from nxpipe.pipeline.request import digest_of
 
 _LOG: Final = 64 * 1024  # characters of a log that go into the outcome: its end; all of it is in the job's output
 _MESSAGE: Final = 4096
@@ -17,9 +17,9 @@ _MESSAGE: Final = 4096
 
 def work(url: str, items: str, place: int, say: Callable[[str], None]) -> Ended:
     """`url` is the store as this machine sees it; that of the driver stands in the item."""
-    from artifact_store.runs import keep_outcome
-    from artifact_store.url import open_store
-    from pipeline.building.carry_out import carry_out
+    from nxpipe.artifact_store.runs import keep_outcome
+    from nxpipe.artifact_store.url import open_store
+    from nxpipe.pipeline.building.carry_out import carry_out
 
     item = replace(item_at(open_store(url), items, place), store=url)
     say(f"{item.title}: item {place} of {items[:12]}")

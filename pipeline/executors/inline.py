@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from pipeline.building.carry_out import carry_out
-from pipeline.building.events import Begun, Event
-from pipeline.building.item import Item
+from nxpipe.pipeline.building.carry_out import carry_out
+from nxpipe.pipeline.building.events import Begun, Event
+from nxpipe.pipeline.building.item import Item
 
 
 class InlineExecutor:

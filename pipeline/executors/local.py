@@ -5,13 +5,13 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from pipeline.building.events import Begun, Ended, Event, Fault
-from pipeline.building.item import Item
-from pipeline.command_line.output import human_bytes
-from pipeline.executors.process import WorkerProcess
-from pipeline.executors.protocol import Limits
-from pipeline.exit_codes import COMPILE, SYSTEM
-from pipeline.machine import available_memory, processors
+from nxpipe.pipeline.building.events import Begun, Ended, Event, Fault
+from nxpipe.pipeline.building.item import Item
+from nxpipe.pipeline.command_line.output import human_bytes
+from nxpipe.pipeline.executors.process import WorkerProcess
+from nxpipe.pipeline.executors.protocol import Limits
+from nxpipe.pipeline.exit_codes import COMPILE, SYSTEM
+from nxpipe.pipeline.machine import available_memory, processors
 
 _SHARE: Final = 0.9  # of the memory that is free at the beginning
 _LOOK: Final = 0.1  # seconds between two looks at limits

@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from pipeline.building.events import Event, from_document
-from pipeline.building.item import Item
+from nxpipe.pipeline.building.events import Event, from_document
+from nxpipe.pipeline.building.item import Item
 
-_MODULE: Final = "pipeline.executors.worker"
+_MODULE: Final = "nxpipe.pipeline.executors.worker"
 # Of numpy's and PyTorch's arithmetic: workers beside each other must not share out the same processors twice.
 _THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _LAST_WORDS: Final = 8000  # bytes of what it said on stderr

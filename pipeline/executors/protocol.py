@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pipeline.building.events import Event
-from pipeline.building.item import Item
+from nxpipe.pipeline.building.events import Event
+from nxpipe.pipeline.building.item import Item
 
 
 @dataclass(frozen=True)

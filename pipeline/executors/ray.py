@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
 
-from pipeline.building.events import Begun, Ended, Event, Fault, Said
-from pipeline.building.item import Item
-from pipeline.executors.protocol import Limits
-from pipeline.executors.ray_cluster import Cluster, Node
-from pipeline.executors.ray_faults import fault_of, over_memory, over_time
-from pipeline.executors.ray_worker import Letter, Mailbox, Work, carried_out
+from nxpipe.pipeline.building.events import Begun, Ended, Event, Fault, Said
+from nxpipe.pipeline.building.item import Item
+from nxpipe.pipeline.executors.protocol import Limits
+from nxpipe.pipeline.executors.ray_cluster import Cluster, Node
+from nxpipe.pipeline.executors.ray_faults import fault_of, over_memory, over_time
+from nxpipe.pipeline.executors.ray_worker import Letter, Mailbox, Work, carried_out
 
 _LOOK: Final = 0.2  # seconds between two looks at the mailbox
 _CENSUS: Final = 2.0  # seconds between two looks at the nodes

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.errors import ExecutorUnavailable, MissingSoftware, PipelineError
+from nxpipe.pipeline.errors import ExecutorUnavailable, MissingSoftware, PipelineError
 
 _PATIENCE: Final = 5.0  # seconds for a port to answer
 _TRIAL: Final = 20.0  # seconds for a process of its own to connect

@@ -1,8 +1,8 @@
 """Why a Ray task came to no end of its own, as the fault of its item."""
 
-from pipeline.building.events import Fault
-from pipeline.command_line.output import human_bytes
-from pipeline.exit_codes import COMPILE, INTERNAL, SOFTWARE, SYSTEM
+from nxpipe.pipeline.building.events import Fault
+from nxpipe.pipeline.command_line.output import human_bytes
+from nxpipe.pipeline.exit_codes import COMPILE, INTERNAL, SOFTWARE, SYSTEM
 
 
 def over_time(title: str, seconds: float) -> Fault:

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from pipeline.building.events import Begun, Ended, Event
-from pipeline.building.item import Item
+from nxpipe.pipeline.building.events import Begun, Ended, Event
+from nxpipe.pipeline.building.item import Item
 
 _BEAT: Final = 1.0  # seconds between two signs of life
 _PATIENCE: Final = 5.0  # seconds that an end waits for what was said before it
@@ -74,7 +74,7 @@ def carried_out(task: int, item: Item, mailbox: Any, work: Work | None) -> Ended
 
 
 def _usual_work() -> Work:
-    from pipeline.building.carry_out import carry_out
+    from nxpipe.pipeline.building.carry_out import carry_out
 
     return carry_out
 

@@ -12,9 +12,9 @@ import sys
 import threading
 from typing import IO, Final
 
-from pipeline.building.carry_out import carry_out
-from pipeline.building.events import Event, to_document
-from pipeline.building.item import Item
+from nxpipe.pipeline.building.carry_out import carry_out
+from nxpipe.pipeline.building.events import Event, to_document
+from nxpipe.pipeline.building.item import Item
 
 _DRIVER_GONE: Final = 75
 _AT_DEATH_OF_PARENT: Final = 1  # PR_SET_PDEATHSIG of prctl(2)

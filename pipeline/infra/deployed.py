@@ -4,9 +4,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.aws import asking
-from pipeline.infra.files import parse
-from stacks.reading import Template, Templates, read
+from nxpipe.pipeline.aws import asking
+from nxpipe.pipeline.infra.files import parse
+from nxpipe.stacks.reading import Template, Templates, read
 
 
 def deployed(like: Templates, client: Callable[..., Any]) -> Templates:

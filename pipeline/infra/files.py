@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.documents import MiB, json_of, read_file
-from pipeline.errors import MissingSoftware, TemplateInvalid
-from stacks.reading import Template, Templates, construct_paths, read
+from nxpipe.pipeline.documents import MiB, json_of, read_file
+from nxpipe.pipeline.errors import MissingSoftware, TemplateInvalid
+from nxpipe.stacks.reading import Template, Templates, construct_paths, read
 
 _ENDING: Final = ".template.json"
 _LARGEST: Final = 16 * MiB

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from datetime import date, timedelta
 from typing import Any, Final
 
-from pipeline.aws import asking
-from pipeline.config.amis import FLEETS_PARAMETER, TRAINING_PARAMETER, LockedImage
-from pipeline.errors import AwsError
+from nxpipe.pipeline.aws import asking
+from nxpipe.pipeline.config.amis import FLEETS_PARAMETER, TRAINING_PARAMETER, LockedImage
+from nxpipe.pipeline.errors import AwsError
 
 _NAME: Final = "Deep Learning AMI Neuron (Ubuntu 24.04) *"
 _KEPT_UP: Final = timedelta(days=2 * 365)  # EC2 deprecates a public image two years after it was made

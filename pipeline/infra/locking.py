@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
-from pipeline.aws import asking
-from pipeline.config.cluster_lock import ADDONS, ClusterLock, LockedNodes
-from pipeline.errors import AwsError
+from nxpipe.pipeline.aws import asking
+from nxpipe.pipeline.config.cluster_lock import ADDONS, ClusterLock, LockedNodes
+from nxpipe.pipeline.errors import AwsError
 
 Clients: TypeAlias = Callable[[str, str], Any]
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Final
 
-from pipeline.escape import for_terminal
-from stacks.costs import Estimate
-from stacks.plan import Change, Kind, Plan, Restart
+from nxpipe.pipeline.escape import for_terminal
+from nxpipe.stacks.costs import Estimate
+from nxpipe.stacks.plan import Change, Kind, Plan, Restart
 
 _WORDS: Final[dict[Kind, str]] = {
     "added": "is new",

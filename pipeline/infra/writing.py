@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.errors import WouldOverwrite
-from pipeline.whole_file import write_whole
+from nxpipe.pipeline.errors import WouldOverwrite
+from nxpipe.pipeline.whole_file import write_whole
 
 
 def write_all(folder: Path, files: Mapping[str, str], head: str) -> None:

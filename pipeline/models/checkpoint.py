@@ -7,14 +7,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.documents import DocumentInvalid, MiB, json_of, read_file
-from pipeline.errors import ModelSourceError
-from pipeline.models.file_digest import sha256_of_file
+from nxpipe.pipeline.documents import DocumentInvalid, MiB, json_of, read_file
+from nxpipe.pipeline.errors import ModelSourceError
+from nxpipe.pipeline.models.file_digest import sha256_of_file
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from emulator.graph import TensorType
+    from nxpipe.emulator.graph import TensorType
 
 _LARGEST_INDEX = 128 * MiB  # that of a model of 91,991 tensors has 9 MB
 
@@ -30,7 +30,7 @@ class SafetensorsWeights:
         return {"kind": "safetensors", "files": {path.name: sha256_of_file(path) for path in self._files}}
 
     def load(self, name: str, kind: "TensorType") -> "np.ndarray[Any, Any]":
-        from pipeline.models.weights import numpy_dtype
+        from nxpipe.pipeline.models.weights import numpy_dtype
 
         stored = self._stored_name(name)
         with _opened(self._file_of[stored]) as file:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from pipeline.errors import ModelSourceError
+from nxpipe.pipeline.errors import ModelSourceError
 
 # How the families of models call their number of layers.
 _DEPTHS: Final = (

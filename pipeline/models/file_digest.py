@@ -12,9 +12,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from emulator.regular_file import open_regular
-from pipeline.documents import MiB, json_of, read_file
-from pipeline.folders import cache_folder
+from nxpipe.emulator.regular_file import open_regular
+from nxpipe.pipeline.documents import MiB, json_of, read_file
+from nxpipe.pipeline.folders import cache_folder
 
 _SETTLED_SECONDS = 2.0
 

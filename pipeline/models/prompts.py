@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.documents import DocumentInvalid, MiB, NotJson, json_of, read_file
-from pipeline.errors import InputInvalid, ModelSourceError
+from nxpipe.pipeline.documents import DocumentInvalid, MiB, NotJson, json_of, read_file
+from nxpipe.pipeline.errors import InputInvalid, ModelSourceError
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from pipeline.models.source import ModelSource
+    from nxpipe.pipeline.models.source import ModelSource
 
 _LARGEST = 16 * MiB
 
@@ -128,8 +128,8 @@ def _as_ids(line: str) -> list[int] | None:
 
 
 def _tokenised(texts: list[str], source: "ModelSource") -> list[list[int]]:
-    from emulator.capture import token_ids
-    from emulator.errors import CaptureError
+    from nxpipe.emulator.capture import token_ids
+    from nxpipe.emulator.errors import CaptureError
 
     if source.folder is None:
         raise ModelSourceError(

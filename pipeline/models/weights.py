@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pipeline.errors import ModelSourceError
-from pipeline.folders import expanded
-from pipeline.models.checkpoint import SafetensorsWeights
+from nxpipe.pipeline.errors import ModelSourceError
+from nxpipe.pipeline.folders import expanded
+from nxpipe.pipeline.models.checkpoint import SafetensorsWeights
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from emulator.graph import TensorType
+    from nxpipe.emulator.graph import TensorType
 
 _CHUNK = 1 << 16  # elements at a time: stays in the processor's cache
 GENERATOR = 1  # goes into the request key: raise it when `random_tensor` changes a single bit

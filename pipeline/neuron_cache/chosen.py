@@ -5,18 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from artifact_store.errors import NotFound
-from artifact_store.manifest import Manifest
-from artifact_store.names import choose
-from emulator.hardware import INSTANCES
-from pipeline.channels.known import unknown_channel
-from pipeline.channels.promotion import model_id
-from pipeline.neuron_cache.entry import Entry, kept_by
+from nxpipe.artifact_store.errors import NotFound
+from nxpipe.artifact_store.manifest import Manifest
+from nxpipe.artifact_store.names import choose
+from nxpipe.emulator.hardware import INSTANCES
+from nxpipe.pipeline.channels.known import unknown_channel
+from nxpipe.pipeline.channels.promotion import model_id
+from nxpipe.pipeline.neuron_cache.entry import Entry, kept_by
 
 if TYPE_CHECKING:
-    from artifact_store import Store
-    from artifact_store.transfer.believed import Trust
-    from pipeline.config import Config
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.transfer.believed import Trust
+    from nxpipe.pipeline.config import Config
 
 _BACKEND: Final = "neuronx"
 _NO_DEVICE: Final = "no Neuron device runs the emulator's programs"

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from pipeline.artifact_files import CACHE
-from pipeline.errors import ProgramInvalid
+from nxpipe.pipeline.artifact_files import CACHE
+from nxpipe.pipeline.errors import ProgramInvalid
 
 if TYPE_CHECKING:
-    from artifact_store.documents import Blob
-    from artifact_store.manifest import Manifest
+    from nxpipe.artifact_store.documents import Blob
+    from nxpipe.artifact_store.manifest import Manifest
 
 NEFF: Final = "model.neff"
 DONE: Final = "model.done"

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from artifact_store.backends.files import scratch
-from artifact_store.backends.protocol import Backend, Sent, in_turn
-from artifact_store.digest import sha256_of_chunks
-from artifact_store.errors import StoreError
-from pipeline.neuron_cache.entry import DONE, NEFF, Entry, State, state_of
+from nxpipe.artifact_store.backends.files import scratch
+from nxpipe.artifact_store.backends.protocol import Backend, Sent, in_turn
+from nxpipe.artifact_store.digest import sha256_of_chunks
+from nxpipe.artifact_store.errors import StoreError
+from nxpipe.pipeline.neuron_cache.entry import DONE, NEFF, Entry, State, state_of
 
 if TYPE_CHECKING:
-    from artifact_store.blobs import Blobs
-    from artifact_store.documents import Blob
+    from nxpipe.artifact_store.blobs import Blobs
+    from nxpipe.artifact_store.documents import Blob
 
 _ABANDONED: Final = 24 * 3600.0  # seconds
 

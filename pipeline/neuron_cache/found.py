@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from artifact_store.backends.protocol import Backend
-from pipeline.neuron_cache.entry import State, folder_of, state_of
+from nxpipe.artifact_store.backends.protocol import Backend
+from nxpipe.pipeline.neuron_cache.entry import State, folder_of, state_of
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from artifact_store.errors import Refused
-from artifact_store.names import short_name
+from nxpipe.artifact_store.errors import Refused
+from nxpipe.artifact_store.names import short_name
 
 if TYPE_CHECKING:
-    from artifact_store.channel.generation import Served
-    from pipeline.building.planned import PlannedArtifact
+    from nxpipe.artifact_store.channel.generation import Served
+    from nxpipe.pipeline.building.planned import PlannedArtifact
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from artifact_store.documents import written_now
-from pipeline.exit_codes import INTERNAL, INTERRUPTED, TERMINATED, exit_code_of
-from pipeline.release.gate import Gate, Outcome, Passage, Settled, State
-from pipeline.release.making import Build, Check
-from pipeline.release.proving import Bench, Verify
-from pipeline.release.rolling import Rollout
-from pipeline.release.serving import Promote, Sign
+from nxpipe.artifact_store.documents import written_now
+from nxpipe.pipeline.exit_codes import INTERNAL, INTERRUPTED, TERMINATED, exit_code_of
+from nxpipe.pipeline.release.gate import Gate, Outcome, Passage, Settled, State
+from nxpipe.pipeline.release.making import Build, Check
+from nxpipe.pipeline.release.proving import Bench, Verify
+from nxpipe.pipeline.release.rolling import Rollout
+from nxpipe.pipeline.release.serving import Promote, Sign
 
 if TYPE_CHECKING:
-    from pipeline.release.state import Release
+    from nxpipe.pipeline.release.state import Release
 
 CHAIN: Final[tuple[Gate, ...]] = (Check(), Build(), Verify(), Bench(), Sign(), Promote(), Rollout())
 _CUT_SHORT: Final = "cut short; the same words go on from here"

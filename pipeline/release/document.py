@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from pipeline import VERSION
-from pipeline.release.gate import Passage
-from pipeline.release.way_back import way_back
-from pipeline.request import compiler_digest
+from nxpipe.pipeline import VERSION
+from nxpipe.pipeline.release.gate import Passage
+from nxpipe.pipeline.release.way_back import way_back
+from nxpipe.pipeline.request import compiler_digest
 
 if TYPE_CHECKING:
-    from pipeline.release.course import Course
-    from pipeline.release.state import Release
+    from nxpipe.pipeline.release.course import Course
+    from nxpipe.pipeline.release.state import Release
 
 FORMAT: Final = "nxpipe.release-report/1"
 

@@ -2,15 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from emulator.hardware import INSTANCES
-from pipeline.channels.colours import COLOURS, channel_of
-from pipeline.channels.promotion import model_id
-from pipeline.command_line.fleets import serving_fleets
+from nxpipe.emulator.hardware import INSTANCES
+from nxpipe.pipeline.channels.colours import COLOURS, channel_of
+from nxpipe.pipeline.channels.promotion import model_id
+from nxpipe.pipeline.command_line.fleets import serving_fleets
 
 if TYPE_CHECKING:
-    from pipeline.config import ServingFleet
-    from pipeline.release.candidate import Candidate
-    from pipeline.release.state import Release
+    from nxpipe.pipeline.config import ServingFleet
+    from nxpipe.pipeline.release.candidate import Candidate
+    from nxpipe.pipeline.release.state import Release
 
 
 def rolled_out(release: "Release") -> "list[tuple[ServingFleet, Candidate]]":

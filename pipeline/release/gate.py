@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from pipeline.release.state import Release
+    from nxpipe.pipeline.release.state import Release
 
 # `done`: before this run; `not run`: an earlier gate has failed; `to do`: of a dry run.
 State: TypeAlias = Literal["passed", "done", "skipped", "failed", "interrupted", "not run", "to do"]

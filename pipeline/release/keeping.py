@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from artifact_store.reports import moment_of
-from pipeline.release.page import page
-from pipeline.whole_file import write_whole
+from nxpipe.artifact_store.reports import moment_of
+from nxpipe.pipeline.release.page import page
+from nxpipe.pipeline.whole_file import write_whole
 
 
 def keep(report: dict[str, Any], folder: Path) -> Path:

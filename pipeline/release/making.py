@@ -2,17 +2,17 @@
 
 from typing import TYPE_CHECKING, Final
 
-from pipeline.build_report.summary import headline, tally
-from pipeline.build_report.words import counted
-from pipeline.building.results import Results
-from pipeline.building.run import finish
-from pipeline.escape import unstyled
-from pipeline.release.gate import Figures, Outcome, Settled
+from nxpipe.pipeline.build_report.summary import headline, tally
+from nxpipe.pipeline.build_report.words import counted
+from nxpipe.pipeline.building.results import Results
+from nxpipe.pipeline.building.run import finish
+from nxpipe.pipeline.escape import unstyled
+from nxpipe.pipeline.release.gate import Figures, Outcome, Settled
 
 if TYPE_CHECKING:
-    from pipeline.building.planned import PlannedArtifact
-    from pipeline.check.report import Report
-    from pipeline.release.state import Release
+    from nxpipe.pipeline.building.planned import PlannedArtifact
+    from nxpipe.pipeline.check.report import Report
+    from nxpipe.pipeline.release.state import Release
 
 
 class Check:
@@ -27,8 +27,8 @@ class Check:
         return f"check {counted(len(_to_make(release)), 'artifact')}, without weights"
 
     def run(self, release: "Release") -> Outcome:
-        from pipeline.check import check
-        from pipeline.check.text import as_text
+        from nxpipe.pipeline.check import check
+        from nxpipe.pipeline.check.text import as_text
 
         orders = dict.fromkeys(artifact.asked.order for artifact in _to_make(release))
         reports = [check(order, release.console.step) for order in orders]

@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from pipeline.build_report.words import counted
-from pipeline.exit_codes import REGRESSION, VERIFICATION
-from pipeline.release.gate import Outcome, Settled
-from pipeline.release.verified import Verified
+from nxpipe.pipeline.build_report.words import counted
+from nxpipe.pipeline.exit_codes import REGRESSION, VERIFICATION
+from nxpipe.pipeline.release.gate import Outcome, Settled
+from nxpipe.pipeline.release.verified import Verified
 
 if TYPE_CHECKING:
-    from artifact_store import Published
-    from pipeline.bench import Line
-    from pipeline.release.candidate import Candidate
-    from pipeline.release.state import Release
+    from nxpipe.artifact_store import Published
+    from nxpipe.pipeline.bench import Line
+    from nxpipe.pipeline.release.candidate import Candidate
+    from nxpipe.pipeline.release.state import Release
 
 
 class Verify:
@@ -61,8 +61,8 @@ class Bench:
         return f"hold {against}; slower by {release.words.threshold:.1%} is too slow"
 
     def run(self, release: "Release") -> Outcome:
-        from pipeline.bench import bench
-        from pipeline.command_line.named import named
+        from nxpipe.pipeline.bench import bench
+        from nxpipe.pipeline.command_line.named import named
 
         words, tip = release.words, release.tip()
         release.seen = tip.generation if tip else 0
@@ -84,8 +84,8 @@ def _unverified(release: "Release") -> "list[Candidate]":
 
 
 def _faults(release: "Release", name: str, published: "Published", figures: list[dict[str, Any]]) -> list[str]:
-    from pipeline.verification.replay import compare_artifact
-    from pipeline.verification.runner import FAST
+    from nxpipe.pipeline.verification.replay import compare_artifact
+    from nxpipe.pipeline.verification.runner import FAST
 
     faults: list[str] = []
     for done in compare_artifact(published, release.store, release.console.step, FAST):

@@ -3,16 +3,16 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pipeline.channels.colours import COLOURS
-from pipeline.release.fleets import rolled_out
-from pipeline.release.gate import Outcome, Settled
+from nxpipe.pipeline.channels.colours import COLOURS
+from nxpipe.pipeline.release.fleets import rolled_out
+from nxpipe.pipeline.release.gate import Outcome, Settled
 
 if TYPE_CHECKING:
-    from artifact_store import Published
-    from pipeline.config import ServingFleet
-    from pipeline.release.state import Release
-    from pipeline.rollout.beginning import Begun
-    from pipeline.rollout.opened import Opened
+    from nxpipe.artifact_store import Published
+    from nxpipe.pipeline.config import ServingFleet
+    from nxpipe.pipeline.release.state import Release
+    from nxpipe.pipeline.rollout.beginning import Begun
+    from nxpipe.pipeline.rollout.opened import Opened
 
 _MINUTE: Final = 60  # seconds
 
@@ -59,9 +59,9 @@ class Rollout:
 
 
 def _opened(release: "Release", fleet: "ServingFleet") -> "Opened":
-    from pipeline.rollout.artifacts import Artifacts
-    from pipeline.rollout.machine import Machine
-    from pipeline.rollout.opened import Opened
+    from nxpipe.pipeline.rollout.artifacts import Artifacts
+    from nxpipe.pipeline.rollout.machine import Machine
+    from nxpipe.pipeline.rollout.opened import Opened
 
     words, config = release.words, release.config
     artifacts = Artifacts(release.store, config, release.folder, fleet, words.actor, words.key)
@@ -77,8 +77,8 @@ def _keep_what_others_run(opened: "list[Opened]") -> None:
 
 
 def _roll(release: "Release", one: "Opened", artifact: "Published") -> _Rolled:
-    from pipeline.rollout.beginning import begin_wanted
-    from pipeline.rollout.start import ServedAlready, Wanted
+    from nxpipe.pipeline.rollout.beginning import begin_wanted
+    from nxpipe.pipeline.rollout.start import ServedAlready, Wanted
 
     wanted = Wanted(artifact, None, again=False, minute=_MINUTE, reason=release.words.reason)
     begun = begin_wanted(release.console, one, wanted)
@@ -90,9 +90,9 @@ def _roll(release: "Release", one: "Opened", artifact: "Published") -> _Rolled:
 
 
 def _followed(release: "Release", one: "Opened", begun: "Begun") -> _Rolled:
-    from pipeline.rollout.ending import exit_code, settle
-    from pipeline.rollout.follow import follow
-    from pipeline.rollout.view import line
+    from nxpipe.pipeline.rollout.ending import exit_code, settle
+    from nxpipe.pipeline.rollout.follow import follow
+    from nxpipe.pipeline.rollout.view import line
 
     watcher, fleet = one.watcher, one.fleet.name
     if not release.words.wait and not begun.is_over:

@@ -2,22 +2,22 @@
 
 from typing import TYPE_CHECKING, Final
 
-from artifact_store.channel import change
-from artifact_store.channel.generation import Served
-from artifact_store.names import SHOWN
-from pipeline.channels.promotion import doubt, requirements
-from pipeline.channels.signing import author_signature, builder_id, chosen_signer
-from pipeline.release.fleets import left_to_rollouts
-from pipeline.release.gate import Outcome, Settled
+from nxpipe.artifact_store.channel import change
+from nxpipe.artifact_store.channel.generation import Served
+from nxpipe.artifact_store.names import SHOWN
+from nxpipe.pipeline.channels.promotion import doubt, requirements
+from nxpipe.pipeline.channels.signing import author_signature, builder_id, chosen_signer
+from nxpipe.pipeline.release.fleets import left_to_rollouts
+from nxpipe.pipeline.release.gate import Outcome, Settled
 
 if TYPE_CHECKING:
-    from artifact_store import Published
-    from artifact_store.trust.keys import Signer
-    from artifact_store.trust.policy import Policy
-    from pipeline.config import Config
-    from pipeline.release.candidate import Candidate
-    from pipeline.release.state import Release
-    from pipeline.release.words import Words
+    from nxpipe.artifact_store import Published
+    from nxpipe.artifact_store.trust.keys import Signer
+    from nxpipe.artifact_store.trust.policy import Policy
+    from nxpipe.pipeline.config import Config
+    from nxpipe.pipeline.release.candidate import Candidate
+    from nxpipe.pipeline.release.state import Release
+    from nxpipe.pipeline.release.words import Words
 
 
 class Sign:
@@ -44,8 +44,8 @@ class Sign:
         return f"sign {_names(release.candidates)}"
 
     def run(self, release: "Release") -> Outcome:
-        from artifact_store.trust.signatures import Signatures
-        from artifact_store.trust.testimony import vouch
+        from nxpipe.artifact_store.trust.signatures import Signatures
+        from nxpipe.artifact_store.trust.testimony import vouch
 
         signer, signatures, figures = _signer(release), Signatures(release.store), []
         for one in release.candidates:
@@ -116,15 +116,15 @@ def _signer(release: "Release") -> "Signer":
 
 
 def _unsigned(release: "Release", signer: "Signer", published: "Published") -> bool:
-    from artifact_store.trust.signatures import Signatures
-    from artifact_store.trust.testimony import is_vouched
+    from nxpipe.artifact_store.trust.signatures import Signatures
+    from nxpipe.artifact_store.trust.testimony import is_vouched
 
     signed = Signatures(release.store).by(signer.public, published.manifest_digest) is not None
     return not (signed and is_vouched(release.store, published, signer))
 
 
 def _is_believed(release: "Release", policy: "Policy", published: "Published") -> bool:
-    from artifact_store.trust.testimony import believing
+    from nxpipe.artifact_store.trust.testimony import believing
 
     believe = believing(policy, release.store, release.words.channel)
     return any(believe is None or believe(each) for each in release.store.evidence(published.manifest_digest))

@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING
 
 import click
 
-from artifact_store.channel.generation import Generation, Served
-from artifact_store.errors import NotFound, Refused
-from artifact_store.transfer.believed import Trust
-from pipeline.building.matrix import of_file
-from pipeline.building.run import Run
-from pipeline.channels.known import unknown_channel
-from pipeline.channels.promotion import model_id
-from pipeline.channels.signing import trust_in
-from pipeline.command_line.order_options import chosen_models
-from pipeline.command_line.output import Console
-from pipeline.release.candidate import Candidate, planned
-from pipeline.release.words import Expected, Words
-from pipeline.state_folder import state_folder
-from pipeline.verification.verify import Thresholds
+from nxpipe.artifact_store.channel.generation import Generation, Served
+from nxpipe.artifact_store.errors import NotFound, Refused
+from nxpipe.artifact_store.transfer.believed import Trust
+from nxpipe.pipeline.building.matrix import of_file
+from nxpipe.pipeline.building.run import Run
+from nxpipe.pipeline.channels.known import unknown_channel
+from nxpipe.pipeline.channels.promotion import model_id
+from nxpipe.pipeline.channels.signing import trust_in
+from nxpipe.pipeline.command_line.order_options import chosen_models
+from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.release.candidate import Candidate, planned
+from nxpipe.pipeline.release.words import Expected, Words
+from nxpipe.pipeline.state_folder import state_folder
+from nxpipe.pipeline.verification.verify import Thresholds
 
 if TYPE_CHECKING:
-    from artifact_store import Published, Store
-    from pipeline.building.planned import Plan
-    from pipeline.config import Config
+    from nxpipe.artifact_store import Published, Store
+    from nxpipe.pipeline.building.planned import Plan
+    from nxpipe.pipeline.config import Config
 
 
 class Aside(Console):

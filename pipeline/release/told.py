@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from pipeline.build_report.github import append_summary
-from pipeline.build_report.markup import Markup, tag
-from pipeline.build_report.words import duration, plain
-from pipeline.command_line.output import table
-from pipeline.escape import for_terminal, style
-from pipeline.release.gate import Passage
-from pipeline.release.page import gates
+from nxpipe.pipeline.build_report.github import append_summary
+from nxpipe.pipeline.build_report.markup import Markup, tag
+from nxpipe.pipeline.build_report.words import duration, plain
+from nxpipe.pipeline.command_line.output import table
+from nxpipe.pipeline.escape import for_terminal, style
+from nxpipe.pipeline.release.gate import Passage
+from nxpipe.pipeline.release.page import gates
 
 _COLOURS: Final = {"passed": "green", "done": "green", "failed": "red", "interrupted": "yellow"}
 _SHOWN: Final = 2000  # characters of a sentence

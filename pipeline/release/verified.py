@@ -7,15 +7,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from artifact_store.canonical import canonical_json
-from artifact_store.digest import sha256_hex
-from artifact_store.documents import written_now
-from pipeline import VERSION
-from pipeline.request import compiler_digest
-from pipeline.whole_file import write_whole
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.documents import written_now
+from nxpipe.pipeline import VERSION
+from nxpipe.pipeline.request import compiler_digest
+from nxpipe.pipeline.whole_file import write_whole
 
 if TYPE_CHECKING:
-    from pipeline.release.state import Release
+    from nxpipe.pipeline.release.state import Release
 
 _FORMAT: Final = "nxpipe.verified/1"
 

@@ -5,16 +5,16 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from artifact_store.channel.generation import Generation
-from pipeline.channels.colours import COLOURS, channel_of
-from pipeline.exit_codes import UNDECIDED
-from pipeline.release.fleets import left_to_rollouts, rolled_out
+from nxpipe.artifact_store.channel.generation import Generation
+from nxpipe.pipeline.channels.colours import COLOURS, channel_of
+from nxpipe.pipeline.exit_codes import UNDECIDED
+from nxpipe.pipeline.release.fleets import left_to_rollouts, rolled_out
 
 if TYPE_CHECKING:
-    from pipeline.config import ServingFleet
-    from pipeline.release.candidate import Candidate
-    from pipeline.release.gate import Passage
-    from pipeline.release.state import Release
+    from nxpipe.pipeline.config import ServingFleet
+    from nxpipe.pipeline.release.candidate import Candidate
+    from nxpipe.pipeline.release.gate import Passage
+    from nxpipe.pipeline.release.state import Release
 
 _FAR: Final = 100  # generations to look through for the one before
 

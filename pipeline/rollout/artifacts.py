@@ -10,18 +10,18 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
-from artifact_store import Published, Store
-from artifact_store.channel import change
-from artifact_store.channel.generation import Generation, Served
-from artifact_store.errors import NotFound, Refused
-from artifact_store.transfer.believed import Trust
-from pipeline.agent.artifact import Wish
-from pipeline.channels.colours import channel_of
-from pipeline.channels.promotion import requirements, requirements_of_one
-from pipeline.channels.signing import author_signature, trust_in
-from pipeline.config import Config, ServingFleet
-from pipeline.rollout.asked import Candidate
-from pipeline.rollout.errors import RolloutRefused
+from nxpipe.artifact_store import Published, Store
+from nxpipe.artifact_store.channel import change
+from nxpipe.artifact_store.channel.generation import Generation, Served
+from nxpipe.artifact_store.errors import NotFound, Refused
+from nxpipe.artifact_store.transfer.believed import Trust
+from nxpipe.pipeline.agent.artifact import Wish
+from nxpipe.pipeline.channels.colours import channel_of
+from nxpipe.pipeline.channels.promotion import requirements, requirements_of_one
+from nxpipe.pipeline.channels.signing import author_signature, trust_in
+from nxpipe.pipeline.config import Config, ServingFleet
+from nxpipe.pipeline.rollout.asked import Candidate
+from nxpipe.pipeline.rollout.errors import RolloutRefused
 
 Say = Callable[[str], None]
 

@@ -4,10 +4,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from artifact_store.names import short_name
-from pipeline.canary.errors import CanaryError
-from pipeline.canary.pace import Pace
-from pipeline.canary.plan import Plan
+from nxpipe.artifact_store.names import short_name
+from nxpipe.pipeline.canary.errors import CanaryError
+from nxpipe.pipeline.canary.pace import Pace
+from nxpipe.pipeline.canary.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pipeline.canary.likelihood import log_likelihoods
+from nxpipe.pipeline.canary.likelihood import log_likelihoods
 
 _ENOUGH: Final = 400  # bad requests in the window in which a drift is read from the exact likelihood
 _LONGEST: Final = 60 * 24 * 365  # minutes

@@ -1,6 +1,6 @@
 """What can stand in the way of a rollout."""
 
-from pipeline.errors import PipelineError
+from nxpipe.pipeline.errors import PipelineError
 
 
 class RolloutRefused(PipelineError):

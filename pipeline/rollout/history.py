@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from pipeline.rollout.machine import Machine
+from nxpipe.pipeline.rollout.machine import Machine
 
 _DAY: Final = 86_400  # seconds; the longest period that CloudWatch counts over
 _QUANTILES: Final = ("p50", "p75", "p90", "p95", "p99")

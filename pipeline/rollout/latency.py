@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final
 
-from pipeline.canary.counts import LATENCIES
+from nxpipe.pipeline.canary.counts import LATENCIES
 
 SPREAD: Final = 0.5  # sigma of the logarithm
 _NORMAL: Final = NormalDist()

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Final
 
-from pipeline.canary.explain import odds
-from pipeline.command_line.output import table
-from pipeline.rollout.looks import Look
-from pipeline.rollout.machine import Execution
+from nxpipe.pipeline.canary.explain import odds
+from nxpipe.pipeline.command_line.output import table
+from nxpipe.pipeline.rollout.looks import Look
+from nxpipe.pipeline.rollout.machine import Execution
 
 _HEADER: Final = ("at", "step", "new: bad of all", "old: bad of all", "for it", "against", "word", "because")
 

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from artifact_store import Store
-from pipeline.canary.counts import Batch
-from pipeline.canary.evidence import Evidence
-from pipeline.canary.judge import Moment, take_in
-from pipeline.canary.plan import Plan
-from pipeline.canary.verdict import Verdict
+from nxpipe.artifact_store import Store
+from nxpipe.pipeline.canary.counts import Batch
+from nxpipe.pipeline.canary.evidence import Evidence
+from nxpipe.pipeline.canary.judge import Moment, take_in
+from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.verdict import Verdict
 
 
 @dataclass(frozen=True)

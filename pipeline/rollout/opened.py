@@ -4,14 +4,14 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from artifact_store import Store
-from pipeline.command_line.fleets import serving_fleet, serving_fleets
-from pipeline.command_line.output import Console
-from pipeline.command_line.store_url import open_the_store
-from pipeline.config import Config, ServingFleet, load_config
-from pipeline.rollout.artifacts import Artifacts
-from pipeline.rollout.machine import Machine
-from pipeline.rollout.status import Watcher
+from nxpipe.artifact_store import Store
+from nxpipe.pipeline.command_line.fleets import serving_fleet, serving_fleets
+from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.command_line.store_url import open_the_store
+from nxpipe.pipeline.config import Config, ServingFleet, load_config
+from nxpipe.pipeline.rollout.artifacts import Artifacts
+from nxpipe.pipeline.rollout.machine import Machine
+from nxpipe.pipeline.rollout.status import Watcher
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from pipeline.rollout.machine import SUCCEEDED, Execution, Machine
+from nxpipe.pipeline.rollout.machine import SUCCEEDED, Execution, Machine
 
 _BEFORE_IT_BEGAN: Final = ("Refused", "Busy")  # states in which the machine fails without having moved anything
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pipeline.canary.counts import METRICS
-from pipeline.canary.plan import Plan
-from pipeline.canary.ratios import bets_above, bets_below
-from pipeline.canary.values import METRIC_BETS, OBJECTIVE_BETS, begin_bets
-from pipeline.rollout.drift import (
+from nxpipe.pipeline.canary.counts import METRICS
+from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.ratios import bets_above, bets_below
+from nxpipe.pipeline.canary.values import METRIC_BETS, OBJECTIVE_BETS, begin_bets
+from nxpipe.pipeline.rollout.drift import (
     Growth,
     Rate,
     best_chance,
@@ -20,7 +20,7 @@ from pipeline.rollout.drift import (
     of_ratio,
     together,
 )
-from pipeline.rollout.latency import AS_BEFORE, Slowness
+from nxpipe.pipeline.rollout.latency import AS_BEFORE, Slowness
 
 POWER: Final = 0.8  # what is found less often within a step counts as undetectable there
 _WORST: Final = 0.5  # of all requests; what is worse is simply broken

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
-from pipeline.canary.counts import LATENCIES
-from pipeline.canary.plan import Plan
-from pipeline.config import Rollout
+from nxpipe.pipeline.canary.counts import LATENCIES
+from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.config import Rollout
 
 
 def plan_of(rollout: Rollout, latencies: Sequence[float] = ()) -> Plan:

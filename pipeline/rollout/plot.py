@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.canary.verdict import Decision
-from pipeline.escape import style
-from pipeline.rollout.simulate import Outcome
+from nxpipe.pipeline.canary.verdict import Decision
+from nxpipe.pipeline.escape import style
+from nxpipe.pipeline.rollout.simulate import Outcome
 
 _BARS: Final = 12
 _WIDTH: Final = 60

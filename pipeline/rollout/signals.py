@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.rollout.errors import RolloutRefused
-from pipeline.rollout.machine import Machine
+from nxpipe.pipeline.rollout.errors import RolloutRefused
+from nxpipe.pipeline.rollout.machine import Machine
 
 APPROVE: Final = "approve"
 PAUSE: Final = "pause"

@@ -9,14 +9,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from pipeline.canary.bursts import fitted_tau
-from pipeline.canary.counts import METRICS
-from pipeline.canary.evidence import Evidence
-from pipeline.canary.judge import Moment, judge
-from pipeline.canary.plan import Plan
-from pipeline.canary.verdict import Decision
-from pipeline.rollout.limits import upper_limit
-from pipeline.rollout.world import Traffic, World
+from nxpipe.pipeline.canary.bursts import fitted_tau
+from nxpipe.pipeline.canary.counts import METRICS
+from nxpipe.pipeline.canary.evidence import Evidence
+from nxpipe.pipeline.canary.judge import Moment, judge
+from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.verdict import Decision
+from nxpipe.pipeline.rollout.limits import upper_limit
+from nxpipe.pipeline.rollout.world import Traffic, World
 
 _TOGETHER: Final = 50  # rollouts that one process runs at once; bursty ones share a history
 _HISTORY: Final = 1440  # minutes of it

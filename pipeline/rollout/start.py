@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from artifact_store import Published
-from pipeline.canary.pace import Pace
-from pipeline.channels.colours import COLOURS, other
-from pipeline.config import Rollout
-from pipeline.rollout.artifacts import Artifacts
-from pipeline.rollout.asked import Asked, Candidate
-from pipeline.rollout.errors import RolloutRefused
-from pipeline.rollout.history import History, history
-from pipeline.rollout.lock import Item
-from pipeline.rollout.machine import Execution, Machine
-from pipeline.rollout.outcome import End, outcome_of
-from pipeline.rollout.plans import plan_of
+from nxpipe.artifact_store import Published
+from nxpipe.pipeline.canary.pace import Pace
+from nxpipe.pipeline.channels.colours import COLOURS, other
+from nxpipe.pipeline.config import Rollout
+from nxpipe.pipeline.rollout.artifacts import Artifacts
+from nxpipe.pipeline.rollout.asked import Asked, Candidate
+from nxpipe.pipeline.rollout.errors import RolloutRefused
+from nxpipe.pipeline.rollout.history import History, history
+from nxpipe.pipeline.rollout.lock import Item
+from nxpipe.pipeline.rollout.machine import Execution, Machine
+from nxpipe.pipeline.rollout.outcome import End, outcome_of
+from nxpipe.pipeline.rollout.plans import plan_of
 
 _ABANDONED: Final = timedelta(minutes=5)  # after it, nobody who has taken the lock is still about to start
 _MINUTE: Final = 60  # seconds

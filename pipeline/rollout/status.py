@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from artifact_store import Store
-from pipeline.canary.counts import METRICS
-from pipeline.canary.evidence import Evidence
-from pipeline.canary.interval import interval
-from pipeline.canary.plan import Plan
-from pipeline.canary.verdict import Decision, Verdict
-from pipeline.rollout.looks import Look, Looks
-from pipeline.rollout.machine import Execution, Machine
-from pipeline.rollout.outcome import End, Outcome, outcome_of
+from nxpipe.artifact_store import Store
+from nxpipe.pipeline.canary.counts import METRICS
+from nxpipe.pipeline.canary.evidence import Evidence
+from nxpipe.pipeline.canary.interval import interval
+from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.verdict import Decision, Verdict
+from nxpipe.pipeline.rollout.looks import Look, Looks
+from nxpipe.pipeline.rollout.machine import Execution, Machine
+from nxpipe.pipeline.rollout.outcome import End, Outcome, outcome_of
 
 ANSWERS: Final = ("approve", "abort")  # with either, nobody is awaited any more
 

@@ -4,14 +4,14 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-from pipeline.canary.counts import ERRORS, METRICS
-from pipeline.canary.explain import odds
-from pipeline.canary.plan import Plan
-from pipeline.canary.verdict import Decision, Verdict
-from pipeline.escape import style
-from pipeline.rollout.looks import Look
-from pipeline.rollout.outcome import End
-from pipeline.rollout.status import Phase, Status
+from nxpipe.pipeline.canary.counts import ERRORS, METRICS
+from nxpipe.pipeline.canary.explain import odds
+from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.verdict import Decision, Verdict
+from nxpipe.pipeline.escape import style
+from nxpipe.pipeline.rollout.looks import Look
+from nxpipe.pipeline.rollout.outcome import End
+from nxpipe.pipeline.rollout.status import Phase, Status
 
 _BAR: Final = 24  # characters
 _COLOURS: Final = {"blue": "blue", "green": "green"}

@@ -7,9 +7,9 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from pipeline.canary.bursts import Tallies
-from pipeline.canary.counts import Arm, Batch
-from pipeline.rollout.latency import AS_BEFORE, Slowness
+from nxpipe.pipeline.canary.bursts import Tallies
+from nxpipe.pipeline.canary.counts import Arm, Batch
+from nxpipe.pipeline.rollout.latency import AS_BEFORE, Slowness
 
 Scenario: TypeAlias = Literal["steady", "incident", "bursty", "late"]
 

@@ -11,15 +11,15 @@ from typing import Final, get_args
 
 from pydantic import ValidationError
 
-from pipeline.config import Config
-from pipeline.config.models import Task
-from pipeline.config.reference import tables
-from pipeline.config.translate import findings
-from pipeline.errors import ModelSourceError
-from pipeline.escape import for_json
-from pipeline.folders import expanded
-from pipeline.models.known import find
-from pipeline.models.source import resolve
+from nxpipe.pipeline.config import Config
+from nxpipe.pipeline.config.models import Task
+from nxpipe.pipeline.config.reference import tables
+from nxpipe.pipeline.config.translate import findings
+from nxpipe.pipeline.errors import ModelSourceError
+from nxpipe.pipeline.escape import for_json
+from nxpipe.pipeline.folders import expanded
+from nxpipe.pipeline.models.known import find
+from nxpipe.pipeline.models.source import resolve
 
 _TEMPLATE: Final = Path(__file__).with_name("nxpipe.toml")
 _ACCEPTED: Final = timedelta(days=180)

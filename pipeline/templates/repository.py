@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pipeline.errors import WouldOverwrite
-from pipeline.state_folder import NAME
-from pipeline.templates.configuration import configuration
+from nxpipe.pipeline.errors import WouldOverwrite
+from nxpipe.pipeline.state_folder import NAME
+from nxpipe.pipeline.templates.configuration import configuration
 
 _HERE: Final = Path(__file__).parent
 _GITHUB: Final = {

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from pipeline.errors import BuildRefused, InputInvalid, ModelSourceError
-from pipeline.models.depth import first_layers
-from pipeline.models.prompts import Prompts
-from pipeline.request import BuildRequest, Shape
-from pipeline.saved_request import SavedRequest
-from pipeline.verification.comparison import (
+from nxpipe.pipeline.errors import BuildRefused, InputInvalid, ModelSourceError
+from nxpipe.pipeline.models.depth import first_layers
+from nxpipe.pipeline.models.prompts import Prompts
+from nxpipe.pipeline.request import BuildRequest, Shape
+from nxpipe.pipeline.saved_request import SavedRequest
+from nxpipe.pipeline.verification.comparison import (
     Asked,
     Batches,
     Case,
@@ -21,17 +21,17 @@ from pipeline.verification.comparison import (
     on_emulator,
     refuse_what_memory_cannot_hold,
 )
-from pipeline.verification.evidence import Step
-from pipeline.verification.runner import Runner
-from pipeline.verification.verify import Arrays
+from nxpipe.pipeline.verification.evidence import Step
+from nxpipe.pipeline.verification.runner import Runner
+from nxpipe.pipeline.verification.verify import Arrays
 
 if TYPE_CHECKING:
-    from emulator.capture import CaptureRequest
-    from emulator.capture.answer import Answer
-    from emulator.compile import Program
-    from emulator.graph import Graph
-    from emulator.passes import PassOptions
-    from pipeline.models.weights import Tensors
+    from nxpipe.emulator.capture import CaptureRequest
+    from nxpipe.emulator.capture.answer import Answer
+    from nxpipe.emulator.compile import Program
+    from nxpipe.emulator.graph import Graph
+    from nxpipe.emulator.passes import PassOptions
+    from nxpipe.pipeline.models.weights import Tensors
 
 Plan: TypeAlias = Iterable[tuple[str, str]]  # patterns of modules, and how each is divided
 
@@ -46,7 +46,7 @@ _SAMPLES = (
 
 def compare_model(request: BuildRequest, trial: Trial, step: Step) -> Iterator[Comparison]:
     """Every program of the request, in each mode."""
-    from pipeline.verification.steps import compare_steps
+    from nxpipe.pipeline.verification.steps import compare_steps
 
     request = sliced(request, trial)
     request.check()
@@ -65,8 +65,8 @@ def sliced(request: BuildRequest, trial: Trial) -> BuildRequest:
 
 
 def tensors_of(request: BuildRequest, shape: Shape) -> "Tensors":
-    from emulator.capture import parameter_specs
-    from pipeline.models.weights import Tensors
+    from nxpipe.emulator.capture import parameter_specs
+    from nxpipe.pipeline.models.weights import Tensors
 
     tensors = Tensors(request.weights, parameter_specs(request.capture(shape)))
     refuse_what_memory_cannot_hold(request.source.id, tensors.kinds)
@@ -75,9 +75,9 @@ def tensors_of(request: BuildRequest, shape: Shape) -> "Tensors":
 
 def ways(request: BuildRequest, graph: "Graph", trial: Trial, plan: Plan = ()) -> Mapping[str, Compiled]:
     """The mode asked for first, then those beside it, each as what a captured graph compiles to, for all ranks."""
-    from emulator.compile import divided
-    from emulator.passes import PassOptions, run_passes
-    from emulator.passes.shard import DegreeImpossible
+    from nxpipe.emulator.compile import divided
+    from nxpipe.emulator.passes import PassOptions, run_passes
+    from nxpipe.emulator.passes.shard import DegreeImpossible
 
     def later(options: "PassOptions") -> Compiled:
         def compiled(tap: Tap) -> "Program":
@@ -100,14 +100,14 @@ def published(request: BuildRequest, shape: Shape) -> Plan:
     """The authors' own division among ranks, which a build follows too."""
     if request.tensor_parallel == 1:
         return ()
-    from emulator.capture.published import published_plan
+    from nxpipe.emulator.capture.published import published_plan
 
     return published_plan(request.capture(shape))
 
 
 def _case(request: BuildRequest, shape: Shape, tensors: "Tensors", trial: Trial, step: Step) -> Case:
-    from emulator.capture import capture
-    from emulator.given import require_inputs
+    from nxpipe.emulator.capture import capture
+    from nxpipe.emulator.given import require_inputs
 
     with step(f"capture {shape.name}"):
         graph = capture(request.capture(shape))
@@ -129,7 +129,7 @@ def _case(request: BuildRequest, shape: Shape, tensors: "Tensors", trial: Trial,
 
 def in_pytorch(wanted: "CaptureRequest", tensors: Arrays, dtype: str) -> Asked:
     def ask(batches: Batches) -> list["Answer"]:
-        from emulator.capture.reference import Reference
+        from nxpipe.emulator.capture.reference import Reference
 
         reference = Reference(wanted, tensors, dtype)
         return [reference.answer(batch) for batch in batches]
@@ -139,7 +139,7 @@ def in_pytorch(wanted: "CaptureRequest", tensors: Arrays, dtype: str) -> Asked:
 
 def _inputs(request: BuildRequest, shape: Shape, graph: "Graph", trial: Trial) -> tuple[Batches, str]:
     """Text where the program reads text alone and there is any; else random ids from a fixed seed. And which."""
-    from emulator.capture import example_inputs
+    from nxpipe.emulator.capture import example_inputs
 
     random = example_inputs(graph, request.source.config, seed=0)
     state = {name: 0 * array for name, array in random.items() if name in graph.outputs}
@@ -181,8 +181,8 @@ def read_texts(request: BuildRequest, batch: int, room: tuple[int, int], trial: 
 
 def compare_file(request: SavedRequest, trial: Trial, step: Step) -> Comparison:
     """A saved program, held against what PyTorch or ONNX's reference evaluator computes with the same file."""
-    from emulator.capture import example_inputs
-    from emulator.capture.answer import Answer
+    from nxpipe.emulator.capture import example_inputs
+    from nxpipe.emulator.capture.answer import Answer
 
     program, (shape,) = request.program, request.shapes
     request.check()

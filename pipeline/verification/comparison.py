@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pipeline.command_line.output import human_bytes
-from pipeline.errors import NotEnoughMemory
-from pipeline.machine import available_memory
-from pipeline.verification.evidence import Step
-from pipeline.verification.runner import FAST, Execution, Runner
-from pipeline.verification.verify import Arrays, Deviation, Thresholds, compare
+from nxpipe.pipeline.command_line.output import human_bytes
+from nxpipe.pipeline.errors import NotEnoughMemory
+from nxpipe.pipeline.machine import available_memory
+from nxpipe.pipeline.verification.evidence import Step
+from nxpipe.pipeline.verification.runner import FAST, Execution, Runner
+from nxpipe.pipeline.verification.verify import Arrays, Deviation, Thresholds, compare
 
 if TYPE_CHECKING:
-    from emulator.capture.answer import Answer
-    from emulator.compile import Program
-    from emulator.core import Statistics
-    from emulator.graph import Graph, Value
+    from nxpipe.emulator.capture.answer import Answer
+    from nxpipe.emulator.compile import Program
+    from nxpipe.emulator.core import Statistics
+    from nxpipe.emulator.graph import Graph, Value
 
 Batches: TypeAlias = Sequence[Arrays]
 Asked: TypeAlias = "Callable[[Batches], list[Answer]]"
@@ -114,7 +114,7 @@ def on_emulator(compiled: Compiled, parameters: Arrays, executor: Runner) -> Emu
     """The emulator's answers with a program that is compiled when it is its turn, from all of its ranks."""
 
     def emulate(batches: Batches, layers_like: "Answer | None") -> tuple[list["Answer"], "Statistics | None"]:
-        from emulator.capture.answer import Answer
+        from nxpipe.emulator.capture.answer import Answer
 
         like = {} if layers_like is None else layers_like.layers
         program = compiled(partial(_with_layers, like=like) if like else as_it_is)
@@ -132,7 +132,7 @@ def on_emulator(compiled: Compiled, parameters: Arrays, executor: Runner) -> Emu
 
 def _with_layers(graph: "Graph", like: Arrays) -> "Graph":
     """The graph with the result of each layer as one more output, where a layer of PyTorch has one of that shape."""
-    from emulator.repeat import unroll
+    from nxpipe.emulator.repeat import unroll
 
     graph = unroll(graph)
     found: dict[str, Value] = {}

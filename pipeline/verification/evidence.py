@@ -5,15 +5,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from pipeline.command_line.output import human_bytes
-from pipeline.errors import NotEnoughMemory, VerificationFailed
-from pipeline.machine import available_memory
-from pipeline.request import BuildRequest, Shape
-from pipeline.verification.verify import Arrays, Deviation, Thresholds, compare
+from nxpipe.pipeline.command_line.output import human_bytes
+from nxpipe.pipeline.errors import NotEnoughMemory, VerificationFailed
+from nxpipe.pipeline.machine import available_memory
+from nxpipe.pipeline.request import BuildRequest, Shape
+from nxpipe.pipeline.verification.verify import Arrays, Deviation, Thresholds, compare
 
 if TYPE_CHECKING:
-    from emulator.compile import Program
-    from pipeline.verification.materials import Materials
+    from nxpipe.emulator.compile import Program
+    from nxpipe.pipeline.verification.materials import Materials
 
 Step: TypeAlias = Callable[[str], AbstractContextManager[None]]
 
@@ -46,8 +46,8 @@ def gather(
 def _both_answers(
     request: BuildRequest, shape: Shape, program: "Program", weights: Arrays, step: Step
 ) -> tuple[Arrays, Arrays, Arrays]:
-    from emulator.capture import example_inputs
-    from emulator.ranks import LoadedProgram, LoadedRanks
+    from nxpipe.emulator.capture import example_inputs
+    from nxpipe.emulator.ranks import LoadedProgram, LoadedRanks
 
     inputs = example_inputs(program.whole, request.source.config, seed=0)
     ranks = f" on {program.degree} ranks" if program.degree > 1 else ""

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from artifact_store.evidence import Compared, Evidence, Figures, gap, is_covered
-from pipeline.errors import VerificationFailed
-from pipeline.verification.verify import USUAL_YARDSTICK, Deviation, Report, Thresholds, is_scores
+from nxpipe.artifact_store.evidence import Compared, Evidence, Figures, gap, is_covered
+from nxpipe.pipeline.errors import VerificationFailed
+from nxpipe.pipeline.verification.verify import USUAL_YARDSTICK, Deviation, Report, Thresholds, is_scores
 
 if TYPE_CHECKING:
-    from artifact_store import Store
-    from artifact_store.manifest import Manifest
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.manifest import Manifest
 
 
 def shortfall(manifest: "Manifest", evidence: Sequence[Evidence], allowed: Thresholds) -> str | None:

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pipeline.request import BuildRequest, digest_of
-from pipeline.verification.evidence import Step
+from nxpipe.pipeline.request import BuildRequest, digest_of
+from nxpipe.pipeline.verification.evidence import Step
 
 if TYPE_CHECKING:
-    from pipeline.models.weights import Tensors
-    from pipeline.verification.verify import Arrays
+    from nxpipe.pipeline.models.weights import Tensors
+    from nxpipe.pipeline.verification.verify import Arrays
 
 
 @dataclass

@@ -9,21 +9,21 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from pipeline.errors import ModelSourceError
-from pipeline.models.source import ModelSource
-from pipeline.request import Shape, capture_request
-from pipeline.verification.cases import in_pytorch
-from pipeline.verification.comparison import Asked, Batches, Case, Comparison, Emulated, compare_case
-from pipeline.verification.evidence import Step
-from pipeline.verification.runner import Execution, Runner
-from pipeline.verification.stored import Stored, StoredProgram, read_artifact
-from pipeline.verification.verify import USUAL_YARDSTICK, Arrays
+from nxpipe.pipeline.errors import ModelSourceError
+from nxpipe.pipeline.models.source import ModelSource
+from nxpipe.pipeline.request import Shape, capture_request
+from nxpipe.pipeline.verification.cases import in_pytorch
+from nxpipe.pipeline.verification.comparison import Asked, Batches, Case, Comparison, Emulated, compare_case
+from nxpipe.pipeline.verification.evidence import Step
+from nxpipe.pipeline.verification.runner import Execution, Runner
+from nxpipe.pipeline.verification.stored import Stored, StoredProgram, read_artifact
+from nxpipe.pipeline.verification.verify import USUAL_YARDSTICK, Arrays
 
 if TYPE_CHECKING:
-    from artifact_store import Published, Store
-    from emulator.capture import CaptureRequest
-    from emulator.capture.answer import Answer
-    from emulator.core import Statistics
+    from nxpipe.artifact_store import Published, Store
+    from nxpipe.emulator.capture import CaptureRequest
+    from nxpipe.emulator.capture.answer import Answer
+    from nxpipe.emulator.core import Statistics
 
 
 def compare_artifact(published: "Published", store: "Store", step: Step, execution: Execution) -> Iterator[Comparison]:
@@ -66,7 +66,7 @@ def _as_stored(one: StoredProgram, weights: Arrays, runner: Runner) -> Emulated:
 
 
 def _answer(outputs: Arrays) -> "Answer":
-    from emulator.capture.answer import Answer
+    from nxpipe.emulator.capture.answer import Answer
 
     return Answer(outputs, {})
 

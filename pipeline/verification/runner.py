@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, get_a
 
 import click
 
-from pipeline.command_line.output import human_bytes
-from pipeline.verification.verify import Arrays
+from nxpipe.pipeline.command_line.output import human_bytes
+from nxpipe.pipeline.verification.verify import Arrays
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from emulator.compile import Program
-    from emulator.core import Statistics
-    from emulator.executable import Executable
-    from emulator.ranks import Loaded
-    from emulator.runtime.isa import LoadedIsa
+    from nxpipe.emulator.compile import Program
+    from nxpipe.emulator.core import Statistics
+    from nxpipe.emulator.executable import Executable
+    from nxpipe.emulator.ranks import Loaded
+    from nxpipe.emulator.runtime.isa import LoadedIsa
 
 Mode: TypeAlias = Literal["fast", "isa"]
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -82,11 +82,11 @@ class Runner:
     def load(self, program: "Program", weights: Arrays, stored: "Executable | None" = None) -> "Running":
         """`stored`: the program of instructions that an artifact has; it is never made anew."""
         if self.execution.mode == "fast":
-            from emulator.ranks import LoadedRanks
+            from nxpipe.emulator.ranks import LoadedRanks
 
             return Running(program, LoadedRanks(program.graph, weights))
-        from emulator.emit import emit
-        from emulator.runtime import Isa
+        from nxpipe.emulator.emit import emit
+        from nxpipe.emulator.runtime import Isa
 
         cores = Isa(stored or emit(program, self.core), order=self.execution.order).load(weights)
         return Running(program, cores, counting=cores)
@@ -96,7 +96,7 @@ class Running:
     """A program with its weights: whole tensors go in, and whole ones come out."""
 
     def __init__(self, program: "Program", ranks: "Loaded", counting: "LoadedIsa | None" = None) -> None:
-        from emulator.ranks import LoadedProgram
+        from nxpipe.emulator.ranks import LoadedProgram
 
         self._whole = LoadedProgram(program, ranks)
         self._counting = counting

@@ -4,19 +4,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import BuildRefused, InputInvalid, ModelSourceError
-from pipeline.models.source import ModelSource
-from pipeline.request import BuildRequest, Shape
-from pipeline.verification.evidence import Step
-from pipeline.verification.runner import Execution, Runner, Running
-from pipeline.verification.verify import Arrays
+from nxpipe.pipeline.errors import BuildRefused, InputInvalid, ModelSourceError
+from nxpipe.pipeline.models.source import ModelSource
+from nxpipe.pipeline.request import BuildRequest, Shape
+from nxpipe.pipeline.verification.evidence import Step
+from nxpipe.pipeline.verification.runner import Execution, Runner, Running
+from nxpipe.pipeline.verification.verify import Arrays
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from artifact_store import Published, Store
-    from emulator.compile import Program
-    from emulator.core import Statistics
+    from nxpipe.artifact_store import Published, Store
+    from nxpipe.emulator.compile import Program
+    from nxpipe.emulator.core import Statistics
 
 _READ_TEXT = {"input_ids", "attention_mask"}
 
@@ -54,7 +54,7 @@ class Fed:
         reads = usual[0].keys() - blank.keys()
         if reads != _READ_TEXT or source is None:
             raise BuildRefused(f"{shape.name} reads {', '.join(sorted(reads))}, not text alone; pass --input FILE")
-        from pipeline.models.prompts import Prompts
+        from nxpipe.pipeline.models.prompts import Prompts
 
         try:
             prompts = Prompts.read(self.texts, source, largest, truncate=self.truncate, word="Text")
@@ -76,9 +76,9 @@ class Feed:
 
 def run_model(request: BuildRequest, fed: Fed, execution: Execution, step: Step) -> Iterator[Ran]:
     """Every program of a request, compiled as a build compiles it."""
-    from emulator.capture import example_inputs
-    from pipeline.backends.emulator import compiled
-    from pipeline.verification.comparison import refuse_what_memory_cannot_hold
+    from nxpipe.emulator.capture import example_inputs
+    from nxpipe.pipeline.backends.emulator import compiled
+    from nxpipe.pipeline.verification.comparison import refuse_what_memory_cannot_hold
 
     request.check()
     name, runner = request.source.id, Runner(execution, request.target.core)
@@ -97,7 +97,7 @@ def run_model(request: BuildRequest, fed: Fed, execution: Execution, step: Step)
 
 def run_artifact(published: "Published", store: "Store", fed: Fed, execution: Execution, step: Step) -> Iterator[Ran]:
     """Every program of an artifact, on its stored inputs if nothing else is given."""
-    from pipeline.verification.stored import read_artifact
+    from nxpipe.pipeline.verification.stored import read_artifact
 
     artifact = read_artifact(published, store, step)
     runner = Runner(execution, artifact.core)

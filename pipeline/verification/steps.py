@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pipeline.errors import BuildRefused, InputInvalid
-from pipeline.request import BuildRequest, Shape
-from pipeline.verification.cases import published, read_texts, runner, tensors_of, ways
-from pipeline.verification.comparison import Comparison, Run, Trial, as_it_is
-from pipeline.verification.evidence import Step
-from pipeline.verification.verify import Arrays, compare
+from nxpipe.pipeline.errors import BuildRefused, InputInvalid
+from nxpipe.pipeline.request import BuildRequest, Shape
+from nxpipe.pipeline.verification.cases import published, read_texts, runner, tensors_of, ways
+from nxpipe.pipeline.verification.comparison import Comparison, Run, Trial, as_it_is
+from nxpipe.pipeline.verification.evidence import Step
+from nxpipe.pipeline.verification.verify import Arrays, compare
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from emulator.graph import Graph
+    from nxpipe.emulator.graph import Graph
 
 Runner: TypeAlias = Callable[[Arrays], Mapping[str, Any]]
 Logits: TypeAlias = "list[np.ndarray[Any, Any]]"
@@ -27,7 +27,7 @@ _YARDSTICK = "PyTorch fp32"
 
 def compare_steps(request: BuildRequest, trial: Trial, step: Step) -> Iterator[Comparison]:
     """One comparison a batch size, at the longest bucket, which prompt and new tokens share."""
-    from pipeline.request import all_phases
+    from nxpipe.pipeline.request import all_phases
 
     if "decode" not in all_phases(request.source.task):
         raise BuildRefused(f"{request.source.id}: a {request.source.task} model decodes nothing; leave out --steps")
@@ -42,7 +42,7 @@ def compare_steps(request: BuildRequest, trial: Trial, step: Step) -> Iterator[C
 
 
 def _compared(request: BuildRequest, trial: Trial, size: tuple[int, int], step: Step) -> Comparison:
-    from emulator.capture import capture
+    from nxpipe.emulator.capture import capture
 
     pair = (Shape("prefill", *size), Shape("decode", *size))
     tensors = tensors_of(request, pair[0])
@@ -72,7 +72,7 @@ def _compared(request: BuildRequest, trial: Trial, size: tuple[int, int], step: 
 
 
 def _in_pytorch(request: BuildRequest, pair: tuple[Shape, Shape], tensors: Arrays, dtype: str) -> tuple[Runner, Runner]:
-    from emulator.capture.reference import Reference
+    from nxpipe.emulator.capture.reference import Reference
 
     def runner(shape: Shape) -> Runner:
         reference = Reference(request.capture(shape), tensors, dtype)
@@ -106,7 +106,7 @@ def _prompt(request: BuildRequest, graph: "Graph", trial: Trial, size: tuple[int
     """A batch of prompts that leaves room for the new tokens, padded to the bucket, beside an empty cache."""
     import numpy as np
 
-    from emulator.capture import example_inputs
+    from nxpipe.emulator.capture import example_inputs
 
     batch, sequence = size
     random = example_inputs(graph, request.source.config, seed=0)

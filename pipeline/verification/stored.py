@@ -5,23 +5,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline import artifact_files
-from pipeline.documents import json_of
-from pipeline.errors import ModelSourceError, ProgramInvalid
-from pipeline.models.source import ModelSource
-from pipeline.verification.evidence import Step
-from pipeline.verification.judged import chosen
-from pipeline.verification.stored_program import core_of, read_instructions, require_instructions, require_made_of
-from pipeline.verification.verify import Arrays
+from nxpipe.pipeline import artifact_files
+from nxpipe.pipeline.documents import json_of
+from nxpipe.pipeline.errors import ModelSourceError, ProgramInvalid
+from nxpipe.pipeline.models.source import ModelSource
+from nxpipe.pipeline.verification.evidence import Step
+from nxpipe.pipeline.verification.judged import chosen
+from nxpipe.pipeline.verification.stored_program import (
+    core_of,
+    read_instructions,
+    require_instructions,
+    require_made_of,
+)
+from nxpipe.pipeline.verification.verify import Arrays
 
 if TYPE_CHECKING:
-    from artifact_store import Published, Store
-    from artifact_store.documents import Blob
-    from artifact_store.evidence import Evidence
-    from artifact_store.manifest import Executable, Manifest
-    from emulator.compile import Program
-    from emulator.executable import Executable as Instructions
-    from emulator.types import TensorType
+    from nxpipe.artifact_store import Published, Store
+    from nxpipe.artifact_store.documents import Blob
+    from nxpipe.artifact_store.evidence import Evidence
+    from nxpipe.artifact_store.manifest import Executable, Manifest
+    from nxpipe.emulator.compile import Program
+    from nxpipe.emulator.executable import Executable as Instructions
+    from nxpipe.emulator.types import TensorType
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class Stored:
         if stored.inputs is not None:
             require_inputs(stored, self.manifest.model.id)
             return stored.inputs, "the stored inputs"
-        from emulator.capture import example_inputs
+        from nxpipe.emulator.capture import example_inputs
 
         if stored.program.degree > 1:
             raise ModelSourceError(
@@ -62,7 +67,7 @@ class Stored:
 
 def require_inputs(stored: StoredProgram, model: str) -> None:
     """What is stored may be a stranger's, and is fed to PyTorch as well."""
-    from emulator.errors import InputsInvalid
+    from nxpipe.emulator.errors import InputsInvalid
 
     try:
         stored.program.require_inputs(stored.inputs or {})
@@ -73,8 +78,8 @@ def require_inputs(stored: StoredProgram, model: str) -> None:
 
 
 def read_artifact(published: "Published", store: "Store", step: Step) -> Stored:
-    from emulator.types import DType, TensorType
-    from pipeline.verification.comparison import refuse_what_memory_cannot_hold
+    from nxpipe.emulator.types import DType, TensorType
+    from nxpipe.pipeline.verification.comparison import refuse_what_memory_cannot_hold
 
     manifest = published.manifest
     require_instructions(manifest)
@@ -94,7 +99,7 @@ def read_artifact(published: "Published", store: "Store", step: Step) -> Stored:
 def _weights(manifest: "Manifest", kinds: Mapping[str, "TensorType"], store: "Store") -> Arrays:
     import numpy as np
 
-    from artifact_store.weights import read_weights
+    from nxpipe.artifact_store.weights import read_weights
 
     return {
         tensor.name: np.frombuffer(data, kinds[tensor.name].dtype.stored).reshape(tensor.shape)
@@ -122,9 +127,9 @@ def _program(
     instructions: "Instructions", executable: "Executable", files: Mapping[str, bytes], where: str
 ) -> "Program":
     """The graph as it was published. Which piece of a tensor each rank has is said by the program made of it."""
-    from emulator.compile import Program
-    from emulator.graph import Graph
-    from emulator.isa.program import Role
+    from nxpipe.emulator.compile import Program
+    from nxpipe.emulator.graph import Graph
+    from nxpipe.emulator.isa.program import Role
 
     graph = Graph.from_bytes(files[artifact_files.graph(executable.name)])
     if graph.key != executable.graph_key:

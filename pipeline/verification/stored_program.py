@@ -4,24 +4,24 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pipeline import artifact_files
-from pipeline.errors import BuildRefused, ProgramInvalid
+from nxpipe.pipeline import artifact_files
+from nxpipe.pipeline.errors import BuildRefused, ProgramInvalid
 
 if TYPE_CHECKING:
-    from artifact_store import Store
-    from artifact_store.manifest import Executable as Stored
-    from artifact_store.manifest import Manifest
-    from emulator.compile import Program
-    from emulator.executable import Executable
-    from emulator.isa.program import Buffer
-    from emulator.nxe.port import Port
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.manifest import Executable as Stored
+    from nxpipe.artifact_store.manifest import Manifest
+    from nxpipe.emulator.compile import Program
+    from nxpipe.emulator.executable import Executable
+    from nxpipe.emulator.isa.program import Buffer
+    from nxpipe.emulator.nxe.port import Port
 
 _AGAIN = "build the model again"
 
 
 def core_of(manifest: "Manifest") -> str:
     """The generation of cores that it was built for."""
-    from emulator.hardware import INSTANCES
+    from nxpipe.emulator.hardware import INSTANCES
 
     cores = {one.compiler_target: one.core for one in INSTANCES.values()}
     if manifest.target not in cores:
@@ -39,8 +39,8 @@ def require_instructions(manifest: "Manifest") -> None:
 
 def read_instructions(manifest: "Manifest", stored: "Stored", store: "Store") -> "Executable":
     """With all of its tables, for the cores and ranks that the manifest names."""
-    from emulator.errors import ExecutableInvalid
-    from emulator.executable import from_bytes
+    from nxpipe.emulator.errors import ExecutableInvalid
+    from nxpipe.emulator.executable import from_bytes
 
     require_instructions(manifest)
     where = f"{manifest.model.id} {stored.name}"
@@ -60,8 +60,8 @@ def read_instructions(manifest: "Manifest", stored: "Stored", store: "Store") ->
 
 def require_made_of(program: "Program", instructions: "Executable", where: str) -> None:
     """Whether they have the interface and the weights of that graph."""
-    from emulator.emit import ports_of
-    from emulator.isa.program import Role
+    from nxpipe.emulator.emit import ports_of
+    from nxpipe.emulator.isa.program import Role
 
     def on_a_rank(port: "Port") -> "Port":
         piece = program.states.get(port.name) if port.role is Role.STATE else None
@@ -77,7 +77,7 @@ def require_made_of(program: "Program", instructions: "Executable", where: str) 
 
 
 def _parameters(buffers: "Iterable[Buffer]") -> Iterator[str]:
-    from emulator.isa.program import Role
+    from nxpipe.emulator.isa.program import Role
 
     return (name for buffer in buffers if buffer.role is Role.PARAMETER for name in buffer.names)
 
@@ -88,7 +88,7 @@ def _cores(core: str, ranks: int) -> str:
 
 def _tables(found: "Executable", manifest: "Manifest", where: str, store: "Store") -> dict[str, bytes]:
     """Those that are stored beside the program, and shared with others."""
-    from emulator.nxe.tables import constant_sizes
+    from nxpipe.emulator.nxe.tables import constant_sizes
 
     files, tables = {file.path: file.blob for file in manifest.files}, dict[str, bytes]()
     sizes = constant_sizes(found.program.buffers)

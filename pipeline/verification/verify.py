@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 if TYPE_CHECKING:
     import numpy as np
 
-    from pipeline.config import Config
+    from nxpipe.pipeline.config import Config
 
 Arrays: TypeAlias = Mapping[str, "np.ndarray[Any, Any]"]
 

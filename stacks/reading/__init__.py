@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from stacks.reading.paths import construct_paths
-from stacks.reading.settle import settle
-from stacks.reading.template import Resource, Template, Templates
+from nxpipe.stacks.reading.paths import construct_paths
+from nxpipe.stacks.reading.settle import settle
+from nxpipe.stacks.reading.template import Resource, Template, Templates
 
 __all__ = ["Resource", "Template", "Templates", "construct_paths", "read"]
 

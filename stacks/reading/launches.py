@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from stacks.reading.template import Properties, Resource, Templates, listed, settings, tables
+from nxpipe.stacks.reading.template import Properties, Resource, Templates, listed, settings, tables
 
 GROUP = "AWS::AutoScaling::AutoScalingGroup"
 BATCH = "AWS::Batch::ComputeEnvironment"

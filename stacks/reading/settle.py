@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from stacks.reading.template import intrinsic
+from nxpipe.stacks.reading.template import intrinsic
 
 _NOTHING: Final = {"Ref": "AWS::NoValue"}
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stacks.reading.template import Properties, Resource, Templates, listed, settings, tables, text
+from nxpipe.stacks.reading.template import Properties, Resource, Templates, listed, settings, tables, text
 
 _POLICIES = ("AWS::IAM::ManagedPolicy", "AWS::IAM::Policy", "AWS::IAM::RolePolicy")
 

@@ -1,5 +1,5 @@
 """How a fleet's traffic moves from one colour to the other, and who brings it back when that dies."""
 
-from stacks.rollout.stack import RolloutStack
+from nxpipe.stacks.rollout.stack import RolloutStack
 
 __all__ = ["RolloutStack"]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from stacks.rollout.states import State, call, choose
+from nxpipe.stacks.rollout.states import State, call, choose
 
 COLOURS: Final = ("blue", "green")
 _OF_THE_RULE: Final = "$.Rules[0].Actions[0].ForwardConfig.TargetGroups"

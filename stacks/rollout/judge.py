@@ -1,4 +1,4 @@
-"""The judge as a function: `pipeline/canary` in an archive whose bytes depend on its text alone."""
+"""The judge as a Lambda function: `nxpipe.pipeline.canary` in an archive whose bytes depend on its source alone."""
 
 import tempfile
 import zipfile
@@ -8,10 +8,10 @@ from typing import Final
 from aws_cdk import aws_iam, aws_lambda, aws_s3_assets
 from constructs import Construct
 
-from stacks.kept_log import kept_log
+from nxpipe.stacks.kept_log import kept_log
 
-_ROOT: Final = Path(__file__).parents[2]  # in a checkout and where nxpipe is installed: its packages are neighbours
-_PACKAGE: Final = "pipeline/canary"
+_ROOT: Final = Path(__file__).parents[3]  # the folder that holds the package nxpipe
+_PACKAGE: Final = "nxpipe/pipeline"
 RUNTIME: Final = "python3.13"
 _LONG_AGO: Final = (1980, 1, 1, 0, 0, 0)
 
@@ -38,7 +38,7 @@ class Judge(Construct):
             description="Says what the counts of a rollout mean",
             runtime=RUNTIME,
             architectures=["arm64"],
-            handler="pipeline.canary.handler.handle",
+            handler="nxpipe.pipeline.canary.handler.handle",
             code=aws_lambda.CfnFunction.CodeProperty(s3_bucket=code.s3_bucket_name, s3_key=code.s3_object_key),
             role=role.role_arn,
             logging_config=aws_lambda.CfnFunction.LoggingConfigProperty(log_group=logs.log_group_name),
@@ -52,7 +52,7 @@ def archive() -> Path:
     """Not compressed: what a compressor makes of a text differs from one version of it to the next."""
     path = Path(tempfile.mkdtemp(), "judge.zip")
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as packed:
-        for source in [_ROOT / "pipeline" / "__init__.py", *sorted((_ROOT / _PACKAGE).glob("*.py"))]:
+        for source in [_ROOT / _PACKAGE / "__init__.py", *sorted((_ROOT / _PACKAGE / "canary").glob("*.py"))]:
             entry = zipfile.ZipInfo(str(source.relative_to(_ROOT)), _LONG_AGO)
             entry.external_attr = 0o644 << 16
             packed.writestr(entry, source.read_bytes())

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from stacks.rollout.states import NOT_MET, State, call
+from nxpipe.stacks.rollout.states import NOT_MET, State, call
 
 KEY: Final = "fleet"
 ASKED: Final = ("owner", "signal", "since")  # what people write; `stable` is the machines' own

@@ -8,10 +8,22 @@ the next, as a text that it does not read.
 from dataclasses import dataclass
 from typing import Any, Final
 
-from stacks.rollout.fleet import COLOURS, Fleet
-from stacks.rollout.record import ME, Record
-from stacks.rollout.states import ANYTHING, NOT_MET, State, States, ask, call, caught_by, choose, fail, guarded, put
-from stacks.rollout.states import wait as wait_for
+from nxpipe.stacks.rollout.fleet import COLOURS, Fleet
+from nxpipe.stacks.rollout.record import ME, Record
+from nxpipe.stacks.rollout.states import (
+    ANYTHING,
+    NOT_MET,
+    State,
+    States,
+    ask,
+    call,
+    caught_by,
+    choose,
+    fail,
+    guarded,
+    put,
+)
+from nxpipe.stacks.rollout.states import wait as wait_for
 
 LONGEST: Final = 35 * 86_400  # seconds: four steps of a week, and people who are asked
 _FROM: Final = "$.opened.is.from"

@@ -7,8 +7,8 @@ from typing import Final
 from aws_cdk import Stack, aws_iam
 from constructs import Construct
 
-from stacks.rollout.record import ASKED, KEY
-from stacks.trust import for_us
+from nxpipe.stacks.rollout.record import ASKED, KEY
+from nxpipe.stacks.trust import for_us
 
 # By this rule of its own Step Functions hears that an execution has ended for which another one waits.
 _ITS_RULE: Final = "rule/StepFunctionsGetEventsForStepFunctionsExecutionRule"

@@ -7,17 +7,17 @@ from typing import Any, Final
 from aws_cdk import CfnOutput, RemovalPolicy, Stack, aws_dynamodb, aws_events, aws_iam, aws_stepfunctions
 from constructs import Construct
 
-from pipeline.config import ServingFleet
-from stacks.handles import ObserveHandle, RolloutHandle, ServeHandle, StoreHandle
-from stacks.project_tag import tag_project
-from stacks.rollout.fleet import COLOURS, Colour, Fleet
-from stacks.rollout.judge import Judge
-from stacks.rollout.record import KEY, Record
-from stacks.rollout.release import Means, release
-from stacks.rollout.roles import Roles, Things
-from stacks.rollout.watch import watch
-from stacks.rollout.watchdog import watchdog
-from stacks.trust import for_us
+from nxpipe.pipeline.config import ServingFleet
+from nxpipe.stacks.handles import ObserveHandle, RolloutHandle, ServeHandle, StoreHandle
+from nxpipe.stacks.project_tag import tag_project
+from nxpipe.stacks.rollout.fleet import COLOURS, Colour, Fleet
+from nxpipe.stacks.rollout.judge import Judge
+from nxpipe.stacks.rollout.record import KEY, Record
+from nxpipe.stacks.rollout.release import Means, release
+from nxpipe.stacks.rollout.roles import Roles, Things
+from nxpipe.stacks.rollout.watch import watch
+from nxpipe.stacks.rollout.watchdog import watchdog
+from nxpipe.stacks.trust import for_us
 
 _ENDED: Final = ["FAILED", "TIMED_OUT", "ABORTED"]
 

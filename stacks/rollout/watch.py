@@ -6,10 +6,10 @@ which is to be continued in a new execution, so that the history of none exceeds
 
 from typing import Any, Final
 
-from stacks.rollout.fleet import Fleet
-from stacks.rollout.record import Record
-from stacks.rollout.release import Means, see_alarms
-from stacks.rollout.states import ask, call, choose, wait
+from nxpipe.stacks.rollout.fleet import Fleet
+from nxpipe.stacks.rollout.record import Record
+from nxpipe.stacks.rollout.release import Means, see_alarms
+from nxpipe.stacks.rollout.states import ask, call, choose, wait
 
 LONGEST: Final = 3 * 86_400  # seconds: as many looks as the judge has in one execution, ten minutes apart
 

@@ -8,10 +8,10 @@ done for it. And no traffic goes to a colour that has nobody to serve it, whatev
 
 from typing import Any, Final
 
-from stacks.rollout.fleet import COLOURS, Fleet
-from stacks.rollout.record import Record
-from stacks.rollout.release import HEALTHY, Means
-from stacks.rollout.states import ANYTHING, NOT_MET, States, call, caught_by, choose, fail
+from nxpipe.stacks.rollout.fleet import COLOURS, Fleet
+from nxpipe.stacks.rollout.record import Record
+from nxpipe.stacks.rollout.release import HEALTHY, Means
+from nxpipe.stacks.rollout.states import ANYTHING, NOT_MET, States, call, caught_by, choose, fail
 
 LONGEST: Final = 3_600  # seconds
 _OWNER: Final = "$.record.Item.owner.S"

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Final
 
-from stacks.keep import KEEP
-from stacks.reading import Templates
-from stacks.rules import budget, capacity, efa, exposure, host, keeping, kept, permissions, reach, weights
-from stacks.rules.finding import Facts, Finding, KnownImage, Rule, Window
+from nxpipe.stacks.keep import KEEP
+from nxpipe.stacks.reading import Templates
+from nxpipe.stacks.rules import budget, capacity, efa, exposure, host, keeping, kept, permissions, reach, weights
+from nxpipe.stacks.rules.finding import Facts, Finding, KnownImage, Rule, Window
 
 __all__ = ["RULES", "Facts", "Finding", "KnownImage", "Rule", "Window", "lint"]
 

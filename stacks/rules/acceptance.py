@@ -6,8 +6,8 @@ from datetime import date
 from fnmatch import fnmatchcase
 from typing import Final
 
-from stacks.reading import Resource
-from stacks.rules.finding import Finding
+from nxpipe.stacks.reading import Resource
+from nxpipe.stacks.rules.finding import Finding
 
 IDLE: Final = "NXP-ACK-1"
 EXPIRED: Final = "NXP-ACK-2"

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Final
 
-from stacks.costs import estimate
-from stacks.reading.template import Templates
-from stacks.rules.finding import Facts, Finding
+from nxpipe.stacks.costs import estimate
+from nxpipe.stacks.reading.template import Templates
+from nxpipe.stacks.rules.finding import Facts, Finding
 
 COST: Final = "NXP-COST-1"
 

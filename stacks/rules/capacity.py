@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from stacks.reading.launches import BATCH, GROUP, NODES, Launch, compute, instance_types, launches
-from stacks.reading.template import Properties, Resource, Templates, settings, text
-from stacks.rules.finding import Facts, Finding, Window
+from nxpipe.stacks.reading.launches import BATCH, GROUP, NODES, Launch, compute, instance_types, launches
+from nxpipe.stacks.reading.template import Properties, Resource, Templates, settings, text
+from nxpipe.stacks.rules.finding import Facts, Finding, Window
 
 BLOCK = "NXP-CAP-1"
 OPEN = "NXP-CAP-2"

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from emulator.hardware import INSTANCES
-from stacks.reading.launches import BATCH, TEMPLATE, Launch, compute, launches, subnets
-from stacks.reading.template import Properties, Resource, Templates, is_true, listed, tables
-from stacks.rules.finding import Facts, Finding
+from nxpipe.emulator.hardware import INSTANCES
+from nxpipe.stacks.reading.launches import BATCH, TEMPLATE, Launch, compute, launches, subnets
+from nxpipe.stacks.reading.template import Properties, Resource, Templates, is_true, listed, tables
+from nxpipe.stacks.rules.finding import Facts, Finding
 
 LAYOUT = "NXP-EFA-1"
 GROUPS = "NXP-EFA-2"

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Final
 
-from stacks.reading.launches import launches
-from stacks.reading.template import Properties, Templates, is_true, listed, settings, tables
-from stacks.rules.finding import Facts, Finding
+from nxpipe.stacks.reading.launches import launches
+from nxpipe.stacks.reading.template import Properties, Templates, is_true, listed, settings, tables
+from nxpipe.stacks.rules.finding import Facts, Finding
 
 OPEN = "NXP-NET-1"
 PLAIN = "NXP-NET-3"

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 
-from stacks.costs import Prices
-from stacks.reading import Resource, Templates
+from nxpipe.stacks.costs import Prices
+from nxpipe.stacks.reading import Resource, Templates
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from stacks.reading.launches import BATCH, NODES, TEMPLATE, launches
-from stacks.reading.template import Resource, Templates, intrinsic, settings
-from stacks.rules.finding import Facts, Finding
+from nxpipe.stacks.reading.launches import BATCH, NODES, TEMPLATE, launches
+from nxpipe.stacks.reading.template import Resource, Templates, intrinsic, settings
+from nxpipe.stacks.rules.finding import Facts, Finding
 
 METADATA = "NXP-HOST-1"
 IMAGE = "NXP-HOST-2"

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from stacks.keep import KEEP, losses
-from stacks.reading import Templates
-from stacks.rules.finding import Facts, Finding
+from nxpipe.stacks.keep import KEEP, losses
+from nxpipe.stacks.reading import Templates
+from nxpipe.stacks.rules.finding import Facts, Finding
 
 
 def keeps(all_: Templates, facts: Facts) -> Iterator[Finding]:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Final
 
-from stacks.reading.template import Properties, Resource, Templates, is_true, settings, tables
-from stacks.rules.finding import Facts, Finding
+from nxpipe.stacks.reading.template import Properties, Resource, Templates, is_true, settings, tables
+from nxpipe.stacks.rules.finding import Facts, Finding
 
 PRIVATE = "NXP-DATA-1"
 

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from stacks.reading.statements import Statement, managed_arns, statements
-from stacks.reading.template import Templates, listed, settings, text
-from stacks.rules.finding import Facts, Finding
+from nxpipe.stacks.reading.statements import Statement, managed_arns, statements
+from nxpipe.stacks.reading.template import Templates, listed, settings, text
+from nxpipe.stacks.rules.finding import Facts, Finding
 
 WILDCARD = "NXP-IAM-1"
 SIGNER = "NXP-IAM-2"

@@ -13,9 +13,9 @@ from typing import Final
 import aws_cdk as cdk
 import jsii
 
-from stacks.reading import Resource, Template, Templates, construct_paths, read
-from stacks.rules import RULES, Facts, Finding, lint
-from stacks.rules.acceptance import Accepted, sift
+from nxpipe.stacks.reading import Resource, Template, Templates, construct_paths, read
+from nxpipe.stacks.rules import RULES, Facts, Finding, lint
+from nxpipe.stacks.rules.acceptance import Accepted, sift
 
 VERSION: Final = "1.0.0"  # of the pack, in CDK's report
 

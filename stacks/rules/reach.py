@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Final
 
-from stacks.reach import Need, Unreachable, idle, needs
-from stacks.reading.template import Resource, Templates, text
-from stacks.rules.finding import Facts, Finding
+from nxpipe.stacks.reach import Need, Unreachable, idle, needs
+from nxpipe.stacks.reading.template import Resource, Templates, text
+from nxpipe.stacks.rules.finding import Facts, Finding
 
 ENDPOINT: Final = "NXP-NET-2"
 

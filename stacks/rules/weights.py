@@ -7,9 +7,9 @@ would put back the weights of the first day, in the middle of a shift, too. So t
 from collections.abc import Iterator
 from typing import Final
 
-from stacks.reading import Resource, Template, Templates
-from stacks.reading.template import Properties
-from stacks.rules.finding import Facts, Finding
+from nxpipe.stacks.reading import Resource, Template, Templates
+from nxpipe.stacks.reading.template import Properties
+from nxpipe.stacks.rules.finding import Facts, Finding
 
 WEIGHTS: Final = "NXP-KEEP-2"
 

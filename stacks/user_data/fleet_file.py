@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.config import Config, ServingFleet, Signing, TrustedKey
-from pipeline.config.kinds import write_duration
+from nxpipe.pipeline.config import Config, ServingFleet, Signing, TrustedKey
+from nxpipe.pipeline.config.kinds import write_duration
 
 _BY_THE_AGENT: Final = {"command", "standby", "certificate", "clients"}  # said elsewhere, or not the instance's affair
 

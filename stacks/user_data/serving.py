@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from emulator.hardware import CORES, INSTANCES
-from pipeline.config import Config, ServingFleet
-from stacks.user_data.fleet_file import fleet_file, public_keys
-from stacks.user_data.script import script
-from stacks.user_data.unit import environment, unit, watcher
+from nxpipe.emulator.hardware import CORES, INSTANCES
+from nxpipe.pipeline.config import Config, ServingFleet
+from nxpipe.stacks.user_data.fleet_file import fleet_file, public_keys
+from nxpipe.stacks.user_data.script import script
+from nxpipe.stacks.user_data.unit import environment, unit, watcher
 
 
 @dataclass(frozen=True)

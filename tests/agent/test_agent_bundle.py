@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import exit_codes
-from pipeline.agent.bundle import Bundle
-from stacks.agents import NoAgentLocked, locked_agent
+from nxpipe.pipeline import exit_codes
+from nxpipe.pipeline.agent.bundle import Bundle
+from nxpipe.stacks.agents import NoAgentLocked, locked_agent
 from tests.pipeline.in_process import InProcess, nxpipe
 
 __all__ = ["nxpipe"]

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.agent.embedded import NAMESPACE, event, metrics
-from pipeline.agent.report import Figures, figures
-from pipeline.agent.watch import Compilers
-from stacks import metrics as watched
+from nxpipe.pipeline.agent.embedded import NAMESPACE, event, metrics
+from nxpipe.pipeline.agent.report import Figures, figures
+from nxpipe.pipeline.agent.watch import Compilers
+from nxpipe.stacks import metrics as watched
 from tests.agent.metadata import Metadata, metadata_service
 from tests.agent.project import CONFIG
 from tests.pipeline.command import NXPIPE, Answer, nxpipe

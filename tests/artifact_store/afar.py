@@ -5,16 +5,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from artifact_store import Store
-from artifact_store.backends.protocol import Backend
-from artifact_store.channel.generation import Generation, Served
-from artifact_store.channel.log import ChannelLog
-from artifact_store.documents import written_now
-from artifact_store.errors import StoreUnavailable
-from artifact_store.manifest import Manifest
-from artifact_store.transfer.reading import BlobsFromAfar, StoreFromAfar
-from artifact_store.transfer.source import Sources
-from artifact_store.transfer.tier import Tier
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.backends.protocol import Backend
+from nxpipe.artifact_store.channel.generation import Generation, Served
+from nxpipe.artifact_store.channel.log import ChannelLog
+from nxpipe.artifact_store.documents import written_now
+from nxpipe.artifact_store.errors import StoreUnavailable
+from nxpipe.artifact_store.manifest import Manifest
+from nxpipe.artifact_store.transfer.reading import BlobsFromAfar, StoreFromAfar
+from nxpipe.artifact_store.transfer.source import Sources
+from nxpipe.artifact_store.transfer.tier import Tier
 from tests.artifact_store.samples import put
 
 

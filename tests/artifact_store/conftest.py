@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from artifact_store import Store
-from artifact_store.backends.s3 import Bucket
-from artifact_store.backends.s3_quick import Quick
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.backends.s3 import Bucket
+from nxpipe.artifact_store.backends.s3_quick import Quick
 from tests.artifact_store.samples import Place, bucket, folder, s3_server
 from tests.artifact_store.wire import Wire, impatient_client
 

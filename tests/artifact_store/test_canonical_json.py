@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifact_store.canonical import MAX_DEPTH, MAX_INTEGER, canonical_json, parse_canonical_json
-from artifact_store.errors import InvalidDocument
+from nxpipe.artifact_store.canonical import MAX_DEPTH, MAX_INTEGER, canonical_json, parse_canonical_json
+from nxpipe.artifact_store.errors import InvalidDocument
 from tests.conftest import ROOT
 
 LIMIT = 1 << 20
@@ -154,7 +154,7 @@ def test_the_deepest_allowed_value_is_taken() -> None:
 
 def test_bytes_depend_on_neither_hash_seed_nor_locale_nor_time_zone() -> None:
     code = (
-        "from artifact_store.canonical import canonical_json; import sys; "
+        "from nxpipe.artifact_store.canonical import canonical_json; import sys; "
         "value = {k: [1.1e-7, k] for k in {'\\xdf', 'a', 'Z', '\\u4e2d', '\\U0001f600', '\\uffff'}}; "
         "sys.stdout.buffer.write(canonical_json(value))"
     )

@@ -7,8 +7,8 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from artifact_store.backends.protocol import Payload
-from artifact_store.errors import Conflict
+from nxpipe.artifact_store.backends.protocol import Payload
+from nxpipe.artifact_store.errors import Conflict
 from tests.artifact_store.samples import Folder, folder, put, tree
 
 WRITERS = 8

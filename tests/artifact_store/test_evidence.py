@@ -7,25 +7,25 @@ from typing import Any
 
 import pytest
 
-from artifact_store import Store
-from artifact_store.backends.protocol import Payload
-from artifact_store.blobs import GRACE
-from artifact_store.bundle.export import export_artifact
-from artifact_store.bundle.load import Bundled
-from artifact_store.canonical import canonical_json
-from artifact_store.digest import sha256_hex
-from artifact_store.documents import Blob
-from artifact_store.errors import Conflict, Corrupt, Incomplete, InvalidDocument
-from artifact_store.evidence import UNVERIFIED, Evidence, gap, is_covered
-from artifact_store.layout import blob_path
-from artifact_store.parts import keep_observation, keep_part, part_of, seen
-from artifact_store.trust.key_files import make_key_file
-from artifact_store.trust.policy import Policy, TrustedKey
-from artifact_store.trust.signers import open_signer
-from artifact_store.trust.testimony import believing, is_vouched, vouch
-from artifact_store.upkeep.fsck import fsck
-from artifact_store.upkeep.gc import carry_out, plan
-from artifact_store.upkeep.rules import Rules
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.backends.protocol import Payload
+from nxpipe.artifact_store.blobs import GRACE
+from nxpipe.artifact_store.bundle.export import export_artifact
+from nxpipe.artifact_store.bundle.load import Bundled
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import Conflict, Corrupt, Incomplete, InvalidDocument
+from nxpipe.artifact_store.evidence import UNVERIFIED, Evidence, gap, is_covered
+from nxpipe.artifact_store.layout import blob_path
+from nxpipe.artifact_store.parts import keep_observation, keep_part, part_of, seen
+from nxpipe.artifact_store.trust.key_files import make_key_file
+from nxpipe.artifact_store.trust.policy import Policy, TrustedKey
+from nxpipe.artifact_store.trust.signers import open_signer
+from nxpipe.artifact_store.trust.testimony import believing, is_vouched, vouch
+from nxpipe.artifact_store.upkeep.fsck import fsck
+from nxpipe.artifact_store.upkeep.gc import carry_out, plan
+from nxpipe.artifact_store.upkeep.rules import Rules
 from tests.artifact_store.samples import Place, evidence, folder, publish_verified, put
 from tests.faults.turns import TimedFolder
 

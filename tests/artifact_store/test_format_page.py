@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from artifact_store import documents, layout, manifest, pack
-from artifact_store.backends import s3_parts
-from artifact_store.blobs import GRACE
-from artifact_store.canonical import MAX_DEPTH, MAX_INTEGER, canonical_json
-from artifact_store.documents import Blob
-from artifact_store.evidence import MAX_EVIDENCE_BYTES, Compared, Evidence, Figures, Limits
-from artifact_store.manifest import Manifest
-from artifact_store.parts import MAX_PART_BYTES, Part, PartFile
-from artifact_store.record import ActionRecord
-from artifact_store.runs import MAX_OUTCOME_BYTES
+from nxpipe.artifact_store import documents, layout, manifest, pack
+from nxpipe.artifact_store.backends import s3_parts
+from nxpipe.artifact_store.blobs import GRACE
+from nxpipe.artifact_store.canonical import MAX_DEPTH, MAX_INTEGER, canonical_json
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.evidence import MAX_EVIDENCE_BYTES, Compared, Evidence, Figures, Limits
+from nxpipe.artifact_store.manifest import Manifest
+from nxpipe.artifact_store.parts import MAX_PART_BYTES, Part, PartFile
+from nxpipe.artifact_store.record import ActionRecord
+from nxpipe.artifact_store.runs import MAX_OUTCOME_BYTES
 from tests.artifact_store.samples import folder, put, tree
 from tests.conftest import ROOT
 

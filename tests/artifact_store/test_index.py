@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifact_store import Store
-from artifact_store.backends.protocol import Backend, Payload
-from artifact_store.canonical import canonical_json
-from artifact_store.digest import sha256_hex
-from artifact_store.errors import Corrupt, StoreUnavailable
-from artifact_store.index import segments
-from artifact_store.layout import ACTIONS, RECORD_SEGMENTS, action_path
-from artifact_store.record import Published
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.backends.protocol import Backend, Payload
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.errors import Corrupt, StoreUnavailable
+from nxpipe.artifact_store.index import segments
+from nxpipe.artifact_store.layout import ACTIONS, RECORD_SEGMENTS, action_path
+from nxpipe.artifact_store.record import Published
 from tests.artifact_store.samples import MODEL, Folder, Place, folder, put
 
 

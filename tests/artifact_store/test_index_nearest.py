@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifact_store import Store
-from artifact_store.backends.protocol import Payload
-from artifact_store.canonical import canonical_json
-from artifact_store.documents import Blob
-from artifact_store.errors import InvalidDocument
-from artifact_store.index import leaves, segments
-from artifact_store.index.leaves import Difference, differences, fields_of
-from artifact_store.index.nearest import nearest
-from artifact_store.layout import INPUT_SEGMENTS, blob_path
-from artifact_store.record import Published
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.backends.protocol import Payload
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import InvalidDocument
+from nxpipe.artifact_store.index import leaves, segments
+from nxpipe.artifact_store.index.leaves import Difference, differences, fields_of
+from nxpipe.artifact_store.index.nearest import nearest
+from nxpipe.artifact_store.layout import INPUT_SEGMENTS, blob_path
+from nxpipe.artifact_store.record import Published
 from tests.artifact_store.samples import Place, contents, folder, manifest
 from tests.artifact_store.test_index import told
 

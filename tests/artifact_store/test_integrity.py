@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artifact_store import Store
-from artifact_store.documents import Blob
-from artifact_store.errors import Corrupt
-from artifact_store.layout import action_path, blob_path
-from artifact_store.manifest import Manifest
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import Corrupt
+from nxpipe.artifact_store.layout import action_path, blob_path
+from nxpipe.artifact_store.manifest import Manifest
 from tests.artifact_store.samples import Folder, folder, put
 
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifact_store.canonical import canonical_json
-from artifact_store.digest import sha256_hex
-from artifact_store.errors import InvalidDocument
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.errors import InvalidDocument
 from tests.conftest import ROOT
 
 # In the order in which Python reads them; the key must not know it.
@@ -30,8 +30,8 @@ import importlib.util, json, sys, types
 package = types.ModuleType("artifact_store")
 package.__path__ = [sys.argv[1]]
 sys.modules["artifact_store"] = package
-from artifact_store.canonical import canonical_json
-from artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.digest import sha256_hex
 print(sha256_hex(canonical_json(json.loads(sys.stdin.read()))))
 """
 OLDEST: Final = (3, 10)  # the first that has `match`

@@ -9,11 +9,11 @@ from typing import Any, NoReturn
 
 import pytest
 
-from artifact_store.backends.files import copy_into
-from artifact_store.backends.local import LocalFolder
-from artifact_store.backends.protocol import CHUNK, Payload
-from artifact_store.documents import Blob
-from artifact_store.errors import StoreUnavailable
+from nxpipe.artifact_store.backends.files import copy_into
+from nxpipe.artifact_store.backends.local import LocalFolder
+from nxpipe.artifact_store.backends.protocol import CHUNK, Payload
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import StoreUnavailable
 from tests.artifact_store.samples import contents, folder, manifest, put, tree
 
 

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from artifact_store.canonical import canonical_json
-from artifact_store.digest import sha256_hex
-from artifact_store.documents import Blob
-from artifact_store.errors import InvalidDocument
-from artifact_store.manifest import MAX_KEY_INPUTS_BYTES, File, Manifest, ModelRef, Tensor
-from artifact_store.record import ActionRecord
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import InvalidDocument
+from nxpipe.artifact_store.manifest import MAX_KEY_INPUTS_BYTES, File, Manifest, ModelRef, Tensor
+from nxpipe.artifact_store.record import ActionRecord
 from tests.artifact_store.samples import contents, manifest
 from tests.artifact_store.test_canonical_json import JSON
 

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifact_store import Store
-from artifact_store.documents import Blob
-from artifact_store.errors import Conflict, Corrupt, Incomplete, InvalidDocument, NotFound
-from artifact_store.layout import PARTS, blob_path, part_path
-from artifact_store.parts import Part, PartFile, keep_part, part_of
-from artifact_store.upkeep.fsck import fsck
-from artifact_store.upkeep.gc import carry_out, plan
-from artifact_store.upkeep.rules import Rules
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import Conflict, Corrupt, Incomplete, InvalidDocument, NotFound
+from nxpipe.artifact_store.layout import PARTS, blob_path, part_path
+from nxpipe.artifact_store.parts import Part, PartFile, keep_part, part_of
+from nxpipe.artifact_store.upkeep.fsck import fsck
+from nxpipe.artifact_store.upkeep.gc import carry_out, plan
+from nxpipe.artifact_store.upkeep.rules import Rules
 from tests.artifact_store.samples import Place, put
 from tests.artifact_store.upkeep_world import GRACE, ClockedFolder
 

@@ -20,12 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from moto.s3.models import s3_backends
 
-from artifact_store.backends import s3, s3_multipart, s3_parts
-from artifact_store.backends.protocol import Payload
-from artifact_store.backends.s3 import Bucket, connect
-from artifact_store.backends.s3_body import opened
-from artifact_store.backends.s3_client import S3Options
-from artifact_store.backends.s3_parts import (
+from nxpipe.artifact_store.backends import s3, s3_multipart, s3_parts
+from nxpipe.artifact_store.backends.protocol import Payload
+from nxpipe.artifact_store.backends.s3 import Bucket, connect
+from nxpipe.artifact_store.backends.s3_body import opened
+from nxpipe.artifact_store.backends.s3_client import S3Options
+from nxpipe.artifact_store.backends.s3_parts import (
     MAX_BLOB_BYTES,
     PARTS,
     WHOLE,
@@ -35,7 +35,7 @@ from artifact_store.backends.s3_parts import (
     parts_of,
     stretches,
 )
-from artifact_store.errors import Changed, StoreUnavailable
+from nxpipe.artifact_store.errors import Changed, StoreUnavailable
 from tests.artifact_store.wire import Wire, answer
 from tests.conftest import ROOT
 
@@ -287,9 +287,9 @@ def test_the_upload_that_has_most_is_the_one_that_is_continued(
 CHILD = """
 import json, re, sys
 from pathlib import Path
-from artifact_store.backends.protocol import Payload
-from artifact_store.backends.s3 import connect
-from artifact_store.backends.s3_client import S3Options
+from nxpipe.artifact_store.backends.protocol import Payload
+from nxpipe.artifact_store.backends.s3 import connect
+from nxpipe.artifact_store.backends.s3_client import S3Options
 bucket, path, file, size, sha256, streams = json.loads(sys.argv[1])
 backend = connect(bucket, "p", S3Options(concurrency=streams))
 assert backend.create(path, Payload(sha256, size, Path(file)))

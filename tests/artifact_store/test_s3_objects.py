@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from moto.s3.models import s3_backends
 
-from artifact_store.backends.protocol import CHUNK, Found, Payload
-from artifact_store.backends.s3 import Bucket, connect
-from artifact_store.backends.s3_client import S3Options
-from artifact_store.backends.s3_parts import WRITE_ID
-from artifact_store.errors import Changed, StoreUnavailable
+from nxpipe.artifact_store.backends.protocol import CHUNK, Found, Payload
+from nxpipe.artifact_store.backends.s3 import Bucket, connect
+from nxpipe.artifact_store.backends.s3_client import S3Options
+from nxpipe.artifact_store.backends.s3_parts import WRITE_ID
+from nxpipe.artifact_store.errors import Changed, StoreUnavailable
 from tests.artifact_store.wire import Wire, answer
 
 

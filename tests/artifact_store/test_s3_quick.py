@@ -25,16 +25,16 @@ from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifact_store import Store
-from artifact_store.backends import s3_quick
-from artifact_store.backends.protocol import CHUNK, Payload
-from artifact_store.backends.s3 import Bucket
-from artifact_store.backends.s3_client import s3_client
-from artifact_store.backends.s3_connection import Doubt
-from artifact_store.backends.s3_parts import WRITE_ID, spelled
-from artifact_store.backends.s3_signature import Signer
-from artifact_store.documents import Blob
-from artifact_store.layout import blob_path
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.backends import s3_quick
+from nxpipe.artifact_store.backends.protocol import CHUNK, Payload
+from nxpipe.artifact_store.backends.s3 import Bucket
+from nxpipe.artifact_store.backends.s3_client import s3_client
+from nxpipe.artifact_store.backends.s3_connection import Doubt
+from nxpipe.artifact_store.backends.s3_parts import WRITE_ID, spelled
+from nxpipe.artifact_store.backends.s3_signature import Signer
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.layout import blob_path
 from tests.artifact_store.samples import put
 from tests.artifact_store.scripted import OK, Script, scripted
 from tests.artifact_store.wire import Wire, impatient_client
@@ -447,7 +447,7 @@ def test_what_was_replaced_or_removed_since_is_looked_at(told: Bucket, script: S
 def test_a_proof_lasts_an_hour(warm: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     warm._proved["a"] = ("0" * 64, 4, 0.0)
     for seconds, holds in ((3599.0, True), (3601.0, False)):
-        monkeypatch.setattr("artifact_store.backends.s3.time.monotonic", lambda seconds=seconds: seconds)
+        monkeypatch.setattr("nxpipe.artifact_store.backends.s3.time.monotonic", lambda seconds=seconds: seconds)
         assert warm.has_just_proved("a", "0" * 64, 4) == holds
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from artifact_store import Published, Store
-from artifact_store.canonical import canonical_json
-from artifact_store.digest import sha256_hex
-from artifact_store.documents import Blob
-from artifact_store.errors import Conflict, Corrupt, Incomplete, NotFound
-from artifact_store.layout import action_path, blob_path, listing_path
+from nxpipe.artifact_store import Published, Store
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import Conflict, Corrupt, Incomplete, NotFound
+from nxpipe.artifact_store.layout import action_path, blob_path, listing_path
 from tests.artifact_store.samples import MODEL, Place, contents, put, watched
 
 # Blobs

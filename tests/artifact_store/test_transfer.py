@@ -13,13 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from artifact_store.documents import Blob
-from artifact_store.errors import Corrupt, NotFound, StoreUnavailable
-from artifact_store.layout import blob_path
-from artifact_store.transfer import partial, ranges
-from artifact_store.transfer.believed import ALL
-from artifact_store.transfer.tier import Tier
-from artifact_store.transfer.wanted import by_channel
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import Corrupt, NotFound, StoreUnavailable
+from nxpipe.artifact_store.layout import blob_path
+from nxpipe.artifact_store.transfer import partial, ranges
+from nxpipe.artifact_store.transfer.believed import ALL
+from nxpipe.artifact_store.transfer.tier import Tier
+from nxpipe.artifact_store.transfer.wanted import by_channel
 from tests.artifact_store.afar import afar, counting, patch, promoted, refuse
 from tests.artifact_store.samples import Place, contents, folder, put, tree
 
@@ -251,12 +251,12 @@ def test_a_damaged_large_blob_is_never_left_under_its_name(tmp_path: Path, tier:
 _FETCH = """
 import sys
 from pathlib import Path
-from artifact_store.backends.local import LocalFolder
-from artifact_store.documents import Blob
-from artifact_store.transfer import partial, ranges
-from artifact_store.transfer.reading import BlobsFromAfar
-from artifact_store.transfer.source import Sources
-from artifact_store.transfer.tier import Tier
+from nxpipe.artifact_store.backends.local import LocalFolder
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.transfer import partial, ranges
+from nxpipe.artifact_store.transfer.reading import BlobsFromAfar
+from nxpipe.artifact_store.transfer.source import Sources
+from nxpipe.artifact_store.transfer.tier import Tier
 import time
 ranges.RANGE = ranges.IN_RANGES_ABOVE = partial.NOTED_AFTER = 1000
 root, sha256, size = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])

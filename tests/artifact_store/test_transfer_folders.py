@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifact_store import Store, open_store
-from artifact_store.documents import Blob
-from artifact_store.errors import NotFound, NotUnderstood, Refused, StoreUnavailable
-from artifact_store.manifest import Manifest, Tensor
-from artifact_store.transfer.believed import ALL
-from artifact_store.transfer.fetch import WEIGHTS, fetch, size_of
-from artifact_store.transfer.remembered import Remembered
-from artifact_store.transfer.safetensors import layout_of
-from artifact_store.transfer.tier import Tier
-from artifact_store.transfer.wanted import by_channel, by_name
-from artifact_store.url import open_offline
-from artifact_store.weights import Elements, put_weights
+from nxpipe.artifact_store import Store, open_store
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import NotFound, NotUnderstood, Refused, StoreUnavailable
+from nxpipe.artifact_store.manifest import Manifest, Tensor
+from nxpipe.artifact_store.transfer.believed import ALL
+from nxpipe.artifact_store.transfer.fetch import WEIGHTS, fetch, size_of
+from nxpipe.artifact_store.transfer.remembered import Remembered
+from nxpipe.artifact_store.transfer.safetensors import layout_of
+from nxpipe.artifact_store.transfer.tier import Tier
+from nxpipe.artifact_store.transfer.wanted import by_channel, by_name
+from nxpipe.artifact_store.url import open_offline
+from nxpipe.artifact_store.weights import Elements, put_weights
 from tests.artifact_store.afar import afar, counting, patch, promoted
 from tests.artifact_store.samples import MODEL, Place, contents, folder, manifest, put, tree
 from tests.conftest import ROOT
@@ -278,8 +278,9 @@ def test_offline_and_a_hit_import_no_client(tmp_path: Path, tier: Tier) -> None:
     online = afar([place.backend], tier)
     fetch(online.blobs, by_name(online, MODEL, Remembered(tier.root, "s3://b/p")).manifest, tmp_path / "first")
     code = (
-        "import sys; from pathlib import Path; from artifact_store.url import open_offline; "
-        "from artifact_store.transfer.wanted import by_name; from artifact_store.transfer.fetch import fetch; "
+        "import sys; from pathlib import Path; from nxpipe.artifact_store.url import open_offline; "
+        "from nxpipe.artifact_store.transfer.wanted import by_name; "
+        "from nxpipe.artifact_store.transfer.fetch import fetch; "
         f"store = open_offline('s3://b/p', Path({str(tier.root)!r})); "
         f"fetch(store.blobs, by_name(store, {wanted.request_key!r}).manifest, Path({str(tmp_path / 'served')!r})); "
         "print(sorted({'boto3', 'botocore', 'numpy', 'click', 'socketserver'} & set(sys.modules)))"

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from artifact_store.documents import Blob
-from artifact_store.errors import StoreUnavailable
-from artifact_store.manifest import Manifest
-from artifact_store.transfer import stamp
-from artifact_store.transfer.fetch import WEIGHTS, fetch, size_of
-from artifact_store.transfer.tier import Tier
-from artifact_store.weights import Elements, put_weights
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import StoreUnavailable
+from nxpipe.artifact_store.manifest import Manifest
+from nxpipe.artifact_store.transfer import stamp
+from nxpipe.artifact_store.transfer.fetch import WEIGHTS, fetch, size_of
+from nxpipe.artifact_store.transfer.tier import Tier
+from nxpipe.artifact_store.weights import Elements, put_weights
 from tests.artifact_store.afar import afar, counting, patch
 from tests.artifact_store.samples import Folder, contents, folder, manifest, tree
 from tests.faults.damage import DAMAGES
@@ -198,12 +198,12 @@ def test_what_came_before_a_failure_does_not_come_again(place: Folder, tier: Tie
 _FETCH = """
 import sys, time
 from pathlib import Path
-from artifact_store import Store
-from artifact_store.backends.local import LocalFolder
-from artifact_store.transfer.fetch import fetch
-from artifact_store.transfer.reading import BlobsFromAfar
-from artifact_store.transfer.source import Sources
-from artifact_store.transfer.tier import Tier
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.backends.local import LocalFolder
+from nxpipe.artifact_store.transfer.fetch import fetch
+from nxpipe.artifact_store.transfer.reading import BlobsFromAfar
+from nxpipe.artifact_store.transfer.source import Sources
+from nxpipe.artifact_store.transfer.tier import Tier
 root, key = Path(sys.argv[1]), sys.argv[2]
 class Slow(LocalFolder):
     def read(self, path, start=0, stop=None, *, tag=None):

@@ -25,24 +25,24 @@ from cryptography.hazmat.primitives.serialization import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifact_store import Published, Store
-from artifact_store.canonical import canonical_json
-from artifact_store.channel.change import Author, Requirements, promote, rollback
-from artifact_store.channel.generation import Generation, Served
-from artifact_store.channel.log import ChannelLog
-from artifact_store.documents import as_time
-from artifact_store.errors import Corrupt, InvalidDocument, Refused, StoreUnavailable
-from artifact_store.layout import signature_folder
-from artifact_store.transfer.believed import Trust
-from artifact_store.trust.dsse import pre_authentication_encoding
-from artifact_store.trust.envelope import PAYLOAD_TYPE, Envelope, sign
-from artifact_store.trust.key_files import KeyFile, make_key_file, public_path
-from artifact_store.trust.keys import BadKey, PublicKey, Signer, as_base64, from_base64
-from artifact_store.trust.kms import KmsKey
-from artifact_store.trust.policy import Policy, TrustedKey, signing_with
-from artifact_store.trust.signatures import Signatures
-from artifact_store.trust.signers import open_signer
-from artifact_store.trust.statement import Statement, statement_of
+from nxpipe.artifact_store import Published, Store
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.channel.change import Author, Requirements, promote, rollback
+from nxpipe.artifact_store.channel.generation import Generation, Served
+from nxpipe.artifact_store.channel.log import ChannelLog
+from nxpipe.artifact_store.documents import as_time
+from nxpipe.artifact_store.errors import Corrupt, InvalidDocument, Refused, StoreUnavailable
+from nxpipe.artifact_store.layout import signature_folder
+from nxpipe.artifact_store.transfer.believed import Trust
+from nxpipe.artifact_store.trust.dsse import pre_authentication_encoding
+from nxpipe.artifact_store.trust.envelope import PAYLOAD_TYPE, Envelope, sign
+from nxpipe.artifact_store.trust.key_files import KeyFile, make_key_file, public_path
+from nxpipe.artifact_store.trust.keys import BadKey, PublicKey, Signer, as_base64, from_base64
+from nxpipe.artifact_store.trust.kms import KmsKey
+from nxpipe.artifact_store.trust.policy import Policy, TrustedKey, signing_with
+from nxpipe.artifact_store.trust.signatures import Signatures
+from nxpipe.artifact_store.trust.signers import open_signer
+from nxpipe.artifact_store.trust.statement import Statement, statement_of
 from tests.artifact_store.afar import first_generation
 from tests.artifact_store.samples import MODEL, Place, folder, publish_verified, put
 from tests.conftest import ROOT
@@ -282,7 +282,7 @@ def test_a_signature_moved_to_another_manifest_or_key_or_damaged_is_corrupt(plac
 
 
 def _payload(data: bytes) -> Any:
-    from artifact_store.backends.protocol import Payload
+    from nxpipe.artifact_store.backends.protocol import Payload
 
     return Payload.of(data)
 
@@ -310,9 +310,9 @@ def refuse(event, args):
         raise OSError("no network here")
 
 sys.addaudithook(refuse)
-from artifact_store import open_store
-from artifact_store.trust.keys import PublicKey
-from artifact_store.trust.signatures import Signatures
+from nxpipe.artifact_store import open_store
+from nxpipe.artifact_store.trust.keys import PublicKey
+from nxpipe.artifact_store.trust.signatures import Signatures
 store, key, digest = sys.argv[1:]
 statement = Signatures(open_store(store)).by(PublicKey.from_file(Path(key)), digest)
 print(statement.manifest_digest, *({"boto3", "botocore", "numpy", "torch"} & set(sys.modules)))

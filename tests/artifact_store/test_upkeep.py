@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from artifact_store import Published, Store
-from artifact_store.backends.protocol import Backend, Found
-from artifact_store.channel.change import Author, Requirements, promote
-from artifact_store.documents import Blob
-from artifact_store.errors import Corrupt, NotFound, StoreUnavailable
-from artifact_store.failures import remember_failure
-from artifact_store.layout import (
+from nxpipe.artifact_store import Published, Store
+from nxpipe.artifact_store.backends.protocol import Backend, Found
+from nxpipe.artifact_store.channel.change import Author, Requirements, promote
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import Corrupt, NotFound, StoreUnavailable
+from nxpipe.artifact_store.failures import remember_failure
+from nxpipe.artifact_store.layout import (
     CHANNELS,
     PINS,
     action_path,
@@ -24,14 +24,14 @@ from artifact_store.layout import (
     listing_path,
     retired_path,
 )
-from artifact_store.manifest import Tensor
-from artifact_store.pack import packed
-from artifact_store.parts import keep_part
-from artifact_store.pins import Pins
-from artifact_store.upkeep.fsck import fsck
-from artifact_store.upkeep.gc import Plan, carry_out, plan
-from artifact_store.upkeep.rules import Rules
-from artifact_store.upkeep.usage import usage
+from nxpipe.artifact_store.manifest import Tensor
+from nxpipe.artifact_store.pack import packed
+from nxpipe.artifact_store.parts import keep_part
+from nxpipe.artifact_store.pins import Pins
+from nxpipe.artifact_store.upkeep.fsck import fsck
+from nxpipe.artifact_store.upkeep.gc import Plan, carry_out, plan
+from nxpipe.artifact_store.upkeep.rules import Rules
+from nxpipe.artifact_store.upkeep.usage import usage
 from tests.artifact_store.samples import Place, folder, publish_verified, put
 
 PASSED = -5.0  # a grace for which everything is old

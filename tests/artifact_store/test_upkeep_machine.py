@@ -15,13 +15,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from artifact_store import Store
-from artifact_store.backends.protocol import Backend
-from artifact_store.channel.generation import Generation
-from artifact_store.channel.log import ChannelLog, channels
-from artifact_store.upkeep.gc import carry_out, plan
-from artifact_store.upkeep.reach import DAY
-from artifact_store.upkeep.rules import Rules
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.backends.protocol import Backend
+from nxpipe.artifact_store.channel.generation import Generation
+from nxpipe.artifact_store.channel.log import ChannelLog, channels
+from nxpipe.artifact_store.upkeep.gc import carry_out, plan
+from nxpipe.artifact_store.upkeep.reach import DAY
+from nxpipe.artifact_store.upkeep.rules import Rules
 from tests.artifact_store.upkeep_world import (
     GRACE,
     HISTORY,
@@ -156,7 +156,7 @@ class Collection(RuleBasedStateMachine):
 @pytest.fixture(autouse=True)
 def without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """What survives a power loss is tested elsewhere; here it would be most of the time."""
-    monkeypatch.setattr("artifact_store.backends.local.flush_to_disk", lambda path: None)
+    monkeypatch.setattr("nxpipe.artifact_store.backends.local.flush_to_disk", lambda path: None)
 
 
 def run(examples: int, steps: int) -> None:

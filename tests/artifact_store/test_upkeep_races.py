@@ -9,12 +9,12 @@ from unittest.mock import patch
 
 import pytest
 
-from artifact_store import Store
-from artifact_store.channel.log import ChannelLog
-from artifact_store.layout import ACTIONS, RETIRED
-from artifact_store.upkeep.gc import carry_out, plan
-from artifact_store.upkeep.reach import DAY
-from artifact_store.upkeep.rules import Rules
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.channel.log import ChannelLog
+from nxpipe.artifact_store.layout import ACTIONS, RETIRED
+from nxpipe.artifact_store.upkeep.gc import carry_out, plan
+from nxpipe.artifact_store.upkeep.reach import DAY
+from nxpipe.artifact_store.upkeep.rules import Rules
 from tests.artifact_store.upkeep_world import (
     GRACE,
     HISTORY,
@@ -37,7 +37,7 @@ COLLECT = collecting(keep=1, days=None, budget=None)
 @pytest.fixture(autouse=True)
 def without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """What survives a power loss is tested elsewhere."""
-    monkeypatch.setattr("artifact_store.backends.local.flush_to_disk", lambda path: None)
+    monkeypatch.setattr("nxpipe.artifact_store.backends.local.flush_to_disk", lambda path: None)
 
 
 @dataclass(frozen=True)

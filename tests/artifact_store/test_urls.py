@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from artifact_store import open_store
-from artifact_store.errors import BadUrl
-from artifact_store.url import anchored
+from nxpipe.artifact_store import open_store
+from nxpipe.artifact_store.errors import BadUrl
+from nxpipe.artifact_store.url import anchored
 from tests.conftest import ROOT
 
 
@@ -93,8 +93,11 @@ def test_a_relative_folder_can_be_anchored_elsewhere(url: str, expected: str) ->
 @pytest.mark.parametrize(
     ("code", "heavy"),
     [
-        ("import artifact_store.errors", ("pydantic", "boto3", "botocore")),
-        ("from artifact_store import open_store; open_store('store').list()", ("boto3", "botocore", "numpy", "click")),
+        ("import nxpipe.artifact_store.errors", ("pydantic", "boto3", "botocore")),
+        (
+            "from nxpipe.artifact_store import open_store; open_store('store').list()",
+            ("boto3", "botocore", "numpy", "click"),
+        ),
     ],
 )
 def test_nothing_heavy_is_imported_before_it_is_needed(code: str, heavy: tuple[str, ...]) -> None:
@@ -106,7 +109,7 @@ def test_nothing_heavy_is_imported_before_it_is_needed(code: str, heavy: tuple[s
 
 
 def test_the_room_offers_what_it_says_it_offers() -> None:
-    import artifact_store
+    from nxpipe import artifact_store
 
     for name in artifact_store.__all__:
         assert getattr(artifact_store, name).__name__ == name

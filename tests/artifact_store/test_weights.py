@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifact_store import Store, weights
-from artifact_store.documents import Blob
-from artifact_store.errors import Corrupt, InvalidDocument
-from artifact_store.layout import blob_path
-from artifact_store.manifest import Tensor
-from artifact_store.pack import MAX_PACK_BYTES, PACKED_BELOW, packed, unpacked
-from artifact_store.weights import Elements, put_weights, read_weights
+from nxpipe.artifact_store import Store, weights
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import Corrupt, InvalidDocument
+from nxpipe.artifact_store.layout import blob_path
+from nxpipe.artifact_store.manifest import Tensor
+from nxpipe.artifact_store.pack import MAX_PACK_BYTES, PACKED_BELOW, packed, unpacked
+from nxpipe.artifact_store.weights import Elements, put_weights, read_weights
 from tests.artifact_store.samples import Place
 
 

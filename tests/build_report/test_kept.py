@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from artifact_store import Store, open_store
-from artifact_store.backends.local import LocalFolder
-from artifact_store.backends.protocol import Payload
-from artifact_store.errors import InvalidDocument
-from artifact_store.layout import REPORTS
-from artifact_store.reports import moment_of, store_report
-from artifact_store.upkeep.gc import carry_out, plan
-from artifact_store.upkeep.rules import Rules
-from pipeline.build_report import html
-from pipeline.build_report.keeping import keep_report
-from pipeline.build_report.recorder import Recorder
+from nxpipe.artifact_store import Store, open_store
+from nxpipe.artifact_store.backends.local import LocalFolder
+from nxpipe.artifact_store.backends.protocol import Payload
+from nxpipe.artifact_store.errors import InvalidDocument
+from nxpipe.artifact_store.layout import REPORTS
+from nxpipe.artifact_store.reports import moment_of, store_report
+from nxpipe.artifact_store.upkeep.gc import carry_out, plan
+from nxpipe.artifact_store.upkeep.rules import Rules
+from nxpipe.pipeline.build_report import html
+from nxpipe.pipeline.build_report.keeping import keep_report
+from nxpipe.pipeline.build_report.recorder import Recorder
 from tests.artifact_store.samples import put
 from tests.build_report.world import BEGAN, course, ends, matrix, results
 from tests.pipeline.in_process import InProcess, nxpipe

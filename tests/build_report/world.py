@@ -4,12 +4,12 @@ import hashlib
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 
-from pipeline.building.asked import Asked
-from pipeline.building.events import Begun, Ended, Event, Fault, Said
-from pipeline.building.planned import Plan, PlannedArtifact, PlannedCell, State
-from pipeline.building.results import Results
-from pipeline.order import Order
-from pipeline.request import Shape, shapes_of
+from nxpipe.pipeline.building.asked import Asked
+from nxpipe.pipeline.building.events import Begun, Ended, Event, Fault, Said
+from nxpipe.pipeline.building.planned import Plan, PlannedArtifact, PlannedCell, State
+from nxpipe.pipeline.building.results import Results
+from nxpipe.pipeline.order import Order
+from nxpipe.pipeline.request import Shape, shapes_of
 
 BEGAN = "2026-11-21T19:01:47.250000Z"
 TOO_LARGE = Fault("deterministic", "DoesNotFit", "it needs 19.2 GB and a core holds 16 GB; pass --tp 4", 13, "a log")

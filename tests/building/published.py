@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from artifact_store import open_store
-from artifact_store.canonical import canonical_json
-from artifact_store.documents import Blob
-from artifact_store.manifest import Executable, Manifest, ModelRef
-from artifact_store.record import ActionRecord
-from pipeline.building.matrix import of_file
-from pipeline.config import load_config
-from pipeline.request import BuildRequest
+from nxpipe.artifact_store import open_store
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.manifest import Executable, Manifest, ModelRef
+from nxpipe.artifact_store.record import ActionRecord
+from nxpipe.pipeline.building.matrix import of_file
+from nxpipe.pipeline.config import load_config
+from nxpipe.pipeline.request import BuildRequest
 from tests.artifact_store.samples import evidence
 
 

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.building.agenda import Agenda
-from pipeline.building.item import Item
-from pipeline.building.planned import Plan
+from nxpipe.pipeline.building.agenda import Agenda
+from nxpipe.pipeline.building.item import Item
+from nxpipe.pipeline.building.planned import Plan
 from tests.building.plans import THRESHOLDS, artifact, cell
 
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulator.hardware import instance
-from pipeline.building.size import memory_of, parameters_of, work_of
-from pipeline.building.timings import Timings
-from pipeline.models.source import ModelSource
-from pipeline.models.weights import RandomWeights
-from pipeline.request import BuildRequest, Shape
+from nxpipe.emulator.hardware import instance
+from nxpipe.pipeline.building.size import memory_of, parameters_of, work_of
+from nxpipe.pipeline.building.timings import Timings
+from nxpipe.pipeline.models.source import ModelSource
+from nxpipe.pipeline.models.weights import RandomWeights
+from nxpipe.pipeline.request import BuildRequest, Shape
 from tests.pipeline.conftest import BERT, LLAMA
 
 SIZES = ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size")

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.building.asked import Asked
-from pipeline.building.events import Begun, Ended, Event
-from pipeline.building.item import Item
-from pipeline.executors.local import LocalExecutor
-from pipeline.executors.protocol import Limits
-from pipeline.order import Order
-from pipeline.request import Shape
+from nxpipe.pipeline.building.asked import Asked
+from nxpipe.pipeline.building.events import Begun, Ended, Event
+from nxpipe.pipeline.building.item import Item
+from nxpipe.pipeline.executors.local import LocalExecutor
+from nxpipe.pipeline.executors.protocol import Limits
+from nxpipe.pipeline.order import Order
+from nxpipe.pipeline.request import Shape
 from tests.building.plans import THRESHOLDS
 from tests.executors.following import is_there, until_ended, wait_for
 from tests.pipeline.saved_programs import write_onnx

@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifact_store import Store, open_store
-from artifact_store.canonical import canonical_json
-from artifact_store.failures import remember_failure
-from artifact_store.manifest import Executable, Manifest, ModelRef
-from artifact_store.parts import keep_part
-from pipeline.building.asked import Asked, Backend
-from pipeline.building.plan import make_plan
-from pipeline.building.planned import PlannedArtifact, PlannedCell
-from pipeline.building.timings import Timings, name_of
-from pipeline.errors import BuildRefused, VerificationFailed
-from pipeline.order import Order
-from pipeline.request import Shape
+from nxpipe.artifact_store import Store, open_store
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.failures import remember_failure
+from nxpipe.artifact_store.manifest import Executable, Manifest, ModelRef
+from nxpipe.artifact_store.parts import keep_part
+from nxpipe.pipeline.building.asked import Asked, Backend
+from nxpipe.pipeline.building.plan import make_plan
+from nxpipe.pipeline.building.planned import PlannedArtifact, PlannedCell
+from nxpipe.pipeline.building.timings import Timings, name_of
+from nxpipe.pipeline.errors import BuildRefused, VerificationFailed
+from nxpipe.pipeline.order import Order
+from nxpipe.pipeline.request import Shape
 from tests.artifact_store.samples import publish_verified
 from tests.building.plans import THRESHOLDS
 

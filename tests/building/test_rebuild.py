@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from artifact_store import Store, open_store
-from artifact_store.layout import PARTS, action_path, blob_path, part_path
-from artifact_store.parts import part_of
-from pipeline.building.agenda import Agenda
-from pipeline.building.asked import Asked
-from pipeline.building.drive import Policy, drive
-from pipeline.building.plan import make_plan
-from pipeline.building.timings import Timings
-from pipeline.executors.inline import InlineExecutor
-from pipeline.order import Order
-from pipeline.request import digest_of
+from nxpipe.artifact_store import Store, open_store
+from nxpipe.artifact_store.layout import PARTS, action_path, blob_path, part_path
+from nxpipe.artifact_store.parts import part_of
+from nxpipe.pipeline.building.agenda import Agenda
+from nxpipe.pipeline.building.asked import Asked
+from nxpipe.pipeline.building.drive import Policy, drive
+from nxpipe.pipeline.building.plan import make_plan
+from nxpipe.pipeline.building.timings import Timings
+from nxpipe.pipeline.executors.inline import InlineExecutor
+from nxpipe.pipeline.order import Order
+from nxpipe.pipeline.request import digest_of
 from tests.building.plans import THRESHOLDS
 from tests.building.published import publish_all
 from tests.building.world import World, described, model_text, saved_world

@@ -9,17 +9,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from stacks.rollout.judge import archive
+from nxpipe.stacks.rollout.judge import archive
 
 # Questions come line by line, and each answer has beside it what it says of each metric's ratio. What an operator may
 # add to a Python, `-I` and `-S` leave out.
 _SERVE: Final = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from pipeline.canary.counts import METRICS
-from pipeline.canary.course import Course
-from pipeline.canary.handler import handle
-from pipeline.canary.interval import interval
+from nxpipe.pipeline.canary.counts import METRICS
+from nxpipe.pipeline.canary.course import Course
+from nxpipe.pipeline.canary.handler import handle
+from nxpipe.pipeline.canary.interval import interval
 print(json.dumps([module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)]), flush=True)
 for line in sys.stdin:
     told = handle(json.loads(line), None)

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from math import comb
 
-from pipeline.canary.counts import LATENCIES, Arm, Batch
-from pipeline.canary.evidence import Evidence
-from pipeline.canary.judge import Judged, Moment, judge
-from pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.counts import LATENCIES, Arm, Batch
+from nxpipe.pipeline.canary.evidence import Evidence
+from nxpipe.pipeline.canary.judge import Judged, Moment, judge
+from nxpipe.pipeline.canary.plan import Plan
 
 PLAN = Plan.of()
 _SLOWER = (0.5, 0.25, 0.1, 0.05, 0.01, 0.003, 0.0005)

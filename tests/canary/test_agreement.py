@@ -11,18 +11,18 @@ from typing import Any, Final
 
 import pytest
 
-from pipeline.canary.canonical import spelled
-from pipeline.canary.counts import LATENCIES, METRICS, NOBODY, Arm, Batch, Count
-from pipeline.canary.course import Course
-from pipeline.canary.evidence import Evidence
-from pipeline.canary.interval import interval
-from pipeline.canary.judge import Judged, Moment, judge
-from pipeline.canary.logs import log_sum
-from pipeline.canary.metrics import beginning_of
-from pipeline.canary.plan import Plan
-from pipeline.canary.record import replay
-from pipeline.canary.verdict import Decision
-from stacks.rollout.judge import RUNTIME
+from nxpipe.pipeline.canary.canonical import spelled
+from nxpipe.pipeline.canary.counts import LATENCIES, METRICS, NOBODY, Arm, Batch, Count
+from nxpipe.pipeline.canary.course import Course
+from nxpipe.pipeline.canary.evidence import Evidence
+from nxpipe.pipeline.canary.interval import interval
+from nxpipe.pipeline.canary.judge import Judged, Moment, judge
+from nxpipe.pipeline.canary.logs import log_sum
+from nxpipe.pipeline.canary.metrics import beginning_of
+from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.record import replay
+from nxpipe.pipeline.canary.verdict import Decision
+from nxpipe.stacks.rollout.judge import RUNTIME
 from tests.canary.function import Function, found, function
 
 CHECKOUT: Final = str(Path(__file__).parents[2])

@@ -5,9 +5,9 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.canary.alone import Alone
-from pipeline.canary.counts import NOBODY, Arm, Batch
-from pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.alone import Alone
+from nxpipe.pipeline.canary.counts import NOBODY, Arm, Batch
+from nxpipe.pipeline.canary.plan import Plan
 
 
 @given(st.floats(0.001, 0.3), st.floats(0, 1), st.integers(1, 12))

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.canary.counts import METRICS, NOBODY, Arm, Batch
-from pipeline.canary.errors import EvidenceInvalid, PlanInvalid
-from pipeline.canary.evidence import Evidence, pooled
-from pipeline.canary.explain import explain
-from pipeline.canary.interval import interval
-from pipeline.canary.judge import Moment, judge, verdict_of
-from pipeline.canary.plan import Plan, Step
-from pipeline.canary.verdict import Decision, Verdict
+from nxpipe.pipeline.canary.counts import METRICS, NOBODY, Arm, Batch
+from nxpipe.pipeline.canary.errors import EvidenceInvalid, PlanInvalid
+from nxpipe.pipeline.canary.evidence import Evidence, pooled
+from nxpipe.pipeline.canary.explain import explain
+from nxpipe.pipeline.canary.interval import interval
+from nxpipe.pipeline.canary.judge import Moment, judge, verdict_of
+from nxpipe.pipeline.canary.plan import Plan, Step
+from nxpipe.pipeline.canary.verdict import Decision, Verdict
 from tests.canary.samples import PLAN, arm, errors_alone, judged_alone, minute
 
 HEALTHY = ((150, 1), (2850, 14))

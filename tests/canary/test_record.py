@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.canary.canonical import digest_of, spelled
-from pipeline.canary.counts import Batch
-from pipeline.canary.errors import RecordInvalid
-from pipeline.canary.evidence import Evidence
-from pipeline.canary.judge import Moment, judge
-from pipeline.canary.plan import Plan
-from pipeline.canary.record import read, record_of, replay
+from nxpipe.pipeline.canary.canonical import digest_of, spelled
+from nxpipe.pipeline.canary.counts import Batch
+from nxpipe.pipeline.canary.errors import RecordInvalid
+from nxpipe.pipeline.canary.evidence import Evidence
+from nxpipe.pipeline.canary.judge import Moment, judge
+from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.record import read, record_of, replay
 from tests.canary.samples import PLAN, minute
 from tests.pipeline.in_process import InProcess
 from tests.pipeline.in_process import nxpipe as here

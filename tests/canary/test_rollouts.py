@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.canary.plan import Plan
-from pipeline.canary.verdict import Decision
-from pipeline.config import Rollout
-from pipeline.rollout.drift import best_chance, minutes_until
-from pipeline.rollout.latency import FROZEN, Slowness
-from pipeline.rollout.limits import upper_limit
-from pipeline.rollout.planner import POWER, Fault, Service, against, in_favour, prospects
-from pipeline.rollout.plans import plan_of
-from pipeline.rollout.simulate import Summary, median_minutes, simulate
-from pipeline.rollout.world import Scenario, Traffic, World
+from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.verdict import Decision
+from nxpipe.pipeline.config import Rollout
+from nxpipe.pipeline.rollout.drift import best_chance, minutes_until
+from nxpipe.pipeline.rollout.latency import FROZEN, Slowness
+from nxpipe.pipeline.rollout.limits import upper_limit
+from nxpipe.pipeline.rollout.planner import POWER, Fault, Service, against, in_favour, prospects
+from nxpipe.pipeline.rollout.plans import plan_of
+from nxpipe.pipeline.rollout.simulate import Summary, median_minutes, simulate
+from nxpipe.pipeline.rollout.world import Scenario, Traffic, World
 from tests.canary.samples import PLAN
 from tests.pipeline.in_process import InProcess
 from tests.pipeline.in_process import nxpipe as here

@@ -6,11 +6,11 @@ from math import comb
 
 import pytest
 
-from pipeline.canary.counts import METRICS, Arm, Batch, Pairs
-from pipeline.canary.curve import curves_of
-from pipeline.canary.evidence import StepEvidence, begin
-from pipeline.canary.plan import Plan
-from pipeline.canary.values import all_metrics, better, within_objective, worse
+from nxpipe.pipeline.canary.counts import METRICS, Arm, Batch, Pairs
+from nxpipe.pipeline.canary.curve import curves_of
+from nxpipe.pipeline.canary.evidence import StepEvidence, begin
+from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.values import all_metrics, better, within_objective, worse
 from tests.canary.samples import PLAN, errors_alone, fisher
 
 ERRORS = 0

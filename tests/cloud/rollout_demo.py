@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from artifact_store import open_store
+from nxpipe.artifact_store import open_store
 from tests.artifact_store.samples import publish_verified, put
 from tests.cloud.formation.provider import client_of
 from tests.cloud.mends.refreshes import hosts_answer

@@ -16,12 +16,12 @@ import numpy as np
 import onnx
 from onnx.backend.base import Backend, BackendRep
 
-from emulator.capture.onnx.reader import InputNeeded, capture_proto
-from emulator.errors import CompileError
-from emulator.fast import execute
-from emulator.graph import Graph
-from emulator.numerics import Array
-from emulator.passes import PassOptions, run_passes
+from nxpipe.emulator.capture.onnx.reader import InputNeeded, capture_proto
+from nxpipe.emulator.errors import CompileError
+from nxpipe.emulator.fast import execute
+from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.passes import PassOptions, run_passes
 
 # The tests' tolerance is finer than these types: programs that round at other places differ by a last bit of the
 # largest numbers.

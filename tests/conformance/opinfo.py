@@ -16,13 +16,13 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
-from emulator.capture.aten.base import _IMPORTERS
-from emulator.capture.export import capture_module
-from emulator.errors import CaptureError, UnsupportedOperators
-from emulator.fast import execute
-from emulator.numerics import Array
-from emulator.passes import PassOptions, run_passes
-from emulator.types import DType
+from nxpipe.emulator.capture.aten.base import _IMPORTERS
+from nxpipe.emulator.capture.export import capture_module
+from nxpipe.emulator.errors import CaptureError, UnsupportedOperators
+from nxpipe.emulator.fast import execute
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.passes import PassOptions, run_passes
+from nxpipe.emulator.types import DType
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 

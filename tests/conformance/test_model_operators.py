@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from emulator.capture.aten import is_known
+from nxpipe.emulator.capture.aten import is_known
 
 NAMES = (Path(__file__).parent / "model_operators.txt").read_text().split()
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from emulator.capture.onnx.table import IMPORTERS
-from emulator.ops import OPERATORS
+from nxpipe.emulator.capture.onnx.table import IMPORTERS
+from nxpipe.emulator.ops import OPERATORS
 from tests.conformance.onnx_report import node_tests
 from tests.conformance.opinfo import operators
 

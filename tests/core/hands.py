@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from hypothesis import strategies as st
 
-from emulator.core import Machine
-from emulator.isa.affine import Affine, index
-from emulator.isa.instructions import DmaCopy, Engine, Instruction, TensorCopy, Wait
-from emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
-from emulator.isa.program import Buffer, Loop, Program, Role, Step
-from emulator.numerics import Array
-from emulator.types import DType
+from nxpipe.emulator.core import Machine
+from nxpipe.emulator.isa.affine import Affine, index
+from nxpipe.emulator.isa.instructions import DmaCopy, Engine, Instruction, TensorCopy, Wait
+from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
+from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.types import DType
 
 FLOATS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 NARROW = (*FLOATS, DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emulator.core import Deadlock, Machine, OutOfBounds, Race, SumNotBegun, Unwritten
-from emulator.core.faults import Malformed
-from emulator.isa.affine import Affine, index
-from emulator.isa.instructions import Alu, DmaCopy, Engine, Matmul, Memset, TensorCopy, TensorTensor, Wait
-from emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
-from emulator.isa.program import Loop, Program, Role, Step
-from emulator.types import DType
+from nxpipe.emulator.core import Deadlock, Machine, OutOfBounds, Race, SumNotBegun, Unwritten
+from nxpipe.emulator.core.faults import Malformed
+from nxpipe.emulator.isa.affine import Affine, index
+from nxpipe.emulator.isa.instructions import Alu, DmaCopy, Engine, Matmul, Memset, TensorCopy, TensorTensor, Wait
+from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
+from nxpipe.emulator.isa.program import Loop, Program, Role, Step
+from nxpipe.emulator.types import DType
 from tests.core.hands import in_order, table
 
 F32 = DType.FLOAT32

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emulator.core.collective import COLLECTIVES
-from emulator.core.meanings import MEANINGS
-from emulator.isa import instructions as isa
-from emulator.isa.affine import Affine
-from emulator.isa.instructions import INSTRUCTIONS, Alu, Engine, Function
-from emulator.isa.operands import Memory
-from emulator.numerics import Array
-from emulator.types import DType
+from nxpipe.emulator.core.collective import COLLECTIVES
+from nxpipe.emulator.core.meanings import MEANINGS
+from nxpipe.emulator.isa import instructions as isa
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.instructions import INSTRUCTIONS, Alu, Engine, Function
+from nxpipe.emulator.isa.operands import Memory
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.types import DType
 from tests.core.hands import FLOATS, NARROW, Bench, Layout, as_stored, layouts, values, wide
 
 EXAMPLES = 25

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emulator.core import Machine, Unwritten
-from emulator.errors import ExecutionError, MissingTensor, WrongTensor
-from emulator.isa.affine import Affine, index
-from emulator.isa.instructions import (
+from nxpipe.emulator.core import Machine, Unwritten
+from nxpipe.emulator.errors import ExecutionError, MissingTensor, WrongTensor
+from nxpipe.emulator.isa.affine import Affine, index
+from nxpipe.emulator.isa.instructions import (
     AllGather,
     AllReduce,
     Alu,
@@ -21,10 +21,10 @@ from emulator.isa.instructions import (
     ReduceScatter,
     TensorTensor,
 )
-from emulator.isa.operands import Far, Memory, Tile, contiguous
-from emulator.isa.program import Buffer, Loop, Program, Role, Step
-from emulator.numerics import Array, round_to
-from emulator.types import DType
+from nxpipe.emulator.isa.operands import Far, Memory, Tile, contiguous
+from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
+from nxpipe.emulator.numerics import Array, round_to
+from nxpipe.emulator.types import DType
 from tests.core.hands import in_order, table
 
 F32, BF16 = DType.FLOAT32, DType.BFLOAT16

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emulator.core import Machine, MachineFault
-from emulator.errors import OptionsInvalid
-from emulator.isa.affine import Affine, index, turning
-from emulator.isa.instructions import (
+from nxpipe.emulator.core import Machine, MachineFault
+from nxpipe.emulator.errors import OptionsInvalid
+from nxpipe.emulator.isa.affine import Affine, index, turning
+from nxpipe.emulator.isa.instructions import (
     DMA_QUEUES,
     Activation,
     Alu,
@@ -25,10 +25,10 @@ from emulator.isa.instructions import (
     TensorCopy,
     TensorTensor,
 )
-from emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
-from emulator.isa.program import Loop, Program, Role, Step
-from emulator.isa.totals import totals
-from emulator.types import DType
+from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
+from nxpipe.emulator.isa.program import Loop, Program, Role, Step
+from nxpipe.emulator.isa.totals import totals
+from nxpipe.emulator.types import DType
 from tests.core.hands import in_order, table
 
 F32 = DType.FLOAT32

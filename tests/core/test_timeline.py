@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emulator.hardware import CORES
-from emulator.isa.affine import Affine, index
-from emulator.isa.cycles import cost
-from emulator.isa.instructions import DMA_QUEUES, Engine, Instruction, Wait
-from emulator.isa.parse import program as parsed
-from emulator.isa.program import Loop, Program, Step, executed, only
-from emulator.isa.transfer import share_of_dma
-from emulator.sync import synchronised
-from emulator.timeline import latency_ns
-from emulator.utilisation import utilisation
+from nxpipe.emulator.hardware import CORES
+from nxpipe.emulator.isa.affine import Affine, index
+from nxpipe.emulator.isa.cycles import cost
+from nxpipe.emulator.isa.instructions import DMA_QUEUES, Engine, Instruction, Wait
+from nxpipe.emulator.isa.parse import program as parsed
+from nxpipe.emulator.isa.program import Loop, Program, Step, executed, only
+from nxpipe.emulator.isa.transfer import share_of_dma
+from nxpipe.emulator.sync import synchronised
+from nxpipe.emulator.timeline import latency_ns
+from nxpipe.emulator.utilisation import utilisation
 from tests.core.hands import in_order
 from tests.core.test_orders import bodies, program
 

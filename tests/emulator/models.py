@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from emulator.capture import CaptureRequest, capture, parameter_specs
-from emulator.numerics import Array
+from nxpipe.emulator.capture import CaptureRequest, capture, parameter_specs
+from nxpipe.emulator.numerics import Array
 
 _VOCABULARY = {"vocab_size": 101, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _ENCODER = _VOCABULARY | {

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import torch.nn.functional as nnf
 
-from emulator.numerics import Array
+from nxpipe.emulator.numerics import Array
 
 Function = Callable[..., Any]
 

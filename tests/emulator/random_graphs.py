@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from emulator.builder import GraphBuilder
-from emulator.errors import IllTyped
-from emulator.graph import Graph, Value
-from emulator.numerics import Array
-from emulator.ops import (
+from nxpipe.emulator.builder import GraphBuilder
+from nxpipe.emulator.errors import IllTyped
+from nxpipe.emulator.graph import Graph, Value
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ops import (
     Attention,
     Binary,
     Broadcast,
@@ -30,7 +30,7 @@ from emulator.ops import (
     Unary,
     Where,
 )
-from emulator.types import DType, TensorType
+from nxpipe.emulator.types import DType, TensorType
 
 F32, BF16, I64 = DType.FLOAT32, DType.BFLOAT16, DType.INT64
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from emulator.capture import CaptureRequest, capture, reference_outputs
-from emulator.capture.export import capture_module
-from emulator.capture.inputs import example_inputs
-from emulator.capture.model import build_model
-from emulator.errors import CaptureError, GraphBreak, UnsupportedOperators
-from emulator.fast import execute
-from emulator.ops import Binary, Linear
-from emulator.passes import PassOptions, run_passes
+from nxpipe.emulator.capture import CaptureRequest, capture, reference_outputs
+from nxpipe.emulator.capture.export import capture_module
+from nxpipe.emulator.capture.inputs import example_inputs
+from nxpipe.emulator.capture.model import build_model
+from nxpipe.emulator.errors import CaptureError, GraphBreak, UnsupportedOperators
+from nxpipe.emulator.fast import execute
+from nxpipe.emulator.ops import Binary, Linear
+from nxpipe.emulator.passes import PassOptions, run_passes
 from tests.emulator.models import weights
 
 HERE = "tests/emulator/test_breadth.py"

@@ -10,11 +10,11 @@ import pytest
 import torch
 import transformers
 
-from emulator.capture import CaptureRequest, capture, parameter_specs, reference_outputs
-from emulator.capture.export import capture_module
-from emulator.capture.model import build_model
-from emulator.errors import CaptureError, CompileError, GraphBreak, MissingTensor, UnsupportedOperators
-from emulator.types import DType
+from nxpipe.emulator.capture import CaptureRequest, capture, parameter_specs, reference_outputs
+from nxpipe.emulator.capture.export import capture_module
+from nxpipe.emulator.capture.model import build_model
+from nxpipe.emulator.errors import CaptureError, CompileError, GraphBreak, MissingTensor, UnsupportedOperators
+from nxpipe.emulator.types import DType
 from tests.emulator.models import CONFIGS, request, weights
 
 HERE = "tests/emulator/test_capture.py"

@@ -10,15 +10,15 @@ import pytest
 from torch.nn import ModuleList
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from emulator.capture import CaptureRequest, capture
-from emulator.capture.depth import compile_by_depth
-from emulator.capture.model import build_model
-from emulator.compile import compile_graph
-from emulator.errors import CaptureError
-from emulator.fast import execute
-from emulator.graph import Graph
-from emulator.passes import PassOptions, check, run_passes
-from emulator.repeat import unroll
+from nxpipe.emulator.capture import CaptureRequest, capture
+from nxpipe.emulator.capture.depth import compile_by_depth
+from nxpipe.emulator.capture.model import build_model
+from nxpipe.emulator.compile import compile_graph
+from nxpipe.emulator.errors import CaptureError
+from nxpipe.emulator.fast import execute
+from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.passes import PassOptions, check, run_passes
+from nxpipe.emulator.repeat import unroll
 
 MATMULT = PassOptions("matmult")
 DEPTH = ("num_hidden_layers", "n_layer", "num_layers")  # as families call it
@@ -145,7 +145,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
             depths.append(layers_in(graph))
             return run_passes(graph, options)
 
-        monkeypatch.setattr("emulator.compile.run_passes", counted)
+        monkeypatch.setattr("nxpipe.emulator.compile.run_passes", counted)
         return compile_graph(wanted, PassOptions()), depths
 
     return compiled

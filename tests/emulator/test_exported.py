@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from emulator.capture.export import capture_module
-from emulator.capture.exported import capture_exported, exported_parameters
-from emulator.errors import CaptureError, CompileError, UnsupportedOperators
-from emulator.fast import execute
+from nxpipe.emulator.capture.export import capture_module
+from nxpipe.emulator.capture.exported import capture_exported, exported_parameters
+from nxpipe.emulator.errors import CaptureError, CompileError, UnsupportedOperators
+from nxpipe.emulator.fast import execute
 
 
 class Block(torch.nn.Module):

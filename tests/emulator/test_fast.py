@@ -10,15 +10,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from emulator.builder import GraphBuilder
-from emulator.capture import example_inputs
-from emulator.errors import ExecutionError, MissingTensor, WrongTensor
-from emulator.fast import LoadedGraph, execute
-from emulator.graph import Graph, Value
-from emulator.numerics import Array
-from emulator.ops import Binary, Cast, Gather, Linear, Unary
-from emulator.passes import PassOptions, run_passes
-from emulator.types import DType, TensorType
+from nxpipe.emulator.builder import GraphBuilder
+from nxpipe.emulator.capture import example_inputs
+from nxpipe.emulator.errors import ExecutionError, MissingTensor, WrongTensor
+from nxpipe.emulator.fast import LoadedGraph, execute
+from nxpipe.emulator.graph import Graph, Value
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ops import Binary, Cast, Gather, Linear, Unary
+from nxpipe.emulator.passes import PassOptions, run_passes
+from nxpipe.emulator.types import DType, TensorType
 from tests.emulator.models import captured, request
 
 F32, BF16 = DType.FLOAT32, DType.BFLOAT16
@@ -149,7 +149,7 @@ def test_what_depends_on_weights_alone_is_computed_once() -> None:
             loaded.run({"x": np.zeros(2, np.float32)})
         assert calls == 1
     finally:
-        from emulator.ops import OPERATORS
+        from nxpipe.emulator.ops import OPERATORS
 
         del OPERATORS["counting"]
 

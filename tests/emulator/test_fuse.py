@@ -5,11 +5,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from emulator.builder import GraphBuilder
-from emulator.capture import example_inputs
-from emulator.fast import execute
-from emulator.graph import Graph, Value
-from emulator.ops import (
+from nxpipe.emulator.builder import GraphBuilder
+from nxpipe.emulator.capture import example_inputs
+from nxpipe.emulator.fast import execute
+from nxpipe.emulator.graph import Graph, Value
+from nxpipe.emulator.ops import (
     Attention,
     Binary,
     Broadcast,
@@ -22,12 +22,12 @@ from emulator.ops import (
     Transpose,
     Unary,
 )
-from emulator.passes import PassOptions, run_passes
-from emulator.passes.canonicalise import canonicalise
-from emulator.passes.clean import eliminate_common_subexpressions, eliminate_dead_code, fold_constants
-from emulator.passes.fuse import fuse
-from emulator.repeat import unroll
-from emulator.types import DType, TensorType
+from nxpipe.emulator.passes import PassOptions, run_passes
+from nxpipe.emulator.passes.canonicalise import canonicalise
+from nxpipe.emulator.passes.clean import eliminate_common_subexpressions, eliminate_dead_code, fold_constants
+from nxpipe.emulator.passes.fuse import fuse
+from nxpipe.emulator.repeat import unroll
+from nxpipe.emulator.types import DType, TensorType
 from tests.emulator.divided_models import request
 from tests.emulator.models import captured, relative_error, weights
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from emulator.capture import CaptureRequest, example_inputs, reference_outputs
-from emulator.fast import execute
-from emulator.numerics import Array
-from emulator.passes import PassOptions, run_passes
+from nxpipe.emulator.capture import CaptureRequest, example_inputs, reference_outputs
+from nxpipe.emulator.fast import execute
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.passes import PassOptions, run_passes
 from tests.emulator.models import captured, relative_error, request, weights
 
 MODELS = [

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from emulator import numerics
-from emulator.numerics import (
+from nxpipe.emulator import numerics
+from nxpipe.emulator.numerics import (
     Array,
     atanh_erf,
     erf,
@@ -21,7 +21,7 @@ from emulator.numerics import (
     stochastic_rounding,
     to_integer,
 )
-from emulator.types import DType
+from nxpipe.emulator.types import DType
 
 # Every bit pattern, so that NaN payloads, infinities, denormals and ties all come up.
 bit_patterns = arrays.arrays(np.uint32, st.integers(0, 70), elements=st.integers(0, 2**32 - 1))

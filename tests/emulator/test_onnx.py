@@ -9,12 +9,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from emulator.capture import capture_file
-from emulator.capture.onnx import capture_onnx, onnx_parameters
-from emulator.errors import CaptureError, DataUnusable, UnsupportedOperators
-from emulator.fast import execute
-from emulator.numerics import Array
-from emulator.passes import PassOptions, run_passes
+from nxpipe.emulator.capture import capture_file
+from nxpipe.emulator.capture.onnx import capture_onnx, onnx_parameters
+from nxpipe.emulator.errors import CaptureError, DataUnusable, UnsupportedOperators
+from nxpipe.emulator.fast import execute
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.passes import PassOptions, run_passes
 
 GENERATOR = np.random.default_rng(0)
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as nnf
 
-from emulator.capture.export import capture_module
-from emulator.errors import IllTyped, IndexOutOfRange
-from emulator.fast import execute
-from emulator.graph import Graph
-from emulator.numerics import Array
-from emulator.ops import (
+from nxpipe.emulator.capture.export import capture_module
+from nxpipe.emulator.errors import IllTyped, IndexOutOfRange
+from nxpipe.emulator.fast import execute
+from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ops import (
     OPERATORS,
     Attention,
     Binary,
@@ -27,8 +27,8 @@ from emulator.ops import (
     Slice,
     result_type,
 )
-from emulator.passes import check
-from emulator.types import DType, TensorType
+from nxpipe.emulator.passes import check
+from nxpipe.emulator.types import DType, TensorType
 from tests.emulator.operator_cases import CASES, UNARY, Function, counted, normal
 
 
@@ -71,10 +71,10 @@ def test_an_operator_agrees_with_pytorch(name: str) -> None:
 
 
 def test_every_operator_and_every_member_of_its_family_is_among_the_cases() -> None:
-    from emulator.ops import elementwise, reduce
+    from nxpipe.emulator.ops import elementwise, reduce
 
     nodes = [node for name in CASES for node in case(name)[0].nodes]
-    alone = {name for name, kind in OPERATORS.items() if kind.__module__ != "emulator.ops.collective"}
+    alone = {name for name, kind in OPERATORS.items() if kind.__module__ != "nxpipe.emulator.ops.collective"}
     assert {node.op.name for node in nodes} == alone
     functions = {*elementwise._SMOOTH, *elementwise._KEEPING, *elementwise._PREDICATES, "divide"}
     functions |= {*elementwise._ARITHMETIC, *elementwise._COMPARISONS, *elementwise._BITWISE}

@@ -7,21 +7,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emulator.builder import GraphBuilder
-from emulator.errors import ExecutionError, GraphInvalid, OptionsInvalid
-from emulator.fast import execute
-from emulator.graph import Graph, Node, Value
-from emulator.ops import Attention, Binary, Cast, Gather, Index, Iota, Linear, Reshape, Softmax, Transpose, Unary, Where
-from emulator.passes import PASSES, PassOptions, check, run_passes
-from emulator.passes.autocast import autocast
-from emulator.passes.canonicalise import canonicalise
-from emulator.passes.clean import (
+from nxpipe.emulator.builder import GraphBuilder
+from nxpipe.emulator.errors import ExecutionError, GraphInvalid, OptionsInvalid
+from nxpipe.emulator.fast import execute
+from nxpipe.emulator.graph import Graph, Node, Value
+from nxpipe.emulator.ops import (
+    Attention,
+    Binary,
+    Cast,
+    Gather,
+    Index,
+    Iota,
+    Linear,
+    Reshape,
+    Softmax,
+    Transpose,
+    Unary,
+    Where,
+)
+from nxpipe.emulator.passes import PASSES, PassOptions, check, run_passes
+from nxpipe.emulator.passes.autocast import autocast
+from nxpipe.emulator.passes.canonicalise import canonicalise
+from nxpipe.emulator.passes.clean import (
     LARGEST_FOLDED_CONSTANT,
     eliminate_common_subexpressions,
     eliminate_dead_code,
     fold_constants,
 )
-from emulator.types import DType, TensorType
+from nxpipe.emulator.types import DType, TensorType
 from tests.emulator.random_graphs import arguments, graphs
 
 F32, BF16, I64 = DType.FLOAT32, DType.BFLOAT16, DType.INT64
@@ -258,6 +271,6 @@ def test_a_pass_that_changes_the_interface_is_caught(monkeypatch: pytest.MonkeyP
     def rename(graph: Graph, options: PassOptions) -> Graph:
         return replace(graph, outputs={"z": graph.outputs["y"]})
 
-    monkeypatch.setattr("emulator.passes.PASSES", (rename,))
+    monkeypatch.setattr("nxpipe.emulator.passes.PASSES", (rename,))
     with pytest.raises(GraphInvalid, match="rename changed the graph's inputs or outputs"):
         run_passes(valid(), PLAIN)

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from emulator.builder import GraphBuilder
-from emulator.errors import ExecutionError, GraphInvalid
-from emulator.fast import execute
-from emulator.graph import Graph, Value
-from emulator.ops import Binary, Linear, Unary
-from emulator.passes import PassOptions, check
-from emulator.passes.roll import roll
-from emulator.repeat import unroll
-from emulator.resize import NotResizable, resize
-from emulator.types import DType, TensorType
+from nxpipe.emulator.builder import GraphBuilder
+from nxpipe.emulator.errors import ExecutionError, GraphInvalid
+from nxpipe.emulator.fast import execute
+from nxpipe.emulator.graph import Graph, Value
+from nxpipe.emulator.ops import Binary, Linear, Unary
+from nxpipe.emulator.passes import PassOptions, check
+from nxpipe.emulator.passes.roll import roll
+from nxpipe.emulator.repeat import unroll
+from nxpipe.emulator.resize import NotResizable, resize
+from nxpipe.emulator.types import DType, TensorType
 from tests.emulator.random_graphs import arguments, graphs
 
 F32 = DType.FLOAT32

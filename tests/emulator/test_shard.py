@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emulator.builder import GraphBuilder
-from emulator.capture import example_inputs
-from emulator.errors import ExecutionError, IllTyped
-from emulator.fast import execute
-from emulator.graph import Graph
-from emulator.numerics import Array
-from emulator.ops import AllGather, AllReduce, Binary, Linear, RankSlice, Unary
-from emulator.passes import PassOptions, run_passes
-from emulator.passes.shard import DegreeImpossible, Division, divide, plan
-from emulator.passes.shard.merge import merge_sums
-from emulator.ranks import LoadedRanks, execute_ranks
-from emulator.repeat import unroll
-from emulator.types import DType, TensorType
+from nxpipe.emulator.builder import GraphBuilder
+from nxpipe.emulator.capture import example_inputs
+from nxpipe.emulator.errors import ExecutionError, IllTyped
+from nxpipe.emulator.fast import execute
+from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ops import AllGather, AllReduce, Binary, Linear, RankSlice, Unary
+from nxpipe.emulator.passes import PassOptions, run_passes
+from nxpipe.emulator.passes.shard import DegreeImpossible, Division, divide, plan
+from nxpipe.emulator.passes.shard.merge import merge_sums
+from nxpipe.emulator.ranks import LoadedRanks, execute_ranks
+from nxpipe.emulator.repeat import unroll
+from nxpipe.emulator.types import DType, TensorType
 from tests.emulator.divided_models import FAMILIES, arguments, blank_states, lowered, request, together, worst_error
 from tests.emulator.models import captured, relative_error, weights
 

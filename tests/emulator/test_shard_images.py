@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emulator.builder import GraphBuilder
-from emulator.capture import CaptureRequest, example_inputs
-from emulator.fast import execute
-from emulator.graph import Graph
-from emulator.ops import AllReduce, Convolution, Unary
-from emulator.passes import PassOptions
-from emulator.passes.shard import DegreeImpossible, divide, shard
-from emulator.types import DType, TensorType
+from nxpipe.emulator.builder import GraphBuilder
+from nxpipe.emulator.capture import CaptureRequest, example_inputs
+from nxpipe.emulator.fast import execute
+from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.ops import AllReduce, Convolution, Unary
+from nxpipe.emulator.passes import PassOptions
+from nxpipe.emulator.passes.shard import DegreeImpossible, divide, shard
+from nxpipe.emulator.types import DType, TensorType
 from tests.emulator.divided_models import lowered, together, worst_error
 from tests.emulator.models import request, weights
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 import transformers
 
-from emulator.capture import CaptureRequest, capture, example_inputs, parameter_specs, reference_outputs
-from emulator.capture.export import capture_module
-from emulator.capture.model import build_model
-from emulator.capture.signature import input_types
-from emulator.errors import CaptureError, UnsupportedOperators
-from emulator.fast import execute
-from emulator.passes import PassOptions, run_passes
+from nxpipe.emulator.capture import CaptureRequest, capture, example_inputs, parameter_specs, reference_outputs
+from nxpipe.emulator.capture.export import capture_module
+from nxpipe.emulator.capture.model import build_model
+from nxpipe.emulator.capture.signature import input_types
+from nxpipe.emulator.errors import CaptureError, UnsupportedOperators
+from nxpipe.emulator.fast import execute
+from nxpipe.emulator.passes import PassOptions, run_passes
 from tests.emulator.models import relative_error, request, weights
 
 

@@ -4,8 +4,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
-from emulator.errors import ExecutableInvalid
-from emulator.nxe.container import BODY, Section, packed, unpacked
+from nxpipe.emulator.errors import ExecutableInvalid
+from nxpipe.emulator.nxe.container import BODY, Section, packed, unpacked
 
 Damage = Callable[[random.Random, bytes, Sequence[bytes]], bytes]
 

@@ -9,8 +9,8 @@ from typing import Final
 
 import pytest
 
-from emulator.emit import emit
-from emulator.executable import to_bytes
+from nxpipe.emulator.emit import emit
+from nxpipe.emulator.executable import to_bytes
 from tests.artifact_store.test_keys import PYTHONS
 from tests.conftest import ROOT
 from tests.models_isa.small import compiled, wanted
@@ -23,11 +23,11 @@ MODELS: Final = {
 PROGRAM: Final = """
 import hashlib, sys
 sys.path.insert(0, sys.argv[1])
-from emulator.compile import divided
-from emulator.emit import emit
-from emulator.executable import to_bytes
-from emulator.graph import Graph
-from emulator.passes import PassOptions
+from nxpipe.emulator.compile import divided
+from nxpipe.emulator.emit import emit
+from nxpipe.emulator.executable import to_bytes
+from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.passes import PassOptions
 graph = Graph.from_bytes(sys.stdin.buffer.read())
 program = divided(graph, PassOptions(tensor_parallel=int(sys.argv[2])))
 print(hashlib.sha256(to_bytes(emit(program, sys.argv[3]))).hexdigest())

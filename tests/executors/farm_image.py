@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from types import ModuleType
 
-from artifact_store.parts import keep_part, part_of
-from artifact_store.url import open_store
-from pipeline.building.events import Ended, Event, Fault, Said
-from pipeline.building.item import Item
-from pipeline.exit_codes import COMPILE
+from nxpipe.artifact_store.parts import keep_part, part_of
+from nxpipe.artifact_store.url import open_store
+from nxpipe.pipeline.building.events import Ended, Event, Fault, Said
+from nxpipe.pipeline.building.item import Item
+from nxpipe.pipeline.exit_codes import COMPILE
 
 
 def carry_out(item: Item, tell: Callable[[Event], None]) -> Ended:
@@ -34,10 +34,10 @@ def carry_out(item: Item, tell: Callable[[Event], None]) -> Ended:
 
 
 def main() -> None:
-    stand_in = ModuleType("pipeline.building.carry_out")
+    stand_in = ModuleType("nxpipe.pipeline.building.carry_out")
     vars(stand_in)["carry_out"] = carry_out
     sys.modules[stand_in.__name__] = stand_in
-    from pipeline.cli import main as nxpipe
+    from nxpipe.pipeline.cli import main as nxpipe
 
     nxpipe()
 

@@ -9,16 +9,16 @@ from typing import Any, Final
 import boto3
 from moto.batch.models import Job, batch_backends
 
-from artifact_store import Store
-from artifact_store.digest import sha256_hex
-from artifact_store.layout import PARTS
-from pipeline.building.asked import Asked
-from pipeline.building.events import Ended, Event
-from pipeline.building.item import Item
-from pipeline.executors.batch import BatchExecutor
-from pipeline.order import Order
-from pipeline.request import Shape
-from pipeline.verification.verify import Thresholds
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.layout import PARTS
+from nxpipe.pipeline.building.asked import Asked
+from nxpipe.pipeline.building.events import Ended, Event
+from nxpipe.pipeline.building.item import Item
+from nxpipe.pipeline.executors.batch import BatchExecutor
+from nxpipe.pipeline.order import Order
+from nxpipe.pipeline.request import Shape
+from nxpipe.pipeline.verification.verify import Thresholds
 from tests.cloud.mends.batch_jobs import IMAGES
 from tests.conftest import ROOT
 

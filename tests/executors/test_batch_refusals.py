@@ -12,19 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from moto import mock_aws
 
-from artifact_store.store import Store
-from artifact_store.url import open_store
-from pipeline.building.asked import Asked
-from pipeline.cli import cli
-from pipeline.command_line.output import Console
-from pipeline.commands.worker import worker
-from pipeline.errors import AwsError, BuildRefused
-from pipeline.executors.batch import BatchExecutor
-from pipeline.executors.batch_farm import PROJECT_TAG, BuildFarm, Room, find_farm
-from pipeline.executors.batch_faults import fault_of
-from pipeline.executors.batch_items import item_at, put_items
-from pipeline.executors.protocol import Limits
-from stacks import names
+from nxpipe.artifact_store.store import Store
+from nxpipe.artifact_store.url import open_store
+from nxpipe.pipeline.building.asked import Asked
+from nxpipe.pipeline.cli import cli
+from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.commands.worker import worker
+from nxpipe.pipeline.errors import AwsError, BuildRefused
+from nxpipe.pipeline.executors.batch import BatchExecutor
+from nxpipe.pipeline.executors.batch_farm import PROJECT_TAG, BuildFarm, Room, find_farm
+from nxpipe.pipeline.executors.batch_faults import fault_of
+from nxpipe.pipeline.executors.batch_items import item_at, put_items
+from nxpipe.pipeline.executors.protocol import Limits
+from nxpipe.stacks import names
 from tests.cloud.install import install
 from tests.executors.farm_world import MIB, REGION, STORE, asked, define_job, deploy_farm, item, jobs
 

@@ -6,9 +6,9 @@ from typing import Any, Final
 from botocore.config import Config
 from botocore.session import Session
 
-from artifact_store import Store
-from artifact_store.backends.s3 import Bucket
-from artifact_store.backends.s3_client import S3Options
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.backends.s3 import Bucket
+from nxpipe.artifact_store.backends.s3_client import S3Options
 
 PREFIX: Final = "team/nxpipe/"
 # One request after the other: the n-th is then the same one every time.

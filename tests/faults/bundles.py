@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from artifact_store import Store
-from artifact_store.backends.protocol import Payload
-from artifact_store.bundle.export import export_artifact
-from artifact_store.bundle.load import Bundled
-from artifact_store.bundle.oci import INDEX_FILE, LAYOUT_FILE, Image, blob_name, index_bytes
-from artifact_store.canonical import canonical_json
-from artifact_store.documents import Blob
-from artifact_store.layout import signature_folder
-from artifact_store.record import Published
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.backends.protocol import Payload
+from nxpipe.artifact_store.bundle.export import export_artifact
+from nxpipe.artifact_store.bundle.load import Bundled
+from nxpipe.artifact_store.bundle.oci import INDEX_FILE, LAYOUT_FILE, Image, blob_name, index_bytes
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.layout import signature_folder
+from nxpipe.artifact_store.record import Published
 
 KEY = "ab" * 32
 Read = Callable[[bytes], object]

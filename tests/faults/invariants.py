@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from artifact_store.channel.generation import Generation, Head
-from artifact_store.digest import sha256_hex
-from artifact_store.documents import Blob
-from artifact_store.errors import InvalidDocument
-from artifact_store.evidence import Evidence, is_covered
-from artifact_store.layout import (
+from nxpipe.artifact_store.channel.generation import Generation, Head
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import InvalidDocument
+from nxpipe.artifact_store.evidence import Evidence, is_covered
+from nxpipe.artifact_store.layout import (
     ACTIONS,
     BLOBS,
     CHANNELS,
@@ -34,11 +34,11 @@ from artifact_store.layout import (
     number_of,
     retired_path,
 )
-from artifact_store.manifest import Manifest
-from artifact_store.pack import unpacked
-from artifact_store.parts import Part
-from artifact_store.pins import Pin
-from artifact_store.record import ActionRecord
+from nxpipe.artifact_store.manifest import Manifest
+from nxpipe.artifact_store.pack import unpacked
+from nxpipe.artifact_store.parts import Part
+from nxpipe.artifact_store.pins import Pin
+from nxpipe.artifact_store.record import ActionRecord
 
 Objects = Mapping[str, bytes]
 

@@ -5,10 +5,10 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-from artifact_store import Store
-from artifact_store.canonical import canonical_json
-from artifact_store.errors import StoreUnavailable
-from artifact_store.manifest import Manifest
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.errors import StoreUnavailable
+from nxpipe.artifact_store.manifest import Manifest
 from tests.artifact_store.samples import manifest
 
 # fork: so many interpreters would take longer to start than the test takes to run.

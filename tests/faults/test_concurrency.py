@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from artifact_store import Store
-from artifact_store.backends import s3_faults
-from artifact_store.channel.change import Requirements, promote
-from artifact_store.errors import Conflict
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.backends import s3_faults
+from nxpipe.artifact_store.channel.change import Requirements, promote
+from nxpipe.artifact_store.errors import Conflict
 from tests.artifact_store.samples import folder, publish_verified
 from tests.faults import buckets
 from tests.faults.conftest import S3

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import pytest
 
-from artifact_store import Store
-from artifact_store.backends import s3_faults
-from artifact_store.errors import StoreError
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.backends import s3_faults
+from nxpipe.artifact_store.errors import StoreError
 from tests.faults import buckets
 from tests.faults.conftest import S3
 from tests.faults.crashes import assert_nothing_half_done, assert_the_first_answer_stood

@@ -13,26 +13,26 @@ from typing import Final
 
 import pytest
 
-from artifact_store import Published, Store
-from artifact_store.backends.local import LocalFolder
-from artifact_store.channel.change import Requirements, promote
-from artifact_store.channel.log import ChannelLog
-from artifact_store.documents import Blob
-from artifact_store.errors import Corrupt
-from artifact_store.failures import failure_of, remember_failure
-from artifact_store.index import segments
-from artifact_store.layout import BLOBS, LISTINGS
-from artifact_store.leases import Leases, new_holder
-from artifact_store.manifest import Manifest
-from artifact_store.parts import keep_part, part_of
-from artifact_store.pins import Pins
-from artifact_store.transfer.reading import BlobsFromAfar
-from artifact_store.transfer.source import Sources
-from artifact_store.transfer.tier import Tier
-from artifact_store.trust.key_files import KeyFile, make_key_file
-from artifact_store.trust.keys import PublicKey
-from artifact_store.trust.signatures import Signatures
-from artifact_store.weights import Elements, put_weights, read_weights
+from nxpipe.artifact_store import Published, Store
+from nxpipe.artifact_store.backends.local import LocalFolder
+from nxpipe.artifact_store.channel.change import Requirements, promote
+from nxpipe.artifact_store.channel.log import ChannelLog
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import Corrupt
+from nxpipe.artifact_store.failures import failure_of, remember_failure
+from nxpipe.artifact_store.index import segments
+from nxpipe.artifact_store.layout import BLOBS, LISTINGS
+from nxpipe.artifact_store.leases import Leases, new_holder
+from nxpipe.artifact_store.manifest import Manifest
+from nxpipe.artifact_store.parts import keep_part, part_of
+from nxpipe.artifact_store.pins import Pins
+from nxpipe.artifact_store.transfer.reading import BlobsFromAfar
+from nxpipe.artifact_store.transfer.source import Sources
+from nxpipe.artifact_store.transfer.tier import Tier
+from nxpipe.artifact_store.trust.key_files import KeyFile, make_key_file
+from nxpipe.artifact_store.trust.keys import PublicKey
+from nxpipe.artifact_store.trust.signatures import Signatures
+from nxpipe.artifact_store.weights import Elements, put_weights, read_weights
 from tests.artifact_store.samples import Folder, folder, publish_verified
 from tests.faults.damage import DAMAGES
 from tests.faults.operations import AUTHOR, artifact

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifact_store.canonical import canonical_json
-from artifact_store.errors import InvalidDocument
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.errors import InvalidDocument
 from tests.faults.parsers import Parser, parsers
 
 PARSERS: Final = parsers()

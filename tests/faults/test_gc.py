@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from artifact_store import Published, Store
-from artifact_store.backends.s3 import Bucket
-from artifact_store.backends.s3_client import S3Options
-from artifact_store.errors import StoreError
-from artifact_store.layout import ACTIONS
-from artifact_store.upkeep.doctor import examine, insist_on_safety
-from artifact_store.upkeep.fsck import fsck
-from artifact_store.upkeep.gc import carry_out, plan
-from artifact_store.upkeep.rules import Rules
+from nxpipe.artifact_store import Published, Store
+from nxpipe.artifact_store.backends.s3 import Bucket
+from nxpipe.artifact_store.backends.s3_client import S3Options
+from nxpipe.artifact_store.errors import StoreError
+from nxpipe.artifact_store.layout import ACTIONS
+from nxpipe.artifact_store.upkeep.doctor import examine, insist_on_safety
+from nxpipe.artifact_store.upkeep.fsck import fsck
+from nxpipe.artifact_store.upkeep.gc import carry_out, plan
+from nxpipe.artifact_store.upkeep.rules import Rules
 from tests.artifact_store.samples import put
 from tests.faults.conftest import client_of
 from tests.faults.plan import CutAfter, CutBefore, Fault, Plan, where

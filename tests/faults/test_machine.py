@@ -14,16 +14,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from artifact_store import Store
-from artifact_store.backends import s3_faults
-from artifact_store.backends.protocol import Backend
-from artifact_store.channel.change import Requirements, promote, rollback
-from artifact_store.channel.log import Appended
-from artifact_store.errors import Conflict, NotFound, Refused, StoreUnavailable
-from artifact_store.record import Published
-from artifact_store.upkeep.gc import carry_out, plan
-from artifact_store.upkeep.rules import Rules
-from artifact_store.weights import read_weights
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.backends import s3_faults
+from nxpipe.artifact_store.backends.protocol import Backend
+from nxpipe.artifact_store.channel.change import Requirements, promote, rollback
+from nxpipe.artifact_store.channel.log import Appended
+from nxpipe.artifact_store.errors import Conflict, NotFound, Refused, StoreUnavailable
+from nxpipe.artifact_store.record import Published
+from nxpipe.artifact_store.upkeep.gc import carry_out, plan
+from nxpipe.artifact_store.upkeep.rules import Rules
+from nxpipe.artifact_store.weights import read_weights
 from tests.artifact_store.samples import folder, publish_verified
 from tests.faults import buckets
 from tests.faults.invariants import Visible, breaches, visible

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
-from artifact_store.backends.local import LocalFolder
-from artifact_store.backends.protocol import Backend, Payload, Sent, nobody
+from nxpipe.artifact_store.backends.local import LocalFolder
+from nxpipe.artifact_store.backends.protocol import Backend, Payload, Sent, nobody
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -13,11 +13,11 @@ from typing import Any, TypeAlias
 import boto3
 import pytest
 
-from artifact_store.channel.log import ChannelLog
-from artifact_store.layout import signature_folder
-from artifact_store.store import Store
-from artifact_store.url import open_store
-from pipeline.templates import repository
+from nxpipe.artifact_store.channel.log import ChannelLog
+from nxpipe.artifact_store.layout import signature_folder
+from nxpipe.artifact_store.store import Store
+from nxpipe.artifact_store.url import open_store
+from nxpipe.pipeline.templates import repository
 from tests.cloud.server import local_aws
 from tests.github.documents import read
 from tests.github.runner import Machine, Outcome, Run, Step, carry_out, carry_out_job

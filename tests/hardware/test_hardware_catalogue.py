@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulator.hardware import CORES, DMA_TRANSFER, INSTANCES, CoreSpec, Instance, UnknownInstance, instance
+from nxpipe.emulator.hardware import CORES, DMA_TRANSFER, INSTANCES, CoreSpec, Instance, UnknownInstance, instance
 
 ROOT = Path(__file__).parents[2]
 
@@ -177,7 +177,7 @@ def test_any_other_name_is_a_lookup_error_with_one_sentence(name: str) -> None:
 
 def test_importing_the_catalogue_loads_nothing_but_the_standard_library() -> None:
     script = (
-        "import sys; import emulator.hardware; "
+        "import sys; import nxpipe.emulator.hardware; "
         "print(*sorted({name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)))"
     )
     done = subprocess.run([sys.executable, "-S", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)

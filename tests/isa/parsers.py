@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from emulator.isa.parse import program
+from nxpipe.emulator.isa.parse import program
 from tests.faults.parsers import Parser
 from tests.isa.page import EXAMPLE
 

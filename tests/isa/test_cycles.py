@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulator.hardware import CORES
-from emulator.isa.affine import Affine, index
-from emulator.isa.cycles import cost
-from emulator.isa.instructions import INSTRUCTIONS, DmaCopy, Engine, Instruction, Matmul, Transpose
-from emulator.isa.kinds import ENGINES
-from emulator.isa.operands import Axis, Memory, Tile
-from emulator.isa.parse import program
-from emulator.isa.program import Loop, Step, executed
-from emulator.isa.totals import totals
-from emulator.isa.transfer import moved, transfer_ns
-from emulator.types import DType
+from nxpipe.emulator.hardware import CORES
+from nxpipe.emulator.isa.affine import Affine, index
+from nxpipe.emulator.isa.cycles import cost
+from nxpipe.emulator.isa.instructions import INSTRUCTIONS, DmaCopy, Engine, Instruction, Matmul, Transpose
+from nxpipe.emulator.isa.kinds import ENGINES
+from nxpipe.emulator.isa.operands import Axis, Memory, Tile
+from nxpipe.emulator.isa.parse import program
+from nxpipe.emulator.isa.program import Loop, Step, executed
+from nxpipe.emulator.isa.totals import totals
+from nxpipe.emulator.isa.transfer import moved, transfer_ns
+from nxpipe.emulator.types import DType
 from tests.isa.page import EXAMPLE
 from tests.isa.samples import around, changed, far, inside, plain, sums, tile
 

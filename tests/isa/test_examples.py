@@ -6,12 +6,12 @@ from math import erf
 import numpy as np
 import pytest
 
-from emulator.core import Machine
-from emulator.isa.parse import program
-from emulator.isa.program import Role
-from emulator.isa.totals import totals
-from emulator.numerics import Array
-from emulator.types import DType
+from nxpipe.emulator.core import Machine
+from nxpipe.emulator.isa.parse import program
+from nxpipe.emulator.isa.program import Role
+from nxpipe.emulator.isa.totals import totals
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.types import DType
 from tests.isa.page import EXAMPLES
 
 BFLOAT = DType.BFLOAT16.stored

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulator.hardware import CORES
-from emulator.isa.affine import Affine, index, turning
-from emulator.isa.faults import ProgramInvalid, Rule
-from emulator.isa.instructions import (
+from nxpipe.emulator.hardware import CORES
+from nxpipe.emulator.isa.affine import Affine, index, turning
+from nxpipe.emulator.isa.faults import ProgramInvalid, Rule
+from nxpipe.emulator.isa.instructions import (
     DMA_QUEUES,
     INSTRUCTIONS,
     Activation,
@@ -31,12 +31,12 @@ from emulator.isa.instructions import (
     Transpose,
     Wait,
 )
-from emulator.isa.kinds import BITS, ENGINES
-from emulator.isa.limits import check, faults
-from emulator.isa.operands import Axis, Far, Memory, Place, Tile, contiguous
-from emulator.isa.places import starts
-from emulator.isa.program import Buffer, Loop, Program, Role, Step, executed
-from emulator.types import DType
+from nxpipe.emulator.isa.kinds import BITS, ENGINES
+from nxpipe.emulator.isa.limits import check, faults
+from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile, contiguous
+from nxpipe.emulator.isa.places import starts
+from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step, executed
+from nxpipe.emulator.types import DType
 from tests.isa.samples import around, changed, far, inside, plain, programs, sums, tile
 
 V2, V3, V4 = "v2", "v3", "v4"

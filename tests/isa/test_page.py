@@ -4,17 +4,17 @@ from math import ceil, floor
 
 import pytest
 
-from emulator.hardware import CORES
-from emulator.isa.cycles import cost
-from emulator.isa.faults import Rule
-from emulator.isa.instructions import DMA_QUEUES, INSTRUCTIONS, Engine, Function, Instruction, Matmul
-from emulator.isa.kinds import ENGINES
-from emulator.isa.limits import faults
-from emulator.isa.operands import Tile
-from emulator.isa.parse import program
-from emulator.isa.program import Program
-from emulator.isa.text import text
-from emulator.types import DType
+from nxpipe.emulator.hardware import CORES
+from nxpipe.emulator.isa.cycles import cost
+from nxpipe.emulator.isa.faults import Rule
+from nxpipe.emulator.isa.instructions import DMA_QUEUES, INSTRUCTIONS, Engine, Function, Instruction, Matmul
+from nxpipe.emulator.isa.kinds import ENGINES
+from nxpipe.emulator.isa.limits import faults
+from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.isa.parse import program
+from nxpipe.emulator.isa.program import Program
+from nxpipe.emulator.isa.text import text
+from nxpipe.emulator.types import DType
 from tests.isa.page import EXAMPLES, PAGE, sections, table
 from tests.isa.samples import plain
 

@@ -10,17 +10,17 @@ from random import Random
 
 import numpy as np
 
-from emulator.compile import divided
-from emulator.emit import emit
-from emulator.fast import execute
-from emulator.graph import Value
-from emulator.numerics import Array
-from emulator.ops import Cast, Linear, Operator, Transpose, Unary, Where
-from emulator.passes import PassOptions
-from emulator.passes.shard import divide
-from emulator.ranks import LoadedProgram, LoadedRanks, degree_of
-from emulator.runtime import Isa
-from emulator.types import DType
+from nxpipe.emulator.compile import divided
+from nxpipe.emulator.emit import emit
+from nxpipe.emulator.fast import execute
+from nxpipe.emulator.graph import Value
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ops import Cast, Linear, Operator, Transpose, Unary, Where
+from nxpipe.emulator.passes import PassOptions
+from nxpipe.emulator.passes.shard import divide
+from nxpipe.emulator.ranks import LoadedProgram, LoadedRanks, degree_of
+from nxpipe.emulator.runtime import Isa
+from nxpipe.emulator.types import DType
 from tests.lower.harness import ORDERS, Case, require_close, require_equal
 from tests.lower.sweep import GENERATIONS, Draw, Row, drawn
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from emulator.lower import LOWERINGS
-from emulator.ops import OPERATORS, Operator
+from nxpipe.emulator.lower import LOWERINGS
+from nxpipe.emulator.ops import OPERATORS, Operator
 from tests.conftest import ROOT
 from tests.lower import (
     test_attention,

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from emulator.fast import execute
-from emulator.lower import lower
-from emulator.ops import Attention, Linear
-from emulator.types import DType
+from nxpipe.emulator.fast import execute
+from nxpipe.emulator.lower import lower
+from nxpipe.emulator.ops import Attention, Linear
+from nxpipe.emulator.types import DType
 from tests.lower.harness import CORES, Given, floats, of, require_equal, run
 
 F32, BF16 = DType.FLOAT32, DType.BFLOAT16

@@ -5,19 +5,19 @@ from math import prod
 import numpy as np
 import pytest
 
-from emulator.builder import GraphBuilder
-from emulator.graph import Graph, Value
-from emulator.isa.affine import Affine, index, turning
-from emulator.isa.limits import faults
-from emulator.isa.operands import Axis, Far, Memory
-from emulator.isa.program import Program, Role
-from emulator.isa.totals import HBM, totals
-from emulator.lower import lower
-from emulator.lower.matrix import Matrix
-from emulator.ops import Attention, Binary, Linear, Reshape, RmsNorm, Transpose, Unary
-from emulator.passes import PassOptions, run_passes
-from emulator.passes.roll import roll
-from emulator.types import DType, TensorType
+from nxpipe.emulator.builder import GraphBuilder
+from nxpipe.emulator.graph import Graph, Value
+from nxpipe.emulator.isa.affine import Affine, index, turning
+from nxpipe.emulator.isa.limits import faults
+from nxpipe.emulator.isa.operands import Axis, Far, Memory
+from nxpipe.emulator.isa.program import Program, Role
+from nxpipe.emulator.isa.totals import HBM, totals
+from nxpipe.emulator.lower import lower
+from nxpipe.emulator.lower.matrix import Matrix
+from nxpipe.emulator.ops import Attention, Binary, Linear, Reshape, RmsNorm, Transpose, Unary
+from nxpipe.emulator.passes import PassOptions, run_passes
+from nxpipe.emulator.passes.roll import roll
+from nxpipe.emulator.types import DType, TensorType
 from tests.lower.harness import Case, case, floats, require_equal, wholes
 
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32

@@ -5,24 +5,24 @@ from collections.abc import Callable
 
 import pytest
 
-from emulator.builder import GraphBuilder
-from emulator.compile import divided
-from emulator.emit import emit
-from emulator.fast import execute
-from emulator.graph import Graph, Value
-from emulator.isa.instructions import AllGather as Exchange
-from emulator.isa.instructions import Instruction
-from emulator.isa.limits import faults
-from emulator.isa.operands import Far
-from emulator.isa.program import Program, Role, instructions
-from emulator.lower import lower
-from emulator.numerics import round_to
-from emulator.ops import AllGather, AllReduce, Binary, Cast, Linear, Operator, ReduceScatter, RmsNorm, Unary
-from emulator.ops import Softmax as AcrossRows
-from emulator.passes import PassOptions
-from emulator.ranks import LoadedProgram, LoadedRanks
-from emulator.runtime import Isa
-from emulator.types import DType, TensorType
+from nxpipe.emulator.builder import GraphBuilder
+from nxpipe.emulator.compile import divided
+from nxpipe.emulator.emit import emit
+from nxpipe.emulator.fast import execute
+from nxpipe.emulator.graph import Graph, Value
+from nxpipe.emulator.isa.instructions import AllGather as Exchange
+from nxpipe.emulator.isa.instructions import Instruction
+from nxpipe.emulator.isa.limits import faults
+from nxpipe.emulator.isa.operands import Far
+from nxpipe.emulator.isa.program import Program, Role, instructions
+from nxpipe.emulator.lower import lower
+from nxpipe.emulator.numerics import round_to
+from nxpipe.emulator.ops import AllGather, AllReduce, Binary, Cast, Linear, Operator, ReduceScatter, RmsNorm, Unary
+from nxpipe.emulator.ops import Softmax as AcrossRows
+from nxpipe.emulator.passes import PassOptions
+from nxpipe.emulator.ranks import LoadedProgram, LoadedRanks
+from nxpipe.emulator.runtime import Isa
+from nxpipe.emulator.types import DType, TensorType
 from tests.lower.harness import Case, Given, case, floats, require_close
 
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32

@@ -5,17 +5,17 @@ from collections.abc import Mapping
 
 import pytest
 
-from emulator.builder import GraphBuilder
-from emulator.graph import Value
-from emulator.isa.instructions import Instruction
-from emulator.isa.limits import check
-from emulator.isa.operands import Far
-from emulator.isa.program import Loop, Program, Role, Step
-from emulator.isa.totals import HBM, totals
-from emulator.isa.transfer import moved
-from emulator.lower import lower
-from emulator.ops import Binary, Cast, LayerNorm, Linear, MatMul, Reshape, RmsNorm, Transpose, Unary
-from emulator.types import DType, TensorType
+from nxpipe.emulator.builder import GraphBuilder
+from nxpipe.emulator.graph import Value
+from nxpipe.emulator.isa.instructions import Instruction
+from nxpipe.emulator.isa.limits import check
+from nxpipe.emulator.isa.operands import Far
+from nxpipe.emulator.isa.program import Loop, Program, Role, Step
+from nxpipe.emulator.isa.totals import HBM, totals
+from nxpipe.emulator.isa.transfer import moved
+from nxpipe.emulator.lower import lower
+from nxpipe.emulator.ops import Binary, Cast, LayerNorm, Linear, MatMul, Reshape, RmsNorm, Transpose, Unary
+from nxpipe.emulator.types import DType, TensorType
 from tests.lower.harness import Given, case, floats, require_equal, wholes
 
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from emulator.builder import GraphBuilder
-from emulator.graph import Value
-from emulator.isa.instructions import AllReduce as Exchange
-from emulator.isa.operands import Far, Tile
-from emulator.isa.program import Program, Role, instructions
-from emulator.isa.totals import HBM, totals
-from emulator.lower import lower
-from emulator.ops import (
+from nxpipe.emulator.builder import GraphBuilder
+from nxpipe.emulator.graph import Value
+from nxpipe.emulator.isa.instructions import AllReduce as Exchange
+from nxpipe.emulator.isa.operands import Far, Tile
+from nxpipe.emulator.isa.program import Program, Role, instructions
+from nxpipe.emulator.isa.totals import HBM, totals
+from nxpipe.emulator.lower import lower
+from nxpipe.emulator.ops import (
     AllReduce,
     Binary,
     Broadcast,
@@ -28,7 +28,7 @@ from emulator.ops import (
     Transpose,
     Unary,
 )
-from emulator.types import DType
+from nxpipe.emulator.types import DType
 from tests.lower.harness import Case, case, floats, require_equal, wholes
 
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from emulator.capture import CaptureRequest, example_inputs, parameter_specs, reference_outputs
-from emulator.compile import compile_program
-from emulator.passes import PassOptions
-from pipeline.models.known import find
-from pipeline.models.weights import RandomWeights, Tensors
+from nxpipe.emulator.capture import CaptureRequest, example_inputs, parameter_specs, reference_outputs
+from nxpipe.emulator.compile import compile_program
+from nxpipe.emulator.passes import PassOptions
+from nxpipe.pipeline.models.known import find
+from nxpipe.pipeline.models.weights import RandomWeights, Tensors
 from tests.models_isa.small import by_graph, on_cores, worst
 
 

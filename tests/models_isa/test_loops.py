@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from emulator.builder import GraphBuilder
-from emulator.core import Machine
-from emulator.fast import execute
-from emulator.isa.program import Loop
-from emulator.lower import lower
-from emulator.ops import Binary, Cast
-from emulator.passes import PassOptions
-from emulator.passes.roll import roll
-from emulator.types import DType, TensorType
+from nxpipe.emulator.builder import GraphBuilder
+from nxpipe.emulator.core import Machine
+from nxpipe.emulator.fast import execute
+from nxpipe.emulator.isa.program import Loop
+from nxpipe.emulator.lower import lower
+from nxpipe.emulator.ops import Binary, Cast
+from nxpipe.emulator.passes import PassOptions
+from nxpipe.emulator.passes.roll import roll
+from nxpipe.emulator.types import DType, TensorType
 from tests.models_isa.small import compiled, wanted
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emulator.capture import CaptureRequest
+from nxpipe.emulator.capture import CaptureRequest
 from tests.emulator.models import weights
 from tests.models_isa.small import by_graph, compiled, inputs_of, on_cores, require_agreement, wanted, worst
 

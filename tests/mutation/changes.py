@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from emulator.isa.instructions import Engine, Instruction
-from emulator.isa.operands import Far, Place, Tile
-from emulator.isa.program import Loop, Program, Step
-from emulator.sync import synchronised
+from nxpipe.emulator.isa.instructions import Engine, Instruction
+from nxpipe.emulator.isa.operands import Far, Place, Tile
+from nxpipe.emulator.isa.program import Loop, Program, Step
+from nxpipe.emulator.sync import synchronised
 from tests.mutation import alter
 from tests.mutation.alter import Changed, having
 from tests.mutation.samples import Sample, samples

@@ -7,10 +7,10 @@ from functools import cache
 
 import numpy as np
 
-from emulator.core import Race
-from emulator.errors import ExecutionError, IndexOutOfRange
-from emulator.isa.limits import faults
-from emulator.isa.program import Program
+from nxpipe.emulator.core import Race
+from nxpipe.emulator.errors import ExecutionError, IndexOutOfRange
+from nxpipe.emulator.isa.limits import faults
+from nxpipe.emulator.isa.program import Program
 from tests.mutation.changes import Mutant
 from tests.mutation.proofs import Walk, proof
 from tests.mutation.samples import DRAWS, Sample, Tensors, samples

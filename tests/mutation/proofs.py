@@ -16,8 +16,8 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from emulator.isa.affine import Affine
-from emulator.isa.instructions import (
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.instructions import (
     Activation,
     AllReduce,
     DmaCopy,
@@ -29,10 +29,10 @@ from emulator.isa.instructions import (
     TensorTensor,
     Transpose,
 )
-from emulator.isa.operands import Far, Memory, Place, Tile
-from emulator.isa.program import Program, Role, executed
-from emulator.lower.kernel import PARTITIONS
-from emulator.types import DType
+from nxpipe.emulator.isa.operands import Far, Memory, Place, Tile
+from nxpipe.emulator.isa.program import Program, Role, executed
+from nxpipe.emulator.lower.kernel import PARTITIONS
+from nxpipe.emulator.types import DType
 
 Names = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.int64]  # numbers of bytes

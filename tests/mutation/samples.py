@@ -10,17 +10,28 @@ from functools import cache
 
 import numpy as np
 
-from emulator.builder import GraphBuilder
-from emulator.core import Machine
-from emulator.graph import Graph, Value
-from emulator.isa.program import Program, Role
-from emulator.lower import lower
-from emulator.numerics import Array
-from emulator.ops import AllReduce, Attention, Binary, Gather, LayerNorm, Linear, RankSlice, Reduce, Softmax, Unary
-from emulator.passes import PassOptions
-from emulator.passes.roll import roll
-from emulator.ranks import LoadedRanks
-from emulator.types import DType, TensorType
+from nxpipe.emulator.builder import GraphBuilder
+from nxpipe.emulator.core import Machine
+from nxpipe.emulator.graph import Graph, Value
+from nxpipe.emulator.isa.program import Program, Role
+from nxpipe.emulator.lower import lower
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ops import (
+    AllReduce,
+    Attention,
+    Binary,
+    Gather,
+    LayerNorm,
+    Linear,
+    RankSlice,
+    Reduce,
+    Softmax,
+    Unary,
+)
+from nxpipe.emulator.passes import PassOptions
+from nxpipe.emulator.passes.roll import roll
+from nxpipe.emulator.ranks import LoadedRanks
+from nxpipe.emulator.types import DType, TensorType
 
 F32, BF16 = DType.FLOAT32, DType.BFLOAT16
 DRAWS = {1: 2.0, 2: 200.0, 3: 200.0, 4: 200.0}  # seeds, and how far inputs reach

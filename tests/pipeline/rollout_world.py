@@ -16,9 +16,9 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from artifact_store import Published, open_store
-from pipeline.canary.handler import handle
-from pipeline.rollout.asked import Asked
+from nxpipe.artifact_store import Published, open_store
+from nxpipe.pipeline.canary.handler import handle
+from nxpipe.pipeline.rollout.asked import Asked
 from tests.agent.project import CONFIG
 from tests.artifact_store.samples import MODEL, publish_verified, put
 from tests.cloud.install import install

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from artifact_store import Published, Store, open_store
-from pipeline.building.matrix import of_file
-from pipeline.config import load_config
-from pipeline.exit_codes import NOT_FOUND, OK, REFUSED, REGRESSION, USAGE
-from pipeline.request import BuildRequest
+from nxpipe.artifact_store import Published, Store, open_store
+from nxpipe.pipeline.building.matrix import of_file
+from nxpipe.pipeline.config import load_config
+from nxpipe.pipeline.exit_codes import NOT_FOUND, OK, REFUSED, REGRESSION, USAGE
+from nxpipe.pipeline.request import BuildRequest
 from tests.pipeline.conftest import BERT, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.pipeline.predicted import name_of, publish

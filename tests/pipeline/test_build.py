@@ -9,13 +9,13 @@ import pytest
 from click.testing import CliRunner
 from safetensors.numpy import load, load_file, save_file
 
-from artifact_store import Published, Store, open_store
-from artifact_store.weights import read_weights
-from emulator.fast import execute
-from emulator.graph import Graph
-from pipeline.cli import cli
-from pipeline.command_line.output import Console
-from pipeline.models.weights import numpy_dtype
+from nxpipe.artifact_store import Published, Store, open_store
+from nxpipe.artifact_store.weights import read_weights
+from nxpipe.emulator.fast import execute
+from nxpipe.emulator.graph import Graph
+from nxpipe.pipeline.cli import cli
+from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.models.weights import numpy_dtype
 from tests.pipeline.command import Answer
 from tests.pipeline.command import nxpipe as installed
 from tests.pipeline.conftest import BERT, LLAMA, write_model

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from artifact_store import Store, open_store
-from artifact_store.leases import Leases
-from emulator.errors import CaptureError
-from emulator.hardware import instance
-from pipeline.errors import BuildRefused, VerificationFailed
-from pipeline.models.source import resolve
-from pipeline.models.weights import RandomWeights
-from pipeline.request import BuildRequest, Shape
-from pipeline.verification.verify import Thresholds
+from nxpipe.artifact_store import Store, open_store
+from nxpipe.artifact_store.leases import Leases
+from nxpipe.emulator.errors import CaptureError
+from nxpipe.emulator.hardware import instance
+from nxpipe.pipeline.errors import BuildRefused, VerificationFailed
+from nxpipe.pipeline.models.source import resolve
+from nxpipe.pipeline.models.weights import RandomWeights
+from nxpipe.pipeline.request import BuildRequest, Shape
+from nxpipe.pipeline.verification.verify import Thresholds
 from tests.pipeline.walk import build
 
 ALLOWED = Thresholds(0.9, 0.1)

@@ -5,21 +5,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from artifact_store import open_store
-from emulator.capture import CaptureRequest, parameter_specs, reference_outputs
-from emulator.compile import Program, compile_program
-from emulator.executable import from_bytes
-from emulator.graph import Graph
-from emulator.hardware import instance
-from emulator.isa.program import Role
-from emulator.ops import RankSlice
-from emulator.passes import PassOptions
-from emulator.passes.shard import Piece
-from emulator.ranks import LoadedRanks
-from emulator.repeat import unroll
-from pipeline.models.source import resolve
-from pipeline.models.weights import RandomWeights, Tensors
-from pipeline.request import BuildRequest, Shape, shapes_of
+from nxpipe.artifact_store import open_store
+from nxpipe.emulator.capture import CaptureRequest, parameter_specs, reference_outputs
+from nxpipe.emulator.compile import Program, compile_program
+from nxpipe.emulator.executable import from_bytes
+from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.hardware import instance
+from nxpipe.emulator.isa.program import Role
+from nxpipe.emulator.ops import RankSlice
+from nxpipe.emulator.passes import PassOptions
+from nxpipe.emulator.passes.shard import Piece
+from nxpipe.emulator.ranks import LoadedRanks
+from nxpipe.emulator.repeat import unroll
+from nxpipe.pipeline.models.source import resolve
+from nxpipe.pipeline.models.weights import RandomWeights, Tensors
+from nxpipe.pipeline.request import BuildRequest, Shape, shapes_of
 from tests.pipeline.conftest import LLAMA, write_model
 from tests.pipeline.test_build import build, built
 

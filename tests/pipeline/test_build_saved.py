@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from artifact_store import open_store
+from nxpipe.artifact_store import open_store
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.pipeline.saved_programs import write_onnx, write_pt2
 

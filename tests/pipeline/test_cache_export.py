@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from artifact_store import Store
-from artifact_store.backends.local import LocalFolder
-from artifact_store.backends.protocol import Backend, nobody
-from artifact_store.canonical import canonical_json
-from artifact_store.channel.generation import Served
-from artifact_store.channel.log import ChannelLog
-from artifact_store.digest import sha256_hex
-from artifact_store.manifest import Executable, File, Manifest, ModelRef
-from pipeline.backends.neuronx.cached import cache_entries
-from pipeline.errors import ProgramInvalid
-from pipeline.neuron_cache.entry import State, kept_by
-from pipeline.neuron_cache.export import Exported, What, clear_abandoned, export
-from pipeline.neuron_cache.found import entries_in
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.backends.local import LocalFolder
+from nxpipe.artifact_store.backends.protocol import Backend, nobody
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.channel.generation import Served
+from nxpipe.artifact_store.channel.log import ChannelLog
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.manifest import Executable, File, Manifest, ModelRef
+from nxpipe.pipeline.backends.neuronx.cached import cache_entries
+from nxpipe.pipeline.errors import ProgramInvalid
+from nxpipe.pipeline.neuron_cache.entry import State, kept_by
+from nxpipe.pipeline.neuron_cache.export import Exported, What, clear_abandoned, export
+from nxpipe.pipeline.neuron_cache.found import entries_in
 from tests.artifact_store.afar import first_generation
 from tests.artifact_store.samples import Place, bucket, folder, s3_server, watched
 from tests.artifact_store.test_crashes import in_child, kill_at_step

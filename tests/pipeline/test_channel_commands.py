@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from artifact_store import Published, open_store
-from artifact_store.channel.change import Author, Requirements
-from artifact_store.channel.change import promote as promote_unsigned
-from artifact_store.layout import generation_path, signature_folder
-from pipeline import exit_codes
+from nxpipe.artifact_store import Published, open_store
+from nxpipe.artifact_store.channel.change import Author, Requirements
+from nxpipe.artifact_store.channel.change import promote as promote_unsigned
+from nxpipe.artifact_store.layout import generation_path, signature_folder
+from nxpipe.pipeline import exit_codes
 from tests.artifact_store.samples import publish_verified, put
 from tests.conftest import ROOT
 from tests.pipeline.in_process import InProcess, nxpipe
@@ -331,14 +331,15 @@ def test_the_builder_of_a_github_run_is_its_workflow(
 WITHOUT_A_COMPILER = """
 import sys
 
-LIGHT = {"emulator.confinement", "emulator.regular_file"}  # a state and a way to open files; no compiler is behind them
+# A state and a way to open files; no compiler is behind them.
+LIGHT = {"nxpipe.emulator.confinement", "nxpipe.emulator.regular_file"}
 
 class Blocked:
     def find_spec(self, name, path=None, target=None):
         top = name.partition(".")[0]
         if top in {"torch", "transformers", "numpy", "ml_dtypes", "safetensors", "boto3", "botocore"} or (
-            name.startswith("emulator.")
-            and not name.startswith("emulator.hardware")
+            name.startswith("nxpipe.emulator.")
+            and not name.startswith("nxpipe.emulator.hardware")
             and name not in LIGHT
         ):
             raise ImportError(f"{name} is not installed here")
@@ -350,7 +351,7 @@ except ImportError:
     pass
 else:
     raise SystemExit("the block does not hold")
-from pipeline.cli import main
+from nxpipe.pipeline.cli import main
 sys.argv = ["nxpipe", *sys.argv[1:]]
 main()
 """

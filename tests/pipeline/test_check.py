@@ -10,8 +10,8 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from pipeline.check import cache
-from pipeline.check.finding import RULES
+from nxpipe.pipeline.check import cache
+from nxpipe.pipeline.check.finding import RULES
 from tests.emulator.test_sources import AUTOENCODER, UNET
 from tests.pipeline.conftest import BERT, LLAMA, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
@@ -142,7 +142,7 @@ def test_a_higher_degree_never_needs_more_of_a_core(nxpipe: InProcess, tmp_path:
 
 
 def test_all_targets_are_one_matrix(nxpipe: InProcess, bert: Path) -> None:
-    from emulator.hardware import INSTANCES
+    from nxpipe.emulator.hardware import INSTANCES
 
     answer = nxpipe("check", "--model-id", str(bert), "--target", "all")
     assert answer.code == 0
@@ -245,9 +245,9 @@ def _run(folder: Path, code: str) -> str:
 def test_a_second_check_of_the_same_model_says_the_same_without_torch(nxpipe: InProcess, bert: Path) -> None:
     first = nxpipe("check", "--model-id", str(bert), "--json").out
     code = (
-        "import sys; from pipeline.cli import cli; from pipeline.command_line.output import Console\n"
+        "import sys; from nxpipe.pipeline.cli import cli; from nxpipe.pipeline.command_line.output import Console\n"
         f"cli.main(['check', '--model-id', {str(bert)!r}, '--json'], obj=Console(), standalone_mode=False)\n"
-        "heavy = {'torch', 'transformers', 'pipeline.check.examine'} & set(sys.modules)\n"
+        "heavy = {'torch', 'transformers', 'nxpipe.pipeline.check.examine'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)\n"
     )
     assert _run(bert, code) == first
@@ -298,7 +298,7 @@ def test_moving_the_folder_changes_where_findings_point_and_nothing_else(nxpipe:
 def test_a_defect_of_ours_is_a_finding_with_its_log_and_is_not_remembered(
     nxpipe: InProcess, bert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import pipeline.check.examine as examine
+    import nxpipe.pipeline.check.examine as examine
 
     def broken(*_: object) -> None:
         raise ZeroDivisionError("ours")

@@ -14,11 +14,11 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from pipeline.check import check, check_file
-from pipeline.check.finding import Severity, merge
-from pipeline.check.report import Report
-from pipeline.order import Order
-from pipeline.saved import SavedProgram
+from nxpipe.pipeline.check import check, check_file
+from nxpipe.pipeline.check.finding import Severity, merge
+from nxpipe.pipeline.check.report import Report
+from nxpipe.pipeline.order import Order
+from nxpipe.pipeline.saved import SavedProgram
 from tests.pipeline.conftest import BERT, LLAMA
 
 ORDER = Order(
@@ -326,9 +326,9 @@ MODULES = [
 
 @pytest.mark.parametrize("module", MODULES, ids=[module.__name__ for module in MODULES])
 def test_a_module_that_cannot_be_compiled_gives_a_finding_at_its_own_line(module: type[torch.nn.Module]) -> None:
-    from emulator.capture.export import capture_module
-    from emulator.errors import CompileError
-    from pipeline.check.examine import findings_of
+    from nxpipe.emulator.capture.export import capture_module
+    from nxpipe.emulator.errors import CompileError
+    from nxpipe.pipeline.check.examine import findings_of
 
     with pytest.raises(CompileError) as caught:
         capture_module(module(), {"x": torch.zeros(4, 4)})

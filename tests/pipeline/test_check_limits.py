@@ -5,14 +5,25 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from emulator.builder import GraphBuilder
-from emulator.graph import Value
-from emulator.ops import ArgSort, Binary, Cumulate, Flip, Gather, Index, IndexUpdate, Operator, Pool, ScatterAlong
-from emulator.passes import PassOptions
-from emulator.types import DType, TensorType
-from pipeline.check.bounds import lookups_outside
-from pipeline.check.finding import Finding
-from pipeline.check.limits import limits
+from nxpipe.emulator.builder import GraphBuilder
+from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ops import (
+    ArgSort,
+    Binary,
+    Cumulate,
+    Flip,
+    Gather,
+    Index,
+    IndexUpdate,
+    Operator,
+    Pool,
+    ScatterAlong,
+)
+from nxpipe.emulator.passes import PassOptions
+from nxpipe.emulator.types import DType, TensorType
+from nxpipe.pipeline.check.bounds import lookups_outside
+from nxpipe.pipeline.check.finding import Finding
+from nxpipe.pipeline.check.limits import limits
 
 
 def found(operator: Operator, *types: TensorType, target: str = "inf2") -> list[Finding]:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import ConfigInvalid, load_config
-from pipeline.config.place import has_network, misplaced
+from nxpipe.pipeline.config import ConfigInvalid, load_config
+from nxpipe.pipeline.config.place import has_network, misplaced
 
 GROUP = """
 [[cluster.groups]]

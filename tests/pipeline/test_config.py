@@ -10,7 +10,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 from pydantic import TypeAdapter
 
-from pipeline.config import (
+from nxpipe.pipeline.config import (
     Config,
     ConfigInvalid,
     Model,
@@ -22,8 +22,8 @@ from pipeline.config import (
     load_config,
     origins,
 )
-from pipeline.config.reference import tables
-from pipeline.config.table import field_kind
+from nxpipe.pipeline.config.reference import tables
+from nxpipe.pipeline.config.table import field_kind
 from tests.conftest import ROOT
 from tests.pipeline.in_process import InProcess, nxpipe
 

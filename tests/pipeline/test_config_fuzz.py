@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config import Config, ConfigInvalid, load_config
+from nxpipe.pipeline.config import Config, ConfigInvalid, load_config
 from tests.conftest import ROOT
 
 GOOD = (ROOT / "nxpipe.toml").read_bytes()

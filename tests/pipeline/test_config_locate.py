@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config.faults import KeyPath
-from pipeline.config.locate import locate
+from nxpipe.pipeline.config.faults import KeyPath
+from nxpipe.pipeline.config.locate import locate
 
 Document = dict[str, Any]
 

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from artifact_store import Store, open_store
-from artifact_store.weights import Elements
-from emulator.builder import GraphBuilder
-from emulator.graph import Graph, Origin
-from emulator.numerics import Array
-from emulator.ops import Cast, Unary
-from emulator.types import DType, TensorType
-from pipeline.exit_codes import NOT_FOUND, OK
+from nxpipe.artifact_store import Store, open_store
+from nxpipe.artifact_store.weights import Elements
+from nxpipe.emulator.builder import GraphBuilder
+from nxpipe.emulator.graph import Graph, Origin
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ops import Cast, Unary
+from nxpipe.emulator.types import DType, TensorType
+from nxpipe.pipeline.exit_codes import NOT_FOUND, OK
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.pipeline.predicted import name_of, publish
 

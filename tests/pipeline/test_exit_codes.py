@@ -2,8 +2,8 @@ import importlib
 
 import click
 
-from pipeline import exit_codes
-from pipeline.errors import ModelSourceError, PipelineError
+from nxpipe.pipeline import exit_codes
+from nxpipe.pipeline.errors import ModelSourceError, PipelineError
 
 
 def test_numbers_and_names_are_unique() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from artifact_store import Store, open_store
-from artifact_store.parts import keep_part
-from emulator.passes import PASSES
-from pipeline.exit_codes import OK, USAGE
-from pipeline.models.weights import parse_weights
-from pipeline.request import BuildRequest
+from nxpipe.artifact_store import Store, open_store
+from nxpipe.artifact_store.parts import keep_part
+from nxpipe.emulator.passes import PASSES
+from nxpipe.pipeline.exit_codes import OK, USAGE
+from nxpipe.pipeline.models.weights import parse_weights
+from nxpipe.pipeline.request import BuildRequest
 from tests.pipeline.conftest import LLAMA, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.pipeline.predicted import name_of, publish

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from moto import mock_aws
 
-from pipeline.errors import TemplateInvalid
-from pipeline.infra.files import parse, templates_of
-from stacks.plan import fixed_properties
+from nxpipe.pipeline.errors import TemplateInvalid
+from nxpipe.pipeline.infra.files import parse, templates_of
+from nxpipe.stacks.plan import fixed_properties
 from tests.cloud.install import install
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.stacks.rules.fixtures import group, launch, resource

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config import load_config
-from pipeline.templates import repository
-from pipeline.templates.configuration import configuration
+from nxpipe.pipeline.config import load_config
+from nxpipe.pipeline.templates import repository
+from nxpipe.pipeline.templates.configuration import configuration
 from tests.pipeline.in_process import InProcess, nxpipe
 
 __all__ = ["nxpipe"]

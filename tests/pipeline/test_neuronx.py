@@ -11,25 +11,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from artifact_store import Store, open_store
-from artifact_store.canonical import canonical_json
-from artifact_store.digest import sha256_hex
-from emulator.capture import capture, example_inputs
-from emulator.hardware import instance
-from pipeline import doctor
-from pipeline.backends.made import PROGRAM
-from pipeline.backends.neuronx.compile import compile_neff
-from pipeline.backends.neuronx.flags import compiler_environment, compiler_flags
-from pipeline.backends.neuronx.limited import Limits
-from pipeline.backends.neuronx.request import NeuronxRequest
-from pipeline.command_line.output import Console
-from pipeline.errors import BuildRefused, DoesNotFit, MissingSoftware
-from pipeline.exit_codes import exit_code_of
-from pipeline.models.source import resolve
-from pipeline.models.weights import RandomWeights
-from pipeline.neuron_cache.entry import kept_by
-from pipeline.request import BuildRequest, Shape
-from pipeline.verification.verify import Thresholds
+from nxpipe.artifact_store import Store, open_store
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.emulator.capture import capture, example_inputs
+from nxpipe.emulator.hardware import instance
+from nxpipe.pipeline import doctor
+from nxpipe.pipeline.backends.made import PROGRAM
+from nxpipe.pipeline.backends.neuronx.compile import compile_neff
+from nxpipe.pipeline.backends.neuronx.flags import compiler_environment, compiler_flags
+from nxpipe.pipeline.backends.neuronx.limited import Limits
+from nxpipe.pipeline.backends.neuronx.request import NeuronxRequest
+from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.errors import BuildRefused, DoesNotFit, MissingSoftware
+from nxpipe.pipeline.exit_codes import exit_code_of
+from nxpipe.pipeline.models.source import resolve
+from nxpipe.pipeline.models.weights import RandomWeights
+from nxpipe.pipeline.neuron_cache.entry import kept_by
+from nxpipe.pipeline.request import BuildRequest, Shape
+from nxpipe.pipeline.verification.verify import Thresholds
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.pipeline.neuronx_fakes import RELEASES, Toolchain, toolchain
 from tests.pipeline.walk import build

@@ -5,10 +5,10 @@ import signal
 
 import pytest
 
-from pipeline.backends.neuronx.codes import finding_of
-from pipeline.backends.neuronx.faults import CompilerFailed, explain
-from pipeline.check.finding import RULES
-from pipeline.errors import BuildRefused, DoesNotFit, NotEnoughMemory
+from nxpipe.pipeline.backends.neuronx.codes import finding_of
+from nxpipe.pipeline.backends.neuronx.faults import CompilerFailed, explain
+from nxpipe.pipeline.check.finding import RULES
+from nxpipe.pipeline.errors import BuildRefused, DoesNotFit, NotEnoughMemory
 from tests.conftest import ROOT
 
 

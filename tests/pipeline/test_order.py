@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import Model
-from pipeline.models.source import ModelSource
-from pipeline.order import Order
-from pipeline.request import longest_sequence
+from nxpipe.pipeline.config import Model
+from nxpipe.pipeline.models.source import ModelSource
+from nxpipe.pipeline.order import Order
+from nxpipe.pipeline.request import longest_sequence
 
 FLAGS = {"revision": None, "task": None, "target": "inf2.xlarge", "tp": None, "phases": None, "batches": (1,)}
 FLAGS |= {"buckets": None, "autocast": "matmult", "autocast_type": "bf16", "weights": None}

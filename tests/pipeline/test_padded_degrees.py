@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from artifact_store import open_store
+from nxpipe.artifact_store import open_store
 from tests.pipeline.conftest import LLAMA, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.pipeline.test_build import build, built

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.load import load, read_source
-from pipeline.config.place import has_network, misplaced, zones_of
-from pipeline.config.root import Config
+from nxpipe.pipeline.config.load import load, read_source
+from nxpipe.pipeline.config.place import has_network, misplaced, zones_of
+from nxpipe.pipeline.config.root import Config
 
 MODEL = """
 [[models]]

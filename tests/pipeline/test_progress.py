@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from pipeline.command_line.output import Console
-from pipeline.command_line.progress import Progress
+from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.command_line.progress import Progress
 
 
 class Clock:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from artifact_store.canonical import canonical_json
-from artifact_store.digest import sha256_hex
-from emulator.hardware import instance
-from pipeline.errors import BuildRefused
-from pipeline.models.source import resolve
-from pipeline.models.weights import RandomWeights
-from pipeline.request import BuildRequest, Shape
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.emulator.hardware import instance
+from nxpipe.pipeline.errors import BuildRefused
+from nxpipe.pipeline.models.source import resolve
+from nxpipe.pipeline.models.weights import RandomWeights
+from nxpipe.pipeline.request import BuildRequest, Shape
 from tests.pipeline.conftest import BERT, write_model
 
 
@@ -63,9 +63,10 @@ def test_host_user_locale_time_zone_and_hash_seed_never_flip_the_key(
 ) -> None:
     code = (
         "import sys\n"
-        "from pipeline.models.source import resolve; from pipeline.models.weights import RandomWeights\n"
-        "from pipeline.request import BuildRequest, Shape; from emulator.hardware import instance\n"
-        "from artifact_store.canonical import canonical_json; from artifact_store.digest import sha256_hex\n"
+        "from nxpipe.pipeline.models.source import resolve; from nxpipe.pipeline.models.weights import RandomWeights\n"
+        "from nxpipe.pipeline.request import BuildRequest, Shape; from nxpipe.emulator.hardware import instance\n"
+        "from nxpipe.artifact_store.canonical import canonical_json\n"
+        "from nxpipe.artifact_store.digest import sha256_hex\n"
         "shapes = (Shape('forward', 1, 32),)\n"
         "r = BuildRequest(resolve(sys.argv[1]), RandomWeights(0), shapes, instance('inf2.xlarge'))\n"
         "print(sha256_hex(canonical_json(r.key_inputs())))\n"

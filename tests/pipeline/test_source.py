@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from artifact_store.canonical import canonical_json
-from pipeline.errors import ModelSourceError
-from pipeline.models.source import resolve
-from pipeline.models.task import task_of
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.pipeline.errors import ModelSourceError
+from nxpipe.pipeline.models.source import resolve
+from nxpipe.pipeline.models.task import task_of
 from tests.pipeline.conftest import BERT, write_model
 
 
@@ -142,7 +142,7 @@ def test_a_configuration_that_may_not_be_read_is_one_sentence(bert: Path, monkey
     def refused(path: Path, *, limit: int) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("pipeline.models.source.read_file", refused)  # the superuser may read everything
+    monkeypatch.setattr("nxpipe.pipeline.models.source.read_file", refused)  # the superuser may read everything
     with pytest.raises(ModelSourceError, match=r"config.json: cannot be read \(Permission denied\); mend its"):
         resolve(str(bert))
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import Config, ConfigInvalid, load_config, load_store_section
-from pipeline.config.store_alone import TABLES
+from nxpipe.pipeline.config import Config, ConfigInvalid, load_config, load_store_section
+from nxpipe.pipeline.config.store_alone import TABLES
 from tests.pipeline.command import nxpipe
 
 PROJECT = '[project]\nname = "search"\n'
@@ -66,13 +66,21 @@ def test_the_installed_command_looks_for_no_plugins(tmp_path: Path) -> None:
     imported = {line.rpartition("|")[2].strip() for line in answer.err.splitlines()}
     assert answer.code == 0
     assert "pydantic" in imported
-    assert not {"importlib.metadata", "emulator.hardware", "emulator.capture", "pipeline.config.fleets"} & imported
+    assert (
+        not {
+            "importlib.metadata",
+            "nxpipe.emulator.hardware",
+            "nxpipe.emulator.capture",
+            "nxpipe.pipeline.config.fleets",
+        }
+        & imported
+    )
 
 
 def test_what_else_is_looked_for_beside_the_plugins_is_pydantics_own() -> None:
     code = """
 import sys
-from pipeline.entry import without_plugins
+from nxpipe.pipeline.entry import without_plugins
 without_plugins()
 from pydantic.plugin._loader import get_plugins
 assert list(get_plugins()) == [] and "importlib.metadata" not in sys.modules

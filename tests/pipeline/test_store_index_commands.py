@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from artifact_store import open_store
-from artifact_store.canonical import canonical_json
-from artifact_store.errors import Conflict
-from artifact_store.manifest import Manifest
-from emulator.errors import CaptureError
-from pipeline.building.cell import Maker
-from pipeline.building.nearness import why_missed
-from pipeline.exit_codes import NOT_FOUND, OK, STORE, USAGE
-from pipeline.order import Order
+from nxpipe.artifact_store import open_store
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.errors import Conflict
+from nxpipe.artifact_store.manifest import Manifest
+from nxpipe.emulator.errors import CaptureError
+from nxpipe.pipeline.building.cell import Maker
+from nxpipe.pipeline.building.nearness import why_missed
+from nxpipe.pipeline.exit_codes import NOT_FOUND, OK, STORE, USAGE
+from nxpipe.pipeline.order import Order
 from tests.artifact_store.samples import publish_verified
 from tests.pipeline.test_store_commands import here, nxpipe, publish
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from artifact_store import open_store
-from artifact_store.layout import blob_path
-from pipeline.exit_codes import CORRUPT, NOT_FOUND, OK, STORE, USAGE
+from nxpipe.artifact_store import open_store
+from nxpipe.artifact_store.layout import blob_path
+from nxpipe.pipeline.exit_codes import CORRUPT, NOT_FOUND, OK, STORE, USAGE
 from tests.pipeline.in_process import InProcess, nxpipe  # noqa: F401
 from tests.pipeline.test_store_commands import publish
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from emulator.types import DType, TensorType
-from pipeline.errors import ModelSourceError
-from pipeline.models.checkpoint import SafetensorsWeights
-from pipeline.models.weights import RandomWeights, parse_weights, random_tensor
+from nxpipe.emulator.types import DType, TensorType
+from nxpipe.pipeline.errors import ModelSourceError
+from nxpipe.pipeline.models.checkpoint import SafetensorsWeights
+from nxpipe.pipeline.models.weights import RandomWeights, parse_weights, random_tensor
 
 
 def kind(*shape: int) -> TensorType:
@@ -22,7 +22,7 @@ def kind(*shape: int) -> TensorType:
 
 def test_a_seed_gives_the_same_bits_in_another_process() -> None:
     code = (
-        "import hashlib; from pipeline.models.weights import random_tensor;"
+        "import hashlib; from nxpipe.pipeline.models.weights import random_tensor;"
         "print(hashlib.sha256(random_tensor(7, 'a.weight', (33, 5), 'float32').tobytes()).hexdigest())"
     )
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()

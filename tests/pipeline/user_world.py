@@ -12,8 +12,8 @@ from typing import Final
 import boto3
 import pytest
 
-from artifact_store import open_store
-from pipeline.exit_codes import ExitCode
+from nxpipe.artifact_store import open_store
+from nxpipe.pipeline.exit_codes import ExitCode
 from tests.faults.proxy import Proxy
 from tests.pipeline.command import NXPIPE, Answer
 from tests.pipeline.conftest import BERT, write_model

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from artifact_store import Store
-from artifact_store.backends.protocol import nobody
-from pipeline.building.cell import Maker
-from pipeline.request import BuildRequest, digest_of
-from pipeline.verification.evidence import Step
-from pipeline.verification.verify import Thresholds
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.backends.protocol import nobody
+from nxpipe.pipeline.building.cell import Maker
+from nxpipe.pipeline.request import BuildRequest, digest_of
+from nxpipe.pipeline.verification.evidence import Step
+from nxpipe.pipeline.verification.verify import Thresholds
 
 
 @dataclass(frozen=True)

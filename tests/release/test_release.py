@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from artifact_store import open_store
-from artifact_store.channel import change
-from artifact_store.layout import blob_path
-from pipeline import exit_codes
+from nxpipe.artifact_store import open_store
+from nxpipe.artifact_store.channel import change
+from nxpipe.artifact_store.layout import blob_path
+from nxpipe.pipeline import exit_codes
 from tests.pipeline.command import Answer
 from tests.release.world import CELLS, GATES, Team, deepen, gate, states
 
@@ -128,7 +128,7 @@ def test_a_channel_that_moves_after_it_was_held_against_is_not_overwritten(
         change.promote(store, "eu", [bert], change.Author("somebody", ""), change.Requirements())
 
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.release.serving.author_signature", somebody_else_is_faster)
+        patch.setattr("nxpipe.pipeline.release.serving.author_signature", somebody_else_is_faster)
         words = ("--to", "eu", "--from", "staging", "--skip", "verify")
         report = team.release(*words, code=exit_codes.REFUSED.number)
     assert (states(report)["promote"], len(team.log("eu"))) == ("failed", 1)
@@ -138,13 +138,13 @@ def test_a_channel_that_moves_after_it_was_held_against_is_not_overwritten(
 def test_what_is_released_from_a_channel_needs_no_compiler(team: Team) -> None:
     program = """
 import sys
-from pipeline.cli import main
+from nxpipe.pipeline.cli import main
 sys.argv = ["nxpipe", *"release --to eu --from staging --skip verify".split()]
 try:
     main()
 except SystemExit as ended:
     assert ended.code == 0
-print({"torch", "transformers", "boto3", "emulator.compile"} & set(sys.modules))
+print({"torch", "transformers", "boto3", "nxpipe.emulator.compile"} & set(sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1:] == ["set()"], done.stderr

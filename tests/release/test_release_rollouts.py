@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline import exit_codes
+from nxpipe.pipeline import exit_codes
 from tests.pipeline.rollout_world import Fleet, fleet, front
 from tests.release.world import gate, states
 
@@ -22,7 +22,7 @@ WORDS = ("release", "--to", "production", "--from", "staging", "--skip", "verify
 @pytest.fixture(autouse=True)
 def second_on_staging(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Production serves the first artifact."""
-    monkeypatch.setattr("pipeline.rollout.follow._EVERY", 0.05)
+    monkeypatch.setattr("nxpipe.pipeline.rollout.follow._EVERY", 0.05)
     assert fleet.nxpipe("promote", fleet.name(1), "--channel", "staging").code == 0
 
 

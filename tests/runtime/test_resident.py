@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulator.core.memory import Storage, get, put
-from emulator.executable import Executable
-from emulator.hardware import instance
-from emulator.isa.program import Buffer, Role
-from emulator.numerics import Array
-from emulator.runtime import Isa, Runtime
-from emulator.runtime.resident import Resident, Shelf
-from emulator.runtime.status import BadInput, ExecutionFailed, Unloaded
-from emulator.types import DType, TensorType
+from nxpipe.emulator.core.memory import Storage, get, put
+from nxpipe.emulator.executable import Executable
+from nxpipe.emulator.hardware import instance
+from nxpipe.emulator.isa.program import Buffer, Role
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.runtime import Isa, Runtime
+from nxpipe.emulator.runtime.resident import Resident, Shelf
+from nxpipe.emulator.runtime.status import BadInput, ExecutionFailed, Unloaded
+from nxpipe.emulator.types import DType, TensorType
 from tests.runtime.models import running_sum
 from tests.runtime.test_isa import copying, gathering, perceptron, stored
 

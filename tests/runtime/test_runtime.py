@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulator.fast import execute
-from emulator.hardware import INSTANCES, instance
-from emulator.memory import capacity, code_bytes
-from emulator.numerics import Array
-from emulator.ranks import Loaded, States
-from emulator.runtime import Fast, Model, Runtime, status
-from emulator.runtime.cores import Cores
-from emulator.runtime.resident import Shelf
-from emulator.runtime.status import (
+from nxpipe.emulator.fast import execute
+from nxpipe.emulator.hardware import INSTANCES, instance
+from nxpipe.emulator.memory import capacity, code_bytes
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ranks import Loaded, States
+from nxpipe.emulator.runtime import Fast, Model, Runtime, status
+from nxpipe.emulator.runtime.cores import Cores
+from nxpipe.emulator.runtime.resident import Shelf
+from nxpipe.emulator.runtime.status import (
     BadInput,
     CoreBusy,
     CoresUnavailable,

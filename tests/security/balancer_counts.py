@@ -6,11 +6,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from pipeline.canary.course import Course
-from pipeline.canary.looking import Look, Word, look
-from pipeline.canary.metrics import beginning_of
-from pipeline.canary.pace import Pace
-from pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.course import Course
+from nxpipe.pipeline.canary.looking import Look, Word, look
+from nxpipe.pipeline.canary.metrics import beginning_of
+from nxpipe.pipeline.canary.pace import Pace
+from nxpipe.pipeline.canary.plan import Plan
 
 PLAN: Final = Plan.of(latencies=(0.1, 0.15, 0.2, 0.3, 0.5, 0.625, 0.8))
 QUIET: Final[dict[str, list[str]]] = {

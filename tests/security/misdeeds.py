@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from emulator.confinement import Limits, rules
+from nxpipe.emulator.confinement import Limits, rules
 
 
 def attempts(scratch: Path, model: Path, secret: Path, port: int) -> dict[str, Callable[[], object]]:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from artifact_store import Store, open_store
-from artifact_store.layout import blob_path
-from artifact_store.manifest import Manifest
+from nxpipe.artifact_store import Store, open_store
+from nxpipe.artifact_store.layout import blob_path
+from nxpipe.artifact_store.manifest import Manifest
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")

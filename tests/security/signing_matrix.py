@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from artifact_store.errors import Corrupt, Refused, StoreUnavailable
+from nxpipe.artifact_store.errors import Corrupt, Refused, StoreUnavailable
 from tests.conftest import ROOT
 from tests.security.signing_world import ATTACKS, RULES, WAYS, World, copied, machine, make
 

@@ -12,30 +12,30 @@ from typing import Final
 
 import pytest
 
-from artifact_store import Published, Store
-from artifact_store.backends.local import LocalFolder
-from artifact_store.channel.generation import Generation, Head, Served, Signature
-from artifact_store.documents import Blob, as_time
-from artifact_store.layout import generation_path, signature_folder
-from artifact_store.transfer.believed import Trust
-from artifact_store.transfer.reading import BlobsFromAfar, StoreFromAfar
-from artifact_store.transfer.remembered import Remembered
-from artifact_store.transfer.source import Sources
-from artifact_store.transfer.tier import DEFAULT_LIMIT, Tier
-from artifact_store.transfer.wanted import by_channel
-from artifact_store.trust.key_files import KeyFile, make_key_file
-from artifact_store.trust.policy import signing_with
-from artifact_store.trust.signatures import Signatures
-from artifact_store.trust.testimony import vouch
-from pipeline.agent.artifact import Wish, bring
-from pipeline.channels.signing import trust_in
-from pipeline.channels.view import ChannelView
-from pipeline.command_line.named import named, pair
-from pipeline.command_line.output import Console
-from pipeline.config import Config, load_config
-from pipeline.neuron_cache.chosen import served
-from pipeline.release.state import Release
-from pipeline.release.words import Words
+from nxpipe.artifact_store import Published, Store
+from nxpipe.artifact_store.backends.local import LocalFolder
+from nxpipe.artifact_store.channel.generation import Generation, Head, Served, Signature
+from nxpipe.artifact_store.documents import Blob, as_time
+from nxpipe.artifact_store.layout import generation_path, signature_folder
+from nxpipe.artifact_store.transfer.believed import Trust
+from nxpipe.artifact_store.transfer.reading import BlobsFromAfar, StoreFromAfar
+from nxpipe.artifact_store.transfer.remembered import Remembered
+from nxpipe.artifact_store.transfer.source import Sources
+from nxpipe.artifact_store.transfer.tier import DEFAULT_LIMIT, Tier
+from nxpipe.artifact_store.transfer.wanted import by_channel
+from nxpipe.artifact_store.trust.key_files import KeyFile, make_key_file
+from nxpipe.artifact_store.trust.policy import signing_with
+from nxpipe.artifact_store.trust.signatures import Signatures
+from nxpipe.artifact_store.trust.testimony import vouch
+from nxpipe.pipeline.agent.artifact import Wish, bring
+from nxpipe.pipeline.channels.signing import trust_in
+from nxpipe.pipeline.channels.view import ChannelView
+from nxpipe.pipeline.command_line.named import named, pair
+from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.config import Config, load_config
+from nxpipe.pipeline.neuron_cache.chosen import served
+from nxpipe.pipeline.release.state import Release
+from nxpipe.pipeline.release.words import Words
 from tests.artifact_store.afar import afar
 from tests.artifact_store.samples import MODEL, manifest, publish_verified
 
@@ -385,5 +385,5 @@ def machine(state: Path) -> Iterator[None]:
     """One that has seen nothing yet."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(state))
-        patch.setattr("artifact_store.channel.marks.flush_to_disk", lambda _: None)  # nobody pulls the plug
+        patch.setattr("nxpipe.artifact_store.channel.marks.flush_to_disk", lambda _: None)  # nobody pulls the plug
         yield

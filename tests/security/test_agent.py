@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from artifact_store.layout import blob_path
-from pipeline import exit_codes
-from pipeline.agent.hook import Hook
+from nxpipe.artifact_store.layout import blob_path
+from nxpipe.pipeline import exit_codes
+from nxpipe.pipeline.agent.hook import Hook
 from tests.agent.conftest import server
 from tests.agent.project import CONFIG
 from tests.agent.test_agent_run import HOOK, Place, place
@@ -169,8 +169,8 @@ def test_an_instance_that_cannot_serve_is_given_up(
 
 _ENDED_WHILE_IT_PREPARES = """
 import os, signal, sys, time
-from pipeline.agent.run import Agent
-from pipeline.cli import main
+from nxpipe.pipeline.agent.run import Agent
+from nxpipe.pipeline.cli import main
 
 def prepare(self, instance, step):
     os.kill(os.getpid(), signal.SIGTERM)

@@ -12,14 +12,14 @@ from typing import Any, Final
 
 import pytest
 
-from artifact_store import Store
-from artifact_store.bundle.export import export_artifact
-from artifact_store.bundle.oci import BLOB_TYPE, KEY_ID, SIGNATURE_TYPE
-from artifact_store.canonical import canonical_json
-from artifact_store.digest import sha256_hex
-from artifact_store.layout import signature_folder
-from artifact_store.trust.envelope import PAYLOAD_TYPE, Envelope
-from pipeline import exit_codes
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.bundle.export import export_artifact
+from nxpipe.artifact_store.bundle.oci import BLOB_TYPE, KEY_ID, SIGNATURE_TYPE
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.layout import signature_folder
+from nxpipe.artifact_store.trust.envelope import PAYLOAD_TYPE, Envelope
+from nxpipe.pipeline import exit_codes
 from tests.artifact_store.samples import Folder, folder
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.security.signing_world import CHANNEL, RULES, WAYS, World, copied, make, trusted

@@ -15,19 +15,19 @@ from random import Random
 
 import pytest
 
-from artifact_store.channel.generation import Served
-from artifact_store.channel.log import ChannelLog
-from artifact_store.documents import Blob
-from artifact_store.errors import StoreError, StoreUnavailable
-from artifact_store.layout import blob_path
-from artifact_store.manifest import Manifest
-from artifact_store.transfer import folder as folders
-from artifact_store.transfer import ranges
-from artifact_store.transfer.fetch import WEIGHTS, fetch
-from artifact_store.transfer.remembered import Remembered
-from artifact_store.transfer.stamp import date, stamp
-from artifact_store.transfer.tier import Tier
-from artifact_store.url import open_offline
+from nxpipe.artifact_store.channel.generation import Served
+from nxpipe.artifact_store.channel.log import ChannelLog
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import StoreError, StoreUnavailable
+from nxpipe.artifact_store.layout import blob_path
+from nxpipe.artifact_store.manifest import Manifest
+from nxpipe.artifact_store.transfer import folder as folders
+from nxpipe.artifact_store.transfer import ranges
+from nxpipe.artifact_store.transfer.fetch import WEIGHTS, fetch
+from nxpipe.artifact_store.transfer.remembered import Remembered
+from nxpipe.artifact_store.transfer.stamp import date, stamp
+from nxpipe.artifact_store.transfer.tier import Tier
+from nxpipe.artifact_store.url import open_offline
 from tests.artifact_store.afar import afar, counting, first_generation
 from tests.artifact_store.samples import Folder, contents, folder, put, tree
 from tests.artifact_store.test_transfer_folders import weighty
@@ -453,12 +453,12 @@ def test_the_names_of_half_written_files_cannot_be_foreseen(
 _FETCH = """
 import sys, time
 from pathlib import Path
-from artifact_store import Store
-from artifact_store.backends.local import LocalFolder
-from artifact_store.transfer.fetch import fetch
-from artifact_store.transfer.reading import BlobsFromAfar
-from artifact_store.transfer.source import Sources
-from artifact_store.transfer.tier import Tier
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.backends.local import LocalFolder
+from nxpipe.artifact_store.transfer.fetch import fetch
+from nxpipe.artifact_store.transfer.reading import BlobsFromAfar
+from nxpipe.artifact_store.transfer.source import Sources
+from nxpipe.artifact_store.transfer.tier import Tier
 root, key = Path(sys.argv[1]), sys.argv[2]
 place = LocalFolder(root / "store")
 wanted = Store(place).find(key).manifest

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from pipeline.canary.alone import Alone
-from pipeline.canary.answers import Open
-from pipeline.canary.counts import LATENCIES, NOBODY, Arm, Batch
-from pipeline.canary.course import Course
-from pipeline.canary.errors import EvidenceInvalid
-from pipeline.canary.evidence import Evidence
-from pipeline.canary.explain import explain
-from pipeline.canary.judge import Moment, judge
-from pipeline.canary.looking import Word
-from pipeline.canary.minutes import Minutes
-from pipeline.canary.plan import Plan
-from pipeline.canary.verdict import Decision
+from nxpipe.pipeline.canary.alone import Alone
+from nxpipe.pipeline.canary.answers import Open
+from nxpipe.pipeline.canary.counts import LATENCIES, NOBODY, Arm, Batch
+from nxpipe.pipeline.canary.course import Course
+from nxpipe.pipeline.canary.errors import EvidenceInvalid
+from nxpipe.pipeline.canary.evidence import Evidence
+from nxpipe.pipeline.canary.explain import explain
+from nxpipe.pipeline.canary.judge import Moment, judge
+from nxpipe.pipeline.canary.looking import Word
+from nxpipe.pipeline.canary.minutes import Minutes
+from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.verdict import Decision
 from tests.canary.samples import PLAN, arm, minute
 from tests.security.balancer_counts import PLAN as TIMED
 from tests.security.balancer_counts import Front, Version, course, roll_out

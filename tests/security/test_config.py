@@ -11,12 +11,12 @@ import pytest
 import transformers
 from transformers.integrations import hub_kernels
 
-from emulator.capture import CaptureRequest, capture
-from emulator.capture import budget as budget_module
-from emulator.configuration import oversized, relevant
-from emulator.errors import CaptureError
-from pipeline import models
-from pipeline.models.source import ModelSource
+from nxpipe.emulator.capture import CaptureRequest, capture
+from nxpipe.emulator.capture import budget as budget_module
+from nxpipe.emulator.configuration import oversized, relevant
+from nxpipe.emulator.errors import CaptureError
+from nxpipe.pipeline import models
+from nxpipe.pipeline.models.source import ModelSource
 from tests.pipeline.command import Answer
 from tests.pipeline.command import nxpipe as process
 from tests.pipeline.in_process import InProcess, nxpipe
@@ -316,7 +316,7 @@ def test_buffers_are_added_up_before_they_have_values(monkeypatch: pytest.Monkey
 def test_an_answer_that_hangs_on_this_machine_is_not_kept(
     fault: Exception, kept: bool, nxpipe: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from emulator.capture import model
+    from nxpipe.emulator.capture import model
 
     def failing(*arguments: object) -> None:
         raise fault
@@ -324,7 +324,9 @@ def test_an_answer_that_hangs_on_this_machine_is_not_kept(
     folder = written(tmp_path / "m", BERT)
     with monkeypatch.context() as patched:
         patched.setattr(model, "_own_configuration", failing)
-        patched.setattr("emulator.capture.elsewhere.limits_now", lambda: None)  # in this process, where that is seen
+        patched.setattr(
+            "nxpipe.emulator.capture.elsewhere.limits_now", lambda: None
+        )  # in this process, where that is seen
         assert checked(nxpipe, folder).code == 11
     assert checked(nxpipe, folder).code == (11 if kept else 0)
 

@@ -17,12 +17,12 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from emulator.capture import capture_file, example_inputs, file_outputs, file_parameters
-from emulator.confinement import Limits, client, confined, limits_now, wire
-from emulator.confinement.calls import CALLS
-from emulator.confinement.faults import ReaderFailed, described, rebuilt
-from emulator.encoding import decode, encode
-from emulator.errors import CaptureError, Finding, LimitExceeded, UnsupportedOperators
+from nxpipe.emulator.capture import capture_file, example_inputs, file_outputs, file_parameters
+from nxpipe.emulator.confinement import Limits, client, confined, limits_now, wire
+from nxpipe.emulator.confinement.calls import CALLS
+from nxpipe.emulator.confinement.faults import ReaderFailed, described, rebuilt
+from nxpipe.emulator.encoding import decode, encode
+from nxpipe.emulator.errors import CaptureError, Finding, LimitExceeded, UnsupportedOperators
 from tests.pipeline.saved_programs import write_onnx, write_pt2
 from tests.security.saved_entries import WEIGHTS, Saved
 
@@ -171,8 +171,8 @@ def test_a_reader_that_is_killed_is_a_sentence_and_the_next_one_answers(model: P
 _ASKS: Final = """
 import sys, time
 from pathlib import Path
-from emulator.capture import capture_file
-from emulator.confinement import confined, client
+from nxpipe.emulator.capture import capture_file
+from nxpipe.emulator.confinement import confined, client
 with confined():
     capture_file(Path(sys.argv[1]))
     print(client._server._process.pid, client._server._session._pid, client._server._folder, flush=True)

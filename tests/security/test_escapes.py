@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import escape, exit_codes
-from pipeline.cli import cli
-from pipeline.command_line import output
-from pipeline.command_line.output import Console, table
+from nxpipe.pipeline import escape, exit_codes
+from nxpipe.pipeline.cli import cli
+from nxpipe.pipeline.command_line import output
+from nxpipe.pipeline.command_line.output import Console, table
 from tests.conftest import ROOT
 from tests.pipeline import command
 from tests.pipeline.in_process import InProcess, nxpipe

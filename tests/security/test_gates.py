@@ -12,13 +12,13 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from artifact_store import Store, open_store
-from artifact_store.backends.protocol import Payload
-from artifact_store.canonical import canonical_json
-from artifact_store.channel.log import ChannelLog
-from artifact_store.digest import sha256_hex
-from artifact_store.evidence import Evidence
-from pipeline.exit_codes import CORRUPT, OK, REFUSED, USAGE, VERIFICATION
+from nxpipe.artifact_store import Store, open_store
+from nxpipe.artifact_store.backends.protocol import Payload
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.channel.log import ChannelLog
+from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.evidence import Evidence
+from nxpipe.pipeline.exit_codes import CORRUPT, OK, REFUSED, USAGE, VERIFICATION
 from tests.conftest import ROOT
 from tests.pipeline.command import nxpipe as installed
 from tests.pipeline.conftest import BERT, write_model

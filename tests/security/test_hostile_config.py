@@ -10,15 +10,15 @@ from types import FrameType
 
 import pytest
 
-import emulator
-from artifact_store.errors import InvalidDocument
-from emulator.capture import CaptureRequest, capture
-from emulator.errors import CompileError
-from pipeline.check.configuration import review
-from pipeline.check.finding import Severity
-from pipeline.errors import ModelSourceError
-from pipeline.models.source import resolve
-from pipeline.request import Shape, all_phases, capture_request, digest_of, program_inputs
+from nxpipe import emulator
+from nxpipe.artifact_store.errors import InvalidDocument
+from nxpipe.emulator.capture import CaptureRequest, capture
+from nxpipe.emulator.errors import CompileError
+from nxpipe.pipeline.check.configuration import review
+from nxpipe.pipeline.check.finding import Severity
+from nxpipe.pipeline.errors import ModelSourceError
+from nxpipe.pipeline.models.source import resolve
+from nxpipe.pipeline.request import Shape, all_phases, capture_request, digest_of, program_inputs
 from tests.security.audit import Seen, watched
 from tests.security.hostile_config import MODELS, Variant, variants
 
@@ -73,7 +73,7 @@ def _ending(variant: Variant, folder: Path) -> str:
 
 
 def _built(wanted: CaptureRequest) -> str:
-    from emulator.capture.model import build_model
+    from nxpipe.emulator.capture.model import build_model
 
     build_model(wanted)
     return "built"

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from onnx import external_data_helper
 
-from emulator.capture import capture_file, data_files, file_outputs, file_parameters, open_axes
-from emulator.errors import CompileError
-from emulator.graph import Graph
-from emulator.ops import TakeAlong
+from nxpipe.emulator.capture import capture_file, data_files, file_outputs, file_parameters, open_axes
+from nxpipe.emulator.errors import CompileError
+from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.ops import TakeAlong
 from tests.security.audit import Seen, watched
 from tests.security.hostile_onnx import hostile
 from tests.security.onnx_files import projection, saved, weight

@@ -19,11 +19,11 @@ import boto3
 import pytest
 from moto.stepfunctions.parser.asl.component.common.retry import retrier_decl
 
-from artifact_store.trust.key_files import make_key_file
-from pipeline.config import Signing
-from stacks.reading import Templates, read
-from stacks.rules import Facts, lint
-from stacks.rules.permissions import SIGNER
+from nxpipe.artifact_store.trust.key_files import make_key_file
+from nxpipe.pipeline.config import Signing
+from nxpipe.stacks.reading import Templates, read
+from nxpipe.stacks.rules import Facts, lint
+from nxpipe.stacks.rules.permissions import SIGNER
 from tests.cloud.visitors import Fleet
 from tests.conftest import ROOT
 from tests.github.documents import ACTION, ACTIONS, TEMPLATES, WORKFLOWS, steps

@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from artifact_store import open_store
-from artifact_store.upkeep.fsck import fsck
-from pipeline.exit_codes import INTERRUPTED, OK, TERMINATED
+from nxpipe.artifact_store import open_store
+from nxpipe.artifact_store.upkeep.fsck import fsck
+from nxpipe.pipeline.exit_codes import INTERRUPTED, OK, TERMINATED
 from tests.building.world import saved_world
 
 

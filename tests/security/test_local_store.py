@@ -13,19 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from artifact_store import open_store
-from artifact_store.backends.local import LocalFolder
-from artifact_store.channel.change import Author, Requirements, promote
-from artifact_store.documents import Blob
-from artifact_store.errors import Corrupt, Denied
-from artifact_store.layout import is_object
-from artifact_store.leases import Leases
-from artifact_store.transfer.fetch import fetch
-from artifact_store.upkeep.fsck import fsck
-from artifact_store.upkeep.gc import carry_out, plan
-from artifact_store.upkeep.kinds import Kind
-from artifact_store.upkeep.rules import Rules
-from pipeline.exit_codes import CORRUPT, OK, STORE
+from nxpipe.artifact_store import open_store
+from nxpipe.artifact_store.backends.local import LocalFolder
+from nxpipe.artifact_store.channel.change import Author, Requirements, promote
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import Corrupt, Denied
+from nxpipe.artifact_store.layout import is_object
+from nxpipe.artifact_store.leases import Leases
+from nxpipe.artifact_store.transfer.fetch import fetch
+from nxpipe.artifact_store.upkeep.fsck import fsck
+from nxpipe.artifact_store.upkeep.gc import carry_out, plan
+from nxpipe.artifact_store.upkeep.kinds import Kind
+from nxpipe.artifact_store.upkeep.rules import Rules
+from nxpipe.pipeline.exit_codes import CORRUPT, OK, STORE
 from tests.artifact_store.samples import tree
 from tests.artifact_store.test_crashes import in_child
 from tests.pipeline.command import Answer

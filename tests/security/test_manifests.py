@@ -8,16 +8,16 @@ from typing import Any, Final
 
 import pytest
 
-from artifact_store import Store
-from artifact_store.canonical import canonical_json
-from artifact_store.documents import Blob, written_now
-from artifact_store.errors import InvalidDocument
-from artifact_store.layout import blob_path
-from artifact_store.manifest import WIDTHS, Manifest, Tensor
-from artifact_store.record import ActionRecord
-from artifact_store.transfer.safetensors import layout_of
-from emulator.types import DType
-from pipeline import exit_codes
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.documents import Blob, written_now
+from nxpipe.artifact_store.errors import InvalidDocument
+from nxpipe.artifact_store.layout import blob_path
+from nxpipe.artifact_store.manifest import WIDTHS, Manifest, Tensor
+from nxpipe.artifact_store.record import ActionRecord
+from nxpipe.artifact_store.transfer.safetensors import layout_of
+from nxpipe.emulator.types import DType
+from nxpipe.pipeline import exit_codes
 from tests.artifact_store.samples import Folder, folder, put, tree
 from tests.pipeline.in_process import InProcess, nxpipe
 

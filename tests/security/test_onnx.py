@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto
 
-from emulator.capture import capture_file, data_files, open_axes
-from emulator.capture.onnx.external import tensors_of
-from emulator.capture.onnx.limits import (
+from nxpipe.emulator.capture import capture_file, data_files, open_axes
+from nxpipe.emulator.capture.onnx.external import tensors_of
+from nxpipe.emulator.capture.onnx.limits import (
     DEPTH,
     FILE_NODES,
     FILE_PARTS,
@@ -19,10 +19,10 @@ from emulator.capture.onnx.limits import (
     WRITTEN_OUT,
     BeyondLimit,
 )
-from emulator.capture.room import require_room
-from emulator.capture.site import NotExpressible
-from pipeline.building.asked import _request
-from pipeline.saved import SavedProgram, UnknownAxis
+from nxpipe.emulator.capture.room import require_room
+from nxpipe.emulator.capture.site import NotExpressible
+from nxpipe.pipeline.building.asked import _request
+from nxpipe.pipeline.saved import SavedProgram, UnknownAxis
 from tests.pipeline.command import Answer
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.security.audit import watched

@@ -15,10 +15,10 @@ from typing import Any, Final
 import pytest
 import torch
 
-from emulator.capture.exported import capture_exported, exported_parameters, run_exported
-from emulator.capture.exported_document import NODES
-from emulator.errors import CaptureError, CompileError
-from emulator.graph import Graph
+from nxpipe.emulator.capture.exported import capture_exported, exported_parameters, run_exported
+from nxpipe.emulator.capture.exported_document import NODES
+from nxpipe.emulator.errors import CaptureError, CompileError
+from nxpipe.emulator.graph import Graph
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.security.audit import watched
 from tests.security.saved_entries import CONSTANTS, MODEL, WEIGHTS, Saved, saved_program

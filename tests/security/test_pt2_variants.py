@@ -10,9 +10,9 @@ from typing import Final
 
 import pytest
 
-import emulator
-from emulator.capture.exported import capture_exported, exported_parameters
-from emulator.errors import CompileError
+from nxpipe import emulator
+from nxpipe.emulator.capture.exported import capture_exported, exported_parameters
+from nxpipe.emulator.errors import CompileError
 from tests.security.audit import watched
 from tests.security.hostile_pt2 import GADGETS, MARK, good_files, variant
 from tests.security.saved_entries import Saved

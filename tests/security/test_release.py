@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from artifact_store import open_store
-from artifact_store.backends.protocol import Backend
-from artifact_store.channel.generation import Generation, Served
-from artifact_store.channel.log import ChannelLog
-from artifact_store.trust.policy import signing_with
-from artifact_store.trust.signers import open_signer
-from pipeline import exit_codes
-from pipeline.release import state
+from nxpipe.artifact_store import open_store
+from nxpipe.artifact_store.backends.protocol import Backend
+from nxpipe.artifact_store.channel.generation import Generation, Served
+from nxpipe.artifact_store.channel.log import ChannelLog
+from nxpipe.artifact_store.trust.policy import signing_with
+from nxpipe.artifact_store.trust.signers import open_signer
+from nxpipe.pipeline import exit_codes
+from nxpipe.pipeline.release import state
 from tests.agent.project import CONFIG
 from tests.artifact_store.afar import first_generation
 from tests.artifact_store.samples import Folder, folder, publish_verified, put

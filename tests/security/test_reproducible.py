@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from artifact_store import open_store
+from nxpipe.artifact_store import open_store
 from tests.pipeline.command import nxpipe
 from tests.pipeline.conftest import BERT, LLAMA, write_model
 

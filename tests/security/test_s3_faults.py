@@ -14,16 +14,16 @@ import boto3
 import pytest
 from botocore.loaders import create_loader
 
-from artifact_store.backends import s3_faults
-from artifact_store.backends.s3 import connect
-from artifact_store.bundle.export import export_artifact
-from artifact_store.documents import Blob
-from artifact_store.errors import StoreUnavailable
-from artifact_store.layout import blob_path
-from artifact_store.store import Store
-from artifact_store.transfer.fetch import fetch
-from artifact_store.upkeep.fsck import fsck
-from pipeline.exit_codes import CORRUPT, OK, REFUSED, STORE
+from nxpipe.artifact_store.backends import s3_faults
+from nxpipe.artifact_store.backends.s3 import connect
+from nxpipe.artifact_store.bundle.export import export_artifact
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import StoreUnavailable
+from nxpipe.artifact_store.layout import blob_path
+from nxpipe.artifact_store.store import Store
+from nxpipe.artifact_store.transfer.fetch import fetch
+from nxpipe.artifact_store.upkeep.fsck import fsck
+from nxpipe.pipeline.exit_codes import CORRUPT, OK, REFUSED, STORE
 from tests.artifact_store.samples import S3, folder, s3_server
 from tests.artifact_store.test_transfer_folders import weighty
 from tests.pipeline.command import Answer

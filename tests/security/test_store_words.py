@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from artifact_store.channel.generation import Served
-from artifact_store.channel.log import ChannelLog
-from artifact_store.record import ActionRecord
-from pipeline.exit_codes import CORRUPT, KEY, OK, REFUSED, STORE, USAGE
+from nxpipe.artifact_store.channel.generation import Served
+from nxpipe.artifact_store.channel.log import ChannelLog
+from nxpipe.artifact_store.record import ActionRecord
+from nxpipe.pipeline.exit_codes import CORRUPT, KEY, OK, REFUSED, STORE, USAGE
 from tests.artifact_store.afar import first_generation
 from tests.artifact_store.samples import tree
 from tests.pipeline.in_process import InProcess, nxpipe

@@ -14,16 +14,16 @@ from random import Random
 
 import pytest
 
-from artifact_store import Store
-from artifact_store.backends.local import LocalFolder
-from artifact_store.channel.change import Requirements, promote, rollback
-from artifact_store.channel.log import ChannelLog, channels
-from artifact_store.errors import NotFound
-from artifact_store.transfer.fetch import fetch
-from artifact_store.upkeep.fsck import fsck
-from artifact_store.upkeep.gc import carry_out, plan
-from artifact_store.upkeep.reach import History
-from artifact_store.upkeep.rules import Rules
+from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.backends.local import LocalFolder
+from nxpipe.artifact_store.channel.change import Requirements, promote, rollback
+from nxpipe.artifact_store.channel.log import ChannelLog, channels
+from nxpipe.artifact_store.errors import NotFound
+from nxpipe.artifact_store.transfer.fetch import fetch
+from nxpipe.artifact_store.upkeep.fsck import fsck
+from nxpipe.artifact_store.upkeep.gc import carry_out, plan
+from nxpipe.artifact_store.upkeep.reach import History
+from nxpipe.artifact_store.upkeep.rules import Rules
 from tests.artifact_store.samples import publish_verified
 from tests.artifact_store.upkeep_world import ANYBODY, LOST_RACES, chosen, losses, program_of, sample
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from artifact_store import open_store
-from artifact_store.reports import store_report
-from pipeline import crash, exit_codes, folders
-from pipeline.channels.colours import fleet_of
+from nxpipe.artifact_store import open_store
+from nxpipe.artifact_store.reports import store_report
+from nxpipe.pipeline import crash, exit_codes, folders
+from nxpipe.pipeline.channels.colours import fleet_of
 from tests.pipeline.command import NXPIPE, Answer
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.pipeline.saved_programs import write_onnx

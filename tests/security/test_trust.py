@@ -9,23 +9,23 @@ from typing import Final
 
 import pytest
 
-from artifact_store.backends.local import LocalFolder
-from artifact_store.canonical import canonical_json
-from artifact_store.channel.generation import PAYLOAD_TYPE as GENERATION_TYPE
-from artifact_store.channel.generation import Generation
-from artifact_store.channel.marks import Marks
-from artifact_store.documents import Blob
-from artifact_store.errors import ChannelEmpty, Corrupt, NotFound, Refused, StoreError
-from artifact_store.layout import generation_path, head_path
-from artifact_store.transfer.believed import Trust
-from artifact_store.transfer.remembered import Remembered
-from artifact_store.transfer.wanted import by_channel
-from artifact_store.trust.envelope import PAYLOAD_TYPE
-from artifact_store.trust.keys import as_base64
-from artifact_store.upkeep.fsck import fsck
-from artifact_store.url import open_offline
-from pipeline import exit_codes
-from pipeline.channels.signing import trust_in
+from nxpipe.artifact_store.backends.local import LocalFolder
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.channel.generation import PAYLOAD_TYPE as GENERATION_TYPE
+from nxpipe.artifact_store.channel.generation import Generation
+from nxpipe.artifact_store.channel.marks import Marks
+from nxpipe.artifact_store.documents import Blob
+from nxpipe.artifact_store.errors import ChannelEmpty, Corrupt, NotFound, Refused, StoreError
+from nxpipe.artifact_store.layout import generation_path, head_path
+from nxpipe.artifact_store.transfer.believed import Trust
+from nxpipe.artifact_store.transfer.remembered import Remembered
+from nxpipe.artifact_store.transfer.wanted import by_channel
+from nxpipe.artifact_store.trust.envelope import PAYLOAD_TYPE
+from nxpipe.artifact_store.trust.keys import as_base64
+from nxpipe.artifact_store.upkeep.fsck import fsck
+from nxpipe.artifact_store.url import open_offline
+from nxpipe.pipeline import exit_codes
+from nxpipe.pipeline.channels.signing import trust_in
 from tests.artifact_store.afar import afar
 from tests.conftest import ROOT
 from tests.pipeline.in_process import InProcess, nxpipe

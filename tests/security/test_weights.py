@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from emulator.capture import CaptureRequest, parameter_specs
-from pipeline.errors import ModelSourceError
-from pipeline.models.checkpoint import weight_files
+from nxpipe.emulator.capture import CaptureRequest, parameter_specs
+from nxpipe.pipeline.errors import ModelSourceError
+from nxpipe.pipeline.models.checkpoint import weight_files
 from tests.pipeline.command import Answer
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.security.test_config import BERT, is_a_sentence, written

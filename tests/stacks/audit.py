@@ -15,10 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from stacks.acknowledged import ACKNOWLEDGED
-from stacks.reading import Resource
-from stacks.rules import Finding
-from stacks.rules.acceptance import sift
+from nxpipe.stacks.acknowledged import ACKNOWLEDGED
+from nxpipe.stacks.reading import Resource
+from nxpipe.stacks.rules import Finding
+from nxpipe.stacks.rules.acceptance import sift
 from tests.stacks.whole import write_whole
 
 ROOT = Path(__file__).parents[2]

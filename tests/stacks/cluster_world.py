@@ -6,13 +6,13 @@ from typing import Any, Final
 
 from aws_cdk import RemovalPolicy
 
-from pipeline.config.cluster import Cluster
-from pipeline.config.cluster_lock import ADDONS, ClusterLock
-from pipeline.config.network import ClosedNetwork
-from stacks.cache import CacheStack
-from stacks.cluster import ClusterStack
-from stacks.network import NetworkStack
-from stacks.store import StoreStack
+from nxpipe.pipeline.config.cluster import Cluster
+from nxpipe.pipeline.config.cluster_lock import ADDONS, ClusterLock
+from nxpipe.pipeline.config.network import ClosedNetwork
+from nxpipe.stacks.cache import CacheStack
+from nxpipe.stacks.cluster import ClusterStack
+from nxpipe.stacks.network import NetworkStack
+from nxpipe.stacks.store import StoreStack
 from tests.stacks.local import HERE, REGION, new_app
 
 ADMIN: Final = "arn:aws:iam::123456789012:role/platform"

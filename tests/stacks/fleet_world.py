@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from aws_cdk import RemovalPolicy
 
-from pipeline.config import Config, ServingFleet, load_config
-from stacks.cache import CacheStack
-from stacks.network import NetworkStack
-from stacks.serve import ServeStack, Software
-from stacks.store import StoreStack
+from nxpipe.pipeline.config import Config, ServingFleet, load_config
+from nxpipe.stacks.cache import CacheStack
+from nxpipe.stacks.network import NetworkStack
+from nxpipe.stacks.serve import ServeStack, Software
+from nxpipe.stacks.store import StoreStack
 from tests.stacks.local import HERE, new_app, template_of
 
 IMAGE: Final = "ami-0123456789abcdef0"

@@ -23,12 +23,12 @@ from moto.stepfunctions.parser.asl.component.state.exec.state_task.service.state
 )
 from moto.stepfunctions.parser.asl.component.state.state import CommonStateField
 
-from stacks.rollout.fleet import Colour, Fleet
-from stacks.rollout.record import Record
-from stacks.rollout.release import Means, release
-from stacks.rollout.states import States
-from stacks.rollout.watch import watch
-from stacks.rollout.watchdog import watchdog
+from nxpipe.stacks.rollout.fleet import Colour, Fleet
+from nxpipe.stacks.rollout.record import Record
+from nxpipe.stacks.rollout.release import Means, release
+from nxpipe.stacks.rollout.states import States
+from nxpipe.stacks.rollout.watch import watch
+from nxpipe.stacks.rollout.watchdog import watchdog
 from tests.cloud.formation.provider import client_of
 from tests.stacks.local import REGION
 

@@ -11,10 +11,10 @@ from typing import Any, Final
 import pytest
 from moto import mock_aws
 
-from pipeline.canary.plan import Plan
-from pipeline.config import Config, ServingFleet
-from stacks.observe import ObserveStack
-from stacks.rollout import RolloutStack
+from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.config import Config, ServingFleet
+from nxpipe.stacks.observe import ObserveStack
+from nxpipe.stacks.rollout import RolloutStack
 from tests.cloud.formation.provider import client_of
 from tests.cloud.install import install
 from tests.cloud.mends.refreshes import hosts_answer

@@ -8,11 +8,11 @@ import pytest
 from aws_cdk import RemovalPolicy, Stack, aws_iam
 from aws_cdk.assertions import Template
 
-from pipeline.config.network import ClosedNetwork
-from stacks.cache import CacheStack
-from stacks.grants import mount_cache
-from stacks.network import NetworkStack
-from stacks.store import StoreStack
+from nxpipe.pipeline.config.network import ClosedNetwork
+from nxpipe.stacks.cache import CacheStack
+from nxpipe.stacks.grants import mount_cache
+from nxpipe.stacks.network import NetworkStack
+from nxpipe.stacks.store import StoreStack
 from tests.stacks.local import HERE, deploy, destroy, new_app, outputs, resources
 from tests.stacks.permissions import Statement, allowed, statements_of
 

@@ -10,18 +10,18 @@ from aws_cdk import Validations
 from cdk_nag import AwsSolutionsChecks, NIST80053R5Checks
 
 from app import add_stacks, deployable
-from emulator.hardware import INSTANCES
-from pipeline.config import ConfigInvalid
-from pipeline.config.capacity import DRAINED_BEFORE_THE_END
-from pipeline.config.cluster import SYSTEM
-from pipeline.config.cluster_lock import ADDONS
-from stacks.acknowledged import ACKNOWLEDGED
-from stacks.costs import Prices, estimate
-from stacks.endpoints import Endpoints
-from stacks.names import NAMESPACE, SERVICE_ACCOUNT
-from stacks.reading import Templates, read
-from stacks.rules import Facts, Window
-from stacks.rules.plugin import Guards
+from nxpipe.emulator.hardware import INSTANCES
+from nxpipe.pipeline.config import ConfigInvalid
+from nxpipe.pipeline.config.capacity import DRAINED_BEFORE_THE_END
+from nxpipe.pipeline.config.cluster import SYSTEM
+from nxpipe.pipeline.config.cluster_lock import ADDONS
+from nxpipe.stacks.acknowledged import ACKNOWLEDGED
+from nxpipe.stacks.costs import Prices, estimate
+from nxpipe.stacks.endpoints import Endpoints
+from nxpipe.stacks.names import NAMESPACE, SERVICE_ACCOUNT
+from nxpipe.stacks.reading import Templates, read
+from nxpipe.stacks.rules import Facts, Window
+from nxpipe.stacks.rules.plugin import Guards
 from tests.cloud.census import census
 from tests.stacks.cluster_world import ADMIN, BLOCK, LOCK, SERVE, TRAIN, World, make
 from tests.stacks.linting import complaints

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from stacks.costs import HOURS_A_MONTH, Estimate, Prices, estimate, load_prices
-from stacks.reading import Templates, read
-from stacks.rules import Facts, lint
+from nxpipe.stacks.costs import HOURS_A_MONTH, Estimate, Prices, estimate, load_prices
+from nxpipe.stacks.reading import Templates, read
+from nxpipe.stacks.rules import Facts, lint
 from tests.conftest import ROOT
 from tests.stacks.rules.fixtures import environment, group, launch, resource
 

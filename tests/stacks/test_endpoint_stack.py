@@ -9,16 +9,16 @@ import pytest
 from aws_cdk import RemovalPolicy
 from botocore.session import get_session
 
-from pipeline.config import Config, load_config
-from pipeline.config.endpoints import HOSTED
-from stacks.costs import Prices, estimate, load_prices
-from stacks.endpoint import EndpointStack
-from stacks.network import NetworkStack
-from stacks.observe import ObserveStack
-from stacks.reach import needs
-from stacks.reading import Templates, read
-from stacks.rules import Facts, lint
-from stacks.store import StoreStack
+from nxpipe.pipeline.config import Config, load_config
+from nxpipe.pipeline.config.endpoints import HOSTED
+from nxpipe.stacks.costs import Prices, estimate, load_prices
+from nxpipe.stacks.endpoint import EndpointStack
+from nxpipe.stacks.network import NetworkStack
+from nxpipe.stacks.observe import ObserveStack
+from nxpipe.stacks.reach import needs
+from nxpipe.stacks.reading import Templates, read
+from nxpipe.stacks.rules import Facts, lint
+from nxpipe.stacks.store import StoreStack
 from tests.cloud.census import census
 from tests.stacks.linting import complaints
 from tests.stacks.local import HERE, REGION, deploy, destroy, new_app, resources, template_of

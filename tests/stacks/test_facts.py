@@ -3,8 +3,8 @@
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-from pipeline.config import load_config
-from stacks.facts import accepted_by, facts_of
+from nxpipe.pipeline.config import load_config
+from nxpipe.stacks.facts import accepted_by, facts_of
 
 TOML = """\
 [project]

@@ -7,12 +7,12 @@ import boto3
 import pytest
 from aws_cdk import RemovalPolicy
 
-from pipeline.config.cloud import Farm, Release
-from pipeline.config.network import ClosedNetwork
-from stacks.farm import FarmStack
-from stacks.network import NetworkStack
-from stacks.release import ReleaseStack
-from stacks.store import StoreStack
+from nxpipe.pipeline.config.cloud import Farm, Release
+from nxpipe.pipeline.config.network import ClosedNetwork
+from nxpipe.stacks.farm import FarmStack
+from nxpipe.stacks.network import NetworkStack
+from nxpipe.stacks.release import ReleaseStack
+from nxpipe.stacks.store import StoreStack
 from tests.cloud.census import census
 from tests.stacks.local import ACCOUNT, HERE, REGION, deploy, destroy, new_app, outputs, template_of
 from tests.stacks.permissions import allowed, statements_of, trust_of

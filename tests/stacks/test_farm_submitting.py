@@ -3,9 +3,9 @@
 import boto3
 from aws_cdk import Stack
 
-from pipeline.config.cloud import Farm, Release
-from pipeline.executors.batch_farm import Room, find_farm
-from stacks.names import PROJECT_TAG
+from nxpipe.pipeline.config.cloud import Farm, Release
+from nxpipe.pipeline.executors.batch_farm import Room, find_farm
+from nxpipe.stacks.names import PROJECT_TAG
 from tests.cloud.census import census
 from tests.stacks.local import ACCOUNT, REGION, deploy, destroy, outputs
 from tests.stacks.permissions import allowed, statements_of

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from app import main
-from pipeline.config.amis import FLEETS_PARAMETER, TRAINING_PARAMETER
-from pipeline.templates.configuration import configuration
-from stacks.reading import Templates, read
-from stacks.rules import Facts, lint
+from nxpipe.pipeline.config.amis import FLEETS_PARAMETER, TRAINING_PARAMETER
+from nxpipe.pipeline.templates.configuration import configuration
+from nxpipe.stacks.reading import Templates, read
+from nxpipe.stacks.rules import Facts, lint
 from tests.conftest import ROOT
 from tests.stacks.local import new_app
 

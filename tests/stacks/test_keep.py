@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from stacks.keep import KEPT, kept_in
-from stacks.reading import Templates, read
-from stacks.rules import Facts, lint
-from stacks.rules.weights import RULE, TEXT
+from nxpipe.stacks.keep import KEPT, kept_in
+from nxpipe.stacks.reading import Templates, read
+from nxpipe.stacks.rules import Facts, lint
+from nxpipe.stacks.rules.weights import RULE, TEXT
 
 RETAINED = {"DeletionPolicy": "Retain", "UpdateReplacePolicy": "Retain"}
 

@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 import app
-from pipeline.config import ConfigInvalid
+from nxpipe.pipeline.config import ConfigInvalid
 from tests.stacks.matrix import NETWORKS, POSSIBLE, REFUSED, Fleet, Matrix, project
 
 SHARED: Final = {"all-cache", "all-network", "all-storage"}

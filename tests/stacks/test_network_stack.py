@@ -13,8 +13,8 @@ import pytest
 from aws_cdk.assertions import Template
 from pydantic import ValidationError
 
-from pipeline.config.network import ClosedNetwork, ExistingNetwork, NatNetwork
-from stacks.network import NetworkStack
+from nxpipe.pipeline.config.network import ClosedNetwork, ExistingNetwork, NatNetwork
+from nxpipe.stacks.network import NetworkStack
 from tests.stacks.local import HERE, deploy, destroy, new_app, resources, template_of
 
 ZONES = ("us-east-2a", "us-east-2b")

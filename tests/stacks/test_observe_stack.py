@@ -10,13 +10,13 @@ from aws_cdk import Stack, aws_autoscaling, aws_ec2
 from aws_cdk import aws_elasticloadbalancingv2 as balancing
 from constructs import Construct
 
-from pipeline.config.cloud import Budget, Observe
-from pipeline.config.network import ClosedNetwork
-from pipeline.config.sections import Guards
-from stacks.handles import NetworkHandle, ServeHandle
-from stacks.metrics import MEASURES
-from stacks.network import NetworkStack
-from stacks.observe import ObserveStack
+from nxpipe.pipeline.config.cloud import Budget, Observe
+from nxpipe.pipeline.config.network import ClosedNetwork
+from nxpipe.pipeline.config.sections import Guards
+from nxpipe.stacks.handles import NetworkHandle, ServeHandle
+from nxpipe.stacks.metrics import MEASURES
+from nxpipe.stacks.network import NetworkStack
+from nxpipe.stacks.observe import ObserveStack
 from tests.cloud.census import census
 from tests.stacks.local import ACCOUNT, HERE, REGION, deploy, destroy, new_app, template_of
 

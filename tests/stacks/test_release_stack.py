@@ -9,16 +9,16 @@ import boto3
 import pytest
 from aws_cdk import App, RemovalPolicy
 
-from artifact_store import Store, layout
-from artifact_store.backends.local import LocalFolder
-from artifact_store.channel.change import Author, Requirements, promote
-from artifact_store.trust.kms import ALGORITHM
-from pipeline.config import Signing
-from pipeline.config.cloud import Release
-from pipeline.config.sections import PromotingKey
-from stacks.publishing import CREATED_ONCE, REPLACED
-from stacks.release import ReleaseStack
-from stacks.store import StoreStack
+from nxpipe.artifact_store import Store, layout
+from nxpipe.artifact_store.backends.local import LocalFolder
+from nxpipe.artifact_store.channel.change import Author, Requirements, promote
+from nxpipe.artifact_store.trust.kms import ALGORITHM
+from nxpipe.pipeline.config import Signing
+from nxpipe.pipeline.config.cloud import Release
+from nxpipe.pipeline.config.sections import PromotingKey
+from nxpipe.stacks.publishing import CREATED_ONCE, REPLACED
+from nxpipe.stacks.release import ReleaseStack
+from nxpipe.stacks.store import StoreStack
 from tests.artifact_store.samples import publish_verified, put, watched
 from tests.cloud.census import census
 from tests.stacks.local import ACCOUNT, HERE, REGION, deploy, destroy, new_app, outputs, template_of

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.plan import Plan
 from tests.cloud.mends.events import strike
 from tests.cloud.visitors import Fleet, Visitors, visitors
 from tests.stacks.rollout_faults import Fault, faults, injected, meanwhile

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.canary.alone import Alone
-from pipeline.canary.canonical import digest_of
-from pipeline.canary.counts import Arm
-from pipeline.canary.course import Course
-from pipeline.canary.errors import CanaryError
-from pipeline.canary.handler import handle
-from pipeline.canary.looking import LOOKS_HERE, Word, look
-from pipeline.canary.metrics import batches, beginning_of, complete, minute_of, queries
-from pipeline.canary.pace import Pace
-from pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.alone import Alone
+from nxpipe.pipeline.canary.canonical import digest_of
+from nxpipe.pipeline.canary.counts import Arm
+from nxpipe.pipeline.canary.course import Course
+from nxpipe.pipeline.canary.errors import CanaryError
+from nxpipe.pipeline.canary.handler import handle
+from nxpipe.pipeline.canary.looking import LOOKS_HERE, Word, look
+from nxpipe.pipeline.canary.metrics import batches, beginning_of, complete, minute_of, queries
+from nxpipe.pipeline.canary.pace import Pace
+from nxpipe.pipeline.canary.plan import Plan
 
 LATENCIES: Final = (0.1, 0.15, 0.2, 0.3, 0.5, 0.625, 0.8)
 PLAN: Final = Plan.of((5, 100), bake_min=5, bake_max=60, latencies=LATENCIES)

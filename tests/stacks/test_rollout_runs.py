@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import boto3
 import pytest
 
-from pipeline.canary.plan import Plan
-from pipeline.canary.record import replay
+from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.record import replay
 from tests.cloud.census import census
 from tests.cloud.mends.events import strike
 from tests.cloud.visitors import Fleet, visitors

@@ -15,13 +15,13 @@ import boto3
 import pytest
 from aws_cdk import RemovalPolicy
 
-from emulator.hardware import INSTANCES
-from pipeline.config import Config, Project, TrainingFleet
-from pipeline.config.network import ClosedNetwork
-from pipeline.config.place import misplaced
-from stacks.network import NetworkStack
-from stacks.store import StoreStack
-from stacks.train import TrainStack
+from nxpipe.emulator.hardware import INSTANCES
+from nxpipe.pipeline.config import Config, Project, TrainingFleet
+from nxpipe.pipeline.config.network import ClosedNetwork
+from nxpipe.pipeline.config.place import misplaced
+from nxpipe.stacks.network import NetworkStack
+from nxpipe.stacks.store import StoreStack
+from nxpipe.stacks.train import TrainStack
 from tests.cloud.census import census
 from tests.stacks.local import ACCOUNT, HERE, REGION, deploy, destroy, new_app, outputs, template_of
 from tests.stacks.permissions import allowed, statements_of

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import Config, ServingFleet, load_config
-from pipeline.folders import user_state_folder
-from stacks.user_data.fleet_file import NoPublicKey
-from stacks.user_data.script import LARGEST, TooLong
-from stacks.user_data.serving import Agent, Cache, Places, Serving
-from stacks.user_data.unit import word
+from nxpipe.pipeline.config import Config, ServingFleet, load_config
+from nxpipe.pipeline.folders import user_state_folder
+from nxpipe.stacks.user_data.fleet_file import NoPublicKey
+from nxpipe.stacks.user_data.script import LARGEST, TooLong
+from nxpipe.stacks.user_data.serving import Agent, Cache, Places, Serving
+from nxpipe.stacks.user_data.unit import word
 from tests.stacks.sandbox import Sandbox
 
 pytestmark = pytest.mark.runs

@@ -1,8 +1,19 @@
 """How PyTorch's operators become ours, a file for each family; importing them fills the table."""
 
-from emulator.capture.aten import elementwise, index, linalg, make, normalise, reduce, resample, scatter, shape, window  # noqa: F401
-from emulator.capture.aten.base import NotExpressible, Site, importer_of, is_known, states_a_fact
-from emulator.capture.aten.complex import Complex, complex_importer_of
+from nxpipe.emulator.capture.aten import (  # noqa: F401
+    elementwise,
+    index,
+    linalg,
+    make,
+    normalise,
+    reduce,
+    resample,
+    scatter,
+    shape,
+    window,
+)
+from nxpipe.emulator.capture.aten.base import NotExpressible, Site, importer_of, is_known, states_a_fact
+from nxpipe.emulator.capture.aten.complex import Complex, complex_importer_of
 
 __all__ = [
     "Complex",

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, TypeVar
 
-from emulator.capture.site import NotExpressible, Site, given
-from emulator.graph import Value
+from nxpipe.emulator.capture.site import NotExpressible, Site, given
+from nxpipe.emulator.graph import Value
 
 __all__ = [
     "NotExpressible",

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from emulator.capture.aten.base import NotExpressible, Site, axis_of, importer_of, imports
-from emulator.graph import Value
-from emulator.ops import Concat, MatMul, Transpose
-from emulator.types import DType
+from nxpipe.emulator.capture.aten.base import NotExpressible, Site, axis_of, importer_of, imports
+from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ops import Concat, MatMul, Transpose
+from nxpipe.emulator.types import DType
 
 _MOVES = frozenset(
     (

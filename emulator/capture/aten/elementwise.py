@@ -3,10 +3,10 @@
 import math
 from typing import Any
 
-from emulator.capture.aten.base import NotExpressible, Site, axis_of, imports
-from emulator.graph import Value
-from emulator.ops import Where
-from emulator.types import DType
+from nxpipe.emulator.capture.aten.base import NotExpressible, Site, axis_of, imports
+from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ops import Where
+from nxpipe.emulator.types import DType
 
 _UNARY = {
     "abs": "abs",

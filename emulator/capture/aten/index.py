@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from emulator.capture.aten.base import NotExpressible, Site, along_an_axis, axis_of, imports
-from emulator.graph import Value
-from emulator.ops import Gather, Index, IndexUpdate, Iota, Reduce, TakeAlong, Transpose, Where
-from emulator.types import DType
+from nxpipe.emulator.capture.aten.base import NotExpressible, Site, along_an_axis, axis_of, imports
+from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ops import Gather, Index, IndexUpdate, Iota, Reduce, TakeAlong, Transpose, Where
+from nxpipe.emulator.types import DType
 
 
 @imports("embedding")

@@ -3,11 +3,11 @@
 import math
 from typing import Any
 
-from emulator.capture.aten.base import NotExpressible, Site, given, imports
-from emulator.capture.composites.products import matrix_product, vector_product
-from emulator.graph import Value
-from emulator.ops import Attention, GroupedMatMul, Linear, Transpose
-from emulator.types import DType
+from nxpipe.emulator.capture.aten.base import NotExpressible, Site, given, imports
+from nxpipe.emulator.capture.composites.products import matrix_product, vector_product
+from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ops import Attention, GroupedMatMul, Linear, Transpose
+from nxpipe.emulator.types import DType
 
 
 @imports("linear")

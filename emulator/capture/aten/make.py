@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from emulator.capture.aten.base import NotExpressible, Site, imports
-from emulator.graph import Value
-from emulator.ops import Iota, Where
-from emulator.types import DType
+from nxpipe.emulator.capture.aten.base import NotExpressible, Site, imports
+from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ops import Iota, Where
+from nxpipe.emulator.types import DType
 
 
 def _arange(site: Site, start: float, step: float) -> Value:

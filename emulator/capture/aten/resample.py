@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from emulator.capture.aten.base import Site, imports
-from emulator.capture.aten.window import Sizes
-from emulator.capture.composites.sample import grid_sampled
-from emulator.capture.composites.stretch import smoothing
-from emulator.capture.composites.windows import mixed
-from emulator.graph import Value
-from emulator.ops import Resample
+from nxpipe.emulator.capture.aten.base import Site, imports
+from nxpipe.emulator.capture.aten.window import Sizes
+from nxpipe.emulator.capture.composites.sample import grid_sampled
+from nxpipe.emulator.capture.composites.stretch import smoothing
+from nxpipe.emulator.capture.composites.windows import mixed
+from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ops import Resample
 
 
 def _scales(site: Site, x: Value, factors: Sequence[float | None] | None, aligned: bool) -> tuple[float, ...]:

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from emulator.capture.aten.base import Site, axis_of, imports
-from emulator.graph import Value
-from emulator.ops import Cumulate, Gather, ScatterAlong, Where
-from emulator.types import DType
+from nxpipe.emulator.capture.aten.base import Site, axis_of, imports
+from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ops import Cumulate, Gather, ScatterAlong, Where
+from nxpipe.emulator.types import DType
 
 _COMBINED = {
     "add": "add",

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from emulator.capture.aten.base import Site, given, imports
-from emulator.capture.composites.windows import (
+from nxpipe.emulator.capture.aten.base import Site, given, imports
+from nxpipe.emulator.capture.composites.windows import (
     Geometry,
     folded,
     largest_of,
@@ -17,9 +17,9 @@ from emulator.capture.composites.windows import (
     stretched_places,
     transposed_convolution,
 )
-from emulator.graph import Value
-from emulator.ops import Concat, Convolution, Pool, Transpose
-from emulator.types import DType
+from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ops import Concat, Convolution, Pool, Transpose
+from nxpipe.emulator.types import DType
 
 Sizes = Sequence[int]
 

@@ -3,10 +3,10 @@
 import math
 from itertools import product
 
-from emulator.capture.site import Site
-from emulator.graph import Value
-from emulator.ops import TakeAlong, Where
-from emulator.types import DType
+from nxpipe.emulator.capture.site import Site
+from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ops import TakeAlong, Where
+from nxpipe.emulator.types import DType
 
 _CUBIC = -0.75  # the constant of Keys' convolution
 

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from emulator.capture.room import require_room
-from emulator.numerics import Array
+from nxpipe.emulator.capture.room import require_room
+from nxpipe.emulator.numerics import Array
 
 
 def smoothing(old: int, places: Array, stretch: float, *, cubic: float | None, beyond: bool) -> Array:

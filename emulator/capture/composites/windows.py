@@ -6,12 +6,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator.capture.room import require_room
-from emulator.capture.site import NotExpressible, Site, given
-from emulator.graph import Value
-from emulator.numerics import Array
-from emulator.ops import ArgReduce, Convolution, Flip, Gather, Index, Iota, MatMul, Pad, Reduce, ScatterAlong, Transpose
-from emulator.types import DType, TensorType
+from nxpipe.emulator.capture.room import require_room
+from nxpipe.emulator.capture.site import NotExpressible, Site, given
+from nxpipe.emulator.graph import Value
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ops import (
+    ArgReduce,
+    Convolution,
+    Flip,
+    Gather,
+    Index,
+    Iota,
+    MatMul,
+    Pad,
+    Reduce,
+    ScatterAlong,
+    Transpose,
+)
+from nxpipe.emulator.types import DType, TensorType
 
 Sizes = tuple[int, ...]
 

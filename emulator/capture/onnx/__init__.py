@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from emulator.errors import CaptureError
-from emulator.graph import Graph
-from emulator.numerics import Array
+from nxpipe.emulator.errors import CaptureError
+from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.numerics import Array
 
 
 def capture_onnx(path: Path, sizes: Mapping[str, int] | None = None) -> Graph:
     """The graph of an ONNX file; `sizes` fixes axes that the file leaves open, by their names in it."""
     _require_onnx()
-    from emulator.capture.onnx.reader import capture_file
+    from nxpipe.emulator.capture.onnx.reader import capture_file
 
     return capture_file(path, sizes or {})
 
@@ -19,7 +19,7 @@ def capture_onnx(path: Path, sizes: Mapping[str, int] | None = None) -> Graph:
 def onnx_parameters(path: Path) -> dict[str, Array]:
     """The weights in an ONNX file, and in the files of data beside it, by name."""
     _require_onnx()
-    from emulator.capture.onnx.file import parameters
+    from nxpipe.emulator.capture.onnx.file import parameters
 
     return parameters(path)
 
@@ -27,8 +27,8 @@ def onnx_parameters(path: Path) -> dict[str, Array]:
 def onnx_data_files(path: Path) -> dict[str, int]:
     """The files of data beside an ONNX file, by name, and the bytes that each must have at least."""
     _require_onnx()
-    from emulator.capture.onnx.external import DataFolder
-    from emulator.capture.onnx.file import loaded
+    from nxpipe.emulator.capture.onnx.external import DataFolder
+    from nxpipe.emulator.capture.onnx.file import loaded
 
     return DataFolder(path.parent, path.name).files(loaded(path))
 
@@ -36,8 +36,8 @@ def onnx_data_files(path: Path) -> dict[str, int]:
 def onnx_data_names(path: Path) -> tuple[str, ...]:
     """The files of data that an ONNX file names, whether they are there or not; none of them is opened."""
     _require_onnx()
-    from emulator.capture.onnx.external import named
-    from emulator.capture.onnx.file import loaded
+    from nxpipe.emulator.capture.onnx.external import named
+    from nxpipe.emulator.capture.onnx.file import loaded
 
     return named(loaded(path))
 
@@ -45,7 +45,7 @@ def onnx_data_names(path: Path) -> tuple[str, ...]:
 def onnx_open_axes(path: Path) -> tuple[str, ...]:
     """The axes of inputs that an ONNX file leaves open, by name."""
     _require_onnx()
-    from emulator.capture.onnx.file import open_axes
+    from nxpipe.emulator.capture.onnx.file import open_axes
 
     return open_axes(path)
 
@@ -53,7 +53,7 @@ def onnx_open_axes(path: Path) -> tuple[str, ...]:
 def run_onnx(path: Path, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """What ONNX's own reference evaluator computes with the file."""
     _require_onnx()
-    from emulator.capture.onnx.reference import evaluate
+    from nxpipe.emulator.capture.onnx.reference import evaluate
 
     return evaluate(path, inputs)
 

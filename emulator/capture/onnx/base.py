@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from emulator.capture.onnx.limits import BoundedBuilder
-from emulator.capture.site import NotExpressible, Site
-from emulator.graph import Value
-from emulator.numerics import Array, settle
-from emulator.ops import Convolution, Operator, Pool, result_type
-from emulator.ops.portable import compute
-from emulator.types import DType
+from nxpipe.emulator.capture.onnx.limits import BoundedBuilder
+from nxpipe.emulator.capture.site import NotExpressible, Site
+from nxpipe.emulator.graph import Value
+from nxpipe.emulator.numerics import Array, settle
+from nxpipe.emulator.ops import Convolution, Operator, Pool, result_type
+from nxpipe.emulator.ops.portable import compute
+from nxpipe.emulator.types import DType
 
 Importer = Callable[..., Value | list[Value]]
 _Importer = TypeVar("_Importer", bound=Importer)

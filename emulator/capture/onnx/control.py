@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from emulator.capture.onnx.base import OnnxSite, axis_in
-from emulator.capture.onnx.limits import LOOP_TURNS
-from emulator.capture.site import NotExpressible
-from emulator.graph import Value
-from emulator.ops import Concat
-from emulator.types import DType
+from nxpipe.emulator.capture.onnx.base import OnnxSite, axis_in
+from nxpipe.emulator.capture.onnx.limits import LOOP_TURNS
+from nxpipe.emulator.capture.site import NotExpressible
+from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ops import Concat
+from nxpipe.emulator.types import DType
 
 # Runs the body that an attribute holds on the values of its inputs, and gives those of its outputs.
 Body = Callable[[Any, Sequence[Value]], list[Value]]

@@ -2,12 +2,12 @@
 
 from functools import reduce
 
-from emulator.capture.onnx.base import OnnxSite, imports
-from emulator.capture.site import NotExpressible
-from emulator.graph import Value
-from emulator.numerics import largest_finite
-from emulator.ops import Bitcast, Where
-from emulator.types import DType
+from nxpipe.emulator.capture.onnx.base import OnnxSite, imports
+from nxpipe.emulator.capture.site import NotExpressible
+from nxpipe.emulator.graph import Value
+from nxpipe.emulator.numerics import largest_finite
+from nxpipe.emulator.ops import Bitcast, Where
+from nxpipe.emulator.types import DType
 
 _UNARY = {
     "Abs": "abs",

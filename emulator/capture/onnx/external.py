@@ -16,9 +16,9 @@ from typing import Any
 
 from onnx import ModelProto, TensorProto
 
-from emulator.capture.onnx.limits import SHARED_DATA
-from emulator.errors import DataUnusable
-from emulator.regular_file import open_regular
+from nxpipe.emulator.capture.onnx.limits import SHARED_DATA
+from nxpipe.emulator.errors import DataUnusable
+from nxpipe.emulator.regular_file import open_regular
 
 _MOST_DIGITS = 19  # of a number of 64 bits
 

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import onnx
 
-from emulator.capture.onnx.base import SMALL
-from emulator.capture.onnx.elementwise import dtype_of
-from emulator.capture.onnx.external import DataFolder, tensors_of
-from emulator.capture.onnx.limits import FILE_BYTES, FILE_NAMES, FILE_NODES, BeyondLimit
-from emulator.capture.onnx.wire import require_few_parts
-from emulator.capture.site import NotExpressible
-from emulator.errors import CaptureError
-from emulator.numerics import Array
-from emulator.regular_file import open_regular
-from emulator.types import TensorType, is_reasonable
+from nxpipe.emulator.capture.onnx.base import SMALL
+from nxpipe.emulator.capture.onnx.elementwise import dtype_of
+from nxpipe.emulator.capture.onnx.external import DataFolder, tensors_of
+from nxpipe.emulator.capture.onnx.limits import FILE_BYTES, FILE_NAMES, FILE_NODES, BeyondLimit
+from nxpipe.emulator.capture.onnx.wire import require_few_parts
+from nxpipe.emulator.capture.site import NotExpressible
+from nxpipe.emulator.errors import CaptureError
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.regular_file import open_regular
+from nxpipe.emulator.types import TensorType, is_reasonable
 
 
 def loaded(path: Path) -> Any:

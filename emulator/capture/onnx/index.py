@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from emulator.capture.onnx.base import OnnxSite, axis_in, imports
-from emulator.capture.room import require_room
-from emulator.graph import Value
-from emulator.ops import (
+from nxpipe.emulator.capture.onnx.base import OnnxSite, axis_in, imports
+from nxpipe.emulator.capture.room import require_room
+from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ops import (
     ArgReduce,
     ArgSort,
     Concat,
@@ -19,7 +19,7 @@ from emulator.ops import (
     TakeAlong,
     Where,
 )
-from emulator.types import DType
+from nxpipe.emulator.types import DType
 
 
 def _counted_from_the_front(site: OnnxSite, indices: Value, size: int) -> Value:

@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from emulator.capture.onnx.base import OnnxSite, imports
-from emulator.capture.onnx.window import geometry_of
-from emulator.capture.site import NotExpressible
-from emulator.graph import Value
-from emulator.numerics import largest_finite
-from emulator.ops import Convolution, MatMul
-from emulator.types import DType
+from nxpipe.emulator.capture.onnx.base import OnnxSite, imports
+from nxpipe.emulator.capture.onnx.window import geometry_of
+from nxpipe.emulator.capture.site import NotExpressible
+from nxpipe.emulator.graph import Value
+from nxpipe.emulator.numerics import largest_finite
+from nxpipe.emulator.ops import Convolution, MatMul
+from nxpipe.emulator.types import DType
 
 # So many products of two numbers of nine bits add up to less than 2**24, up to where float32 counts exactly.
 _EXACT = 256
@@ -41,7 +41,7 @@ def dequantise(site: OnnxSite, x: Value, scale: Value, zero: Value | None = None
 
 @imports("QuantizeLinear")
 def quantise(site: OnnxSite, x: Value, scale: Value, zero: Value | None = None) -> Value:
-    from emulator.capture.onnx.elementwise import dtype_of
+    from nxpipe.emulator.capture.onnx.elementwise import dtype_of
 
     wanted = site.attribute("output_dtype", 0)
     dtype = zero.type.dtype if zero is not None else dtype_of(wanted) if wanted else DType.UINT8

@@ -9,21 +9,21 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
-from emulator.capture.onnx.base import OnnxSite, ValueNeeded
-from emulator.capture.onnx.control import CONTROL, Body
-from emulator.capture.onnx.elementwise import dtype_of
-from emulator.capture.onnx.external import DataFolder
-from emulator.capture.onnx.file import is_parameter, loaded, numbers, sentence, type_of
-from emulator.capture.onnx.functions import NO_CALL, Call, attributes_of, bytes_in, filled, taken_apart
-from emulator.capture.onnx.limits import DEPTH, BeyondLimit, BoundedBuilder
-from emulator.capture.onnx.refused import reason_for
-from emulator.capture.onnx.structure import function_key, require_sound
-from emulator.capture.onnx.table import IMPORTERS
-from emulator.capture.site import NotExpressible
-from emulator.errors import CaptureError, CompileError, Finding, IllTyped, UnsupportedOperators
-from emulator.graph import Graph, Origin, Value
-from emulator.numerics import Array
-from emulator.types import TensorType, is_reasonable
+from nxpipe.emulator.capture.onnx.base import OnnxSite, ValueNeeded
+from nxpipe.emulator.capture.onnx.control import CONTROL, Body
+from nxpipe.emulator.capture.onnx.elementwise import dtype_of
+from nxpipe.emulator.capture.onnx.external import DataFolder
+from nxpipe.emulator.capture.onnx.file import is_parameter, loaded, numbers, sentence, type_of
+from nxpipe.emulator.capture.onnx.functions import NO_CALL, Call, attributes_of, bytes_in, filled, taken_apart
+from nxpipe.emulator.capture.onnx.limits import DEPTH, BeyondLimit, BoundedBuilder
+from nxpipe.emulator.capture.onnx.refused import reason_for
+from nxpipe.emulator.capture.onnx.structure import function_key, require_sound
+from nxpipe.emulator.capture.onnx.table import IMPORTERS
+from nxpipe.emulator.capture.site import NotExpressible
+from nxpipe.emulator.errors import CaptureError, CompileError, Finding, IllTyped, UnsupportedOperators
+from nxpipe.emulator.graph import Graph, Origin, Value
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.types import TensorType, is_reasonable
 
 _LONGEST_PLACE: Final = 512  # characters: a place names each call and body around it
 _OWN_DOMAINS = ("", "ai.onnx")

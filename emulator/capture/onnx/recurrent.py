@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from emulator.capture.onnx.base import IMPORTERS, OnnxSite, imports
-from emulator.capture.site import NotExpressible
-from emulator.graph import Value
-from emulator.ops import Concat, Linear, Transpose, Where
+from nxpipe.emulator.capture.onnx.base import IMPORTERS, OnnxSite, imports
+from nxpipe.emulator.capture.site import NotExpressible
+from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ops import Concat, Linear, Transpose, Where
 
 _State = tuple[Value, ...]
 _ACTIVATIONS = (

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from emulator.capture.onnx.base import OnnxSite, axis_in, imports
-from emulator.capture.site import NotExpressible
-from emulator.graph import Value
-from emulator.ops import Reduce
-from emulator.types import DType
+from nxpipe.emulator.capture.onnx.base import OnnxSite, axis_in, imports
+from nxpipe.emulator.capture.site import NotExpressible
+from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ops import Reduce
+from nxpipe.emulator.types import DType
 
 
 def _axes(site: OnnxSite, x: Value, axes: Value | None) -> tuple[int, ...]:

@@ -7,9 +7,9 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from emulator.capture.onnx.file import with_data
-from emulator.errors import CaptureError, CompileError
-from emulator.numerics import Array
+from nxpipe.emulator.capture.onnx.file import with_data
+from nxpipe.emulator.errors import CaptureError, CompileError
+from nxpipe.emulator.numerics import Array
 
 
 def evaluate(path: Path, inputs: Mapping[str, Array]) -> dict[str, Array]:

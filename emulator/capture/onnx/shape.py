@@ -4,14 +4,14 @@ import math
 
 import numpy as np
 
-from emulator.capture.composites.windows import continued
-from emulator.capture.onnx.base import OnnxSite, axis_in, imports
-from emulator.capture.onnx.elementwise import dtype_of
-from emulator.capture.room import require_room
-from emulator.capture.site import NotExpressible
-from emulator.graph import Value
-from emulator.ops import Concat, Flip, Iota, Pad, Transpose, Where
-from emulator.types import DType, TensorType
+from nxpipe.emulator.capture.composites.windows import continued
+from nxpipe.emulator.capture.onnx.base import OnnxSite, axis_in, imports
+from nxpipe.emulator.capture.onnx.elementwise import dtype_of
+from nxpipe.emulator.capture.room import require_room
+from nxpipe.emulator.capture.site import NotExpressible
+from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ops import Concat, Flip, Iota, Pad, Transpose, Where
+from nxpipe.emulator.types import DType, TensorType
 
 
 @imports("Shape")

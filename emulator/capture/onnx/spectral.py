@@ -4,13 +4,13 @@ import math
 
 import numpy as np
 
-from emulator.capture.onnx.base import OnnxSite, axis_in, imports
-from emulator.capture.room import require_room
-from emulator.capture.site import NotExpressible
-from emulator.graph import Value
-from emulator.numerics import Array
-from emulator.ops import Concat, Flip, Gather, MatMul, Pad, Transpose
-from emulator.types import DType
+from nxpipe.emulator.capture.onnx.base import OnnxSite, axis_in, imports
+from nxpipe.emulator.capture.room import require_room
+from nxpipe.emulator.capture.site import NotExpressible
+from nxpipe.emulator.graph import Value
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ops import Concat, Flip, Gather, MatMul, Pad, Transpose
+from nxpipe.emulator.types import DType
 
 
 @imports("DFT")
@@ -95,7 +95,7 @@ def short_time_fourier(
 @imports("MelWeightMatrix")
 def mel_weights(site: OnnxSite, bands: Value, length: Value, rate: Value, low: Value, high: Value) -> Value:
     """Triangles over a spectrum, at equal distances on the mel scale: a constant."""
-    from emulator.capture.onnx.elementwise import dtype_of
+    from nxpipe.emulator.capture.onnx.elementwise import dtype_of
 
     count, size, hertz = (int(site.table("size", value).item()) for value in (bands, length, rate))
     edges = [float(site.table("edge", value).item()) for value in (low, high)]

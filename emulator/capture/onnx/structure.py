@@ -7,9 +7,9 @@ is left out: with it a bias, or a bound, would drop out of the program without a
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from emulator.capture.onnx.file import is_weight
-from emulator.capture.onnx.limits import NAME_CHARACTERS, BeyondLimit
-from emulator.errors import CaptureError
+from nxpipe.emulator.capture.onnx.file import is_weight
+from nxpipe.emulator.capture.onnx.limits import NAME_CHARACTERS, BeyondLimit
+from nxpipe.emulator.errors import CaptureError
 
 _Key = tuple[str, str, str]
 

@@ -1,6 +1,6 @@
 """The table of all operators, a file for each family; importing them fills it."""
 
-from emulator.capture.onnx import (  # noqa: F401
+from nxpipe.emulator.capture.onnx import (  # noqa: F401
     elementwise,
     index,
     linalg,
@@ -12,6 +12,6 @@ from emulator.capture.onnx import (  # noqa: F401
     spectral,
     window,
 )
-from emulator.capture.onnx.base import IMPORTERS
+from nxpipe.emulator.capture.onnx.base import IMPORTERS
 
 __all__ = ["IMPORTERS"]

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from emulator.capture.composites.sample import grid_sampled
-from emulator.capture.composites.windows import (
+from nxpipe.emulator.capture.composites.sample import grid_sampled
+from nxpipe.emulator.capture.composites.windows import (
     Geometry,
     folded,
     largest_of,
@@ -13,12 +13,12 @@ from emulator.capture.composites.windows import (
     sliding_places,
     transposed_convolution,
 )
-from emulator.capture.onnx.base import OnnxSite, imports
-from emulator.capture.room import require_room
-from emulator.capture.site import given
-from emulator.graph import Value
-from emulator.ops import Convolution, Gather, Pool, Reduce
-from emulator.types import DType
+from nxpipe.emulator.capture.onnx.base import OnnxSite, imports
+from nxpipe.emulator.capture.room import require_room
+from nxpipe.emulator.capture.site import given
+from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ops import Convolution, Gather, Pool, Reduce
+from nxpipe.emulator.types import DType
 
 Sizes = tuple[int, ...]
 

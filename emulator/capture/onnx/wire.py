@@ -9,7 +9,7 @@ from typing import Any
 
 from onnx import ModelProto
 
-from emulator.capture.onnx.limits import FILE_PARTS, UNCOUNTED_BYTES, BeyondLimit
+from nxpipe.emulator.capture.onnx.limits import FILE_PARTS, UNCOUNTED_BYTES, BeyondLimit
 
 _VARINT, _FIXED64, _BYTES, _GROUP, _END_OF_GROUP, _FIXED32 = range(6)
 

@@ -5,9 +5,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from emulator.builder import GraphBuilder
-from emulator.graph import Graph, Node, Origin, Value
-from emulator.ops import (
+from nxpipe.emulator.builder import GraphBuilder
+from nxpipe.emulator.graph import Graph, Node, Origin, Value
+from nxpipe.emulator.ops import (
     AllGather,
     AllReduce,
     Binary,
@@ -25,13 +25,13 @@ from emulator.ops import (
     SliceUpdate,
     Where,
 )
-from emulator.ops.shares import uneven
-from emulator.passes.shard.layout import Layout, Split
-from emulator.passes.shard.merge import merge_sums
-from emulator.passes.shard.plan import Plan
-from emulator.passes.shard.rows import divide_rows
-from emulator.passes.shard.walk import Verdict
-from emulator.types import DType
+from nxpipe.emulator.ops.shares import uneven
+from nxpipe.emulator.passes.shard.layout import Layout, Split
+from nxpipe.emulator.passes.shard.merge import merge_sums
+from nxpipe.emulator.passes.shard.plan import Plan
+from nxpipe.emulator.passes.shard.rows import divide_rows
+from nxpipe.emulator.passes.shard.walk import Verdict
+from nxpipe.emulator.types import DType
 
 _Attributes: TypeAlias = tuple[
     int, int, tuple[int, ...], tuple[int, ...], int, tuple[int, ...], tuple[int, ...]

@@ -11,7 +11,7 @@ up in its places. How many places a rank has is chosen by what ranks then comput
 import math
 from typing import NamedTuple
 
-from emulator.ops.shares import Share
+from nxpipe.emulator.ops.shares import Share
 
 
 class Deal(NamedTuple):

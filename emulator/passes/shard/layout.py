@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from emulator.ops.shares import Share
-from emulator.passes.shard.cuts import Cut
+from nxpipe.emulator.ops.shares import Share
+from nxpipe.emulator.passes.shard.cuts import Cut
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from emulator.errors import CompileError
-from emulator.graph import Graph, Value
-from emulator.numerics import Array
-from emulator.ops import AllGather, RankSlice
-from emulator.ops.shares import Share, shares_of, uneven
-from emulator.passes.shard.cuts import Cut
-from emulator.passes.shard.layout import Layout
-from emulator.passes.shard.published import may_split, unmet
-from emulator.passes.shard.rules import rule_of
-from emulator.passes.shard.walk import Hints, Walk
-from emulator.passes.shard.zeros import forbid_harmful_padding
-from emulator.types import TensorType
+from nxpipe.emulator.errors import CompileError
+from nxpipe.emulator.graph import Graph, Value
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ops import AllGather, RankSlice
+from nxpipe.emulator.ops.shares import Share, shares_of, uneven
+from nxpipe.emulator.passes.shard.cuts import Cut
+from nxpipe.emulator.passes.shard.layout import Layout
+from nxpipe.emulator.passes.shard.published import may_split, unmet
+from nxpipe.emulator.passes.shard.rules import rule_of
+from nxpipe.emulator.passes.shard.walk import Hints, Walk
+from nxpipe.emulator.passes.shard.zeros import forbid_harmful_padding
+from nxpipe.emulator.types import TensorType
 
 # Each walk leaves fewer weights divided or more seams known, so it ends by itself.
 _MOST_WALKS = 64

@@ -7,8 +7,8 @@ by outputs is a choice, so the plan decides it. The rest follows: what meets div
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from emulator.graph import Graph
-from emulator.passes.shard.walk import Walk, can_be_divided
+from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.passes.shard.walk import Walk, can_be_divided
 
 _BY_OUTPUTS = ("colwise", "packed_colwise", "colwise_gather_output", "embedding_colwise")
 _BY_INPUTS = ("rowwise", "packed_rowwise", "rowwise_split_input", "embedding_rowwise")

@@ -9,10 +9,21 @@ are. A share is a few rows of every short run, so that what products read can be
 from collections.abc import Iterator
 from typing import Final
 
-from emulator.builder import GraphBuilder
-from emulator.graph import Graph, Node, Origin, Value
-from emulator.ops import AllGather, AllReduce, Binary, Cast, LayerNorm, RankSlice, ReduceScatter, RmsNorm, Unary, Where
-from emulator.passes.rewrite import declare, keep
+from nxpipe.emulator.builder import GraphBuilder
+from nxpipe.emulator.graph import Graph, Node, Origin, Value
+from nxpipe.emulator.ops import (
+    AllGather,
+    AllReduce,
+    Binary,
+    Cast,
+    LayerNorm,
+    RankSlice,
+    ReduceScatter,
+    RmsNorm,
+    Unary,
+    Where,
+)
+from nxpipe.emulator.passes.rewrite import declare, keep
 
 _LANES: Final = 128  # rows that a core works on side by side
 _ROWS: Final = 32  # of each rank in a run

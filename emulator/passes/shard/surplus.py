@@ -6,11 +6,11 @@ from functools import lru_cache
 from math import prod
 from typing import Final
 
-from emulator.graph import Graph, Node, Value
-from emulator.ops import Attention, Convolution, GroupedMatMul, Linear, MatMul
-from emulator.ops.shares import Share, stretches
-from emulator.passes.shard.layout import Layout, Split
-from emulator.passes.shard.plan import Plan
+from nxpipe.emulator.graph import Graph, Node, Value
+from nxpipe.emulator.ops import Attention, Convolution, GroupedMatMul, Linear, MatMul
+from nxpipe.emulator.ops.shares import Share, stretches
+from nxpipe.emulator.passes.shard.layout import Layout, Split
+from nxpipe.emulator.passes.shard.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
-from emulator.graph import Graph, Node, Value
-from emulator.ops import Cast, Gather, Transpose
-from emulator.passes.shard.cuts import Cut
-from emulator.passes.shard.layout import Layout, Split
+from nxpipe.emulator.graph import Graph, Node, Value
+from nxpipe.emulator.ops import Cast, Gather, Transpose
+from nxpipe.emulator.passes.shard.cuts import Cut
+from nxpipe.emulator.passes.shard.layout import Layout, Split
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from emulator.graph import Node, Value
-from emulator.numerics import Array
-from emulator.ops import (
+from nxpipe.emulator.graph import Node, Value
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.ops import (
     Attention,
     Binary,
     Broadcast,
@@ -42,8 +42,8 @@ from emulator.ops import (
     Unary,
     Where,
 )
-from emulator.passes.shard.walk import Walk
-from emulator.types import DType, TensorType
+from nxpipe.emulator.passes.shard.walk import Walk
+from nxpipe.emulator.types import DType, TensorType
 
 # What stands in all of a tensor's padding: this number; not-a-number once something in it is not finite; or None, if
 # it is something finite, of a kind that stands elsewhere in the tensor too.

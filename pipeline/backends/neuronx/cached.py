@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from pipeline.artifact_files import cached
-from pipeline.neuron_cache.entry import State, folder_of, state_of, travels
+from nxpipe.pipeline.artifact_files import cached
+from nxpipe.pipeline.neuron_cache.entry import State, folder_of, state_of, travels
 
 
 def cache_entries(cache: Path, program: str) -> dict[str, bytes]:

@@ -3,8 +3,8 @@
 import re
 from typing import Final
 
-from pipeline.check import finding as rules
-from pipeline.check.finding import Finding, Rule
+from nxpipe.pipeline.check import finding as rules
+from nxpipe.pipeline.check.finding import Finding, Rule
 
 _SMALLER: Final = "use a smaller bucket or batch, or a target with more memory"
 _INTEGERS: Final = "keep integers and booleans out of this operation, or cast its operands to fp32"

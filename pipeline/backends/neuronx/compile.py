@@ -8,25 +8,25 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from artifact_store.canonical import canonical_json
-from pipeline.backends.made import PROGRAM, Made
-from pipeline.backends.neuronx.cached import cache_entries
-from pipeline.backends.neuronx.faults import CompilerFailed, explain
-from pipeline.backends.neuronx.flags import compiler_environment, compiler_flags
-from pipeline.backends.neuronx.limited import Limits, OutOfMemory, OutOfTime, run_limited
-from pipeline.backends.neuronx.request import NeuronxRequest
-from pipeline.command_line.output import human_bytes
-from pipeline.errors import BuildRefused, NotEnoughMemory
-from pipeline.machine import available_memory
-from pipeline.models.weights import Tensors
-from pipeline.request import Shape
-from pipeline.verification.evidence import Step
-from pipeline.verification.verify import Arrays
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.pipeline.backends.made import PROGRAM, Made
+from nxpipe.pipeline.backends.neuronx.cached import cache_entries
+from nxpipe.pipeline.backends.neuronx.faults import CompilerFailed, explain
+from nxpipe.pipeline.backends.neuronx.flags import compiler_environment, compiler_flags
+from nxpipe.pipeline.backends.neuronx.limited import Limits, OutOfMemory, OutOfTime, run_limited
+from nxpipe.pipeline.backends.neuronx.request import NeuronxRequest
+from nxpipe.pipeline.command_line.output import human_bytes
+from nxpipe.pipeline.errors import BuildRefused, NotEnoughMemory
+from nxpipe.pipeline.machine import available_memory
+from nxpipe.pipeline.models.weights import Tensors
+from nxpipe.pipeline.request import Shape
+from nxpipe.pipeline.verification.evidence import Step
+from nxpipe.pipeline.verification.verify import Arrays
 
 if TYPE_CHECKING:
-    from artifact_store import Store
-    from emulator.capture import CaptureRequest
-    from emulator.graph import Graph, Value
+    from nxpipe.artifact_store import Store
+    from nxpipe.emulator.capture import CaptureRequest
+    from nxpipe.emulator.graph import Graph, Value
 
 LONGEST: Final = 2 * 3600.0  # seconds that one program may take
 _READ: Final = 1 << 20  # bytes of the end of a log, where the errors are
@@ -80,7 +80,7 @@ class Neuronx:
 
 def _captured(request: NeuronxRequest, shape: Shape) -> "Graph":
     """Our own reading of the model: it names the program, and refuses with a line of source what cannot be traced."""
-    from emulator.capture import capture
+    from nxpipe.emulator.capture import capture
 
     return capture(request.capture(shape))
 
@@ -89,7 +89,7 @@ def compile_neff(
     request: NeuronxRequest, shape: Shape, graph: "Graph", tensors: Tensors, limits: Limits
 ) -> dict[str, bytes]:
     """The program, and what the compiler has put into its cache for it."""
-    from emulator.capture import example_inputs
+    from nxpipe.emulator.capture import example_inputs
 
     with TemporaryDirectory(prefix="nxpipe-neuronx-") as name:
         job = Job(
@@ -144,7 +144,7 @@ def carry_out(job: Job) -> None:
     os.chdir(job.folder)
     os.environ.clear()
     os.environ.update(job.environment)
-    from emulator.capture.neuronx import trace_for_neuron
+    from nxpipe.emulator.capture.neuronx import trace_for_neuron
 
     trace_for_neuron(job.capture, dict(job.tensors), job.inputs, job.outputs, job.workdir, job.arguments)
 

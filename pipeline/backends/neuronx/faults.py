@@ -4,9 +4,9 @@ import re
 import signal
 from typing import Final
 
-from pipeline.backends.neuronx.codes import finding_of, first_code
-from pipeline.check.finding import DOES_NOT_FIT
-from pipeline.errors import BuildRefused, DoesNotFit, NotEnoughMemory
+from nxpipe.pipeline.backends.neuronx.codes import finding_of, first_code
+from nxpipe.pipeline.check.finding import DOES_NOT_FIT
+from nxpipe.pipeline.errors import BuildRefused, DoesNotFit, NotEnoughMemory
 
 _STATUS: Final = re.compile(r"neuronx-cc failed with (-?[0-9]+)")
 _CACHED: Final = "Got a cached failed neff"

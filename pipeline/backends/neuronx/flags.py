@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from emulator.hardware import CORES
-from pipeline.errors import BuildRefused
-from pipeline.request import BuildRequest
+from nxpipe.emulator.hardware import CORES
+from nxpipe.pipeline.errors import BuildRefused
+from nxpipe.pipeline.request import BuildRequest
 
 TARGETS: Final = ("inf2", "trn1", "trn1n", "trn2")
 

@@ -4,10 +4,10 @@ import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from pipeline.backends.neuronx.flags import TARGETS, compiler_flags, wrapper_words
-from pipeline.backends.neuronx.toolchain import toolchain
-from pipeline.errors import BuildRefused
-from pipeline.request import BuildRequest, Shape, compiler_digest, source_digest
+from nxpipe.pipeline.backends.neuronx.flags import TARGETS, compiler_flags, wrapper_words
+from nxpipe.pipeline.backends.neuronx.toolchain import toolchain
+from nxpipe.pipeline.errors import BuildRefused
+from nxpipe.pipeline.request import BuildRequest, Shape, compiler_digest, source_digest
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import shutil
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from pipeline.errors import MissingSoftware
+from nxpipe.pipeline.errors import MissingSoftware
 
 PROGRAM: Final = "neuronx-cc"
 GET_IT: Final = "use an AWS Neuron image, with neuronx-cc on the PATH and torch-neuronx; the emulator needs neither"

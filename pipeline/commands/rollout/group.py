@@ -2,22 +2,40 @@
 
 import click
 
-from pipeline.cli import LazyGroup
+from nxpipe.pipeline.cli import LazyGroup
 
 ROLLOUT_COMMANDS = {
-    "abort": ("pipeline.commands.rollout.signals:abort", "End a rollout: all traffic goes back to the old version."),
-    "approve": ("pipeline.commands.rollout.signals:approve", "Let a rollout go on whose evidence decides nothing."),
-    "log": ("pipeline.commands.rollout.log:log", "Show what a rollout saw at each look, and what it made of it."),
-    "pause": ("pipeline.commands.rollout.signals:pause", "Keep a rollout at the step where it is."),
-    "plan": ("pipeline.commands.rollout.plan:plan", "Say what a rollout could find out on a service, and what not."),
-    "replay": ("pipeline.commands.rollout.replay:replay", "Derive every verdict of a recorded rollout again."),
-    "resume": ("pipeline.commands.rollout.signals:resume", "Let a paused rollout go on."),
+    "abort": (
+        "nxpipe.pipeline.commands.rollout.signals:abort",
+        "End a rollout: all traffic goes back to the old version.",
+    ),
+    "approve": (
+        "nxpipe.pipeline.commands.rollout.signals:approve",
+        "Let a rollout go on whose evidence decides nothing.",
+    ),
+    "log": (
+        "nxpipe.pipeline.commands.rollout.log:log",
+        "Show what a rollout saw at each look, and what it made of it.",
+    ),
+    "pause": ("nxpipe.pipeline.commands.rollout.signals:pause", "Keep a rollout at the step where it is."),
+    "plan": (
+        "nxpipe.pipeline.commands.rollout.plan:plan",
+        "Say what a rollout could find out on a service, and what not.",
+    ),
+    "replay": ("nxpipe.pipeline.commands.rollout.replay:replay", "Derive every verdict of a recorded rollout again."),
+    "resume": ("nxpipe.pipeline.commands.rollout.signals:resume", "Let a paused rollout go on."),
     "simulate": (
-        "pipeline.commands.rollout.simulate:simulate",
+        "nxpipe.pipeline.commands.rollout.simulate:simulate",
         "Roll out a thousand times on drawn traffic, by the real judge.",
     ),
-    "start": ("pipeline.commands.rollout.start:start", "Move a fleet's traffic to another artifact, step by step."),
-    "status": ("pipeline.commands.rollout.status:status", "Show where rollouts stand, and wait for the end of one."),
+    "start": (
+        "nxpipe.pipeline.commands.rollout.start:start",
+        "Move a fleet's traffic to another artifact, step by step.",
+    ),
+    "status": (
+        "nxpipe.pipeline.commands.rollout.status:status",
+        "Show where rollouts stand, and wait for the end of one.",
+    ),
 }
 
 

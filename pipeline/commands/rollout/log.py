@@ -4,9 +4,9 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli import Command
-from pipeline.command_line.options import config_option, store_option
-from pipeline.command_line.output import Console
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.options import config_option, store_option
+from nxpipe.pipeline.command_line.output import Console
 
 
 @click.command(cls=Command)
@@ -25,10 +25,10 @@ def log(console: Console, fleet: str, execution: str | None, store: str | None, 
       nxpipe rollout log search
       nxpipe rollout log search --json > rollout.jsonl
     """
-    from pipeline.rollout.errors import RolloutRefused
-    from pipeline.rollout.log_text import log_text
-    from pipeline.rollout.looks import Looks
-    from pipeline.rollout.opened import opened
+    from nxpipe.pipeline.rollout.errors import RolloutRefused
+    from nxpipe.pipeline.rollout.log_text import log_text
+    from nxpipe.pipeline.rollout.looks import Looks
+    from nxpipe.pipeline.rollout.opened import opened
 
     one = opened(console, fleet, store, config_path)
     machine = one.machine

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli import Command
-from pipeline.command_line.options import config_option
-from pipeline.command_line.output import Console, table
-from pipeline.commands.rollout.options import base_error_option, configured_plan, rps_option
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.options import config_option
+from nxpipe.pipeline.command_line.output import Console, table
+from nxpipe.pipeline.commands.rollout.options import base_error_option, configured_plan, rps_option
 
 if TYPE_CHECKING:
-    from pipeline.canary.plan import Plan
-    from pipeline.rollout.planner import Prospect, StepProspect
+    from nxpipe.pipeline.canary.plan import Plan
+    from nxpipe.pipeline.rollout.planner import Prospect, StepProspect
 
 
 @click.command(cls=Command)
@@ -32,7 +32,7 @@ def plan(console: Console, rps: float, base_error: float, config_path: Path) -> 
     Example:
       nxpipe rollout plan --rps 5 --base-error 0.005
     """
-    from pipeline.rollout.planner import Service, advice, prospects
+    from nxpipe.pipeline.rollout.planner import Service, advice, prospects
 
     chosen, service = configured_plan(config_path), Service(rps, base_error)
     found = prospects(chosen, service)

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli import Command
-from pipeline.command_line.output import Console
-from pipeline.documents import MiB, read_file
-from pipeline.exit_codes import RECORD
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.documents import MiB, read_file
+from nxpipe.pipeline.exit_codes import RECORD
 
 if TYPE_CHECKING:
-    from pipeline.canary.plan import Plan
-    from pipeline.canary.record import Replayed
+    from nxpipe.pipeline.canary.plan import Plan
+    from nxpipe.pipeline.canary.record import Replayed
 
 
 @click.command(cls=Command)
@@ -28,7 +28,7 @@ def replay(ctx: click.Context, record: Path) -> None:
     Example:
       nxpipe rollout replay search-2027-03-02.jsonl
     """
-    from pipeline.canary.record import read, replay
+    from nxpipe.pipeline.canary.record import read, replay
 
     console: Console = ctx.obj
     try:
@@ -57,7 +57,7 @@ def _as_json(replayed: "list[Replayed]") -> list[dict[str, object]]:
 
 def _told(plan: "Plan", replayed: "list[Replayed]") -> str:
     """The last verdict of each step."""
-    from pipeline.canary.explain import explain
+    from nxpipe.pipeline.canary.explain import explain
 
     last = {each.judged.verdict.step: each.judged for each in replayed}
     return "\n".join(explain(plan, judged.evidence, judged.verdict) for judged in last.values())

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli import Command
-from pipeline.command_line.options import config_option
-from pipeline.command_line.output import Console
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.options import config_option
+from nxpipe.pipeline.command_line.output import Console
 
 if TYPE_CHECKING:
-    from pipeline.rollout.signals import Answer
+    from nxpipe.pipeline.rollout.signals import Answer
 
 _fleet = click.argument("fleet")
 
@@ -30,7 +30,7 @@ def approve(console: Console, fleet: str, config_path: Path) -> None:
     Example:
       nxpipe rollout approve search
     """
-    from pipeline.rollout.signals import approve
+    from nxpipe.pipeline.rollout.signals import approve
 
     _tell(console, fleet, config_path, approve)
 
@@ -48,7 +48,7 @@ def pause(console: Console, fleet: str, config_path: Path) -> None:
     Example:
       nxpipe rollout pause search
     """
-    from pipeline.rollout.signals import pause
+    from nxpipe.pipeline.rollout.signals import pause
 
     _tell(console, fleet, config_path, pause)
 
@@ -64,7 +64,7 @@ def resume(console: Console, fleet: str, config_path: Path) -> None:
     Example:
       nxpipe rollout resume search
     """
-    from pipeline.rollout.signals import resume
+    from nxpipe.pipeline.rollout.signals import resume
 
     _tell(console, fleet, config_path, resume)
 
@@ -80,7 +80,7 @@ def abort(console: Console, fleet: str, config_path: Path) -> None:
     Example:
       nxpipe rollout abort search
     """
-    from pipeline.rollout.signals import abort
+    from nxpipe.pipeline.rollout.signals import abort
 
     _tell(console, fleet, config_path, abort)
 
@@ -88,9 +88,9 @@ def abort(console: Console, fleet: str, config_path: Path) -> None:
 def _tell(console: Console, fleet: str, config_path: Path, say: "Callable[..., Answer]") -> None:
     import os
 
-    from pipeline.command_line.fleets import serving_fleet
-    from pipeline.config import load_config
-    from pipeline.rollout.machine import Machine
+    from nxpipe.pipeline.command_line.fleets import serving_fleet
+    from nxpipe.pipeline.config import load_config
+    from nxpipe.pipeline.rollout.machine import Machine
 
     config = load_config(config_path, os.environ)
     answer = say(Machine(config, serving_fleet(config, fleet, "FLEET")))

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli import Command
-from pipeline.command_line.options import config_option
-from pipeline.command_line.output import Console, table
-from pipeline.commands.rollout.options import (
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.options import config_option
+from nxpipe.pipeline.command_line.output import Console, table
+from nxpipe.pipeline.commands.rollout.options import (
     base_error_option,
     canary_error_option,
     configured_plan,
@@ -17,12 +17,12 @@ from pipeline.commands.rollout.options import (
     latency_tail_option,
     rps_option,
 )
-from pipeline.errors import MissingSoftware
-from pipeline.escape import style
+from nxpipe.pipeline.errors import MissingSoftware
+from nxpipe.pipeline.escape import style
 
 if TYPE_CHECKING:
-    from pipeline.rollout.simulate import Summary
-    from pipeline.rollout.world import Scenario
+    from nxpipe.pipeline.rollout.simulate import Summary
+    from nxpipe.pipeline.rollout.world import Scenario
 
 
 @click.command(cls=Command)
@@ -75,9 +75,9 @@ def simulate(
     """
     if find_spec("numpy") is None:
         raise MissingSoftware("numpy", "Drawing traffic", "install nxpipe[compile]")
-    from pipeline.rollout.latency import Slowness
-    from pipeline.rollout.simulate import simulate as simulated
-    from pipeline.rollout.world import World
+    from nxpipe.pipeline.rollout.latency import Slowness
+    from nxpipe.pipeline.rollout.simulate import simulate as simulated
+    from nxpipe.pipeline.rollout.world import World
 
     error = base_error if canary_error is None else canary_error
     world = World(scenario, rps, base_error, error, Slowness(latency_scale, latency_tail), burst)
@@ -90,10 +90,10 @@ def simulate(
 
 
 def _told(summary: "Summary") -> str:
-    from pipeline.canary.verdict import Decision
-    from pipeline.rollout.limits import upper_limit
-    from pipeline.rollout.plot import ENDS, when_they_ended
-    from pipeline.rollout.simulate import median_minutes
+    from nxpipe.pipeline.canary.verdict import Decision
+    from nxpipe.pipeline.rollout.limits import upper_limit
+    from nxpipe.pipeline.rollout.plot import ENDS, when_they_ended
+    from nxpipe.pipeline.rollout.simulate import median_minutes
 
     rows = []
     for decision in (Decision.ADVANCE, Decision.ROLL_BACK, Decision.UNDECIDED):

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.channels.signing import key_option
-from pipeline.cli import Command
-from pipeline.command_line.options import ACTOR, REASON, Label, config_option, store_option
-from pipeline.command_line.output import Console
+from nxpipe.pipeline.channels.signing import key_option
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.options import ACTOR, REASON, Label, config_option, store_option
+from nxpipe.pipeline.command_line.output import Console
 
 if TYPE_CHECKING:
-    from pipeline.rollout.beginning import Begun
-    from pipeline.rollout.opened import Opened
+    from nxpipe.pipeline.rollout.beginning import Begun
+    from nxpipe.pipeline.rollout.opened import Opened
 
 
 @click.command(cls=Command)
@@ -65,10 +65,10 @@ def start(
       nxpipe rollout start search bert-base-uncased@4e9ce0 --wait
       nxpipe rollout start search --channel staging --to green
     """
-    from pipeline.channels.actor import current_actor
-    from pipeline.rollout.beginning import begin_wanted, served_already
-    from pipeline.rollout.opened import opened
-    from pipeline.rollout.start import ServedAlready, Wanted
+    from nxpipe.pipeline.channels.actor import current_actor
+    from nxpipe.pipeline.rollout.beginning import begin_wanted, served_already
+    from nxpipe.pipeline.rollout.opened import opened
+    from nxpipe.pipeline.rollout.start import ServedAlready, Wanted
 
     console: Console = ctx.obj
     if (artifact is None) == (channel is None):
@@ -84,8 +84,8 @@ def start(
 
 def _watched(console: Console, one: "Opened", begun: "Begun", wait: bool) -> int:
     """To its end, or by whoever looks at it later."""
-    from pipeline.rollout.ending import end
-    from pipeline.rollout.follow import follow
+    from nxpipe.pipeline.rollout.ending import end
+    from nxpipe.pipeline.rollout.follow import follow
 
     watcher, fleet = one.watcher, one.fleet.name
     if wait or begun.is_over:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import click
 
-from pipeline.channels.signing import key_option
-from pipeline.cli import Command
-from pipeline.command_line.options import ACTOR, config_option, store_option
-from pipeline.command_line.output import Console
+from nxpipe.pipeline.channels.signing import key_option
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.options import ACTOR, config_option, store_option
+from nxpipe.pipeline.command_line.output import Console
 
 
 @click.command(cls=Command)
@@ -39,17 +39,17 @@ def status(
     Example:
       nxpipe rollout status search --wait
     """
-    from pipeline.rollout.ending import end, exit_code, settle_line
-    from pipeline.rollout.follow import follow
-    from pipeline.rollout.opened import fleets_of, opened
-    from pipeline.rollout.view import picture
+    from nxpipe.pipeline.rollout.ending import end, exit_code, settle_line
+    from nxpipe.pipeline.rollout.follow import follow
+    from nxpipe.pipeline.rollout.opened import fleets_of, opened
+    from nxpipe.pipeline.rollout.view import picture
 
     console: Console = ctx.obj
     names = [fleet] if fleet else fleets_of(config_path)
     if wait and len(names) != 1:
         raise click.UsageError("--wait is for one fleet; name it", ctx)
     if wait:
-        from pipeline.channels.actor import current_actor
+        from nxpipe.pipeline.channels.actor import current_actor
 
         one = opened(console, names[0], store, config_path, actor=actor or current_actor(), key=key)
         ctx.exit(end(console, one, follow(console, names[0], one.watcher.status)))

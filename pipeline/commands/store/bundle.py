@@ -5,11 +5,11 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli import Command
-from pipeline.command_line.options import config_option, store_option
-from pipeline.command_line.output import Console
-from pipeline.command_line.progress import Progress
-from pipeline.command_line.store_url import open_the_store
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.options import config_option, store_option
+from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.command_line.progress import Progress
+from nxpipe.pipeline.command_line.store_url import open_the_store
 
 
 @click.command("export", cls=Command)
@@ -35,7 +35,7 @@ def export(console: Console, name: str, target: Path, store: str | None, config_
     Example:
       nxpipe store export bert-base-uncased@4e9ce0 --to bert.tar
     """
-    from artifact_store.bundle.export import export_artifact
+    from nxpipe.artifact_store.bundle.export import export_artifact
 
     opened = open_the_store(store, config_path, console)
     published = opened.resolve(name)
@@ -71,9 +71,9 @@ def import_(console: Console, bundle: Path, store: str | None, config_path: Path
     Example:
       nxpipe store import bert.tar --store s3://my-artifacts/nxpipe
     """
-    from artifact_store.bundle.load import Bundled
-    from pipeline.channels.signing import known_keys
-    from pipeline.config import load_config
+    from nxpipe.artifact_store.bundle.load import Bundled
+    from nxpipe.pipeline.channels.signing import known_keys
+    from nxpipe.pipeline.config import load_config
 
     opened = open_the_store(store, config_path, console)
     known = known_keys(load_config(config_path, os.environ, missing_ok=True), config_path.parent)

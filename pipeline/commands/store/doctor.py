@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli import Command
-from pipeline.command_line.options import config_option, store_option
-from pipeline.command_line.output import Console, table
-from pipeline.commands.store.itself import open_the_store_itself
-from pipeline.escape import style
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.options import config_option, store_option
+from nxpipe.pipeline.command_line.output import Console, table
+from nxpipe.pipeline.commands.store.itself import open_the_store_itself
+from nxpipe.pipeline.escape import style
 
 if TYPE_CHECKING:
-    from artifact_store.upkeep.doctor import Diagnosis
+    from nxpipe.artifact_store.upkeep.doctor import Diagnosis
 
 _COLOURS = {"pass": "green", "fail": "red", "not applicable": "yellow", "not proved": "yellow"}
 
@@ -32,7 +32,7 @@ def doctor(console: Console, store: str | None, config_path: Path) -> None:
     Example:
       nxpipe store doctor --store s3://my-artifacts/nxpipe
     """
-    from artifact_store.upkeep.doctor import examine, insist_on_safety
+    from nxpipe.artifact_store.upkeep.doctor import examine, insist_on_safety
 
     opened = open_the_store_itself(store, config_path, console)
     found = list(examine(opened.backend))

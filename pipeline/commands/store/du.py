@@ -5,10 +5,10 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli import Command
-from pipeline.command_line.options import config_option, store_option
-from pipeline.command_line.output import Console, human_bytes, table
-from pipeline.commands.store.itself import open_the_store_itself
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.options import config_option, store_option
+from nxpipe.pipeline.command_line.output import Console, human_bytes, table
+from nxpipe.pipeline.commands.store.itself import open_the_store_itself
 
 
 @click.command(cls=Command)
@@ -25,7 +25,7 @@ def du(console: Console, store: str | None, config_path: Path) -> None:
     Example:
       nxpipe store du
     """
-    from artifact_store.upkeep.usage import usage
+    from nxpipe.artifact_store.upkeep.usage import usage
 
     opened = open_the_store_itself(store, config_path, console)
     found = usage(opened)

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from artifact_store.errors import ChannelEmpty, StoreError
-from pipeline.channels.signing import trust_in
-from pipeline.cli import Command
-from pipeline.command_line.options import config_option, store_option
-from pipeline.command_line.output import Console, human_bytes
-from pipeline.command_line.progress import Progress
-from pipeline.command_line.store_url import open_the_store, open_what_was_seen, what_is_remembered
+from nxpipe.artifact_store.errors import ChannelEmpty, StoreError
+from nxpipe.pipeline.channels.signing import trust_in
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.options import config_option, store_option
+from nxpipe.pipeline.command_line.output import Console, human_bytes
+from nxpipe.pipeline.command_line.progress import Progress
+from nxpipe.pipeline.command_line.store_url import open_the_store, open_what_was_seen, what_is_remembered
 
 if TYPE_CHECKING:
-    from artifact_store import Store
-    from artifact_store.transfer.fetch import Fetched
-    from artifact_store.transfer.remembered import Remembered
-    from artifact_store.transfer.wanted import Wanted
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.transfer.fetch import Fetched
+    from nxpipe.artifact_store.transfer.remembered import Remembered
+    from nxpipe.artifact_store.transfer.wanted import Wanted
 
 
 @click.command(cls=Command)
@@ -95,9 +95,9 @@ class _Asked:
     console: Console
 
     def from_store(self, store: "Store", remember: "Remembered | None") -> "tuple[Wanted, Fetched]":
-        from artifact_store.transfer.fetch import fetch as carry_out
-        from artifact_store.transfer.fetch import size_of
-        from artifact_store.transfer.wanted import by_name
+        from nxpipe.artifact_store.transfer.fetch import fetch as carry_out
+        from nxpipe.artifact_store.transfer.fetch import size_of
+        from nxpipe.artifact_store.transfer.wanted import by_name
 
         if self.channel is not None:
             wanted = self._by_channel(store, self.channel, remember)
@@ -108,9 +108,9 @@ class _Asked:
 
     def _by_channel(self, store: "Store", channel: str, remember: "Remembered | None") -> "Wanted":
         """By the rules of [signing], also of what was seen before."""
-        from artifact_store.transfer.wanted import by_channel
-        from pipeline.channels.known import unknown_channel
-        from pipeline.config import load_config
+        from nxpipe.artifact_store.transfer.wanted import by_channel
+        from nxpipe.pipeline.channels.known import unknown_channel
+        from nxpipe.pipeline.config import load_config
 
         config = load_config(self.config_path, os.environ, missing_ok=True)
         trust = trust_in(config, self.config_path.parent, store, self.console.say)
@@ -121,7 +121,7 @@ class _Asked:
 
 
 def _is_whole_key(name: str) -> bool:
-    from artifact_store.layout import is_key
+    from nxpipe.artifact_store.layout import is_key
 
     return is_key(name.rpartition("@")[2])
 

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli import Command
-from pipeline.command_line.options import config_option, store_option
-from pipeline.command_line.output import Console, human_bytes
-from pipeline.command_line.progress import Progress
-from pipeline.commands.store.itself import open_the_store_itself
-from pipeline.exit_codes import CORRUPT, OK, STORE, ExitCode
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.options import config_option, store_option
+from nxpipe.pipeline.command_line.output import Console, human_bytes
+from nxpipe.pipeline.command_line.progress import Progress
+from nxpipe.pipeline.commands.store.itself import open_the_store_itself
+from nxpipe.pipeline.exit_codes import CORRUPT, OK, STORE, ExitCode
 
 if TYPE_CHECKING:
-    from artifact_store.backends.protocol import Sent
-    from artifact_store.upkeep.fsck import Finding, Health
+    from nxpipe.artifact_store.backends.protocol import Sent
+    from nxpipe.artifact_store.upkeep.fsck import Finding, Health
 
 
 @click.command(cls=Command)
@@ -38,8 +38,8 @@ def fsck(ctx: click.Context, repair_from: str | None, store: str | None, config_
       nxpipe store fsck
       nxpipe store fsck --repair-from s3://my-replica/nxpipe
     """
-    from artifact_store import open_store
-    from artifact_store.upkeep.fsck import fsck as carry_out
+    from nxpipe.artifact_store import open_store
+    from nxpipe.artifact_store.upkeep.fsck import fsck as carry_out
 
     console: Console = ctx.obj
     opened = open_the_store_itself(store, config_path, console)

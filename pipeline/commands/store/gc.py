@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from pipeline.cli import Command
-from pipeline.command_line.options import config_option, store_option
-from pipeline.command_line.output import Console, human_bytes, table
-from pipeline.commands.store.itself import open_the_store_itself
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.options import config_option, store_option
+from nxpipe.pipeline.command_line.output import Console, human_bytes, table
+from nxpipe.pipeline.commands.store.itself import open_the_store_itself
 
 if TYPE_CHECKING:
-    from artifact_store.upkeep.gc import Outcome, Plan, Step
+    from nxpipe.artifact_store.upkeep.gc import Outcome, Plan, Step
 
 _UNITS: Final = {"h": 3600, "d": 86400, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
@@ -64,8 +64,8 @@ def gc(
       nxpipe store gc --dry-run
       nxpipe store gc --keep 5 --max-age 90d
     """
-    from artifact_store.upkeep.gc import carry_out, plan, time_to_collect
-    from artifact_store.upkeep.rules import Rules
+    from nxpipe.artifact_store.upkeep.gc import carry_out, plan, time_to_collect
+    from nxpipe.artifact_store.upkeep.rules import Rules
 
     opened = open_the_store_itself(store, config_path, console)
     now = time_to_collect(opened, looking=dry_run)

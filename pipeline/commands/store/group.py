@@ -2,44 +2,53 @@
 
 import click
 
-from pipeline.cli import LazyGroup
+from nxpipe.pipeline.cli import LazyGroup
 
 STORE_COMMANDS = {
-    "fetch": ("pipeline.commands.store.fetch:fetch", "Bring an artifact into a folder, verified and ready to serve."),
-    "keygen": ("pipeline.commands.store.keygen:keygen", "Make a signing key, or write the public half of one."),
+    "fetch": (
+        "nxpipe.pipeline.commands.store.fetch:fetch",
+        "Bring an artifact into a folder, verified and ready to serve.",
+    ),
+    "keygen": ("nxpipe.pipeline.commands.store.keygen:keygen", "Make a signing key, or write the public half of one."),
     "diff": (
-        "pipeline.commands.diff:diff",
+        "nxpipe.pipeline.commands.diff:diff",
         "Compare two artifacts: key inputs, programs, graphs, weights, files, evidence.",
     ),
     "explain": (
-        "pipeline.commands.explain:explain",
+        "nxpipe.pipeline.commands.explain:explain",
         "Say why a build is answered by the store or not, field by field.",
     ),
     "export": (
-        "pipeline.commands.store.bundle:export",
+        "nxpipe.pipeline.commands.store.bundle:export",
         "Write one artifact to a tar file or folder, for where no network leads.",
     ),
     "import": (
-        "pipeline.commands.store.bundle:import_",
+        "nxpipe.pipeline.commands.store.bundle:import_",
         "Publish an artifact that `nxpipe store export` has written.",
     ),
     "doctor": (
-        "pipeline.commands.store.doctor:doctor",
+        "nxpipe.pipeline.commands.store.doctor:doctor",
         "Try out whether a folder or bucket can hold a store safely.",
     ),
-    "du": ("pipeline.commands.store.du:du", "Say how many bytes each model takes, shared and orphaned ones too."),
-    "fsck": ("pipeline.commands.store.fsck:fsck", "Read and verify all that the store needs; repair it if asked."),
-    "gc": ("pipeline.commands.store.gc:gc", "Remove what nothing needs, and artifacts that the rules give up."),
-    "ls": ("pipeline.commands.store.listing:ls", "List every artifact, the newest first."),
-    "pin": ("pipeline.commands.store.pin:pin", "Keep an artifact from being collected, or list the pins."),
-    "report": ("pipeline.commands.store.report:report", "Write the report of the build that made an artifact."),
-    "sign": ("pipeline.commands.store.sign:sign", "Sign an artifact, together with what it was made of."),
-    "unpin": ("pipeline.commands.store.pin:unpin", "Remove a pin; a later collection may take what it kept."),
+    "du": (
+        "nxpipe.pipeline.commands.store.du:du",
+        "Say how many bytes each model takes, shared and orphaned ones too.",
+    ),
+    "fsck": (
+        "nxpipe.pipeline.commands.store.fsck:fsck",
+        "Read and verify all that the store needs; repair it if asked.",
+    ),
+    "gc": ("nxpipe.pipeline.commands.store.gc:gc", "Remove what nothing needs, and artifacts that the rules give up."),
+    "ls": ("nxpipe.pipeline.commands.store.listing:ls", "List every artifact, the newest first."),
+    "pin": ("nxpipe.pipeline.commands.store.pin:pin", "Keep an artifact from being collected, or list the pins."),
+    "report": ("nxpipe.pipeline.commands.store.report:report", "Write the report of the build that made an artifact."),
+    "sign": ("nxpipe.pipeline.commands.store.sign:sign", "Sign an artifact, together with what it was made of."),
+    "unpin": ("nxpipe.pipeline.commands.store.pin:unpin", "Remove a pin; a later collection may take what it kept."),
     "verify-signature": (
-        "pipeline.commands.store.sign:verify_signature",
+        "nxpipe.pipeline.commands.store.sign:verify_signature",
         "Verify an artifact's signatures, and print what was signed.",
     ),
-    "show": ("pipeline.commands.store.listing:show", "Show one artifact: programs, weights, figures, key."),
+    "show": ("nxpipe.pipeline.commands.store.listing:show", "Show one artifact: programs, weights, figures, key."),
 }
 
 

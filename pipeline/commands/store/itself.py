@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.command_line.output import Console
-from pipeline.command_line.store_url import open_the_store
+from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.command_line.store_url import open_the_store
 
 if TYPE_CHECKING:
-    from artifact_store import Store
+    from nxpipe.artifact_store import Store
 
 
 def open_the_store_itself(option: str | None, config_path: Path, console: Console) -> "Store":
-    from artifact_store import Store
+    from nxpipe.artifact_store import Store
 
     return Store(open_the_store(option, config_path, console).backend)

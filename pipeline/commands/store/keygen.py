@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli import Command
-from pipeline.command_line.output import Console
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.output import Console
 
 
 @click.command(cls=Command)
@@ -24,8 +24,8 @@ def keygen(console: Console, file: Path, public_of: str | None) -> None:
       nxpipe store keygen release.key
       nxpipe store keygen kms.pub --public-of kms:arn:aws:kms:us-east-2:123456789012:alias/release
     """
-    from artifact_store.trust.key_files import make_key_file, public_path, write_public_key
-    from artifact_store.trust.signers import open_signer
+    from nxpipe.artifact_store.trust.key_files import make_key_file, public_path, write_public_key
+    from nxpipe.artifact_store.trust.signers import open_signer
 
     if public_of is None:
         public, written = make_key_file(file), public_path(file)

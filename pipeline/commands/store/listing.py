@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline import utilisation
-from pipeline.cli import Command
-from pipeline.command_line.options import config_option, store_option
-from pipeline.command_line.output import Console, human_bytes, table
-from pipeline.command_line.store_url import open_the_store
-from pipeline.escape import for_terminal, style
+from nxpipe.pipeline import utilisation
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.options import config_option, store_option
+from nxpipe.pipeline.command_line.output import Console, human_bytes, table
+from nxpipe.pipeline.command_line.store_url import open_the_store
+from nxpipe.pipeline.escape import for_terminal, style
 
 if TYPE_CHECKING:
-    from artifact_store import Published
-    from artifact_store.documents import Blob
-    from artifact_store.evidence import Evidence
-    from artifact_store.manifest import Manifest
+    from nxpipe.artifact_store import Published
+    from nxpipe.artifact_store.documents import Blob
+    from nxpipe.artifact_store.evidence import Evidence
+    from nxpipe.artifact_store.manifest import Manifest
 
 
 _COLUMNS = ("key", "model", "target", "programs", "size", "published")
@@ -43,7 +43,7 @@ def ls(
       nxpipe store ls --model 'acme/*' --target inf2 --limit 20
       nxpipe store ls --store s3://my-artifacts/nxpipe --json
     """
-    from pipeline.garbage import no_collection
+    from nxpipe.pipeline.garbage import no_collection
 
     with no_collection():
         opened = open_the_store(store, config_path, console)
@@ -97,7 +97,7 @@ def _is_wanted(one: "Published", model: str | None, target: str | None) -> bool:
 
 
 def _row(one: "Published") -> tuple[str, ...]:
-    from artifact_store.names import SHOWN
+    from nxpipe.artifact_store.names import SHOWN
 
     key = one.request_key[:SHOWN]
     return key, one.model_id, one.target, str(one.executables), human_bytes(one.size_bytes), _minute(one)
@@ -127,8 +127,8 @@ def _page(
     evidence: "Sequence[Evidence]",
 ) -> Iterator[str]:
     """The page's sections; one without content is left out."""
-    from artifact_store.index.leaves import leaves
-    from artifact_store.names import SHOWN
+    from nxpipe.artifact_store.index.leaves import leaves
+    from nxpipe.artifact_store.names import SHOWN
 
     weights = [tensor.blob for tensor in manifest.weights]
     yield _aligned(

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.channels.actor import current_actor
-from pipeline.cli import Command
-from pipeline.command_line.options import REASON, Label, config_option, store_option
-from pipeline.command_line.output import Console, table
-from pipeline.commands.store.itself import open_the_store_itself
+from nxpipe.pipeline.channels.actor import current_actor
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.options import REASON, Label, config_option, store_option
+from nxpipe.pipeline.command_line.output import Console, table
+from nxpipe.pipeline.commands.store.itself import open_the_store_itself
 
 if TYPE_CHECKING:
-    from artifact_store.pins import Pin
+    from nxpipe.artifact_store.pins import Pin
 
 
 @click.command(cls=Command)
@@ -34,7 +34,7 @@ def pin(
       nxpipe store pin bert-base-uncased@4e9ce0 --as audit-2026 --reason "figures of the paper"
       nxpipe store pin
     """
-    from artifact_store.pins import Pins
+    from nxpipe.artifact_store.pins import Pins
 
     if (name is None) != (pin_name is None):
         raise click.UsageError("NAME and --as PIN go together; without both, the pins are listed")
@@ -65,7 +65,7 @@ def unpin(console: Console, pin_name: str, store: str | None, config_path: Path)
     Example:
       nxpipe store unpin audit-2026
     """
-    from artifact_store.pins import Pins
+    from nxpipe.artifact_store.pins import Pins
 
     opened = open_the_store_itself(store, config_path, console)
     Pins(opened.backend).remove(pin_name)
@@ -76,6 +76,6 @@ def unpin(console: Console, pin_name: str, store: str | None, config_path: Path)
 
 
 def _row(one: "Pin") -> tuple[str, ...]:
-    from artifact_store.names import SHOWN
+    from nxpipe.artifact_store.names import SHOWN
 
     return one.name, one.manifest.sha256[:SHOWN], (one.expires_at or "never")[:16], one.actor, one.reason

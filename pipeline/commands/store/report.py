@@ -6,12 +6,12 @@ from typing import Final
 
 import click
 
-from artifact_store.errors import InvalidDocument, NotFound
-from pipeline.cli import Command
-from pipeline.command_line.options import config_option, store_option
-from pipeline.command_line.output import Console
-from pipeline.commands.store.itself import open_the_store_itself
-from pipeline.errors import WouldOverwrite
+from nxpipe.artifact_store.errors import InvalidDocument, NotFound
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.options import config_option, store_option
+from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.commands.store.itself import open_the_store_itself
+from nxpipe.pipeline.errors import WouldOverwrite
 
 _PAGES: Final = (".html", ".htm", ".xhtml")  # what a browser would take for a page
 
@@ -39,7 +39,7 @@ def report(console: Console, name: str, target: Path | None, store: str | None, 
       nxpipe store report bert-base-uncased
       nxpipe store report bert-base-uncased@4e9ce0 --to report.html
     """
-    from artifact_store.reports import moments_of, read_report
+    from nxpipe.artifact_store.reports import moments_of, read_report
 
     opened = open_the_store_itself(store, config_path, console)
     published = opened.resolve(name)
@@ -66,8 +66,8 @@ def report(console: Console, name: str, target: Path | None, store: str | None, 
 
 def _page(text: str, what: str) -> bytes:
     """Made here from the document: nobody has signed the page that lies in the store, and a browser would run it."""
-    from pipeline.build_report.document import FORMAT
-    from pipeline.build_report.html import page
+    from nxpipe.pipeline.build_report.document import FORMAT
+    from nxpipe.pipeline.build_report.html import page
 
     try:
         report = json.loads(text)

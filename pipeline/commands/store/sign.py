@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from artifact_store.errors import Refused
-from pipeline.channels.signing import builder_id, chosen_signer, key_option, named_public_key, signing_policy
-from pipeline.cli import Command
-from pipeline.command_line.options import Line, config_option, store_option
-from pipeline.command_line.output import Console
-from pipeline.commands.store.itself import open_the_store_itself
+from nxpipe.artifact_store.errors import Refused
+from nxpipe.pipeline.channels.signing import builder_id, chosen_signer, key_option, named_public_key, signing_policy
+from nxpipe.pipeline.cli import Command
+from nxpipe.pipeline.command_line.options import Line, config_option, store_option
+from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.commands.store.itself import open_the_store_itself
 
 if TYPE_CHECKING:
-    from artifact_store import Published, Store
-    from artifact_store.trust.keys import PublicKey
+    from nxpipe.artifact_store import Published, Store
+    from nxpipe.artifact_store.trust.keys import PublicKey
 
 
 @click.command(cls=Command)
@@ -43,9 +43,9 @@ def sign(
       nxpipe store sign bert-base-uncased@4e9ce0 --key file:release.key
       nxpipe store sign bert-base-uncased --key kms:arn:aws:kms:us-east-2:123456789012:alias/release
     """
-    from artifact_store.trust.signatures import Signatures
-    from artifact_store.trust.testimony import vouch
-    from pipeline.config import load_config
+    from nxpipe.artifact_store.trust.signatures import Signatures
+    from nxpipe.artifact_store.trust.testimony import vouch
+    from nxpipe.pipeline.config import load_config
 
     opened = open_the_store_itself(store, config_path, console)
     signer = chosen_signer(key, load_config(config_path, os.environ, missing_ok=True), config_path.parent)
@@ -86,7 +86,7 @@ def verify_signature(
       nxpipe store verify-signature bert-base-uncased@4e9ce0 --public-key release.key.pub
       nxpipe store verify-signature bert-base-uncased --json
     """
-    from artifact_store.trust.signatures import Signatures
+    from nxpipe.artifact_store.trust.signatures import Signatures
 
     keys = {str(path): named_public_key(path) for path in files} or _trusted_keys(config_path)
     opened = open_the_store_itself(store, config_path, console)
@@ -107,7 +107,7 @@ def verify_signature(
 
 
 def _trusted_keys(config_path: Path) -> "dict[str, PublicKey]":
-    from pipeline.config import load_config
+    from nxpipe.pipeline.config import load_config
 
     policy = signing_policy(load_config(config_path, os.environ, missing_ok=True), config_path.parent)
     if policy is None or not policy.trusted:
@@ -116,7 +116,7 @@ def _trusted_keys(config_path: Path) -> "dict[str, PublicKey]":
 
 
 def _unsigned(published: "Published", store: "Store", keys: "dict[str, PublicKey]") -> Refused:
-    from artifact_store.trust.signatures import Signatures
+    from nxpipe.artifact_store.trust.signatures import Signatures
 
     claimed = Signatures(store).key_ids(published.manifest_digest)
     others = f"only {', '.join(claimed)} claim to have" if claimed else "nor has any other"

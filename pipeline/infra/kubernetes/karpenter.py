@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from emulator.hardware import INSTANCES
-from pipeline.config import Config
-from pipeline.config.cluster import NodeGroup
-from pipeline.config.network import ExistingNetwork
-from pipeline.infra.kubernetes.document import Object, Value
-from stacks.names import NEURON, PROJECT_TAG, cluster_name, efa_group, node_profile
+from nxpipe.emulator.hardware import INSTANCES
+from nxpipe.pipeline.config import Config
+from nxpipe.pipeline.config.cluster import NodeGroup
+from nxpipe.pipeline.config.network import ExistingNetwork
+from nxpipe.pipeline.infra.kubernetes.document import Object, Value
+from nxpipe.stacks.names import NEURON, PROJECT_TAG, cluster_name, efa_group, node_profile
 
 _ROOT: Final = "500Gi"  # as in the node groups
 _RESERVED: Final = ("reservation", "capacity-block")

@@ -2,14 +2,14 @@
 
 from typing import Final
 
-from emulator.hardware import INSTANCES
-from pipeline.config import Config
-from pipeline.config.cluster import Cluster, Mirror
-from pipeline.config.cluster_lock import ClusterLock
-from pipeline.infra.kubernetes import karpenter, neuron
-from pipeline.infra.kubernetes.document import Object, written
-from pipeline.infra.kubernetes.objects import account, device_plugin
-from stacks.names import NAMESPACE, SERVICE_ACCOUNT
+from nxpipe.emulator.hardware import INSTANCES
+from nxpipe.pipeline.config import Config
+from nxpipe.pipeline.config.cluster import Cluster, Mirror
+from nxpipe.pipeline.config.cluster_lock import ClusterLock
+from nxpipe.pipeline.infra.kubernetes import karpenter, neuron
+from nxpipe.pipeline.infra.kubernetes.document import Object, written
+from nxpipe.pipeline.infra.kubernetes.objects import account, device_plugin
+from nxpipe.stacks.names import NAMESPACE, SERVICE_ACCOUNT
 
 HEAD: Final = "# Written by `nxpipe infra manifests`: change nxpipe.toml or the lock file, not this.\n"
 _EFA_PLUGIN: Final = "aws-efa-k8s-device-plugin"

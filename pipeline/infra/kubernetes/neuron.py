@@ -6,8 +6,8 @@ EKS's own scheduler takes no extension. So there is a second one beside it, whic
 from collections.abc import Sequence
 from typing import Final
 
-from pipeline.infra.kubernetes.document import Object, written
-from pipeline.infra.kubernetes.objects import (
+from nxpipe.pipeline.infra.kubernetes.document import Object, written
+from nxpipe.pipeline.infra.kubernetes.objects import (
     SYSTEM,
     Rule,
     account,

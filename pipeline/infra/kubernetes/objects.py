@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from pipeline.infra.kubernetes.document import Object, Value
-from stacks.names import NEURON
+from nxpipe.pipeline.infra.kubernetes.document import Object, Value
+from nxpipe.stacks.names import NEURON
 
 SYSTEM: Final = "kube-system"
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from typing import Any, Final
 
-from emulator.hardware import INSTANCES
-from stacks.rules import Facts, KnownImage, Window
+from nxpipe.emulator.hardware import INSTANCES
+from nxpipe.stacks.rules import Facts, KnownImage, Window
 
 GONE: Final = object()
 AMI: Final = "ami-0a1b2c3d4e5f60718"

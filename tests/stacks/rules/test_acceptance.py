@@ -4,9 +4,9 @@ from datetime import date
 
 import pytest
 
-from stacks.reading import Resource
-from stacks.rules.acceptance import Accepted, sift
-from stacks.rules.finding import Finding
+from nxpipe.stacks.reading import Resource
+from nxpipe.stacks.rules.acceptance import Accepted, sift
+from nxpipe.stacks.rules.finding import Finding
 
 TODAY = date(2026, 11, 21)
 PORT = Finding(

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from stacks.reading import Templates, read
-from stacks.rules import RULES, Facts, Finding, lint
+from nxpipe.stacks.reading import Templates, read
+from nxpipe.stacks.rules import RULES, Facts, Finding, lint
 from tests.conftest import ROOT
 from tests.stacks.rules.fixtures import FACTS, FIXTURES, REGION, Break, Fixture, launch, resource
 

@@ -1,7 +1,7 @@
 """The rules of division, one for each kind of operator."""
 
-from emulator.graph import Node
-from emulator.ops import (
+from nxpipe.emulator.graph import Node
+from nxpipe.emulator.ops import (
     Attention,
     Binary,
     Broadcast,
@@ -31,9 +31,9 @@ from emulator.ops import (
     Unary,
     Where,
 )
-from emulator.passes.shard.layout import Repeated
-from emulator.passes.shard.rules.general import Rule, apart_from, elementwise, everything_whole
-from emulator.passes.shard.rules.movement import (
+from nxpipe.emulator.passes.shard.layout import Repeated
+from nxpipe.emulator.passes.shard.rules.general import Rule, apart_from, elementwise, everything_whole
+from nxpipe.emulator.passes.shard.rules.movement import (
     broadcast,
     concat,
     gather,
@@ -44,8 +44,8 @@ from emulator.passes.shard.rules.movement import (
     transpose,
     window,
 )
-from emulator.passes.shard.rules.products import attention, convolution, grouped_matmul, linear, matmul, reduce
-from emulator.passes.shard.walk import Walk
+from nxpipe.emulator.passes.shard.rules.products import attention, convolution, grouped_matmul, linear, matmul, reduce
+from nxpipe.emulator.passes.shard.walk import Walk
 
 
 def rule_of(walk: Walk, node: Node) -> Rule:

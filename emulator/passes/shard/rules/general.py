@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from emulator.graph import Node, Value
-from emulator.passes.shard.layout import Layout, Split
-from emulator.passes.shard.walk import Verdict, Walk, lined_up, shifted
+from nxpipe.emulator.graph import Node, Value
+from nxpipe.emulator.passes.shard.layout import Layout, Split
+from nxpipe.emulator.passes.shard.walk import Verdict, Walk, lined_up, shifted
 
 Rule = Callable[[Walk, Node], Verdict]
 

@@ -1,11 +1,11 @@
 """Rules of operators that move elements, or pick some of them: what is divided stays divided where it can."""
 
-from emulator.graph import Node, Value
-from emulator.ops import Concat, Gather, Index, IndexUpdate, Slice, SliceUpdate, Transpose
-from emulator.passes.shard.cuts import Cut
-from emulator.passes.shard.layout import Layout, Repeated, Split
-from emulator.passes.shard.rules.general import everything_whole, one_operand
-from emulator.passes.shard.walk import Verdict, Walk, lined_up, shifted
+from nxpipe.emulator.graph import Node, Value
+from nxpipe.emulator.ops import Concat, Gather, Index, IndexUpdate, Slice, SliceUpdate, Transpose
+from nxpipe.emulator.passes.shard.cuts import Cut
+from nxpipe.emulator.passes.shard.layout import Layout, Repeated, Split
+from nxpipe.emulator.passes.shard.rules.general import everything_whole, one_operand
+from nxpipe.emulator.passes.shard.walk import Verdict, Walk, lined_up, shifted
 
 
 def transpose(walk: Walk, node: Node) -> Verdict:

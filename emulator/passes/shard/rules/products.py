@@ -1,10 +1,10 @@
 """Rules of what the tensor engine does: weights divided by outputs, then by inputs, and sums over ranks."""
 
-from emulator.graph import Node, Value
-from emulator.ops import Convolution, Reduce
-from emulator.passes.shard.layout import Layout, Split
-from emulator.passes.shard.rules.general import aligned, elementwise, everything_whole, one_operand, summed
-from emulator.passes.shard.walk import Verdict, Walk, lined_up, shifted
+from nxpipe.emulator.graph import Node, Value
+from nxpipe.emulator.ops import Convolution, Reduce
+from nxpipe.emulator.passes.shard.layout import Layout, Split
+from nxpipe.emulator.passes.shard.rules.general import aligned, elementwise, everything_whole, one_operand, summed
+from nxpipe.emulator.passes.shard.walk import Verdict, Walk, lined_up, shifted
 
 _CHANNELS = "ranks have whole channels of convolutions"
 
