@@ -84,7 +84,7 @@ check: setup  ## lint, types, import rules, generated pages, workflows; under 30
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
-	$(BIN)/python -m nxpipe.pipeline.reference check
+	$(BIN)/python -m nxpipe.pipeline.cli.reference check
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows $(WORKFLOWS)
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-actions $(ACTIONS)
 	$(BIN)/zizmor --offline --no-progress --quiet --strict-collection --persona auditor $(WORKFLOWS) $(ACTIONS)
@@ -103,7 +103,7 @@ cloud-up: setup  ## a local AWS until Ctrl-C; prints what another shell needs to
 	$(BIN)/python -m tests.cloud.server 5599
 
 docs: $(VENV)/.ready  ## write the generated pages anew
-	$(BIN)/python -m nxpipe.pipeline.reference write
+	$(BIN)/python -m nxpipe.pipeline.cli.reference write
 
 lock: $(VENV)/.ready  ## resolve every dependency anew
 	./requirements/lock $(BIN)

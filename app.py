@@ -17,8 +17,8 @@ from nxpipe.pipeline.config.amis import AmiLock
 from nxpipe.pipeline.config.load import load, read_source
 from nxpipe.pipeline.config.network import ExistingNetwork
 from nxpipe.pipeline.config.place import has_network, misplaced, zones_of
-from nxpipe.pipeline.escape import for_log
-from nxpipe.pipeline.exit_codes import CONFIGURATION, FINDINGS
+from nxpipe.pipeline.util.escape import for_log
+from nxpipe.pipeline.util.exit_codes import CONFIGURATION, FINDINGS
 from nxpipe.stacks.agents import NoAgentLocked, locked_agent
 from nxpipe.stacks.amis import fleet_image, lock_of, training_image
 from nxpipe.stacks.costs import load_prices

@@ -188,7 +188,8 @@ def page(folder: Path) -> str:
     libraries = ("numpy", "torch", "transformers", "onnxruntime", "onnx")
     versions = ", ".join(f"{name} {version(name) if find_spec(name) else 'not installed'}" for name in libraries)
     return (
-        "# Emulation\n\nHow fast `emulator/fast.py` runs whole models with bf16 `matmult`, beside PyTorch and others. "
+        "# Emulation\n\nHow fast `emulator/run/fast.py` runs whole models with bf16 `matmult`, "
+        "beside PyTorch and others. "
         "The goal is at most 1.15 times the time of PyTorch's eager fp32, at most 1.5 times the bytes of the weights "
         "in fp32.\n\n"
         f"Measured by `python benchmarks/emulate.py --page docs/emulation.md` on {' and '.join(dates)}, "
@@ -246,8 +247,8 @@ def _captured(request: Any) -> Any:
 def _emulated(case: str) -> tuple[Callable[[], object], int]:
     """A compiled graph needs no PyTorch to run, so it is captured in a process of its own."""
     from nxpipe.emulator.capture import example_inputs
-    from nxpipe.emulator.fast import LoadedGraph
-    from nxpipe.emulator.graph import Graph
+    from nxpipe.emulator.ir.graph import Graph
+    from nxpipe.emulator.run.fast import LoadedGraph
     from nxpipe.pipeline.models.weights import RandomWeights, Tensors
 
     request = _request(case)

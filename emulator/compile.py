@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from nxpipe.emulator.capture import CaptureRequest, capture
 from nxpipe.emulator.capture.elsewhere import of_model
 from nxpipe.emulator.given import NOT_DIVIDED, require_inputs
-from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.passes import PassOptions, run_passes
 from nxpipe.emulator.passes.roll import roll
 from nxpipe.emulator.passes.shard import NO_PADDING, Padding, Piece, apply, padding, plan
-from nxpipe.emulator.repeat import unroll
 
 
 @dataclass(frozen=True)

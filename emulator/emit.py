@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 
+from nxpipe.emulator.analysis.footprint import require_room
+from nxpipe.emulator.analysis.memory import states
 from nxpipe.emulator.compile import Program
-from nxpipe.emulator.executable import Executable, Port
-from nxpipe.emulator.footprint import require_room
+from nxpipe.emulator.executable.executable import Executable
+from nxpipe.emulator.executable.port import Port
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.lower import lower
 from nxpipe.emulator.lower.parameters import sliced_parameters
-from nxpipe.emulator.memory import states
 from nxpipe.emulator.ops import RankSlice
 from nxpipe.emulator.passes.shard import Piece
 

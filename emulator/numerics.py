@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nxpipe.emulator.types import DType
+from nxpipe.emulator.ir.types import DType
 
 # The element type of an array follows the graph, not the program text.
 Array = npt.NDArray[Any]

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.digest import sha256_hex
 from nxpipe.emulator.hardware import Instance
-from nxpipe.pipeline.errors import BuildRefused, MissingSoftware
 from nxpipe.pipeline.models.source import ModelSource
 from nxpipe.pipeline.models.weights import Tensors, Weights
-from nxpipe.pipeline.verification.verify import USUAL_YARDSTICK, Arrays
+from nxpipe.pipeline.util.errors import BuildRefused, MissingSoftware
+from nxpipe.pipeline.verify.verify import USUAL_YARDSTICK, Arrays
 
 if TYPE_CHECKING:
     from nxpipe.emulator.capture import CaptureRequest
@@ -283,9 +283,9 @@ def compiler_digest() -> str:
 
 def comparison_digest() -> str:
     """The same of what compares answers: figures of another comparison are others."""
-    from nxpipe.pipeline import verification
+    from nxpipe.pipeline import verify
 
-    return source_digest(Path(verification.__file__).parent)
+    return source_digest(Path(verify.__file__).parent)
 
 
 @cache

@@ -13,16 +13,16 @@ from click.core import ParameterSource
 
 from nxpipe.emulator.errors import CompileError
 from nxpipe.emulator.regular_file import open_regular
-from nxpipe.pipeline.command_line.output import human_bytes
-from nxpipe.pipeline.errors import BuildRefused, ModelSourceError, NotEnoughMemory
-from nxpipe.pipeline.folders import expanded
-from nxpipe.pipeline.machine import available_memory
 from nxpipe.pipeline.models.file_digest import sha256_of_file
-from nxpipe.pipeline.suggest import did_you_mean
-from nxpipe.pipeline.verification.verify import Arrays
+from nxpipe.pipeline.util.console import human_bytes
+from nxpipe.pipeline.util.errors import BuildRefused, ModelSourceError, NotEnoughMemory
+from nxpipe.pipeline.util.folders import expanded
+from nxpipe.pipeline.util.machine import available_memory
+from nxpipe.pipeline.util.suggest import did_you_mean
+from nxpipe.pipeline.verify.verify import Arrays
 
 if TYPE_CHECKING:
-    from nxpipe.emulator.graph import Graph
+    from nxpipe.emulator.ir.graph import Graph
     from nxpipe.emulator.passes import Pass, PassOptions
 
 _SUFFIXES: Final = (".pt2", ".onnx")

@@ -10,15 +10,15 @@ from nxpipe.pipeline.models.weights import Tensors, numpy_dtype
 from nxpipe.pipeline.order import Order
 from nxpipe.pipeline.request import SAVED, BuildRequest, Shape, compiler_digest, library_version
 from nxpipe.pipeline.saved import SavedProgram
-from nxpipe.pipeline.verification.verify import Arrays
+from nxpipe.pipeline.verify.verify import Arrays
 
 if TYPE_CHECKING:
     import numpy as np
 
     from nxpipe.emulator.compile import Program
-    from nxpipe.emulator.graph import Graph
+    from nxpipe.emulator.ir.graph import Graph
+    from nxpipe.emulator.ir.types import TensorType
     from nxpipe.emulator.passes import PassOptions
-    from nxpipe.emulator.types import TensorType
 
 # Releases of these can change what a file is read as.
 _LIBRARIES: Final = {".pt2": ("torch", "numpy"), ".onnx": ("onnx", "numpy")}

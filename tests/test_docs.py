@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 import pytest
 
-from nxpipe.pipeline.cli import cli
-from nxpipe.pipeline.reference import stale, walk
+from nxpipe.pipeline.cli.main import cli
+from nxpipe.pipeline.cli.reference import stale, walk
 from tests.conftest import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

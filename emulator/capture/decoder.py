@@ -18,7 +18,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from nxpipe.emulator.capture.model import tensor_type
 from nxpipe.emulator.capture.request import CaptureRequest
 from nxpipe.emulator.errors import CaptureError
-from nxpipe.emulator.types import DType, TensorType
+from nxpipe.emulator.ir.types import DType, TensorType
 
 # A number of tokens that no other axis of a cache is likely to have, to recognise the axis of tokens by.
 _PROBE = 5

@@ -13,8 +13,8 @@ from nxpipe.emulator.capture.layers import Cut, Shortened, cuts_of
 from nxpipe.emulator.capture.model import build_model, tensor_type
 from nxpipe.emulator.capture.request import CaptureRequest
 from nxpipe.emulator.errors import CompileError
-from nxpipe.emulator.graph import Graph
-from nxpipe.emulator.resize import NotResizable, resize
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.resize import NotResizable, resize
 
 Finish = Callable[[Graph], Graph]
 

@@ -13,7 +13,7 @@ from nxpipe.emulator.capture.budget import bounded, require_modest_settings
 from nxpipe.emulator.capture.request import TASKS, CaptureRequest
 from nxpipe.emulator.configuration import relevant
 from nxpipe.emulator.errors import CaptureError
-from nxpipe.emulator.types import DType, TensorType
+from nxpipe.emulator.ir.types import DType, TensorType
 
 # What Stable Diffusion XL says about size and place of an image, one number each.
 _SIZE_NUMBERS = 6

@@ -27,8 +27,8 @@ from nxpipe.emulator.capture.provenance import failing_line, why
 from nxpipe.emulator.capture.request import CaptureRequest
 from nxpipe.emulator.capture.signature import input_types
 from nxpipe.emulator.errors import CaptureError, GraphBreak
-from nxpipe.emulator.graph import Graph
-from nxpipe.emulator.types import TensorType
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.types import TensorType
 
 # What a tensor without values says when it is asked for them in ways that have no exception of their own.
 _ESCAPES = ("passed to FakeTensor.__format__", ".numpy() is not supported for tensor subclasses")

@@ -18,7 +18,7 @@ from nxpipe.emulator.capture.exported_archive import Archive
 from nxpipe.emulator.capture.importer import import_program
 from nxpipe.emulator.capture.model import quiet_libraries
 from nxpipe.emulator.errors import CaptureError, CompileError
-from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.numerics import Array
 
 _REASON = 300  # characters of what torch says

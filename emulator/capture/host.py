@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from nxpipe.emulator.capture.portable import Portable
 from nxpipe.emulator.errors import CompileError, Finding, GraphBreak, UnsupportedOperators
-from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.ir.graph import Graph
 
 _SMALL = 2**18  # elements: the mask of an image, and less
 _FACTORIES = (torch.arange, torch.eye, torch.full, torch.linspace, torch.ones, torch.zeros)

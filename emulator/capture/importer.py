@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from nxpipe.emulator.builder import GraphBuilder
 from nxpipe.emulator.capture.aten import Complex, NotExpressible, Site, complex_importer_of, importer_of, states_a_fact
 from nxpipe.emulator.capture.host import HostValues
 from nxpipe.emulator.capture.model import tensor_type
 from nxpipe.emulator.capture.provenance import origin_of
 from nxpipe.emulator.errors import CaptureError, Finding, IllTyped, UnsupportedOperators
-from nxpipe.emulator.graph import Graph, Origin, Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Graph, Origin, Value
+from nxpipe.emulator.ir.types import TensorType
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.types import TensorType
 
 _NO_IMPORTER = "the compiler has no such operator; write it with elementwise, matrix and reduction operators"
 _REMEMBERS = "a model may not remember anything from call to call; pass it in, and return it"

@@ -16,7 +16,7 @@ from nxpipe.emulator.capture.provenance import where_and_why
 from nxpipe.emulator.capture.request import TASKS, CaptureRequest
 from nxpipe.emulator.configuration import quantised, relevant
 from nxpipe.emulator.errors import CaptureError
-from nxpipe.emulator.types import DType, TensorType
+from nxpipe.emulator.ir.types import DType, TensorType
 
 # Settings that describe how a checkpoint was produced or is run, and would only disturb a static capture.
 _OVERRIDDEN = {"dtype": None, "torch_dtype": None, "use_cache": False, "return_dict": True}

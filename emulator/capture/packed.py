@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from nxpipe.emulator.capture.request import CaptureRequest
-from nxpipe.emulator.types import DType, TensorType
+from nxpipe.emulator.ir.types import DType, TensorType
 
 PATCHES = "pixel_patches"
 PATCH_MASK = "pixel_attention_mask"

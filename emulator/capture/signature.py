@@ -12,7 +12,7 @@ from nxpipe.emulator.capture.diffusion import DIFFUSION, diffusion_input_types
 from nxpipe.emulator.capture.packed import PATCH_MASK, PATCHES, patch_mask_type, patches_type
 from nxpipe.emulator.capture.request import CaptureRequest
 from nxpipe.emulator.errors import CaptureError
-from nxpipe.emulator.types import DType, TensorType
+from nxpipe.emulator.ir.types import DType, TensorType
 
 _DEFAULT_IMAGE = 224
 _IMAGE_SIZES = ("image_size", "input_size", "img_size")

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nxpipe.emulator.builder import GraphBuilder
-from nxpipe.emulator.graph import Origin, Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Origin, Value
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import Binary, Broadcast, Cast, Operator, Reshape, Slice, Unary
-from nxpipe.emulator.types import DType, TensorType
 
 
 class NotExpressible(Exception):

@@ -6,8 +6,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from nxpipe.emulator.graph import Graph
-from nxpipe.emulator.types import TensorType
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.types import TensorType
 
 
 def _graph(value: Any) -> bool:

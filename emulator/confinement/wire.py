@@ -15,9 +15,9 @@ import ml_dtypes
 import numpy as np
 
 from nxpipe.emulator.capture.request import CaptureRequest
-from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.passes import PassOptions
-from nxpipe.emulator.types import DType, TensorType
 
 _WORD: Final = struct.Struct("<Q")
 _DOCUMENT: Final = 2**28  # bytes

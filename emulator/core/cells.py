@@ -5,8 +5,8 @@ Floats of every type are calculated with as float32 arrays (`emulator.numerics`)
 
 import numpy as np
 
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import Array, Floats, round_to, settle
-from nxpipe.emulator.types import DType
 
 _UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 

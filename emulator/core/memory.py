@@ -17,11 +17,11 @@ from nxpipe.emulator.core.cells import decode, encode, raw
 from nxpipe.emulator.core.faults import Malformed, Unwritten
 from nxpipe.emulator.errors import ExecutionError, MissingTensor, WrongTensor
 from nxpipe.emulator.hardware import CORES
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.operands import Memory, Tile
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
 from nxpipe.emulator.isa.text import labelled
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.types import DType, TensorType
 
 Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]

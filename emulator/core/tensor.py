@@ -7,9 +7,9 @@ import numpy as np
 from nxpipe.emulator.core.bound import Bound
 from nxpipe.emulator.core.cells import encode, floats
 from nxpipe.emulator.core.dma import same_bits
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.instructions import Engine, Matmul, Transpose
 from nxpipe.emulator.numerics import Array, Floats
-from nxpipe.emulator.types import DType
 
 _ON_ONE_THREAD: Final = 1 << 18  # multiplications: up to here OpenBLAS does not use a second one
 

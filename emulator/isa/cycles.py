@@ -10,11 +10,11 @@ from math import ceil
 from typing import Any, Final
 
 from nxpipe.emulator.hardware import CoreSpec
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa import instructions as isa
 from nxpipe.emulator.isa.instructions import Alu, Engine, Instruction
 from nxpipe.emulator.isa.operands import Memory
 from nxpipe.emulator.isa.transfer import START_NS, is_dense, transfer_ns
-from nxpipe.emulator.types import DType
 
 ISSUE: Final = 64  # cycles between two instructions of the vector or scalar engine, at least
 GPSIMD_START: Final = 150

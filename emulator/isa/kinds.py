@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Final
 
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa import instructions as isa
 from nxpipe.emulator.isa.instructions import DMA_QUEUES, Alu, Engine, Instruction
-from nxpipe.emulator.types import DType
 
 BITS: Final = frozenset({Alu.BITWISE_AND, Alu.BITWISE_OR, Alu.BITWISE_XOR, Alu.INVERT, Alu.LEFT_SHIFT, Alu.RIGHT_SHIFT})
 UNARY: Final = frozenset({Alu.ABS, Alu.SQUARE, Alu.RELU, Alu.RSQRT, Alu.RECIPROCAL, Alu.INVERT})

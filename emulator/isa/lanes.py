@@ -7,6 +7,7 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa import instructions as isa
 from nxpipe.emulator.isa.faults import Breaches, Broken, Rule
 from nxpipe.emulator.isa.instructions import Alu, Engine, Function, Instruction
@@ -23,7 +24,6 @@ from nxpipe.emulator.isa.kinds import (
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.isa.places import Room
 from nxpipe.emulator.isa.shapes import bits, column, equal, one_in_sbuf, operator, same_type, sized, typed, unequal
-from nxpipe.emulator.types import DType
 
 _LARGEST: Final = {
     dtype: float(ml_dtypes.finfo(dtype.stored).max)  # type: ignore[no-untyped-call]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
 
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.types import DType
 
 
 class Memory(StrEnum):

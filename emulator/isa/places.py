@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from math import gcd
 
 from nxpipe.emulator.hardware import CoreSpec
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.faults import Breaches, Broken, Rule
 from nxpipe.emulator.isa.instructions import DMA_QUEUES, Engine
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile, extent
 from nxpipe.emulator.isa.program import Buffer
-from nxpipe.emulator.types import DType
 
 MOST_AXES = 4
 MOST_SIZE = 2**16 - 1

@@ -7,8 +7,8 @@ from enum import StrEnum
 from math import prod
 from typing import Final
 
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.instructions import Engine, Instruction
-from nxpipe.emulator.types import DType
 
 RANK: Final = "own rank"  # the input in which the host tells each rank its number, where a program asks for it
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.faults import Breaches, Broken, Rule
 from nxpipe.emulator.isa.instructions import (
     DMA_QUEUES,
@@ -28,7 +29,6 @@ from nxpipe.emulator.isa.operands import Far, Memory, Place, Tile
 from nxpipe.emulator.isa.places import Room
 from nxpipe.emulator.isa.shapes import operator, same_type, sized, typed, unequal
 from nxpipe.emulator.isa.transfer import is_dense
-from nxpipe.emulator.types import DType
 
 
 def broken(instruction: Instruction, room: Room) -> Breaches:

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Final, TypeVar
 
 from nxpipe.emulator.errors import CompileError
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, Turn
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile
-from nxpipe.emulator.types import DType
 
 _SPACE: Final = re.compile(r"[ \t]*(?:#.*)?")
 _INTEGER: Final = re.compile(r"-?[0-9]{1,20}(?![0-9])")

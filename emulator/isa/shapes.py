@@ -1,10 +1,10 @@
 """What many instructions ask of their operands: equal shapes, a column, a type, an operator."""
 
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.faults import Breaches, Broken, Rule
 from nxpipe.emulator.isa.instructions import Alu, Engine, Instruction
 from nxpipe.emulator.isa.kinds import BITS
 from nxpipe.emulator.isa.operands import Memory, Place, Tile
-from nxpipe.emulator.types import DType
 
 
 def equal(one: str, a: Tile, other: str, b: Tile) -> Breaches:

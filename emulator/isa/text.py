@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields
 from enum import Enum
 
+from nxpipe.emulator.ir.series import Series, series_of
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.instructions import Engine, Instruction
 from nxpipe.emulator.isa.operands import Axis, Far, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
-from nxpipe.emulator.series import Series, series_of
 
 ARROW = "<-"
 # Written in front of the operands, at the end, or on a line of its own.

@@ -7,13 +7,13 @@ from math import prod
 from typing import Final
 
 from nxpipe.emulator.hardware import CORES, CoreSpec
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.cycles import cost
 from nxpipe.emulator.isa.instructions import DMA_QUEUES, Instruction, Matmul
 from nxpipe.emulator.isa.operands import Place, Tile
 from nxpipe.emulator.isa.program import Loop, Program, Step
 from nxpipe.emulator.isa.transfer import moved, share_of_dma
-from nxpipe.emulator.types import DType
 
 HBM: Final = "hbm"
 

@@ -4,7 +4,8 @@ comparing their number with that of each place, one update after the other, for 
 from dataclasses import dataclass, replace
 from math import prod
 
-from nxpipe.emulator.graph import Node
+from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.instructions import Alu, Engine, GatherFree
 from nxpipe.emulator.isa.instructions import Iota as Counting
@@ -21,7 +22,6 @@ from nxpipe.emulator.lower.sheets import WIDEST
 from nxpipe.emulator.lower.sums import COMBINED, Sum
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import ScatterAlong, TakeAlong
-from nxpipe.emulator.types import DType
 
 
 def fits(k: Kernel, size: int, dtype: DType) -> bool:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from nxpipe.emulator.graph import Node
+from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.instructions import Alu, Engine, Matmul, TensorCopy
 from nxpipe.emulator.isa.operands import Tile
@@ -23,7 +24,6 @@ from nxpipe.emulator.lower.scores import LOWEST, Nowhere, Scores
 from nxpipe.emulator.lower.turned import chunks_of, each_chunk, turn, turn_heads
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import Attention
-from nxpipe.emulator.types import DType
 
 _STAIRS: Final = 8  # of causal attention: groups of query rows, each of which sees as many keys as its last row does
 

@@ -6,11 +6,11 @@ from typing import Final
 
 import numpy as np
 
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.lives import Life, lives
 from nxpipe.emulator.isa.program import Buffer, Role, Step
 from nxpipe.emulator.lower.view import View, whole
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.types import DType
 
 _ALIGNMENT: Final = 4096  # bytes: a DMA packet
 

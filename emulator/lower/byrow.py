@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.operands import Axis, Far, Tile
 from nxpipe.emulator.lower.kernel import PARTITIONS
 from nxpipe.emulator.lower.lowering import Lowering
 from nxpipe.emulator.lower.numbers import Address, counted, row_numbers
 from nxpipe.emulator.lower.view import View
-from nxpipe.emulator.types import DType
 
 MOST_AXES: Final = 3  # of a row
 

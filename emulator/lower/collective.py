@@ -9,7 +9,8 @@ from math import gcd, prod
 
 import numpy as np
 
-from nxpipe.emulator.graph import Node
+from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa import instructions as isa
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.cycles import cost
@@ -26,7 +27,6 @@ from nxpipe.emulator.lower.view import View, line
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import AllGather, AllReduce, RankSlice, ReduceScatter
 from nxpipe.emulator.ops.shares import Stretch
-from nxpipe.emulator.types import DType
 
 
 @lowers(AllReduce)

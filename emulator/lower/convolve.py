@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
-from nxpipe.emulator.graph import Node
+from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.instructions import Activation, Alu, Engine, Function, Matmul, Memset, ScalarTensorTensor
 from nxpipe.emulator.isa.operands import Memory, Tile
@@ -33,7 +34,6 @@ from nxpipe.emulator.lower.windows import (
     windows,
 )
 from nxpipe.emulator.ops import Convolution
-from nxpipe.emulator.types import DType
 
 _BANK: Final = 512
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any, Final
 
-from nxpipe.emulator.graph import Node
+from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.types import DType, TensorType, promote
 from nxpipe.emulator.isa.instructions import Alu, Function
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.lower import integers
@@ -26,7 +27,6 @@ from nxpipe.emulator.lower.kernel import Kernel
 from nxpipe.emulator.lower.lanes import Lanes, Operand
 from nxpipe.emulator.ops import Binary, Cast, Unary, Where
 from nxpipe.emulator.ops.base import Operator
-from nxpipe.emulator.types import DType, TensorType, promote
 
 _ARITHMETIC: Final = {
     "add": Alu.ADD,

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from nxpipe.emulator.graph import Node, Value
+from nxpipe.emulator.ir.graph import Node, Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa import instructions as isa
 from nxpipe.emulator.isa.instructions import Engine
 from nxpipe.emulator.isa.operands import Tile
@@ -19,7 +20,6 @@ from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.lanes import repeated
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import AllReduce
-from nxpipe.emulator.types import DType
 
 _WIDEST_KEPT: Final = 16384  # bytes of a row that is kept for all pieces
 

@@ -3,6 +3,7 @@
 from math import ceil
 
 from nxpipe.emulator.hardware import CoreSpec
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.cycles import cost
 from nxpipe.emulator.isa.instructions import AllReduce, DmaCopy, Engine, TensorCopy
@@ -10,7 +11,6 @@ from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.transfer import START_NS
 from nxpipe.emulator.lower.kernel import PARTITIONS
 from nxpipe.emulator.lower.sheets import WIDEST
-from nxpipe.emulator.types import DType
 
 
 def pays_in_pieces(core: CoreSpec, rows: int, width: int, dtype: DType) -> bool:

@@ -8,7 +8,8 @@ rows before its end; the first group that ends behind a row is then the one that
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nxpipe.emulator.graph import Node
+from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.instructions import Alu, CopyPredicated, Engine, Iota, Matmul, Memset, TensorCopy, TensorScalar
 from nxpipe.emulator.isa.operands import Memory, Tile
@@ -22,7 +23,6 @@ from nxpipe.emulator.lower.products import as_rows
 from nxpipe.emulator.lower.turned import chunks_of, each_chunk, load
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import GroupedMatMul
-from nxpipe.emulator.types import DType
 
 
 @lowers(GroupedMatMul)

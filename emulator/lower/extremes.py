@@ -3,7 +3,8 @@
 from math import inf
 from typing import Final
 
-from nxpipe.emulator.graph import Node
+from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.instructions import Alu, Engine, Iota
 from nxpipe.emulator.isa.operands import Tile
@@ -13,7 +14,6 @@ from nxpipe.emulator.lower.lanes import Lanes, repeated
 from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.reduce import WIDEST_ROW, Fold, combine, fold_of, fold_row, folded, matrix
 from nxpipe.emulator.ops import ArgReduce
-from nxpipe.emulator.types import DType
 
 _LEAST: Final = Fold(Alu.MINIMUM, inf, DType.INT32)
 

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from nxpipe.emulator.graph import Value
 from nxpipe.emulator.hardware import CoreSpec
+from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.lower import plan
 from nxpipe.emulator.lower.ending import Ending, room_of
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
@@ -13,7 +14,6 @@ from nxpipe.emulator.lower.plan import Sizes
 from nxpipe.emulator.lower.turned import chunks_of, load, must_turn, room_to_turn
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.lower.work import Work, load_work, turning_work
-from nxpipe.emulator.types import DType
 
 Fill = Callable[[Block, Span], None]  # writes some rows, turned, into [128, chunks, rows]
 

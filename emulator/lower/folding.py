@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
 
-from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, affine
 from nxpipe.emulator.isa.instructions import (
     Activation,
@@ -26,7 +27,6 @@ from nxpipe.emulator.lower.ending import Ending, room_of
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.sheets import WIDEST
 from nxpipe.emulator.lower.view import View
-from nxpipe.emulator.types import DType
 
 _UNREAD: Final = DType.BFLOAT16  # of results of which only the sum is wanted
 _STRIPS: Final = (WIDEST, WIDEST // 2, WIDEST // 4)

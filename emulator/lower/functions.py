@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from math import inf, log, pi
 from typing import Final
 
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.instructions import Alu, Function
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.lower.lanes import Lanes, Operand, bits, seen_as
-from nxpipe.emulator.types import DType
 
 _SIGN_BIT: Final = 0x80000000
 _UPPER_HALF: Final = 0xFFFFF000  # of a mantissa, with sign and exponent: products of halves are exact

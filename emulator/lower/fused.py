@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from math import ceil, inf, prod
 from typing import Final
 
-from nxpipe.emulator.graph import Node, Value
 from nxpipe.emulator.hardware import CoreSpec
+from nxpipe.emulator.ir.graph import Node, Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.isa.transfer import moved
 from nxpipe.emulator.lower.buffers import on_device
@@ -26,7 +27,6 @@ from nxpipe.emulator.lower.together import Products
 from nxpipe.emulator.lower.turned import chunks_of, turn_tile
 from nxpipe.emulator.lower.view import View, whole
 from nxpipe.emulator.lower.work import Work, load_work, turning_work
-from nxpipe.emulator.types import DType
 
 _PASSES: Final = 2  # of the vector engine over a row, beside what follows it
 

@@ -3,8 +3,9 @@ nobody turns what others have turned, and the whole of them need never lie in HB
 
 from dataclasses import dataclass, replace
 
-from nxpipe.emulator.graph import Node, Value
 from nxpipe.emulator.hardware import CoreSpec
+from nxpipe.emulator.ir.graph import Node, Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, divided
 from nxpipe.emulator.isa.cycles import cost
 from nxpipe.emulator.isa.instructions import AllGather, Engine
@@ -19,7 +20,6 @@ from nxpipe.emulator.lower.turned import chunks_of
 from nxpipe.emulator.lower.view import View, line, whole
 from nxpipe.emulator.lower.work import Work
 from nxpipe.emulator.ops import AllGather as AllRanks
-from nxpipe.emulator.types import DType
 
 
 @dataclass(frozen=True)

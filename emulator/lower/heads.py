@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.operands import Memory
 from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel
 from nxpipe.emulator.lower.turned import chunks_of, passing_type
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import Attention
-from nxpipe.emulator.types import DType
 
 _FULL = (DType.FLOAT32, DType.TFLOAT32)
 _LONG_RUN = 4096  # bytes: so many heads beside each other make DMA fast

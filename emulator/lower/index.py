@@ -5,7 +5,8 @@ from dataclasses import replace
 from math import prod
 from typing import Final
 
-from nxpipe.emulator.graph import Node, Value
+from nxpipe.emulator.ir.graph import Node, Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.instructions import Alu, Engine
 from nxpipe.emulator.isa.instructions import Iota as Counting
@@ -22,7 +23,6 @@ from nxpipe.emulator.lower.sums import COMBINED, Sum
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import Gather, Index, IndexUpdate, Iota
 from nxpipe.emulator.ops.base import broadcast_shape
-from nxpipe.emulator.types import DType
 
 _SMALL_ROW: Final = 64  # bytes: below, a copy of its own costs more than to pick elements inside of a partition
 

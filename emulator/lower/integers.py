@@ -9,11 +9,11 @@ from typing import Final
 
 import numpy as np
 
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.instructions import Alu
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.lower.buffers import on_device
 from nxpipe.emulator.lower.lanes import Lanes, Operand, bits, held, seen_as
-from nxpipe.emulator.types import DType
 
 _SIGNED: Final = (DType.INT8, DType.INT16, DType.INT32, DType.INT64)
 EXACT_IN_FLOATS: Final = 2**24

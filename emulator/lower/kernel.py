@@ -12,11 +12,11 @@ from typing import Final
 
 from nxpipe.emulator.errors import OutOfMemory
 from nxpipe.emulator.hardware import CoreSpec
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, affine, index, turning
 from nxpipe.emulator.isa.instructions import DMA_QUEUES, DmaCopy, DmaTranspose, Engine, Instruction
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile, contiguous
 from nxpipe.emulator.isa.program import Loop, Step
-from nxpipe.emulator.types import DType
 
 PARTITIONS: Final = 128
 _ALIGNMENT: Final = 64  # bytes: what one access moves at once

@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.instructions import (
     Activation,
     Alu,
@@ -25,7 +26,6 @@ from nxpipe.emulator.isa.instructions import (
 from nxpipe.emulator.isa.operands import Axis, Memory, Tile, contiguous
 from nxpipe.emulator.lower.kernel import Kernel
 from nxpipe.emulator.numerics import settle
-from nxpipe.emulator.types import DType
 
 Operand = Tile | float
 

@@ -8,8 +8,9 @@ from math import prod
 from typing import Any, TypeAlias, TypeVar
 
 from nxpipe.emulator.errors import CompileError
-from nxpipe.emulator.graph import Graph, Node, Value
 from nxpipe.emulator.hardware import CORES
+from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.lower.buffers import on_device
 from nxpipe.emulator.lower.corners import copy_turned, turned_axis
@@ -25,7 +26,6 @@ from nxpipe.emulator.lower.waiting import Waiting
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import AllReduce, Concat, Transpose
 from nxpipe.emulator.ops.base import Operator
-from nxpipe.emulator.types import DType
 
 Kind = TypeVar("Kind", bound=Operator)
 Writes: TypeAlias = Callable[["Lowering", Node, Kind], None]

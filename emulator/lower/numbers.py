@@ -10,6 +10,7 @@ from math import gcd
 
 import numpy as np
 
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.instructions import Alu
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.lower.ending import load
@@ -18,7 +19,6 @@ from nxpipe.emulator.lower.lanes import Lanes, bits
 from nxpipe.emulator.lower.lowering import Lowering
 from nxpipe.emulator.lower.sheets import WIDEST, sheets
 from nxpipe.emulator.lower.view import View
-from nxpipe.emulator.types import DType
 
 
 @dataclass(frozen=True)

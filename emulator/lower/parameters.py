@@ -7,10 +7,10 @@ convolutions, lies with its inputs first, as the tensor engine wants it.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nxpipe.emulator.graph import Graph, Node, Value
+from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import Cast, Convolution, Linear, RankSlice
-from nxpipe.emulator.types import DType
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nxpipe.emulator.graph import Graph, Value
+from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, turning
 from nxpipe.emulator.isa.program import RANK, Role
 from nxpipe.emulator.lower.buffers import Buffers, narrowed, on_device
@@ -14,7 +15,6 @@ from nxpipe.emulator.lower.lifetimes import Lifetimes
 from nxpipe.emulator.lower.parameters import Stored, stored_parameters
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.types import DType
 
 
 @dataclass(frozen=True)

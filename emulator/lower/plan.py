@@ -14,6 +14,7 @@ from math import ceil, inf, lcm
 from typing import Final, Protocol
 
 from nxpipe.emulator.hardware import CoreSpec
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.cycles import ISSUE, cost
 from nxpipe.emulator.isa.instructions import DmaCopy, Engine, ReduceScatter
@@ -22,7 +23,6 @@ from nxpipe.emulator.lower.sheets import WIDEST
 from nxpipe.emulator.lower.turned import chunks_of, must_turn, room_to_turn
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.lower.work import Work, load_work, tile_of, turning_work
-from nxpipe.emulator.types import DType
 
 BANK: Final = 512  # float32 sums
 STRIP: Final = WIDEST  # columns of a result that are finished at once; whole banks

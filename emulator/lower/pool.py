@@ -5,7 +5,8 @@ from math import prod
 
 import numpy as np
 
-from nxpipe.emulator.graph import Node
+from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.instructions import Alu, Engine, Memset, TensorCopy, TensorTensor
 from nxpipe.emulator.isa.operands import Memory, Tile
 from nxpipe.emulator.lower.buffers import on_device
@@ -28,7 +29,6 @@ from nxpipe.emulator.lower.windows import (
     windows,
 )
 from nxpipe.emulator.ops import Pool
-from nxpipe.emulator.types import DType
 
 
 @lowers(Pool)

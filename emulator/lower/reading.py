@@ -2,7 +2,7 @@
 
 from collections.abc import Set
 
-from nxpipe.emulator.graph import Graph, Node, Value
+from nxpipe.emulator.ir.graph import Graph, Node, Value
 
 
 class Reading:

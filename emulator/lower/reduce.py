@@ -11,7 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from nxpipe.emulator.graph import Node
+from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.instructions import Alu, Engine, PartitionReduce, TensorReduce
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.lower.ending import load
@@ -23,7 +24,6 @@ from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.sheets import WIDEST, sheets
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import Reduce
-from nxpipe.emulator.types import DType
 
 WIDEST_ROW: Final = 4096  # elements of a row that are at hand at once
 _WORTH_PARTS: Final = 512  # elements of a row from which on it is folded in parts

@@ -8,7 +8,8 @@ from math import prod
 
 import numpy as np
 
-from nxpipe.emulator.graph import Node
+from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.instructions import Alu, Engine, GatherFree, Memset, TensorCopy, TensorTensor
 from nxpipe.emulator.isa.operands import Axis, Memory, Tile
 from nxpipe.emulator.lower.buffers import on_device
@@ -19,7 +20,6 @@ from nxpipe.emulator.lower.products import as_rows
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Resample
-from nxpipe.emulator.types import DType
 
 
 @lowers(Resample)

@@ -13,6 +13,7 @@ from math import prod
 from typing import Final
 
 from nxpipe.emulator.hardware import CoreSpec
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.instructions import DMA_QUEUES, DmaCopy, Instruction
 from nxpipe.emulator.isa.operands import Axis, Far, Memory
@@ -20,7 +21,6 @@ from nxpipe.emulator.isa.program import Buffer, Loop, Role, Step
 from nxpipe.emulator.isa.transfer import moved
 from nxpipe.emulator.lower.kernel import PARTITIONS
 from nxpipe.emulator.lower.matrix import Matrix, lying_in
-from nxpipe.emulator.types import DType
 
 _ALIGNMENT: Final = 64
 

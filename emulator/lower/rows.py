@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from nxpipe.emulator.graph import Node
+from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.instructions import Alu, Engine, Function, ScalarTensorTensor, TensorReduce
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.lower.ending import Chain, Ending
@@ -11,7 +12,6 @@ from nxpipe.emulator.lower.fused import write_rows
 from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.products import as_rows
 from nxpipe.emulator.ops import LayerNorm, RmsNorm, Softmax
-from nxpipe.emulator.types import DType
 
 
 @lowers(LayerNorm)

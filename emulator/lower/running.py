@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from nxpipe.emulator.graph import Node
+from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.instructions import Alu, Engine, TensorTensorScan
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.lower.ending import load
@@ -12,7 +13,6 @@ from nxpipe.emulator.lower.lanes import Lanes
 from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.reduce import WIDEST_ROW, Fold, fold_of, matrix
 from nxpipe.emulator.ops import Cumulate
-from nxpipe.emulator.types import DType
 
 
 @lowers(Cumulate)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, affine
 from nxpipe.emulator.isa.instructions import (
     Activation,
@@ -28,7 +29,6 @@ from nxpipe.emulator.lower.turned import each_chunk, passing_type
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.numerics import largest_finite
 from nxpipe.emulator.ops import Attention
-from nxpipe.emulator.types import DType
 
 LOWEST: Final = -largest_finite(DType.FLOAT32)
 

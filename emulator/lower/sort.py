@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from math import nan
 from typing import Final
 
-from nxpipe.emulator.graph import Node
+from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.instructions import Alu, Engine, Iota
 from nxpipe.emulator.isa.operands import Axis, Tile
@@ -27,7 +28,6 @@ from nxpipe.emulator.lower.reduce import matrix
 from nxpipe.emulator.lower.sheets import sheets
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import ArgSort
-from nxpipe.emulator.types import DType
 
 _BLOCK: Final = 2048  # elements of a row that one partition holds
 _LAST: Final = 2**31 - 1  # behind every other key

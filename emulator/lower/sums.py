@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Final
 
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.instructions import Alu
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.lower.integers import Words
 from nxpipe.emulator.lower.lanes import Lanes
-from nxpipe.emulator.types import DType
 
 COMBINED: Final = {"add": Alu.ADD, "maximum": Alu.MAXIMUM, "minimum": Alu.MINIMUM, "multiply": Alu.MULTIPLY}
 

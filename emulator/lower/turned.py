@@ -7,12 +7,12 @@ time; it is loaded as it lies, and turned 128 x 128 elements at a time on the te
 from collections.abc import Iterator
 from typing import Final
 
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, divided
 from nxpipe.emulator.isa.instructions import Activation, Engine, Function, TensorCopy, Transpose
 from nxpipe.emulator.isa.operands import Memory, Tile
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.view import View
-from nxpipe.emulator.types import DType
 
 AT_ONCE: Final = 16  # chunks that are loaded for turning: 4 KiB of two-byte elements in each row
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, affine
 from nxpipe.emulator.isa.operands import Axis, Far
 from nxpipe.emulator.lower.kernel import Span
-from nxpipe.emulator.types import DType
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from math import prod
 from typing import Final
 
 from nxpipe.emulator.errors import OutOfMemory, Taken
-from nxpipe.emulator.graph import Graph, Node, Repeat, Value
 from nxpipe.emulator.hardware import CORES
+from nxpipe.emulator.ir.graph import Graph, Node, Repeat, Value
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.cycles import cost
 from nxpipe.emulator.isa.instructions import DMA_QUEUES, Engine
@@ -24,7 +24,7 @@ from nxpipe.emulator.lower.places import Series, half
 from nxpipe.emulator.lower.residence import Settled, settled
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.lower.work import Work
-from nxpipe.emulator.sync import synchronised
+from nxpipe.emulator.schedule.sync import synchronised
 
 _TRIALS: Final = 3  # that may fail, of nodes that leave room to something
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, affine
 from nxpipe.emulator.isa.instructions import Engine, Memset
 from nxpipe.emulator.isa.operands import Axis, Tile
@@ -14,7 +15,6 @@ from nxpipe.emulator.lower.kernel import Block, Kernel, Span
 from nxpipe.emulator.lower.lanes import held
 from nxpipe.emulator.lower.lowering import Lowering
 from nxpipe.emulator.lower.view import View, packed
-from nxpipe.emulator.types import DType
 
 Starts = tuple[Affine, ...]
 WIDEST: Final = 2048  # places of a piece of the result

@@ -5,6 +5,7 @@ from math import ceil
 from typing import Final
 
 from nxpipe.emulator.hardware import CoreSpec
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.cycles import cost
 from nxpipe.emulator.isa.instructions import DmaCopy, Engine
@@ -12,7 +13,6 @@ from nxpipe.emulator.isa.operands import Memory, Tile, contiguous
 from nxpipe.emulator.lower.kernel import PARTITIONS
 from nxpipe.emulator.lower.turned import must_turn
 from nxpipe.emulator.lower.view import View
-from nxpipe.emulator.types import DType
 
 # Of the time that bytes take at HBM's full rate: counted even where engines take longer, since the energy is spent, and
 # what other queues have under way has to wait.

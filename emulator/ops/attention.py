@@ -5,10 +5,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array, Floats, round_to
 from nxpipe.emulator.ops.base import Operator, broadcast_shape, require
 from nxpipe.emulator.ops.linalg import require_matrix_operands
-from nxpipe.emulator.types import DType, TensorType
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from functools import cache, lru_cache
 from typing import Any, ClassVar
 
 from nxpipe.emulator.errors import IllTyped, IndexOutOfRange
+from nxpipe.emulator.ir.types import DType, TensorType, is_reasonable
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.types import DType, TensorType, is_reasonable
 
 OPERATORS: dict[str, type["Operator"]] = {}
 

@@ -12,10 +12,10 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from nxpipe.emulator.errors import ExecutionError
+from nxpipe.emulator.ir.types import TensorType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops.base import Operator, require, require_axes
 from nxpipe.emulator.ops.shares import Share, Stretch, shares_of, stretches, uneven
-from nxpipe.emulator.types import TensorType
 
 
 class Membership(Protocol):

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array, Floats
 from nxpipe.emulator.ops.base import Operator, require
 from nxpipe.emulator.ops.linalg import require_matrix_operands
-from nxpipe.emulator.types import DType, TensorType
 
 # Floats of unfolded windows held at a time: enough for large products, little beside the model.
 _UNFOLDED = 1 << 22

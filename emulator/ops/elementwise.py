@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nxpipe.emulator.ir.types import DType, TensorType, promote
 from nxpipe.emulator.numerics import Array, Floats, atanh_erf, erf, map_pieces, to_integer
 from nxpipe.emulator.ops.base import Operator, broadcast_shape, require
-from nxpipe.emulator.types import DType, TensorType, promote
 
 _SQRT_HALF = np.float32(np.sqrt(0.5))
 _SQRT_2_OVER_PI = np.float32(np.sqrt(2 / np.pi))

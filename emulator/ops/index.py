@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops.base import Operator, broadcast_shape, require, require_axes, require_indices
-from nxpipe.emulator.types import DType, TensorType
 
 
 @dataclass(frozen=True)

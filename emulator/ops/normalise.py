@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nxpipe.emulator.ir.types import TensorType
 from nxpipe.emulator.numerics import Array, Floats
 from nxpipe.emulator.ops.base import Operator, require, require_axes
-from nxpipe.emulator.types import TensorType
 
 
 @dataclass(frozen=True)

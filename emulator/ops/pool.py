@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops.base import Operator, require
 from nxpipe.emulator.ops.convolve import padded_places, sliding_windows
-from nxpipe.emulator.types import DType, TensorType
 
 
 @dataclass(frozen=True)

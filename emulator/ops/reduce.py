@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops.base import Operator, require, require_axes
-from nxpipe.emulator.types import DType, TensorType
 
 _REDUCTIONS: dict[str, Callable[..., Any]] = {
     "all": np.all,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.passes.autocast import autocast
 from nxpipe.emulator.passes.canonicalise import canonicalise
 from nxpipe.emulator.passes.causal import recognise_causal

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from nxpipe.emulator.builder import GraphBuilder
-from nxpipe.emulator.graph import NOWHERE, Graph, Node, Origin, Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import NOWHERE, Graph, Node, Origin, Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import Cast, Operator, attributes
 from nxpipe.emulator.passes.options import PassOptions
 from nxpipe.emulator.passes.rewrite import declare, keep, rewrite
-from nxpipe.emulator.types import DType
 
 
 def autocast(graph: Graph, options: PassOptions) -> Graph:

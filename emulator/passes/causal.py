@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from nxpipe.emulator.builder import GraphBuilder
-from nxpipe.emulator.graph import Graph, Node, Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Attention, Binary
 from nxpipe.emulator.passes.options import PassOptions
 from nxpipe.emulator.passes.rewrite import keep, rewrite
-from nxpipe.emulator.types import DType
 
 
 def recognise_causal(graph: Graph, _: PassOptions) -> Graph:

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 
 from nxpipe.emulator.errors import GraphInvalid
-from nxpipe.emulator.graph import Graph, Node, Value
+from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.repeat import require_sound_repeats
 from nxpipe.emulator.ops.base import result_type
-from nxpipe.emulator.repeat import require_sound_repeats
 
 
 def check(graph: Graph, after: str) -> None:

@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from nxpipe.emulator.builder import GraphBuilder
 from nxpipe.emulator.errors import IndexOutOfRange
-from nxpipe.emulator.graph import Graph, Node, Value, live_nodes
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Graph, Node, Value, live_nodes
+from nxpipe.emulator.ir.repeat import unroll
+from nxpipe.emulator.ir.types import TensorType
 from nxpipe.emulator.ops import Operator
 from nxpipe.emulator.ops.portable import compute
 from nxpipe.emulator.passes.options import PassOptions
 from nxpipe.emulator.passes.rewrite import keep, rewrite
-from nxpipe.emulator.repeat import unroll
-from nxpipe.emulator.types import TensorType
 
 # A folded result travels in every executable, so it must be small beside the model's weights: rotary tables of usual
 # lengths are. Masks and positions are the same to the bit whenever they are computed, so only small ones travel; the

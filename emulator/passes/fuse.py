@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from nxpipe.emulator.builder import GraphBuilder
-from nxpipe.emulator.graph import Graph, Node, Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import (
     Attention,
     Binary,
@@ -26,7 +27,6 @@ from nxpipe.emulator.ops import (
 )
 from nxpipe.emulator.passes.options import PassOptions
 from nxpipe.emulator.passes.rewrite import keep, rewrite
-from nxpipe.emulator.types import DType
 
 _FLOAT32 = DType.FLOAT32
 

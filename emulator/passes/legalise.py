@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from nxpipe.emulator.builder import GraphBuilder
 from nxpipe.emulator.errors import CompileError
-from nxpipe.emulator.graph import NOWHERE, Graph, Origin, Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import NOWHERE, Graph, Origin, Value
+from nxpipe.emulator.ir.repeat import unroll
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Cast, Operator, attributes
 from nxpipe.emulator.passes.options import PassOptions
-from nxpipe.emulator.repeat import unroll
-from nxpipe.emulator.types import DType
 
 _NARROW = {DType.INT64: DType.INT32, DType.UINT64: DType.UINT32}
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from nxpipe.emulator.errors import OptionsInvalid
-from nxpipe.emulator.types import DType
+from nxpipe.emulator.ir.types import DType
 
 AUTOCAST_MODES = ("none", "matmult", "all")
 AUTOCAST_TYPES = {

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable
 
-from nxpipe.emulator.builder import GraphBuilder
-from nxpipe.emulator.graph import Graph, Node, Value
-from nxpipe.emulator.repeat import unroll
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.repeat import unroll
 
 # Given the new graph so far, an old node and its new operands: the new value that stands for the node's result.
 Rebuild = Callable[[GraphBuilder, Node, tuple[Value, ...]], Value]

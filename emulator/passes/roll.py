@@ -12,10 +12,10 @@ from itertools import count
 
 import numpy as np
 
-from nxpipe.emulator.graph import Graph, Node, Repeat, Value
+from nxpipe.emulator.ir.graph import Graph, Node, Repeat, Value
+from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.passes.options import PassOptions
-from nxpipe.emulator.repeat import unroll
 
 # How many periods, those that would save most nodes first, are tried before a stretch counts as without repetition.
 _PERIODS_TRIED = 8

@@ -20,16 +20,16 @@ from nxpipe.pipeline.check.finding import CONFIGURATION, SOURCE, WEIGHTS, Findin
 from nxpipe.pipeline.check.fit import fit, verdicts
 from nxpipe.pipeline.check.report import Examination, Report
 from nxpipe.pipeline.check.weights import Checkpoint, examine_files
-from nxpipe.pipeline.errors import ModelSourceError
-from nxpipe.pipeline.folders import expanded
-from nxpipe.pipeline.garbage import no_collection
 from nxpipe.pipeline.models.source import ModelSource
 from nxpipe.pipeline.order import Order
 from nxpipe.pipeline.request import Shape, all_phases, program_inputs, source_digest
 from nxpipe.pipeline.saved import SavedProgram
+from nxpipe.pipeline.util.errors import ModelSourceError
+from nxpipe.pipeline.util.folders import expanded
+from nxpipe.pipeline.util.garbage import no_collection
 
 if TYPE_CHECKING:
-    from nxpipe.pipeline.verification.evidence import Step
+    from nxpipe.pipeline.verify.evidence import Step
 
 __all__ = ["check", "check_file"]
 

@@ -7,7 +7,8 @@ arithmetic to the lookups. Where anything unknown takes part, as a token's id do
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from nxpipe.emulator.graph import Graph, Node, Value
+from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import (
     Binary,
     Broadcast,
@@ -23,7 +24,6 @@ from nxpipe.emulator.ops import (
     TakeAlong,
     Transpose,
 )
-from nxpipe.emulator.types import DType
 from nxpipe.pipeline.check.finding import POSITIONS, Finding
 from nxpipe.pipeline.check.lowered import each_node, grouped
 

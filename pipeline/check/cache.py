@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from nxpipe.pipeline.check.report import Examination
-from nxpipe.pipeline.documents import MiB, json_of, read_file
-from nxpipe.pipeline.folders import cache_folder
+from nxpipe.pipeline.util.documents import MiB, json_of, read_file
+from nxpipe.pipeline.util.folders import cache_folder
 
 _MOST_ENTRIES = 512
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from nxpipe.emulator.analysis.memory import Footprint, footprints
 from nxpipe.emulator.compile import compile_graph
 from nxpipe.emulator.errors import (
     CaptureError,
@@ -13,8 +14,7 @@ from nxpipe.emulator.errors import (
     OptionsInvalid,
     UnsupportedOperators,
 )
-from nxpipe.emulator.graph import Graph
-from nxpipe.emulator.memory import Footprint, footprints
+from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.passes import PassOptions
 from nxpipe.emulator.passes.legalise import ConstantTooLarge
 from nxpipe.emulator.passes.shard import divide
@@ -37,14 +37,14 @@ from nxpipe.pipeline.check.lowered import each_node, grouped
 from nxpipe.pipeline.check.precision import risks
 from nxpipe.pipeline.check.report import Examination, Program
 from nxpipe.pipeline.check.weights import Checkpoint, compare
-from nxpipe.pipeline.crash import report_crash
-from nxpipe.pipeline.errors import MissingSoftware
 from nxpipe.pipeline.models.source import ModelSource
 from nxpipe.pipeline.request import Shape, capture_request
-from nxpipe.pipeline.verification.evidence import Step
+from nxpipe.pipeline.util.crash import report_crash
+from nxpipe.pipeline.util.errors import MissingSoftware
+from nxpipe.pipeline.verify.evidence import Step
 
 if TYPE_CHECKING:
-    from nxpipe.emulator.types import TensorType
+    from nxpipe.emulator.ir.types import TensorType
 
 Lowering: TypeAlias = Callable[[PassOptions], Graph]
 

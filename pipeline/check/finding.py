@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from nxpipe.pipeline import exit_codes
+from nxpipe.pipeline.util import exit_codes
 
 if TYPE_CHECKING:
-    from nxpipe.emulator.graph import Origin
+    from nxpipe.emulator.ir.graph import Origin
 
 
 class Severity(StrEnum):

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from nxpipe.emulator.analysis.memory import Footprint, capacity, code_bytes
 from nxpipe.emulator.hardware import Instance
-from nxpipe.emulator.memory import Footprint, capacity, code_bytes
 from nxpipe.pipeline.check.finding import DEGREE, DOES_NOT_FIT, PADDED, TIGHT, Finding
 from nxpipe.pipeline.check.report import Examination, Fit, Row
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from nxpipe.emulator.graph import Graph, Node
+from nxpipe.emulator.ir.graph import Graph, Node
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import ArgSort, IndexUpdate, Pool, ScatterAlong
 from nxpipe.emulator.passes import PassOptions
-from nxpipe.emulator.types import DType, TensorType
 from nxpipe.pipeline.check.finding import (
     EMPTY_TENSOR,
     FP8_KIND,

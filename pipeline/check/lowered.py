@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from nxpipe.emulator.graph import Graph, Node
+from nxpipe.emulator.ir.graph import Graph, Node
 from nxpipe.pipeline.check.finding import Finding
 
 

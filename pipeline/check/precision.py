@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nxpipe.emulator.graph import Graph, Node
+from nxpipe.emulator.ir.graph import Graph, Node
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import Cast, LayerNorm, RmsNorm, Softmax
 from nxpipe.emulator.passes import PassOptions
-from nxpipe.emulator.types import DType
 from nxpipe.pipeline.check.finding import FP8_RANGE, FP16_OVERFLOW, NARROW_COUNT, NARROW_SENSITIVE, Finding
 from nxpipe.pipeline.check.lowered import each_node, grouped
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nxpipe.emulator.memory import Footprint
+from nxpipe.emulator.analysis.memory import Footprint
 from nxpipe.emulator.passes.shard import Padding
 from nxpipe.pipeline.check.finding import RULES, Finding, Severity, worst_exit_code
-from nxpipe.pipeline.exit_codes import ExitCode
+from nxpipe.pipeline.util.exit_codes import ExitCode
 
 
 @dataclass(frozen=True)

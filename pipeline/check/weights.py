@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from nxpipe.emulator.regular_file import open_regular
 from nxpipe.pipeline.check.finding import PICKLED, WEIGHTS, Finding
-from nxpipe.pipeline.documents import json_of
-from nxpipe.pipeline.errors import ModelSourceError
 from nxpipe.pipeline.models.checkpoint import SafetensorsWeights, weight_files
+from nxpipe.pipeline.util.documents import json_of
+from nxpipe.pipeline.util.errors import ModelSourceError
 
 if TYPE_CHECKING:
-    from nxpipe.emulator.types import TensorType
+    from nxpipe.emulator.ir.types import TensorType
 
 _LARGEST_HEADER = 100 << 20  # the format's own limit
 

@@ -16,7 +16,7 @@ from nxpipe.pipeline.config.faults import ConfigInvalid, Fault
 from nxpipe.pipeline.config.forms import text
 from nxpipe.pipeline.config.kinds import Region
 from nxpipe.pipeline.config.table import Table
-from nxpipe.pipeline.documents import MiB, read_file, toml_of
+from nxpipe.pipeline.util.documents import MiB, read_file, toml_of
 
 # Public parameters that name the newest image of a region: with all frameworks and the driver, and with ECS and the
 # driver.

@@ -15,7 +15,7 @@ from nxpipe.pipeline.config.forms import text
 from nxpipe.pipeline.config.kinds import Region
 from nxpipe.pipeline.config.root import Config
 from nxpipe.pipeline.config.table import Table
-from nxpipe.pipeline.documents import MiB, read_file, toml_of
+from nxpipe.pipeline.util.documents import MiB, read_file, toml_of
 
 _HEAD: Final = "# Written by `nxpipe infra lock`: what the cluster is made of. Commit it.\n"
 _RUN: Final = "what `nxpipe infra lock` writes; run it"

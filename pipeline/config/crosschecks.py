@@ -14,7 +14,7 @@ from nxpipe.pipeline.config.fleets import ServingFleet, TrainingFleet
 from nxpipe.pipeline.config.models import Model
 from nxpipe.pipeline.config.root import Config
 from nxpipe.pipeline.config.wording import shown
-from nxpipe.pipeline.suggest import nearest
+from nxpipe.pipeline.util.suggest import nearest
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from nxpipe.pipeline.config.faults import Fault, KeyPath
 from nxpipe.pipeline.config.root import Config
 from nxpipe.pipeline.config.table import Kind, Table, field_kind, is_table
 from nxpipe.pipeline.config.wording import shown
-from nxpipe.pipeline.suggest import nearest
+from nxpipe.pipeline.util.suggest import nearest
 
 FILE: Final = "environment"  # what a fault names in place of a file
 _WHOLE: Final = "[+-]?[0-9]{1,40}"

@@ -10,7 +10,7 @@ from nxpipe.pipeline.config.faults import Finding
 from nxpipe.pipeline.config.forms import RULE, listed
 from nxpipe.pipeline.config.table import TAG, Kind, Place, Table, tag_of, walk
 from nxpipe.pipeline.config.wording import allowed_text, choices_of, shown
-from nxpipe.pipeline.suggest import nearest
+from nxpipe.pipeline.util.suggest import nearest
 
 
 def findings(error: ValidationError, root: type[Table]) -> Iterator[Finding]:

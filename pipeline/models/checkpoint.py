@@ -7,14 +7,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nxpipe.pipeline.documents import DocumentInvalid, MiB, json_of, read_file
-from nxpipe.pipeline.errors import ModelSourceError
 from nxpipe.pipeline.models.file_digest import sha256_of_file
+from nxpipe.pipeline.util.documents import DocumentInvalid, MiB, json_of, read_file
+from nxpipe.pipeline.util.errors import ModelSourceError
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from nxpipe.emulator.graph import TensorType
+    from nxpipe.emulator.ir.graph import TensorType
 
 _LARGEST_INDEX = 128 * MiB  # that of a model of 91,991 tensors has 9 MB
 

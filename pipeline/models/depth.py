@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from nxpipe.pipeline.errors import ModelSourceError
+from nxpipe.pipeline.util.errors import ModelSourceError
 
 # How the families of models call their number of layers.
 _DEPTHS: Final = (

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from nxpipe.artifact_store.documents import written_now
-from nxpipe.pipeline.exit_codes import INTERNAL, INTERRUPTED, TERMINATED, exit_code_of
 from nxpipe.pipeline.release.gate import Gate, Outcome, Passage, Settled, State
 from nxpipe.pipeline.release.making import Build, Check
 from nxpipe.pipeline.release.proving import Bench, Verify
 from nxpipe.pipeline.release.rolling import Rollout
 from nxpipe.pipeline.release.serving import Promote, Sign
+from nxpipe.pipeline.util.exit_codes import INTERNAL, INTERRUPTED, TERMINATED, exit_code_of
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.release.state import Release

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from nxpipe.pipeline.build_report.words import counted
-from nxpipe.pipeline.exit_codes import REGRESSION, VERIFICATION
+from nxpipe.pipeline.build.report.words import counted
 from nxpipe.pipeline.release.gate import Outcome, Settled
 from nxpipe.pipeline.release.verified import Verified
+from nxpipe.pipeline.util.exit_codes import REGRESSION, VERIFICATION
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published
-    from nxpipe.pipeline.bench import Line
+    from nxpipe.pipeline.artifacts.bench import Line
     from nxpipe.pipeline.release.candidate import Candidate
     from nxpipe.pipeline.release.state import Release
 
@@ -61,8 +61,8 @@ class Bench:
         return f"hold {against}; slower by {release.words.threshold:.1%} is too slow"
 
     def run(self, release: "Release") -> Outcome:
-        from nxpipe.pipeline.bench import bench
-        from nxpipe.pipeline.command_line.named import named
+        from nxpipe.pipeline.artifacts.bench import bench
+        from nxpipe.pipeline.cli.named import named
 
         words, tip = release.words, release.tip()
         release.seen = tip.generation if tip else 0
@@ -84,8 +84,8 @@ def _unverified(release: "Release") -> "list[Candidate]":
 
 
 def _faults(release: "Release", name: str, published: "Published", figures: list[dict[str, Any]]) -> list[str]:
-    from nxpipe.pipeline.verification.replay import compare_artifact
-    from nxpipe.pipeline.verification.runner import FAST
+    from nxpipe.pipeline.verify.replay import compare_artifact
+    from nxpipe.pipeline.verify.runner import FAST
 
     faults: list[str] = []
     for done in compare_artifact(published, release.store, release.console.step, FAST):

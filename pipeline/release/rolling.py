@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from nxpipe.pipeline.channels.colours import COLOURS
+from nxpipe.pipeline.artifacts.colours import COLOURS
 from nxpipe.pipeline.release.fleets import rolled_out
 from nxpipe.pipeline.release.gate import Outcome, Settled
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Final
 from nxpipe.artifact_store.channel import change
 from nxpipe.artifact_store.channel.generation import Served
 from nxpipe.artifact_store.names import SHOWN
-from nxpipe.pipeline.channels.promotion import doubt, requirements
-from nxpipe.pipeline.channels.signing import author_signature, builder_id, chosen_signer
+from nxpipe.pipeline.artifacts.promotion import doubt, requirements
+from nxpipe.pipeline.artifacts.signing import author_signature, builder_id, chosen_signer
 from nxpipe.pipeline.release.fleets import left_to_rollouts
 from nxpipe.pipeline.release.gate import Outcome, Settled
 

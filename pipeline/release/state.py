@@ -10,21 +10,21 @@ import click
 from nxpipe.artifact_store.channel.generation import Generation, Served
 from nxpipe.artifact_store.errors import NotFound, Refused
 from nxpipe.artifact_store.transfer.believed import Trust
-from nxpipe.pipeline.building.matrix import of_file
-from nxpipe.pipeline.building.run import Run
-from nxpipe.pipeline.channels.known import unknown_channel
-from nxpipe.pipeline.channels.promotion import model_id
-from nxpipe.pipeline.channels.signing import trust_in
-from nxpipe.pipeline.command_line.order_options import chosen_models
-from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.artifacts.known import unknown_channel
+from nxpipe.pipeline.artifacts.promotion import model_id
+from nxpipe.pipeline.artifacts.signing import trust_in
+from nxpipe.pipeline.build.matrix import of_file
+from nxpipe.pipeline.build.run import Run
+from nxpipe.pipeline.cli.order_options import chosen_models
 from nxpipe.pipeline.release.candidate import Candidate, planned
 from nxpipe.pipeline.release.words import Expected, Words
-from nxpipe.pipeline.state_folder import state_folder
-from nxpipe.pipeline.verification.verify import Thresholds
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.state_folder import state_folder
+from nxpipe.pipeline.verify.verify import Thresholds
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
-    from nxpipe.pipeline.building.planned import Plan
+    from nxpipe.pipeline.build.planned import Plan
     from nxpipe.pipeline.config import Config
 
 

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from nxpipe.pipeline.build_report.github import append_summary
-from nxpipe.pipeline.build_report.markup import Markup, tag
-from nxpipe.pipeline.build_report.words import duration, plain
-from nxpipe.pipeline.command_line.output import table
-from nxpipe.pipeline.escape import for_terminal, style
+from nxpipe.pipeline.build.report.github import append_summary
+from nxpipe.pipeline.build.report.markup import Markup, tag
+from nxpipe.pipeline.build.report.words import duration, plain
 from nxpipe.pipeline.release.gate import Passage
 from nxpipe.pipeline.release.page import gates
+from nxpipe.pipeline.util.console import table
+from nxpipe.pipeline.util.escape import for_terminal, style
 
 _COLOURS: Final = {"passed": "green", "done": "green", "failed": "red", "interrupted": "yellow"}
 _SHOWN: Final = 2000  # characters of a sentence

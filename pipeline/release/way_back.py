@@ -6,9 +6,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from nxpipe.artifact_store.channel.generation import Generation
-from nxpipe.pipeline.channels.colours import COLOURS, channel_of
-from nxpipe.pipeline.exit_codes import UNDECIDED
+from nxpipe.pipeline.artifacts.colours import COLOURS, channel_of
 from nxpipe.pipeline.release.fleets import left_to_rollouts, rolled_out
+from nxpipe.pipeline.util.exit_codes import UNDECIDED
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.config import ServingFleet

@@ -15,11 +15,11 @@ from nxpipe.artifact_store.channel import change
 from nxpipe.artifact_store.channel.generation import Generation, Served
 from nxpipe.artifact_store.errors import NotFound, Refused
 from nxpipe.artifact_store.transfer.believed import Trust
-from nxpipe.pipeline.agent.artifact import Wish
-from nxpipe.pipeline.channels.colours import channel_of
-from nxpipe.pipeline.channels.promotion import requirements, requirements_of_one
-from nxpipe.pipeline.channels.signing import author_signature, trust_in
+from nxpipe.pipeline.artifacts.colours import channel_of
+from nxpipe.pipeline.artifacts.promotion import requirements, requirements_of_one
+from nxpipe.pipeline.artifacts.signing import author_signature, trust_in
 from nxpipe.pipeline.config import Config, ServingFleet
+from nxpipe.pipeline.fleet.agent.artifact import Wish
 from nxpipe.pipeline.rollout.asked import Candidate
 from nxpipe.pipeline.rollout.errors import RolloutRefused
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from nxpipe.pipeline.canary.counts import LATENCIES
 from nxpipe.pipeline.canary.plan import Plan
-from nxpipe.pipeline.command_line.output import Console
 from nxpipe.pipeline.rollout.ending import settle
 from nxpipe.pipeline.rollout.history import FEWEST, History
 from nxpipe.pipeline.rollout.machine import Execution
 from nxpipe.pipeline.rollout.opened import Opened
 from nxpipe.pipeline.rollout.planner import POWER, Service, prospects
 from nxpipe.pipeline.rollout.start import Begin, ServedAlready, Wanted, begin, decide
+from nxpipe.pipeline.util.console import Console
 
 
 @dataclass(frozen=True)

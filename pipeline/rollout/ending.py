@@ -2,12 +2,12 @@
 
 from typing import Final
 
-from nxpipe.pipeline import exit_codes
-from nxpipe.pipeline.command_line.output import Console
 from nxpipe.pipeline.rollout.opened import Opened
 from nxpipe.pipeline.rollout.outcome import End
 from nxpipe.pipeline.rollout.status import Status
 from nxpipe.pipeline.rollout.view import picture
+from nxpipe.pipeline.util import exit_codes
+from nxpipe.pipeline.util.console import Console
 
 _CODES: Final = {
     End.PROMOTED: exit_codes.OK,

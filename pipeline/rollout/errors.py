@@ -1,6 +1,6 @@
 """What can stand in the way of a rollout."""
 
-from nxpipe.pipeline.errors import PipelineError
+from nxpipe.pipeline.util.errors import PipelineError
 
 
 class RolloutRefused(PipelineError):

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from nxpipe.pipeline.command_line.output import Console
-from nxpipe.pipeline.errors import AwsError
-from nxpipe.pipeline.escape import unstyled
 from nxpipe.pipeline.rollout.status import Status
 from nxpipe.pipeline.rollout.view import line, picture
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.errors import AwsError
+from nxpipe.pipeline.util.escape import unstyled
 
 _EVERY: Final = 5.0  # seconds between looks
 _PATIENCE: Final = 60  # looks in a row that may fail: a network goes and comes back in hours of a rollout

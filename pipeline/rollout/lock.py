@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from nxpipe.pipeline.aws import asking
+from nxpipe.pipeline.util.aws import asking
 
 _KEY: Final = "fleet"
 _NAMES: Final = {f"#{name}": name for name in ("owner", "since", "signal")}

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final
 
-from nxpipe.pipeline.aws import asking, client
 from nxpipe.pipeline.config import Config, ServingFleet
 from nxpipe.pipeline.rollout.asked import Asked
 from nxpipe.pipeline.rollout.errors import RolloutRefused
 from nxpipe.pipeline.rollout.lock import Record
+from nxpipe.pipeline.util.aws import asking, client
 
 RUNNING: Final = "RUNNING"
 SUCCEEDED: Final = "SUCCEEDED"

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nxpipe.artifact_store import Store
-from nxpipe.pipeline.command_line.fleets import serving_fleet, serving_fleets
-from nxpipe.pipeline.command_line.output import Console
-from nxpipe.pipeline.command_line.store_url import open_the_store
+from nxpipe.pipeline.cli.fleets import serving_fleet, serving_fleets
+from nxpipe.pipeline.cli.store_url import open_the_store
 from nxpipe.pipeline.config import Config, ServingFleet, load_config
 from nxpipe.pipeline.rollout.artifacts import Artifacts
 from nxpipe.pipeline.rollout.machine import Machine
 from nxpipe.pipeline.rollout.status import Watcher
+from nxpipe.pipeline.util.console import Console
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from nxpipe.pipeline.canary.verdict import Decision
-from nxpipe.pipeline.escape import style
 from nxpipe.pipeline.rollout.simulate import Outcome
+from nxpipe.pipeline.util.escape import style
 
 _BARS: Final = 12
 _WIDTH: Final = 60

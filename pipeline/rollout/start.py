@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from nxpipe.artifact_store import Published
+from nxpipe.pipeline.artifacts.colours import COLOURS, other
 from nxpipe.pipeline.canary.pace import Pace
-from nxpipe.pipeline.channels.colours import COLOURS, other
 from nxpipe.pipeline.config import Rollout
 from nxpipe.pipeline.rollout.artifacts import Artifacts
 from nxpipe.pipeline.rollout.asked import Asked, Candidate

@@ -8,10 +8,10 @@ from nxpipe.pipeline.canary.counts import ERRORS, METRICS
 from nxpipe.pipeline.canary.explain import odds
 from nxpipe.pipeline.canary.plan import Plan
 from nxpipe.pipeline.canary.verdict import Decision, Verdict
-from nxpipe.pipeline.escape import style
 from nxpipe.pipeline.rollout.looks import Look
 from nxpipe.pipeline.rollout.outcome import End
 from nxpipe.pipeline.rollout.status import Phase, Status
+from nxpipe.pipeline.util.escape import style
 
 _BAR: Final = 24  # characters
 _COLOURS: Final = {"blue": "blue", "green": "green"}

@@ -15,11 +15,11 @@ from nxpipe.pipeline.config import Config
 from nxpipe.pipeline.config.models import Task
 from nxpipe.pipeline.config.reference import tables
 from nxpipe.pipeline.config.translate import findings
-from nxpipe.pipeline.errors import ModelSourceError
-from nxpipe.pipeline.escape import for_json
-from nxpipe.pipeline.folders import expanded
 from nxpipe.pipeline.models.known import find
 from nxpipe.pipeline.models.source import resolve
+from nxpipe.pipeline.util.errors import ModelSourceError
+from nxpipe.pipeline.util.escape import for_json
+from nxpipe.pipeline.util.folders import expanded
 
 _TEMPLATE: Final = Path(__file__).with_name("nxpipe.toml")
 _ACCEPTED: Final = timedelta(days=180)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from nxpipe.pipeline.errors import WouldOverwrite
-from nxpipe.pipeline.state_folder import NAME
 from nxpipe.pipeline.templates.configuration import configuration
+from nxpipe.pipeline.util.errors import WouldOverwrite
+from nxpipe.pipeline.util.state_folder import NAME
 
 _HERE: Final = Path(__file__).parent
 _GITHUB: Final = {

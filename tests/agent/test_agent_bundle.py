@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.pipeline import exit_codes
-from nxpipe.pipeline.agent.bundle import Bundle
+from nxpipe.pipeline.fleet.agent.bundle import Bundle
+from nxpipe.pipeline.util import exit_codes
 from nxpipe.stacks.agents import NoAgentLocked, locked_agent
 from tests.pipeline.in_process import InProcess, nxpipe
 

@@ -15,7 +15,7 @@ from nxpipe.artifact_store.channel.generation import Served
 from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.layout import blob_path
 from nxpipe.artifact_store.manifest import Manifest
-from nxpipe.pipeline import exit_codes
+from nxpipe.pipeline.util import exit_codes
 from tests.agent.metadata import Metadata, metadata_service
 from tests.agent.project import CONFIG
 from tests.artifact_store.afar import first_generation, patch

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxpipe.pipeline.agent.embedded import NAMESPACE, event, metrics
-from nxpipe.pipeline.agent.report import Figures, figures
-from nxpipe.pipeline.agent.watch import Compilers
+from nxpipe.pipeline.fleet.agent.embedded import NAMESPACE, event, metrics
+from nxpipe.pipeline.fleet.agent.report import Figures, figures
+from nxpipe.pipeline.fleet.agent.watch import Compilers
 from nxpipe.stacks import metrics as watched
 from tests.agent.metadata import Metadata, metadata_service
 from tests.agent.project import CONFIG

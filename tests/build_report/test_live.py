@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console as Rich
 
-from nxpipe.pipeline.build_report.lines import JsonLines, Lines
-from nxpipe.pipeline.build_report.live import Watch, watch
-from nxpipe.pipeline.build_report.live_table import screen
-from nxpipe.pipeline.build_report.standing import Standing
-from nxpipe.pipeline.building.events import Begun, Ended, Event, Said, from_document
-from nxpipe.pipeline.building.planned import Plan
-from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.build.events import Begun, Ended, Event, Said, from_document
+from nxpipe.pipeline.build.planned import Plan
+from nxpipe.pipeline.build.report.lines import JsonLines, Lines
+from nxpipe.pipeline.build.report.live import Watch, watch
+from nxpipe.pipeline.build.report.live_table import screen
+from nxpipe.pipeline.build.report.standing import Standing
+from nxpipe.pipeline.util.console import Console
 from tests.build_report.terminal import Screen, read_some
 from tests.build_report.world import NO_SPACE, TOO_LARGE, Clock, artifact, cell, course, matrix, plan, shape
 from tests.conftest import ROOT
@@ -275,8 +275,8 @@ def test_markup_in_a_strangers_words_is_shown_as_it_is() -> None:
 
 WATCHED = """
 import signal, sys, time
-from nxpipe.pipeline.build_report.live import watch
-from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.build.report.live import watch
+from nxpipe.pipeline.util.console import Console
 from tests.build_report.world import course, matrix
 of = matrix(2, [1, 4], [64, 128])
 with watch(Console(), of) as watched:
@@ -346,8 +346,8 @@ def test_a_terminal_that_cannot_draw_gets_lines(
 
 def test_rich_is_imported_only_for_a_terminal() -> None:
     code = (
-        "import sys; from nxpipe.pipeline.build_report import live, plan_text, summary, github, keeping; "
-        "from nxpipe.pipeline.command_line.output import Console; from tests.build_report.world import matrix, course; "
+        "import sys; from nxpipe.pipeline.build.report import live, plan_text, summary, github, keeping; "
+        "from nxpipe.pipeline.util.console import Console; from tests.build_report.world import matrix, course; "
         "of = matrix(1, [1], [64]); watched = live.watch(Console(), of); "
         "watched.handle(course(of)[0]); watched.close(); "
         "print(*(name for name in ('rich', 'torch', 'transformers', 'boto3', 'numpy') if name in sys.modules))"

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.pipeline.build_report.reasons import missing, tallied
-from nxpipe.pipeline.build_report.summary import summary
-from nxpipe.pipeline.building.events import Ended, Fault
-from nxpipe.pipeline.building.results import Results
-from nxpipe.pipeline.escape import unstyled
+from nxpipe.pipeline.build.events import Ended, Fault
+from nxpipe.pipeline.build.report.reasons import missing, tallied
+from nxpipe.pipeline.build.report.summary import summary
+from nxpipe.pipeline.build.results import Results
+from nxpipe.pipeline.util.escape import unstyled
 from tests.build_report.world import NO_SPACE, TOO_LARGE, artifact, cell, course, ends, matrix, plan, results, shape
 
 

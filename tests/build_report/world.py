@@ -4,10 +4,10 @@ import hashlib
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 
-from nxpipe.pipeline.building.asked import Asked
-from nxpipe.pipeline.building.events import Begun, Ended, Event, Fault, Said
-from nxpipe.pipeline.building.planned import Plan, PlannedArtifact, PlannedCell, State
-from nxpipe.pipeline.building.results import Results
+from nxpipe.pipeline.build.asked import Asked
+from nxpipe.pipeline.build.events import Begun, Ended, Event, Fault, Said
+from nxpipe.pipeline.build.planned import Plan, PlannedArtifact, PlannedCell, State
+from nxpipe.pipeline.build.results import Results
 from nxpipe.pipeline.order import Order
 from nxpipe.pipeline.request import Shape, shapes_of
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from nxpipe.pipeline.building.asked import Asked
-from nxpipe.pipeline.building.events import Fault, Sort
-from nxpipe.pipeline.building.planned import Plan, PlannedArtifact, PlannedCell, State
-from nxpipe.pipeline.exit_codes import STORE
+from nxpipe.pipeline.build.asked import Asked
+from nxpipe.pipeline.build.events import Fault, Sort
+from nxpipe.pipeline.build.planned import Plan, PlannedArtifact, PlannedCell, State
 from nxpipe.pipeline.order import Order
 from nxpipe.pipeline.request import Shape
-from nxpipe.pipeline.verification.verify import Thresholds
+from nxpipe.pipeline.util.exit_codes import STORE
+from nxpipe.pipeline.verify.verify import Thresholds
 
 THRESHOLDS = Thresholds(0.9, 0.1)
 ASKED = Asked(Order("m", None, None, "inf2.xlarge", 1, None, (1,), None, "none", "bf16", "random:0"))

@@ -8,7 +8,7 @@ from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.manifest import Executable, Manifest, ModelRef
 from nxpipe.artifact_store.record import ActionRecord
-from nxpipe.pipeline.building.matrix import of_file
+from nxpipe.pipeline.build.matrix import of_file
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.request import BuildRequest
 from tests.artifact_store.samples import evidence

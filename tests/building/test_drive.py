@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nxpipe.pipeline.building.agenda import Agenda
-from nxpipe.pipeline.building.drive import Policy, drive
-from nxpipe.pipeline.building.events import Begun, Ended, Event, Fault
-from nxpipe.pipeline.building.item import Item
-from nxpipe.pipeline.building.planned import Plan, PlannedCell
-from nxpipe.pipeline.building.results import Results
-from nxpipe.pipeline.exit_codes import INCOMPLETE, INTERRUPTED, STORE
+from nxpipe.pipeline.build.agenda import Agenda
+from nxpipe.pipeline.build.drive import Policy, drive
+from nxpipe.pipeline.build.events import Begun, Ended, Event, Fault
+from nxpipe.pipeline.build.item import Item
+from nxpipe.pipeline.build.planned import Plan, PlannedCell
+from nxpipe.pipeline.build.results import Results
+from nxpipe.pipeline.util.exit_codes import INCOMPLETE, INTERRUPTED, STORE
 from tests.building.plans import FAULTS, THRESHOLDS, Course, artifact, cell, courses, fault
 
 POLICIES = st.builds(Policy, keep_going=st.booleans(), retries=st.integers(0, 3), pause=st.just(0.0))

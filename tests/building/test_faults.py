@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.pipeline.exit_codes import COMPILE, INCOMPLETE, SYSTEM
+from nxpipe.pipeline.util.exit_codes import COMPILE, INCOMPLETE, SYSTEM
 from tests.building.world import World, described, model_text, saved_world, wait_for
 from tests.faults.invariants import breaches
 from tests.pipeline.command import NXPIPE, Answer

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.pipeline.exit_codes import INCOMPLETE
+from nxpipe.pipeline.util.exit_codes import INCOMPLETE
 from tests.building.test_faults import ONE_AT_A_TIME, Case, ends_well
 from tests.building.world import World, saved_world
 from tests.faults import buckets

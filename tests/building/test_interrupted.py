@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.pipeline.exit_codes import INTERRUPTED, TERMINATED
+from nxpipe.pipeline.util.exit_codes import INTERRUPTED, TERMINATED
 from tests.building.world import PATIENCE, Running, World, saved_world, wait_for
 
 CTRL_C = b"\x03"

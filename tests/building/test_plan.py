@@ -16,13 +16,13 @@ from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.failures import remember_failure
 from nxpipe.artifact_store.manifest import Executable, Manifest, ModelRef
 from nxpipe.artifact_store.parts import keep_part
-from nxpipe.pipeline.building.asked import Asked, Backend
-from nxpipe.pipeline.building.plan import make_plan
-from nxpipe.pipeline.building.planned import PlannedArtifact, PlannedCell
-from nxpipe.pipeline.building.timings import Timings, name_of
-from nxpipe.pipeline.errors import BuildRefused, VerificationFailed
+from nxpipe.pipeline.build.asked import Asked, Backend
+from nxpipe.pipeline.build.plan import make_plan
+from nxpipe.pipeline.build.planned import PlannedArtifact, PlannedCell
+from nxpipe.pipeline.build.timings import Timings, name_of
 from nxpipe.pipeline.order import Order
 from nxpipe.pipeline.request import Shape
+from nxpipe.pipeline.util.errors import BuildRefused, VerificationFailed
 from tests.artifact_store.samples import publish_verified
 from tests.building.plans import THRESHOLDS
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nxpipe.pipeline import exit_codes
+from nxpipe.pipeline.util import exit_codes
 from tests.cloud.rollout_demo import demo
 
 

@@ -18,10 +18,10 @@ from onnx.backend.base import Backend, BackendRep
 
 from nxpipe.emulator.capture.onnx.reader import InputNeeded, capture_proto
 from nxpipe.emulator.errors import CompileError
-from nxpipe.emulator.fast import execute
-from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.passes import PassOptions, run_passes
+from nxpipe.emulator.run.fast import execute
 
 # The tests' tolerance is finer than these types: programs that round at other places differ by a last bit of the
 # largest numbers.

@@ -19,10 +19,10 @@ from torch.utils import _pytree as pytree
 from nxpipe.emulator.capture.aten.base import _IMPORTERS
 from nxpipe.emulator.capture.export import capture_module
 from nxpipe.emulator.errors import CaptureError, UnsupportedOperators
-from nxpipe.emulator.fast import execute
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.passes import PassOptions, run_passes
-from nxpipe.emulator.types import DType
+from nxpipe.emulator.run.fast import execute
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 

@@ -8,12 +8,12 @@ import numpy as np
 from hypothesis import strategies as st
 
 from nxpipe.emulator.core import Machine
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, index
 from nxpipe.emulator.isa.instructions import DmaCopy, Engine, Instruction, TensorCopy, Wait
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.types import DType
 
 FLOATS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 NARROW = (*FLOATS, DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)

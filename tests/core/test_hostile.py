@@ -7,11 +7,11 @@ import pytest
 
 from nxpipe.emulator.core import Deadlock, Machine, OutOfBounds, Race, SumNotBegun, Unwritten
 from nxpipe.emulator.core.faults import Malformed
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, index
 from nxpipe.emulator.isa.instructions import Alu, DmaCopy, Engine, Matmul, Memset, TensorCopy, TensorTensor, Wait
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Loop, Program, Role, Step
-from nxpipe.emulator.types import DType
 from tests.core.hands import in_order, table
 
 F32 = DType.FLOAT32

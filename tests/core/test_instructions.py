@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from nxpipe.emulator.core.collective import COLLECTIVES
 from nxpipe.emulator.core.meanings import MEANINGS
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa import instructions as isa
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.instructions import INSTRUCTIONS, Alu, Engine, Function
 from nxpipe.emulator.isa.operands import Memory
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.types import DType
 from tests.core.hands import FLOATS, NARROW, Bench, Layout, as_stored, layouts, values, wide
 
 EXAMPLES = 25

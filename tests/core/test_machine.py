@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from nxpipe.emulator.core import Machine, Unwritten
 from nxpipe.emulator.errors import ExecutionError, MissingTensor, WrongTensor
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, index
 from nxpipe.emulator.isa.instructions import (
     AllGather,
@@ -24,7 +25,6 @@ from nxpipe.emulator.isa.instructions import (
 from nxpipe.emulator.isa.operands import Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
 from nxpipe.emulator.numerics import Array, round_to
-from nxpipe.emulator.types import DType
 from tests.core.hands import in_order, table
 
 F32, BF16 = DType.FLOAT32, DType.BFLOAT16

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from nxpipe.emulator.core import Machine
 from nxpipe.emulator.errors import IndexOutOfRange
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.instructions import DmaCopy, DmaTranspose, Engine
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile, contiguous
 from nxpipe.emulator.isa.program import Program, Role
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.types import DType
 from tests.core.hands import NARROW, Layout, as_stored, in_order, layouts, table, values, wide
 
 seeds = st.integers(0, 2**32 - 1).map(np.random.default_rng)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from nxpipe.emulator.core import Machine, MachineFault
 from nxpipe.emulator.errors import OptionsInvalid
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, index, turning
 from nxpipe.emulator.isa.instructions import (
     DMA_QUEUES,
@@ -28,7 +29,6 @@ from nxpipe.emulator.isa.instructions import (
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Loop, Program, Role, Step
 from nxpipe.emulator.isa.totals import totals
-from nxpipe.emulator.types import DType
 from tests.core.hands import in_order, table
 
 F32 = DType.FLOAT32

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxpipe.emulator.implied import without_implied
 from nxpipe.emulator.isa.affine import Affine, affine, index, turning
 from nxpipe.emulator.isa.faults import Rule
 from nxpipe.emulator.isa.instructions import DmaCopy, Engine, Instruction, Memset, TensorCopy, Wait
 from nxpipe.emulator.isa.limits import faults
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Loop, Program, Step, instructions
-from nxpipe.emulator.sync import synchronised
+from nxpipe.emulator.schedule.implied import without_implied
+from nxpipe.emulator.schedule.sync import synchronised
 from tests.core.hands import in_order
 from tests.core.test_orders import F32, LANES, ORDERS, WIDTH, bodies, program, run
 from tests.mutation.redundant import knowledge

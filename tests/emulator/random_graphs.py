@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from nxpipe.emulator.builder import GraphBuilder
 from nxpipe.emulator.errors import IllTyped
-from nxpipe.emulator.graph import Graph, Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import (
     Attention,
@@ -30,7 +31,6 @@ from nxpipe.emulator.ops import (
     Unary,
     Where,
 )
-from nxpipe.emulator.types import DType, TensorType
 
 F32, BF16, I64 = DType.FLOAT32, DType.BFLOAT16, DType.INT64
 

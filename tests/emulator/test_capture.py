@@ -14,7 +14,7 @@ from nxpipe.emulator.capture import CaptureRequest, capture, parameter_specs, re
 from nxpipe.emulator.capture.export import capture_module
 from nxpipe.emulator.capture.model import build_model
 from nxpipe.emulator.errors import CaptureError, CompileError, GraphBreak, MissingTensor, UnsupportedOperators
-from nxpipe.emulator.types import DType
+from nxpipe.emulator.ir.types import DType
 from tests.emulator.models import CONFIGS, request, weights
 
 HERE = "tests/emulator/test_capture.py"

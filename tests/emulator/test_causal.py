@@ -5,14 +5,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nxpipe.emulator.builder import GraphBuilder
-from nxpipe.emulator.fast import execute
-from nxpipe.emulator.graph import Graph, Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Attention, Binary
 from nxpipe.emulator.passes import PassOptions
 from nxpipe.emulator.passes.causal import recognise_causal
-from nxpipe.emulator.types import DType, TensorType
+from nxpipe.emulator.run.fast import execute
 
 F32, I32 = DType.FLOAT32, DType.INT32
 PLACES = st.integers(1, 5).flatmap(lambda size: st.lists(st.integers(-2, 6), min_size=size, max_size=size))

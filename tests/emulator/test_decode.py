@@ -10,9 +10,9 @@ import transformers
 
 from nxpipe.emulator.capture import CaptureRequest, capture, example_inputs, parameter_specs, reference_outputs
 from nxpipe.emulator.errors import CaptureError, IndexOutOfRange
-from nxpipe.emulator.fast import LoadedGraph
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.passes import PassOptions, run_passes
+from nxpipe.emulator.run.fast import LoadedGraph
 from tests.emulator.models import captured, relative_error
 
 PROMPTS, STEPS, CAPACITY = (9, 5), 8, 20  # two rows whose prompts differ in length

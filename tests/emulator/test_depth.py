@@ -15,10 +15,10 @@ from nxpipe.emulator.capture.depth import compile_by_depth
 from nxpipe.emulator.capture.model import build_model
 from nxpipe.emulator.compile import compile_graph
 from nxpipe.emulator.errors import CaptureError
-from nxpipe.emulator.fast import execute
-from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.passes import PassOptions, check, run_passes
-from nxpipe.emulator.repeat import unroll
+from nxpipe.emulator.run.fast import execute
 
 MATMULT = PassOptions("matmult")
 DEPTH = ("num_hidden_layers", "n_layer", "num_layers")  # as families call it

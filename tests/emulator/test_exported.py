@@ -15,7 +15,7 @@ import torch
 from nxpipe.emulator.capture.export import capture_module
 from nxpipe.emulator.capture.exported import capture_exported, exported_parameters
 from nxpipe.emulator.errors import CaptureError, CompileError, UnsupportedOperators
-from nxpipe.emulator.fast import execute
+from nxpipe.emulator.run.fast import execute
 
 
 class Block(torch.nn.Module):

@@ -10,15 +10,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nxpipe.emulator.builder import GraphBuilder
 from nxpipe.emulator.capture import example_inputs
 from nxpipe.emulator.errors import ExecutionError, MissingTensor, WrongTensor
-from nxpipe.emulator.fast import LoadedGraph, execute
-from nxpipe.emulator.graph import Graph, Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Binary, Cast, Gather, Linear, Unary
 from nxpipe.emulator.passes import PassOptions, run_passes
-from nxpipe.emulator.types import DType, TensorType
+from nxpipe.emulator.run.fast import LoadedGraph, execute
 from tests.emulator.models import captured, request
 
 F32, BF16 = DType.FLOAT32, DType.BFLOAT16

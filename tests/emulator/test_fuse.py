@@ -5,10 +5,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from nxpipe.emulator.builder import GraphBuilder
 from nxpipe.emulator.capture import example_inputs
-from nxpipe.emulator.fast import execute
-from nxpipe.emulator.graph import Graph, Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.repeat import unroll
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import (
     Attention,
     Binary,
@@ -26,8 +27,7 @@ from nxpipe.emulator.passes import PassOptions, run_passes
 from nxpipe.emulator.passes.canonicalise import canonicalise
 from nxpipe.emulator.passes.clean import eliminate_common_subexpressions, eliminate_dead_code, fold_constants
 from nxpipe.emulator.passes.fuse import fuse
-from nxpipe.emulator.repeat import unroll
-from nxpipe.emulator.types import DType, TensorType
+from nxpipe.emulator.run.fast import execute
 from tests.emulator.divided_models import request
 from tests.emulator.models import captured, relative_error, weights
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxpipe.emulator.builder import GraphBuilder
 from nxpipe.emulator.errors import GraphInvalid, IllTyped
-from nxpipe.emulator.graph import Graph, Node, Origin, Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Graph, Node, Origin, Value
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import Binary, Cast, LayerNorm, Linear, Reshape, Softmax, Unary
-from nxpipe.emulator.types import DType, TensorType
 
 F32 = DType.FLOAT32
 
@@ -109,7 +109,7 @@ def test_another_process_with_another_hash_seed_writes_the_same_bytes(seed: str)
 
 def test_importing_the_graph_does_not_import_torch() -> None:
     script = (
-        "import sys, nxpipe.emulator.errors, nxpipe.emulator.graph, nxpipe.emulator.fast;"
+        "import sys, nxpipe.emulator.errors, nxpipe.emulator.ir.graph, nxpipe.emulator.run.fast;"
         "import nxpipe.emulator.passes, nxpipe.emulator.capture;"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nxpipe.emulator.capture.export import capture_module
-from nxpipe.emulator.fast import execute
+from nxpipe.emulator.run.fast import execute
 from tests.emulator.test_breadth import Of
 
 X = np.arange(1, 13, dtype=np.float32).reshape(3, 4)

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from nxpipe.emulator.builder import GraphBuilder
 from nxpipe.emulator.capture import example_inputs
 from nxpipe.emulator.errors import OptionsInvalid
-from nxpipe.emulator.fast import execute
-from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.repeat import unroll
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import ArgReduce, Binary, Cast, Iota, Linear, Reduce
 from nxpipe.emulator.passes import PassOptions, run_passes
 from nxpipe.emulator.passes.legalise import ConstantTooLarge, legalise
-from nxpipe.emulator.repeat import unroll
-from nxpipe.emulator.types import DType, TensorType
+from nxpipe.emulator.run.fast import execute
 from tests.emulator.models import captured, request, weights
 
 F32, I64, I32 = DType.FLOAT32, DType.INT64, DType.INT32

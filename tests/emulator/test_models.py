@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nxpipe.emulator.capture import CaptureRequest, example_inputs, reference_outputs
-from nxpipe.emulator.fast import execute
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.passes import PassOptions, run_passes
+from nxpipe.emulator.run.fast import execute
 from tests.emulator.models import captured, relative_error, request, weights
 
 MODELS = [

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from nxpipe.emulator import numerics
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import (
     Array,
     atanh_erf,
@@ -21,7 +22,6 @@ from nxpipe.emulator.numerics import (
     stochastic_rounding,
     to_integer,
 )
-from nxpipe.emulator.types import DType
 
 # Every bit pattern, so that NaN payloads, infinities, denormals and ties all come up.
 bit_patterns = arrays.arrays(np.uint32, st.integers(0, 70), elements=st.integers(0, 2**32 - 1))

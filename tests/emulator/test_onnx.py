@@ -12,9 +12,9 @@ from onnx.reference import ReferenceEvaluator
 from nxpipe.emulator.capture import capture_file
 from nxpipe.emulator.capture.onnx import capture_onnx, onnx_parameters
 from nxpipe.emulator.errors import CaptureError, DataUnusable, UnsupportedOperators
-from nxpipe.emulator.fast import execute
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.passes import PassOptions, run_passes
+from nxpipe.emulator.run.fast import execute
 
 GENERATOR = np.random.default_rng(0)
 

@@ -11,8 +11,8 @@ import torch.nn.functional as nnf
 
 from nxpipe.emulator.capture.export import capture_module
 from nxpipe.emulator.errors import IllTyped, IndexOutOfRange
-from nxpipe.emulator.fast import execute
-from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import (
     OPERATORS,
@@ -28,7 +28,7 @@ from nxpipe.emulator.ops import (
     result_type,
 )
 from nxpipe.emulator.passes import check
-from nxpipe.emulator.types import DType, TensorType
+from nxpipe.emulator.run.fast import execute
 from tests.emulator.operator_cases import CASES, UNARY, Function, counted, normal
 
 

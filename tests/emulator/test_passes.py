@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxpipe.emulator.builder import GraphBuilder
 from nxpipe.emulator.errors import ExecutionError, GraphInvalid, OptionsInvalid
-from nxpipe.emulator.fast import execute
-from nxpipe.emulator.graph import Graph, Node, Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import (
     Attention,
     Binary,
@@ -34,7 +34,7 @@ from nxpipe.emulator.passes.clean import (
     eliminate_dead_code,
     fold_constants,
 )
-from nxpipe.emulator.types import DType, TensorType
+from nxpipe.emulator.run.fast import execute
 from tests.emulator.random_graphs import arguments, graphs
 
 F32, BF16, I64 = DType.FLOAT32, DType.BFLOAT16, DType.INT64

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nxpipe.emulator.builder import GraphBuilder
 from nxpipe.emulator.errors import ExecutionError, GraphInvalid
-from nxpipe.emulator.fast import execute
-from nxpipe.emulator.graph import Graph, Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.repeat import unroll
+from nxpipe.emulator.ir.resize import NotResizable, resize
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import Binary, Linear, Unary
 from nxpipe.emulator.passes import PassOptions, check
 from nxpipe.emulator.passes.roll import roll
-from nxpipe.emulator.repeat import unroll
-from nxpipe.emulator.resize import NotResizable, resize
-from nxpipe.emulator.types import DType, TensorType
+from nxpipe.emulator.run.fast import execute
 from tests.emulator.random_graphs import arguments, graphs
 
 F32 = DType.FLOAT32

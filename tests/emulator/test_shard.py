@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxpipe.emulator.builder import GraphBuilder
 from nxpipe.emulator.capture import example_inputs
 from nxpipe.emulator.errors import ExecutionError, IllTyped
-from nxpipe.emulator.fast import execute
-from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.repeat import unroll
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import AllGather, AllReduce, Binary, Linear, RankSlice, Unary
 from nxpipe.emulator.passes import PassOptions, run_passes
 from nxpipe.emulator.passes.shard import DegreeImpossible, Division, divide, plan
 from nxpipe.emulator.passes.shard.merge import merge_sums
-from nxpipe.emulator.ranks import LoadedRanks, execute_ranks
-from nxpipe.emulator.repeat import unroll
-from nxpipe.emulator.types import DType, TensorType
+from nxpipe.emulator.run.fast import execute
+from nxpipe.emulator.run.ranks import LoadedRanks, execute_ranks
 from tests.emulator.divided_models import FAMILIES, arguments, blank_states, lowered, request, together, worst_error
 from tests.emulator.models import captured, relative_error, weights
 

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxpipe.emulator.builder import GraphBuilder
 from nxpipe.emulator.capture import CaptureRequest, example_inputs
-from nxpipe.emulator.fast import execute
-from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import AllReduce, Convolution, Unary
 from nxpipe.emulator.passes import PassOptions
 from nxpipe.emulator.passes.shard import DegreeImpossible, divide, shard
-from nxpipe.emulator.types import DType, TensorType
+from nxpipe.emulator.run.fast import execute
 from tests.emulator.divided_models import lowered, together, worst_error
 from tests.emulator.models import request, weights
 

@@ -8,21 +8,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nxpipe.emulator.builder import GraphBuilder
+from nxpipe.emulator.analysis.memory import footprints
 from nxpipe.emulator.compile import divided
 from nxpipe.emulator.emit import emit
 from nxpipe.emulator.errors import IllTyped
-from nxpipe.emulator.fast import execute
-from nxpipe.emulator.graph import Graph, Value
-from nxpipe.emulator.memory import footprints
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Binary, Linear, Operator, RankSlice, Reduce, Reshape, RmsNorm, Softmax, Unary, Where
 from nxpipe.emulator.ops.shares import Share, stretches, uneven
 from nxpipe.emulator.passes import PassOptions, run_passes
 from nxpipe.emulator.passes.shard import NO_PADDING, DegreeImpossible, Piece, padding, plan
-from nxpipe.emulator.ranks import LoadedProgram
-from nxpipe.emulator.runtime import Isa
-from nxpipe.emulator.types import DType, TensorType
+from nxpipe.emulator.run import Isa
+from nxpipe.emulator.run.fast import execute
+from nxpipe.emulator.run.ranks import LoadedProgram
 from tests.emulator.divided_models import arguments, blank_states, lowered, request, together, worst_error
 from tests.emulator.models import captured, weights
 

@@ -12,8 +12,8 @@ from nxpipe.emulator.capture.export import capture_module
 from nxpipe.emulator.capture.model import build_model
 from nxpipe.emulator.capture.signature import input_types
 from nxpipe.emulator.errors import CaptureError, UnsupportedOperators
-from nxpipe.emulator.fast import execute
 from nxpipe.emulator.passes import PassOptions, run_passes
+from nxpipe.emulator.run.fast import execute
 from tests.emulator.models import relative_error, request, weights
 
 

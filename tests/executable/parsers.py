@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from nxpipe.emulator.executable import from_bytes
+from nxpipe.emulator.executable.executable import from_bytes
 from tests.executable.damage import sealed
 from tests.executable.samples import samples
 from tests.faults.parsers import Parser

@@ -6,14 +6,15 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from nxpipe.emulator.executable import Executable, Port
+from nxpipe.emulator.executable.executable import Executable
+from nxpipe.emulator.executable.kinds import kind_of
+from nxpipe.emulator.executable.port import Port
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.affine import Affine, Turn
 from nxpipe.emulator.isa.instructions import INSTRUCTIONS, Alu, Engine, Function, Instruction, Wait
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
-from nxpipe.emulator.nxe.kinds import kind_of
 from nxpipe.emulator.passes.shard import Piece
-from nxpipe.emulator.types import DType, TensorType
 
 WHOLE = st.integers(-(2**40), 2**40)
 COUNT = st.integers(0, 2**40)

@@ -4,14 +4,15 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nxpipe.emulator.executable import Executable, Port, to_bytes
+from nxpipe.emulator.executable.executable import Executable, to_bytes
+from nxpipe.emulator.executable.kinds import kind_of
+from nxpipe.emulator.executable.port import Port
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.affine import Affine, index, turning
 from nxpipe.emulator.isa.instructions import INSTRUCTIONS, Alu, Engine, Function, Instruction, Wait
 from nxpipe.emulator.isa.operands import Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role
-from nxpipe.emulator.nxe.kinds import kind_of
 from nxpipe.emulator.passes.shard import Piece
-from nxpipe.emulator.types import DType, TensorType
 
 TABLE = bytes(range(64))
 

@@ -11,17 +11,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nxpipe.emulator.errors import ExecutableInvalid
-from nxpipe.emulator.executable import LARGE_CONSTANT, Executable, from_bytes, read, to_bytes
+from nxpipe.emulator.executable import kinds
+from nxpipe.emulator.executable.container import BODY, LONGEST_FILE, MAGIC, VERSION, Section, packed
+from nxpipe.emulator.executable.executable import LARGE_CONSTANT, Executable, from_bytes, read, to_bytes
+from nxpipe.emulator.executable.kinds import kind_of
+from nxpipe.emulator.executable.spelling import LONGEST_TEXT, Reader, Writer
+from nxpipe.emulator.executable.tables import MOST_RANKS, MOST_TENSORS
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, Turn, index
 from nxpipe.emulator.isa.instructions import INSTRUCTIONS, Activation, DmaCopy, Engine, Function, Memset, Wait
 from nxpipe.emulator.isa.operands import Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role
-from nxpipe.emulator.nxe import kinds
-from nxpipe.emulator.nxe.container import BODY, LONGEST_FILE, MAGIC, VERSION, Section, packed
-from nxpipe.emulator.nxe.kinds import kind_of
-from nxpipe.emulator.nxe.spelling import LONGEST_TEXT, Reader, Writer
-from nxpipe.emulator.nxe.tables import MOST_RANKS, MOST_TENSORS
-from nxpipe.emulator.types import DType
 from tests.executable.damage import DAMAGES, parts, sealed, survives
 from tests.executable.random_programs import executables
 

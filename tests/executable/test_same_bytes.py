@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from nxpipe.emulator.emit import emit
-from nxpipe.emulator.executable import to_bytes
+from nxpipe.emulator.executable.executable import to_bytes
 from tests.artifact_store.test_keys import PYTHONS
 from tests.conftest import ROOT
 from tests.models_isa.small import compiled, wanted
@@ -26,7 +26,7 @@ sys.path.insert(0, sys.argv[1])
 from nxpipe.emulator.compile import divided
 from nxpipe.emulator.emit import emit
 from nxpipe.emulator.executable import to_bytes
-from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.passes import PassOptions
 graph = Graph.from_bytes(sys.stdin.buffer.read())
 program = divided(graph, PassOptions(tensor_parallel=int(sys.argv[2])))

@@ -11,9 +11,9 @@ from types import ModuleType
 
 from nxpipe.artifact_store.parts import keep_part, part_of
 from nxpipe.artifact_store.url import open_store
-from nxpipe.pipeline.building.events import Ended, Event, Fault, Said
-from nxpipe.pipeline.building.item import Item
-from nxpipe.pipeline.exit_codes import COMPILE
+from nxpipe.pipeline.build.events import Ended, Event, Fault, Said
+from nxpipe.pipeline.build.item import Item
+from nxpipe.pipeline.util.exit_codes import COMPILE
 
 
 def carry_out(item: Item, tell: Callable[[Event], None]) -> Ended:
@@ -34,10 +34,10 @@ def carry_out(item: Item, tell: Callable[[Event], None]) -> Ended:
 
 
 def main() -> None:
-    stand_in = ModuleType("nxpipe.pipeline.building.carry_out")
+    stand_in = ModuleType("nxpipe.pipeline.build.carry_out")
     vars(stand_in)["carry_out"] = carry_out
     sys.modules[stand_in.__name__] = stand_in
-    from nxpipe.pipeline.cli import main as nxpipe
+    from nxpipe.pipeline.cli.main import main as nxpipe
 
     nxpipe()
 

@@ -12,13 +12,13 @@ from moto.batch.models import Job, batch_backends
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.digest import sha256_hex
 from nxpipe.artifact_store.layout import PARTS
-from nxpipe.pipeline.building.asked import Asked
-from nxpipe.pipeline.building.events import Ended, Event
-from nxpipe.pipeline.building.item import Item
-from nxpipe.pipeline.executors.batch import BatchExecutor
+from nxpipe.pipeline.build.asked import Asked
+from nxpipe.pipeline.build.events import Ended, Event
+from nxpipe.pipeline.build.executors.batch import BatchExecutor
+from nxpipe.pipeline.build.item import Item
 from nxpipe.pipeline.order import Order
 from nxpipe.pipeline.request import Shape
-from nxpipe.pipeline.verification.verify import Thresholds
+from nxpipe.pipeline.verify.verify import Thresholds
 from tests.cloud.mends.batch_jobs import IMAGES
 from tests.conftest import ROOT
 

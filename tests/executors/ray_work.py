@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from nxpipe.pipeline.building.asked import Asked
-from nxpipe.pipeline.building.events import Ended, Event, Fault, Said
-from nxpipe.pipeline.building.item import Item
+from nxpipe.pipeline.build.asked import Asked
+from nxpipe.pipeline.build.events import Ended, Event, Fault, Said
+from nxpipe.pipeline.build.item import Item
 from nxpipe.pipeline.order import Order
-from nxpipe.pipeline.verification.verify import Thresholds
+from nxpipe.pipeline.verify.verify import Thresholds
 
 FAULT = Fault("deterministic", "BuildRefused", "it cannot be lowered", 11, "Traceback:\n  a line\n")
 _ORDER = Order("m", None, None, "inf2.xlarge", None, None, (1,), None, "none", "bf16", None)

@@ -14,12 +14,12 @@ from moto.batch.models import batch_backends
 from nxpipe.artifact_store.runs import keep_outcome
 from nxpipe.artifact_store.store import Store
 from nxpipe.artifact_store.url import open_store
-from nxpipe.pipeline.building.events import Begun, Ended, Event, Said, to_document
-from nxpipe.pipeline.errors import AwsError
-from nxpipe.pipeline.executors.batch import LARGEST_ARRAY, BatchExecutor, Pace
-from nxpipe.pipeline.executors.batch_farm import PROJECT_TAG, find_farm
-from nxpipe.pipeline.executors.protocol import Limits
-from nxpipe.pipeline.exit_codes import COMPILE
+from nxpipe.pipeline.build.events import Begun, Ended, Event, Said, to_document
+from nxpipe.pipeline.build.executors.batch import LARGEST_ARRAY, BatchExecutor, Pace
+from nxpipe.pipeline.build.executors.batch_farm import PROJECT_TAG, find_farm
+from nxpipe.pipeline.build.executors.protocol import Limits
+from nxpipe.pipeline.util.errors import AwsError
+from nxpipe.pipeline.util.exit_codes import COMPILE
 from tests.cloud.mends.batch_jobs import FLOOR, lose_machine
 from tests.cloud.server import local_aws
 from tests.executors.farm_world import MIB, STORE, deploy_farm, followed, item, jobs, kept, parents, the_image, until

@@ -14,16 +14,16 @@ from moto import mock_aws
 
 from nxpipe.artifact_store.store import Store
 from nxpipe.artifact_store.url import open_store
-from nxpipe.pipeline.building.asked import Asked
-from nxpipe.pipeline.cli import cli
-from nxpipe.pipeline.command_line.output import Console
-from nxpipe.pipeline.commands.worker import worker
-from nxpipe.pipeline.errors import AwsError, BuildRefused
-from nxpipe.pipeline.executors.batch import BatchExecutor
-from nxpipe.pipeline.executors.batch_farm import PROJECT_TAG, BuildFarm, Room, find_farm
-from nxpipe.pipeline.executors.batch_faults import fault_of
-from nxpipe.pipeline.executors.batch_items import item_at, put_items
-from nxpipe.pipeline.executors.protocol import Limits
+from nxpipe.pipeline.build.asked import Asked
+from nxpipe.pipeline.build.executors.batch import BatchExecutor
+from nxpipe.pipeline.build.executors.batch_farm import PROJECT_TAG, BuildFarm, Room, find_farm
+from nxpipe.pipeline.build.executors.batch_faults import fault_of
+from nxpipe.pipeline.build.executors.batch_items import item_at, put_items
+from nxpipe.pipeline.build.executors.protocol import Limits
+from nxpipe.pipeline.cli.main import cli
+from nxpipe.pipeline.cli.worker import worker
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.errors import AwsError, BuildRefused
 from nxpipe.stacks import names
 from tests.cloud.install import install
 from tests.executors.farm_world import MIB, REGION, STORE, asked, define_job, deploy_farm, item, jobs

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.pipeline.building.events import Begun, Ended, Said
-from nxpipe.pipeline.executors.protocol import Limits
-from nxpipe.pipeline.executors.ray import RayExecutor
-from nxpipe.pipeline.executors.ray_cluster import Node
+from nxpipe.pipeline.build.events import Begun, Ended, Said
+from nxpipe.pipeline.build.executors.protocol import Limits
+from nxpipe.pipeline.build.executors.ray import RayExecutor
+from nxpipe.pipeline.build.executors.ray_cluster import Node
 from tests.executors.following import ends, is_there, until, until_ended, wait_for
 from tests.executors.ray_cluster import RayCluster
 from tests.executors.ray_work import FAULT, item, work

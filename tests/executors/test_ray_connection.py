@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.pipeline.errors import ExecutorUnavailable, MissingSoftware
-from nxpipe.pipeline.executors.protocol import Limits
-from nxpipe.pipeline.executors.ray import RayExecutor
-from nxpipe.pipeline.executors.ray_cluster import refused
+from nxpipe.pipeline.build.executors.protocol import Limits
+from nxpipe.pipeline.build.executors.ray import RayExecutor
+from nxpipe.pipeline.build.executors.ray_cluster import refused
+from nxpipe.pipeline.util.errors import ExecutorUnavailable, MissingSoftware
 from tests.conftest import ROOT
 from tests.executors.following import ends, is_there, until_ended, wait_for
 from tests.executors.ray_cluster import RayCluster, free_port
@@ -21,9 +21,9 @@ from tests.executors.ray_work import item, work
 # A process speaks to one Ray in its life, and that of the tests to the cluster of two nodes.
 _DRIVER = """
 import signal, sys
-from nxpipe.pipeline.errors import ExecutorUnavailable
-from nxpipe.pipeline.executors.protocol import Limits
-from nxpipe.pipeline.executors.ray import RayExecutor
+from nxpipe.pipeline.util.errors import ExecutorUnavailable
+from nxpipe.pipeline.build.executors.protocol import Limits
+from nxpipe.pipeline.build.executors.ray import RayExecutor
 from tests.executors.following import until_ended
 from tests.executors.ray_work import item, work
 from tests.executors.test_ray_connection import told_pids

@@ -7,7 +7,7 @@ from typing import Any
 import click
 import pytest
 
-from nxpipe.pipeline.cli import cli
+from nxpipe.pipeline.cli.main import cli
 from tests.conftest import ROOT
 from tests.github.command_lines import command_lines, parse
 from tests.github.documents import ACTION, ACTIONS, TEMPLATES, WORKFLOW, WORKFLOWS, jobs, read, steps

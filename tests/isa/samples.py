@@ -5,11 +5,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, Turn
 from nxpipe.emulator.isa.instructions import INSTRUCTIONS, Alu, Engine, Function, Instruction, Wait
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
-from nxpipe.emulator.types import DType
 
 FLOAT = DType.FLOAT32
 STEP = 16 * 1024  # bytes between the places of one instruction

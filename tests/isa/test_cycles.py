@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nxpipe.emulator.hardware import CORES
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, index
 from nxpipe.emulator.isa.cycles import cost
 from nxpipe.emulator.isa.instructions import INSTRUCTIONS, DmaCopy, Engine, Instruction, Matmul, Transpose
@@ -17,7 +18,6 @@ from nxpipe.emulator.isa.parse import program
 from nxpipe.emulator.isa.program import Loop, Step, executed
 from nxpipe.emulator.isa.totals import totals
 from nxpipe.emulator.isa.transfer import moved, transfer_ns
-from nxpipe.emulator.types import DType
 from tests.isa.page import EXAMPLE
 from tests.isa.samples import around, changed, far, inside, plain, sums, tile
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.emulator.executable import Executable, to_bytes
+from nxpipe.emulator.analysis.utilisation import utilisation
+from nxpipe.emulator.executable.executable import Executable, to_bytes
 from nxpipe.emulator.isa.instructions import Engine
 from nxpipe.emulator.isa.parse import program
-from nxpipe.emulator.utilisation import utilisation
-from nxpipe.pipeline.commands.dis import ENGINES
+from nxpipe.pipeline.cli.dis import ENGINES
 from tests.executable.samples import samples
 from tests.isa.page import EXAMPLE
 from tests.pipeline.in_process import InProcess, nxpipe

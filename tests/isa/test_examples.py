@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from nxpipe.emulator.core import Machine
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.parse import program
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.isa.totals import totals
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.types import DType
 from tests.isa.page import EXAMPLES
 
 BFLOAT = DType.BFLOAT16.stored

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nxpipe.emulator.hardware import CORES
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, index, turning
 from nxpipe.emulator.isa.faults import ProgramInvalid, Rule
 from nxpipe.emulator.isa.instructions import (
@@ -36,7 +37,6 @@ from nxpipe.emulator.isa.limits import check, faults
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile, contiguous
 from nxpipe.emulator.isa.places import starts
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step, executed
-from nxpipe.emulator.types import DType
 from tests.isa.samples import around, changed, far, inside, plain, programs, sums, tile
 
 V2, V3, V4 = "v2", "v3", "v4"

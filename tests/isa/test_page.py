@@ -5,6 +5,7 @@ from math import ceil, floor
 import pytest
 
 from nxpipe.emulator.hardware import CORES
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.cycles import cost
 from nxpipe.emulator.isa.faults import Rule
 from nxpipe.emulator.isa.instructions import DMA_QUEUES, INSTRUCTIONS, Engine, Function, Instruction, Matmul
@@ -14,7 +15,6 @@ from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.isa.parse import program
 from nxpipe.emulator.isa.program import Program
 from nxpipe.emulator.isa.text import text
-from nxpipe.emulator.types import DType
 from tests.isa.page import EXAMPLES, PAGE, sections, table
 from tests.isa.samples import plain
 

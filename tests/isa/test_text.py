@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, index, turning
 from nxpipe.emulator.isa.instructions import INSTRUCTIONS, Engine, Instruction, Memset, Wait
 from nxpipe.emulator.isa.parse import program
@@ -16,7 +17,6 @@ from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role
 from nxpipe.emulator.isa.program import instructions as listed
 from nxpipe.emulator.isa.scan import TextInvalid
 from nxpipe.emulator.isa.text import affine_text, labelled, text
-from nxpipe.emulator.types import DType
 from tests.isa.page import EXAMPLE
 from tests.isa.samples import around, inside, instructions, plain, programs, tile
 

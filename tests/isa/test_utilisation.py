@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nxpipe.emulator.analysis.footprint import footprint, require_room
+from nxpipe.emulator.analysis.utilisation import DMA, Spill, utilisation
 from nxpipe.emulator.errors import OutOfMemory
-from nxpipe.emulator.footprint import footprint, require_room
 from nxpipe.emulator.isa.affine import Affine, index
 from nxpipe.emulator.isa.instructions import DmaCopy, Engine
 from nxpipe.emulator.isa.operands import Axis, Far, Tile, contiguous
 from nxpipe.emulator.isa.parse import program
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
 from nxpipe.emulator.isa.touched import Touched, touched
-from nxpipe.emulator.utilisation import DMA, Spill, utilisation
 from tests.isa.page import EXAMPLES
 from tests.isa.samples import FLOAT, around, inside, tile
 

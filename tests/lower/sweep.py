@@ -13,11 +13,11 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from nxpipe.emulator.builder import GraphBuilder
-from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array, round_to
 from nxpipe.emulator.ops import Operator, Slice, Transpose
-from nxpipe.emulator.types import DType, TensorType
 from tests.lower.harness import ORDERS, Case, require_equal
 
 T = TypeVar("T")

@@ -9,14 +9,14 @@ from functools import partial
 import numpy as np
 import pytest
 
-from nxpipe.emulator.builder import GraphBuilder
-from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.operands import Far
 from nxpipe.emulator.isa.program import instructions
 from nxpipe.emulator.lower import lower
 from nxpipe.emulator.lower.heads import Plan
 from nxpipe.emulator.ops import Attention, Transpose
-from nxpipe.emulator.types import DType
 from tests.lower.harness import Case, Given, case, floats, of, require_equal, truths, wholes
 from tests.lower.sweep import Draw, Row, sweep
 

@@ -5,10 +5,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.ops import Convolution, Pool, Resample
-from nxpipe.emulator.types import DType
 from tests.lower.harness import Given, floats, of, require_equal, wholes
 from tests.lower.sweep import FLOATS, Draw, Row, sweep
 

@@ -7,15 +7,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from nxpipe.emulator.builder import GraphBuilder
-from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.instructions import DmaCopy
 from nxpipe.emulator.isa.program import Role, instructions
 from nxpipe.emulator.lower import lower
 from nxpipe.emulator.numerics import round_to
 from nxpipe.emulator.ops import Binary, Cast, Linear, Reshape, Unary, Where
 from nxpipe.emulator.ops.elementwise import _ARITHMETIC, _BITWISE, _COMPARISONS, _KEEPING, _PREDICATES, _SMOOTH
-from nxpipe.emulator.types import DType, TensorType
 from tests.lower.harness import Case, Given, case, floats, of, require_equal
 from tests.lower.sweep import BYTES, FLOATS, INTEGERS, Draw, Row, sweep
 

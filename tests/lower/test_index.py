@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from nxpipe.emulator.builder import GraphBuilder
 from nxpipe.emulator.core import Machine
 from nxpipe.emulator.errors import IndexOutOfRange
-from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.instructions import DmaCopy
 from nxpipe.emulator.isa.operands import Far
 from nxpipe.emulator.isa.program import Role, instructions
 from nxpipe.emulator.lower import lower
 from nxpipe.emulator.ops import Gather, Index, IndexUpdate, Iota, ScatterAlong, TakeAlong
 from nxpipe.emulator.ops.base import Operator
-from nxpipe.emulator.types import DType, TensorType
 from tests.lower.harness import Case, Given, of, require_equal
 from tests.lower.sweep import BYTES, FLOATS, INTEGERS, Draw, Row, sweep
 

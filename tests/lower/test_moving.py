@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from nxpipe.emulator.builder import GraphBuilder
-from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.instructions import DmaCopy
 from nxpipe.emulator.isa.program import Role, instructions
 from nxpipe.emulator.lower import lower
 from nxpipe.emulator.lower.lowering import NotLowered
 from nxpipe.emulator.ops import Binary, Bitcast, Broadcast, Concat, Flip, Pad, Reshape, Slice, SliceUpdate, Transpose
-from nxpipe.emulator.types import DType, TensorType
 from tests.lower.harness import Case, require_equal, run
 from tests.lower.sweep import BYTES, FLOATS, INTEGERS, Draw, Row, sweep
 

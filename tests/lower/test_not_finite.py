@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from nxpipe.emulator.fast import execute
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.lower import lower
 from nxpipe.emulator.ops import Attention, Linear
-from nxpipe.emulator.types import DType
+from nxpipe.emulator.run.fast import execute
 from tests.lower.harness import CORES, Given, floats, of, require_equal, run
 
 F32, BF16 = DType.FLOAT32, DType.BFLOAT16

@@ -6,12 +6,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from nxpipe.emulator.builder import GraphBuilder
-from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.program import Role, instructions
 from nxpipe.emulator.lower import lower
 from nxpipe.emulator.ops import Binary, GroupedMatMul, Linear, MatMul, Transpose, Unary
-from nxpipe.emulator.types import DType
 from tests.lower.harness import Given, case, floats, of, require_equal, wholes
 from tests.lower.sweep import Draw, Row, sweep
 

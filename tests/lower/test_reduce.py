@@ -6,9 +6,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import ArgReduce, ArgSort, Cumulate, Reduce
-from nxpipe.emulator.types import DType
 from tests.lower.harness import Given, of, require_equal
 from tests.lower.sweep import FLOATS, INTEGERS, UNSIGNED, Draw, Row, sweep
 

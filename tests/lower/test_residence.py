@@ -5,8 +5,9 @@ from math import prod
 import numpy as np
 import pytest
 
-from nxpipe.emulator.builder import GraphBuilder
-from nxpipe.emulator.graph import Graph, Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.affine import Affine, index, turning
 from nxpipe.emulator.isa.limits import faults
 from nxpipe.emulator.isa.operands import Axis, Far, Memory
@@ -17,7 +18,6 @@ from nxpipe.emulator.lower.matrix import Matrix
 from nxpipe.emulator.ops import Attention, Binary, Linear, Reshape, RmsNorm, Transpose, Unary
 from nxpipe.emulator.passes import PassOptions, run_passes
 from nxpipe.emulator.passes.roll import roll
-from nxpipe.emulator.types import DType, TensorType
 from tests.lower.harness import Case, case, floats, require_equal, wholes
 
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32

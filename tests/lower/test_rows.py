@@ -3,10 +3,10 @@ of which may differ from a division by a unit of float32's last place; the bound
 
 import pytest
 
-from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.ops import LayerNorm, RmsNorm, Softmax
-from nxpipe.emulator.types import DType
 from tests.lower.harness import floats, of, require_equal
 from tests.lower.sweep import FLOATS, Draw, Row, sweep
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from nxpipe.emulator.builder import GraphBuilder
 from nxpipe.emulator.compile import divided
 from nxpipe.emulator.emit import emit
-from nxpipe.emulator.fast import execute
-from nxpipe.emulator.graph import Graph, Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.instructions import AllGather as Exchange
 from nxpipe.emulator.isa.instructions import Instruction
 from nxpipe.emulator.isa.limits import faults
@@ -20,9 +20,9 @@ from nxpipe.emulator.numerics import round_to
 from nxpipe.emulator.ops import AllGather, AllReduce, Binary, Cast, Linear, Operator, ReduceScatter, RmsNorm, Unary
 from nxpipe.emulator.ops import Softmax as AcrossRows
 from nxpipe.emulator.passes import PassOptions
-from nxpipe.emulator.ranks import LoadedProgram, LoadedRanks
-from nxpipe.emulator.runtime import Isa
-from nxpipe.emulator.types import DType, TensorType
+from nxpipe.emulator.run import Isa
+from nxpipe.emulator.run.fast import execute
+from nxpipe.emulator.run.ranks import LoadedProgram, LoadedRanks
 from tests.lower.harness import Case, Given, case, floats, require_close
 
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from nxpipe.emulator.builder import GraphBuilder
-from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.instructions import Instruction
 from nxpipe.emulator.isa.limits import check
 from nxpipe.emulator.isa.operands import Far
@@ -15,7 +16,6 @@ from nxpipe.emulator.isa.totals import HBM, totals
 from nxpipe.emulator.isa.transfer import moved
 from nxpipe.emulator.lower import lower
 from nxpipe.emulator.ops import Binary, Cast, LayerNorm, Linear, MatMul, Reshape, RmsNorm, Transpose, Unary
-from nxpipe.emulator.types import DType, TensorType
 from tests.lower.harness import Given, case, floats, require_equal, wholes
 
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from nxpipe.emulator.builder import GraphBuilder
-from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.instructions import AllReduce as Exchange
 from nxpipe.emulator.isa.operands import Far, Tile
 from nxpipe.emulator.isa.program import Program, Role, instructions
@@ -28,7 +29,6 @@ from nxpipe.emulator.ops import (
     Transpose,
     Unary,
 )
-from nxpipe.emulator.types import DType
 from tests.lower.harness import Case, case, floats, require_equal, wholes
 
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32

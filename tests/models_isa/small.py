@@ -13,11 +13,11 @@ import numpy as np
 from nxpipe.emulator.capture import CaptureRequest, capture, example_inputs, reference_outputs
 from nxpipe.emulator.compile import Program, divided
 from nxpipe.emulator.emit import emit
-from nxpipe.emulator.executable import from_bytes, to_bytes
+from nxpipe.emulator.executable.executable import from_bytes, to_bytes
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.passes import PassOptions, run_passes
-from nxpipe.emulator.ranks import LoadedProgram, LoadedRanks
-from nxpipe.emulator.runtime import Isa
+from nxpipe.emulator.run import Isa
+from nxpipe.emulator.run.ranks import LoadedProgram, LoadedRanks
 from nxpipe.pipeline.models.source import resolve
 from tests.emulator.models import relative_error, small_config, weights
 from tests.pipeline.conftest import write_model

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from nxpipe.emulator.builder import GraphBuilder
 from nxpipe.emulator.core import Machine
-from nxpipe.emulator.fast import execute
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.program import Loop
 from nxpipe.emulator.lower import lower
 from nxpipe.emulator.ops import Binary, Cast
 from nxpipe.emulator.passes import PassOptions
 from nxpipe.emulator.passes.roll import roll
-from nxpipe.emulator.types import DType, TensorType
+from nxpipe.emulator.run.fast import execute
 from tests.models_isa.small import compiled, wanted
 
 

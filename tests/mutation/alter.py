@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, Turn
 from nxpipe.emulator.isa.instructions import DMA_QUEUES, Alu, Function, Instruction, Matmul, TensorTensor, Wait
 from nxpipe.emulator.isa.kinds import BINARY, BITS, COMPARISONS, UNARY
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile
-from nxpipe.emulator.types import DType
 
 BANK = 2048
 COMMUTATIVE = frozenset(

@@ -16,6 +16,7 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.instructions import (
     Activation,
@@ -32,7 +33,6 @@ from nxpipe.emulator.isa.instructions import (
 from nxpipe.emulator.isa.operands import Far, Memory, Place, Tile
 from nxpipe.emulator.isa.program import Program, Role, executed
 from nxpipe.emulator.lower.kernel import PARTITIONS
-from nxpipe.emulator.types import DType
 
 Names = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.int64]  # numbers of bytes

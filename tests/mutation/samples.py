@@ -10,9 +10,10 @@ from functools import cache
 
 import numpy as np
 
-from nxpipe.emulator.builder import GraphBuilder
 from nxpipe.emulator.core import Machine
-from nxpipe.emulator.graph import Graph, Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.program import Program, Role
 from nxpipe.emulator.lower import lower
 from nxpipe.emulator.numerics import Array
@@ -30,8 +31,7 @@ from nxpipe.emulator.ops import (
 )
 from nxpipe.emulator.passes import PassOptions
 from nxpipe.emulator.passes.roll import roll
-from nxpipe.emulator.ranks import LoadedRanks
-from nxpipe.emulator.types import DType, TensorType
+from nxpipe.emulator.run.ranks import LoadedRanks
 
 F32, BF16 = DType.FLOAT32, DType.BFLOAT16
 DRAWS = {1: 2.0, 2: 200.0, 3: 200.0, 4: 200.0}  # seeds, and how far inputs reach

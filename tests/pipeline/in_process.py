@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nxpipe.pipeline.cli import main
+from nxpipe.pipeline.cli.main import main
 from tests.pipeline.command import Answer
 
 

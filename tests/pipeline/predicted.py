@@ -7,7 +7,7 @@ from nxpipe.artifact_store import Published, Store
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
 from nxpipe.artifact_store.weights import Elements, put_weights
-from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.ir.graph import Graph
 from tests.artifact_store.samples import publish_verified
 
 MODEL = "acme/tiny-bert"

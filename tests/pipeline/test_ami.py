@@ -10,8 +10,8 @@ from botocore.stub import Stubber
 
 from nxpipe.pipeline.config import ConfigInvalid, load_config
 from nxpipe.pipeline.config.amis import FLEETS_PARAMETER, TRAINING_PARAMETER, AmiLock, LockedImage, read_lock
-from nxpipe.pipeline.errors import AwsError
-from nxpipe.pipeline.infra.images import find_image, find_training_host
+from nxpipe.pipeline.fleet.images import find_image, find_training_host
+from nxpipe.pipeline.util.errors import AwsError
 from nxpipe.stacks.amis import fleet_image, known_images, lock_of, training_image, unlocked_images
 from tests.pipeline.in_process import InProcess, nxpipe
 
@@ -143,7 +143,7 @@ def test_a_file_that_was_written_by_hand_is_told_by_its_name(tmp_path: Path, bro
 def test_the_command_writes_the_file_that_the_stacks_read(
     project: Path, nxpipe: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nxpipe.pipeline.aws.client", Amazon([MENDED]))
+    monkeypatch.setattr("nxpipe.pipeline.util.aws.client", Amazon([MENDED]))
     answer = nxpipe("ami", "lock")
     assert answer.code == 0, answer.err
     assert MENDED["ImageId"] in answer.out

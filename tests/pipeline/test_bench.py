@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from nxpipe.artifact_store import Published, Store, open_store
-from nxpipe.pipeline.building.matrix import of_file
+from nxpipe.pipeline.build.matrix import of_file
 from nxpipe.pipeline.config import load_config
-from nxpipe.pipeline.exit_codes import NOT_FOUND, OK, REFUSED, REGRESSION, USAGE
 from nxpipe.pipeline.request import BuildRequest
+from nxpipe.pipeline.util.exit_codes import NOT_FOUND, OK, REFUSED, REGRESSION, USAGE
 from tests.pipeline.conftest import BERT, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.pipeline.predicted import name_of, publish

@@ -11,11 +11,11 @@ from safetensors.numpy import load, load_file, save_file
 
 from nxpipe.artifact_store import Published, Store, open_store
 from nxpipe.artifact_store.weights import read_weights
-from nxpipe.emulator.fast import execute
-from nxpipe.emulator.graph import Graph
-from nxpipe.pipeline.cli import cli
-from nxpipe.pipeline.command_line.output import Console
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.run.fast import execute
+from nxpipe.pipeline.cli.main import cli
 from nxpipe.pipeline.models.weights import numpy_dtype
+from nxpipe.pipeline.util.console import Console
 from tests.pipeline.command import Answer
 from tests.pipeline.command import nxpipe as installed
 from tests.pipeline.conftest import BERT, LLAMA, write_model

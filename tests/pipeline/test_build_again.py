@@ -14,11 +14,11 @@ from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.leases import Leases
 from nxpipe.emulator.errors import CaptureError
 from nxpipe.emulator.hardware import instance
-from nxpipe.pipeline.errors import BuildRefused, VerificationFailed
 from nxpipe.pipeline.models.source import resolve
 from nxpipe.pipeline.models.weights import RandomWeights
 from nxpipe.pipeline.request import BuildRequest, Shape
-from nxpipe.pipeline.verification.verify import Thresholds
+from nxpipe.pipeline.util.errors import BuildRefused, VerificationFailed
+from nxpipe.pipeline.verify.verify import Thresholds
 from tests.pipeline.walk import build
 
 ALLOWED = Thresholds(0.9, 0.1)

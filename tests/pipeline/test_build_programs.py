@@ -12,13 +12,13 @@ from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.manifest import Executable as Stored
 from nxpipe.artifact_store.manifest import File, Manifest
-from nxpipe.emulator.executable import Executable, from_bytes, to_bytes
-from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.executable.executable import Executable, from_bytes, to_bytes
+from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.isa.instructions import TensorTensor
 from nxpipe.emulator.isa.program import Loop, Role, Step
 from nxpipe.emulator.lower import LOWERINGS
 from nxpipe.emulator.ops import LayerNorm
-from nxpipe.pipeline.verification.stored_program import read_instructions
+from nxpipe.pipeline.verify.stored_program import read_instructions
 from tests.pipeline.conftest import BERT, LLAMA, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.pipeline.test_build import built, words

@@ -8,15 +8,15 @@ import pytest
 from nxpipe.artifact_store import open_store
 from nxpipe.emulator.capture import CaptureRequest, parameter_specs, reference_outputs
 from nxpipe.emulator.compile import Program, compile_program
-from nxpipe.emulator.executable import from_bytes
-from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.executable.executable import from_bytes
 from nxpipe.emulator.hardware import instance
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.ops import RankSlice
 from nxpipe.emulator.passes import PassOptions
 from nxpipe.emulator.passes.shard import Piece
-from nxpipe.emulator.ranks import LoadedRanks
-from nxpipe.emulator.repeat import unroll
+from nxpipe.emulator.run.ranks import LoadedRanks
 from nxpipe.pipeline.models.source import resolve
 from nxpipe.pipeline.models.weights import RandomWeights, Tensors
 from nxpipe.pipeline.request import BuildRequest, Shape, shapes_of

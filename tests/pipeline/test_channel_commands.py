@@ -14,7 +14,7 @@ from nxpipe.artifact_store import Published, open_store
 from nxpipe.artifact_store.channel.change import Author, Requirements
 from nxpipe.artifact_store.channel.change import promote as promote_unsigned
 from nxpipe.artifact_store.layout import generation_path, signature_folder
-from nxpipe.pipeline import exit_codes
+from nxpipe.pipeline.util import exit_codes
 from tests.artifact_store.samples import publish_verified, put
 from tests.conftest import ROOT
 from tests.pipeline.in_process import InProcess, nxpipe

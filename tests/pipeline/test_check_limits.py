@@ -5,8 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from nxpipe.emulator.builder import GraphBuilder
-from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import (
     ArgSort,
     Binary,
@@ -20,7 +21,6 @@ from nxpipe.emulator.ops import (
     ScatterAlong,
 )
 from nxpipe.emulator.passes import PassOptions
-from nxpipe.emulator.types import DType, TensorType
 from nxpipe.pipeline.check.bounds import lookups_outside
 from nxpipe.pipeline.check.finding import Finding
 from nxpipe.pipeline.check.limits import limits

@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 import pytest
 
-from nxpipe.pipeline.cli import COMMANDS, cli
-from nxpipe.pipeline.reference import walk
+from nxpipe.pipeline.cli.main import COMMANDS, cli
+from nxpipe.pipeline.cli.reference import walk
 from tests.pipeline.command import NXPIPE, nxpipe
 from tests.pipeline.in_process import InProcess
 from tests.pipeline.in_process import nxpipe as here
@@ -152,10 +152,10 @@ def test_verbose_shows_the_traceback_of_an_unforeseen_error(tmp_path: Path) -> N
 def _crash(cwd: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """The real entry point, with a bug planted in one command."""
     planted = (
-        "import sys, nxpipe.pipeline.doctor as d, nxpipe.pipeline.cli as c\n"
+        "import sys, nxpipe.pipeline.cli.installation as d, nxpipe.pipeline.cli as c\n"
         "d.examine = lambda: 1 / 0\n"
         f"sys.argv = ['nxpipe', 'doctor', *{list(flags)}]\n"
-        "import nxpipe.pipeline.commands.doctor as command; command.examine = d.examine\n"
+        "import nxpipe.pipeline.cli.doctor as command; command.examine = d.examine\n"
         "c.main()\n"
     )
     python = NXPIPE.parent / "python"

@@ -12,8 +12,8 @@ from botocore.stub import Stubber
 
 from nxpipe.pipeline.config import ConfigInvalid, load_config
 from nxpipe.pipeline.config.cluster_lock import ADDONS, read_cluster_lock
-from nxpipe.pipeline.errors import AwsError
-from nxpipe.pipeline.infra.locking import find_cluster
+from nxpipe.pipeline.fleet.locking import find_cluster
+from nxpipe.pipeline.util.errors import AwsError
 from tests.pipeline.cluster_project import DIGESTS, IMAGES, LOCK, REGION, project
 from tests.pipeline.in_process import InProcess, nxpipe
 
@@ -97,7 +97,7 @@ def test_the_command_writes_the_lock_that_synthesis_reads(
 ) -> None:
     path = project / "nxpipe.cluster.lock"
     path.unlink()
-    monkeypatch.setattr("nxpipe.pipeline.aws.client", Amazon())
+    monkeypatch.setattr("nxpipe.pipeline.util.aws.client", Amazon())
     answer = nxpipe("infra", "lock", "--json")
     assert answer.code == 0, answer.err
     assert json.loads(answer.out)["images"] == DIGESTS

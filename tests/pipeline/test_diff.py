@@ -9,12 +9,12 @@ import pytest
 
 from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.weights import Elements
-from nxpipe.emulator.builder import GraphBuilder
-from nxpipe.emulator.graph import Graph, Origin
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Graph, Origin
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Cast, Unary
-from nxpipe.emulator.types import DType, TensorType
-from nxpipe.pipeline.exit_codes import NOT_FOUND, OK
+from nxpipe.pipeline.util.exit_codes import NOT_FOUND, OK
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.pipeline.predicted import name_of, publish
 

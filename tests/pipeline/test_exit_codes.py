@@ -2,8 +2,8 @@ import importlib
 
 import click
 
-from nxpipe.pipeline import exit_codes
-from nxpipe.pipeline.errors import ModelSourceError, PipelineError
+from nxpipe.pipeline.util import exit_codes
+from nxpipe.pipeline.util.errors import ModelSourceError, PipelineError
 
 
 def test_numbers_and_names_are_unique() -> None:

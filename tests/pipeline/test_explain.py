@@ -11,9 +11,9 @@ import pytest
 from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.parts import keep_part
 from nxpipe.emulator.passes import PASSES
-from nxpipe.pipeline.exit_codes import OK, USAGE
 from nxpipe.pipeline.models.weights import parse_weights
 from nxpipe.pipeline.request import BuildRequest
+from nxpipe.pipeline.util.exit_codes import OK, USAGE
 from tests.pipeline.conftest import LLAMA, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.pipeline.predicted import name_of, publish

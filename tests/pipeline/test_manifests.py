@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nxpipe.emulator.hardware import INSTANCES
-from nxpipe.pipeline.infra.kubernetes.document import written
+from nxpipe.pipeline.fleet.kubernetes.document import written
 from tests.pipeline.cluster_project import DIGESTS, IMAGES, LOCK, REGION, RESERVED, WHOLE, group, project, toml
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.pipeline.kubernetes_schema import complaints

@@ -16,20 +16,20 @@ from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.digest import sha256_hex
 from nxpipe.emulator.capture import capture, example_inputs
 from nxpipe.emulator.hardware import instance
-from nxpipe.pipeline import doctor
-from nxpipe.pipeline.backends.made import PROGRAM
-from nxpipe.pipeline.backends.neuronx.compile import compile_neff
-from nxpipe.pipeline.backends.neuronx.flags import compiler_environment, compiler_flags
-from nxpipe.pipeline.backends.neuronx.limited import Limits
-from nxpipe.pipeline.backends.neuronx.request import NeuronxRequest
-from nxpipe.pipeline.command_line.output import Console
-from nxpipe.pipeline.errors import BuildRefused, DoesNotFit, MissingSoftware
-from nxpipe.pipeline.exit_codes import exit_code_of
+from nxpipe.pipeline.artifacts.neuron_cache.entry import kept_by
+from nxpipe.pipeline.cli import installation
+from nxpipe.pipeline.compile.made import PROGRAM
+from nxpipe.pipeline.compile.neuronx.compile import compile_neff
+from nxpipe.pipeline.compile.neuronx.flags import compiler_environment, compiler_flags
+from nxpipe.pipeline.compile.neuronx.limited import Limits
+from nxpipe.pipeline.compile.neuronx.request import NeuronxRequest
 from nxpipe.pipeline.models.source import resolve
 from nxpipe.pipeline.models.weights import RandomWeights
-from nxpipe.pipeline.neuron_cache.entry import kept_by
 from nxpipe.pipeline.request import BuildRequest, Shape
-from nxpipe.pipeline.verification.verify import Thresholds
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.errors import BuildRefused, DoesNotFit, MissingSoftware
+from nxpipe.pipeline.util.exit_codes import exit_code_of
+from nxpipe.pipeline.verify.verify import Thresholds
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.pipeline.neuronx_fakes import RELEASES, Toolchain, toolchain
 from tests.pipeline.walk import build
@@ -210,7 +210,7 @@ def test_what_this_backend_cannot_do_is_refused_before_any_work(bert: Path, monk
 @pytest.mark.parametrize("missing", ["neuronx-cc", "torch-neuronx", "the program neuronx-cc on the PATH"])
 def test_what_is_missing_is_named_by_doctor_and_build(missing: str, toolchain: Toolchain, bert: Path) -> None:
     def state() -> str:
-        return next(each.state for each in doctor.examine() if each.need.needed_for.endswith("--backend neuronx"))
+        return next(each.state for each in installation.examine() if each.need.needed_for.endswith("--backend neuronx"))
 
     asked(bert).check()
     assert state() == "ok"

@@ -5,10 +5,10 @@ import signal
 
 import pytest
 
-from nxpipe.pipeline.backends.neuronx.codes import finding_of
-from nxpipe.pipeline.backends.neuronx.faults import CompilerFailed, explain
 from nxpipe.pipeline.check.finding import RULES
-from nxpipe.pipeline.errors import BuildRefused, DoesNotFit, NotEnoughMemory
+from nxpipe.pipeline.compile.neuronx.codes import finding_of
+from nxpipe.pipeline.compile.neuronx.faults import CompilerFailed, explain
+from nxpipe.pipeline.util.errors import BuildRefused, DoesNotFit, NotEnoughMemory
 from tests.conftest import ROOT
 
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from nxpipe.pipeline.command_line.output import Console
-from nxpipe.pipeline.command_line.progress import Progress
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.progress import Progress
 
 
 class Clock:

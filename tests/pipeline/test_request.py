@@ -10,10 +10,10 @@ import pytest
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.digest import sha256_hex
 from nxpipe.emulator.hardware import instance
-from nxpipe.pipeline.errors import BuildRefused
 from nxpipe.pipeline.models.source import resolve
 from nxpipe.pipeline.models.weights import RandomWeights
 from nxpipe.pipeline.request import BuildRequest, Shape
+from nxpipe.pipeline.util.errors import BuildRefused
 from tests.pipeline.conftest import BERT, write_model
 
 

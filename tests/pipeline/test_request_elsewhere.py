@@ -59,7 +59,7 @@ def project(folder: Path, *, backwards: bool = False) -> Path:
 
 def keys(python: Path | str, checkout: Path, folder: Path, **environment: str) -> dict[str, str]:
     """By model, as `nxpipe` of that checkout and that Python works them out."""
-    program = f"import sys; sys.path.insert(0, {str(checkout)!r}); from nxpipe.pipeline.entry import main; main()"
+    program = f"import sys; sys.path.insert(0, {str(checkout)!r}); from nxpipe.pipeline.cli.entry import main; main()"
     ran = subprocess.run(
         [str(python), "-c", program, "store", "explain", "--json"],
         cwd=folder,

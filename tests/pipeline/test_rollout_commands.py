@@ -10,13 +10,13 @@ from pathlib import Path
 import boto3
 import pytest
 
-from nxpipe.pipeline import exit_codes
 from nxpipe.pipeline.canary.plan import Plan
-from nxpipe.pipeline.command_line.output import Console
 from nxpipe.pipeline.rollout.drift import minutes_until
 from nxpipe.pipeline.rollout.follow import follow
 from nxpipe.pipeline.rollout.planner import Service, in_favour
 from nxpipe.pipeline.rollout.status import Status
+from nxpipe.pipeline.util import exit_codes
+from nxpipe.pipeline.util.console import Console
 from tests.artifact_store.samples import MODEL
 from tests.pipeline.in_process import nxpipe
 from tests.pipeline.rollout_world import Fleet, fleet, front

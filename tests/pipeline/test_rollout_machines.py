@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from nxpipe.artifact_store import open_store
-from nxpipe.pipeline import exit_codes
+from nxpipe.pipeline.util import exit_codes
 from tests.artifact_store.samples import publish_verified, put
 from tests.cloud.formation.provider import client_of
 from tests.cloud.server import local_aws

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.pipeline.errors import ModelSourceError
 from nxpipe.pipeline.models.source import resolve
 from nxpipe.pipeline.models.task import task_of
+from nxpipe.pipeline.util.errors import ModelSourceError
 from tests.pipeline.conftest import BERT, write_model
 
 

@@ -9,7 +9,7 @@ import pytest
 from nxpipe.artifact_store.channel.generation import Served
 from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.layout import blob_path
-from nxpipe.pipeline import exit_codes
+from nxpipe.pipeline.util import exit_codes
 from tests.artifact_store.afar import first_generation
 from tests.artifact_store.samples import MODEL, S3, bucket, folder, put, s3_server, tree
 from tests.pipeline.in_process import InProcess, nxpipe

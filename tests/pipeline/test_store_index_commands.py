@@ -11,10 +11,10 @@ from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.errors import Conflict
 from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.emulator.errors import CaptureError
-from nxpipe.pipeline.building.cell import Maker
-from nxpipe.pipeline.building.nearness import why_missed
-from nxpipe.pipeline.exit_codes import NOT_FOUND, OK, STORE, USAGE
+from nxpipe.pipeline.build.cell import Maker
+from nxpipe.pipeline.build.nearness import why_missed
 from nxpipe.pipeline.order import Order
+from nxpipe.pipeline.util.exit_codes import NOT_FOUND, OK, STORE, USAGE
 from tests.artifact_store.samples import publish_verified
 from tests.pipeline.test_store_commands import here, nxpipe, publish
 

@@ -21,7 +21,7 @@ from nxpipe.artifact_store import open_store
 from nxpipe.artifact_store.backends.s3_client import s3_client
 from nxpipe.artifact_store.backends.s3_faults import ATTEMPTS
 from nxpipe.artifact_store.layout import blob_path
-from nxpipe.pipeline.exit_codes import INTERRUPTED, KEY, NOT_FOUND, PIPE_CLOSED, REFUSED, STORE, USAGE, ExitCode
+from nxpipe.pipeline.util.exit_codes import INTERRUPTED, KEY, NOT_FOUND, PIPE_CLOSED, REFUSED, STORE, USAGE, ExitCode
 from tests.artifact_store.samples import tree
 from tests.faults.moto_process import moto_process
 from tests.faults.plan import CutBefore, Fault, Hold, Plan, Refuse, on, where

@@ -8,7 +8,7 @@ import pytest
 
 from nxpipe.artifact_store import open_store
 from nxpipe.artifact_store.layout import blob_path
-from nxpipe.pipeline.exit_codes import CORRUPT, NOT_FOUND, OK, STORE, USAGE
+from nxpipe.pipeline.util.exit_codes import CORRUPT, NOT_FOUND, OK, STORE, USAGE
 from tests.pipeline.in_process import InProcess, nxpipe  # noqa: F401
 from tests.pipeline.test_store_commands import publish
 

@@ -62,7 +62,7 @@ def test_the_first_layer_that_diverges_is_named(
     nxpipe: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One weight of the second layer is wrong on the emulator's side only: the first layer is not to blame."""
-    from nxpipe.emulator.fast import LoadedGraph
+    from nxpipe.emulator.run.fast import LoadedGraph
 
     model = write_model(tmp_path / "deep", {**LLAMA, "num_hidden_layers": 3, "torch_dtype": "float32"})
     load = LoadedGraph.__init__
@@ -174,7 +174,7 @@ def test_prompts_that_cannot_be_read_are_refused(
 def test_weights_beyond_memory_are_refused_with_the_way_out(
     nxpipe: InProcess, bert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nxpipe.pipeline.verification.comparison.available_memory", lambda: 1000)
+    monkeypatch.setattr("nxpipe.pipeline.verify.comparison.available_memory", lambda: 1000)
     answer = nxpipe("verify", "--model-id", str(bert), "--weights", "random:0", "--buckets", "16")
     assert answer.code == 11
     assert "--slice-layers N" in answer.err
@@ -258,7 +258,7 @@ def test_answers_that_are_not_those_stored_fail_however_near_to_pytorch(
 def test_a_sharded_model_is_verified_from_all_of_its_ranks(
     nxpipe: InProcess, llama: Path, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nxpipe.emulator.ranks import LoadedRanks
+    from nxpipe.emulator.run.ranks import LoadedRanks
 
     degrees = []
     load = LoadedRanks.__init__

@@ -14,9 +14,9 @@ from nxpipe.pipeline.config.sections import Verify
 from nxpipe.pipeline.models.source import resolve
 from nxpipe.pipeline.models.weights import RandomWeights
 from nxpipe.pipeline.request import BuildRequest, all_phases, shapes_of
-from nxpipe.pipeline.verification.cases import compare_model
-from nxpipe.pipeline.verification.comparison import Trial
-from nxpipe.pipeline.verification.verify import Thresholds
+from nxpipe.pipeline.verify.cases import compare_model
+from nxpipe.pipeline.verify.comparison import Trial
+from nxpipe.pipeline.verify.verify import Thresholds
 from tests.emulator.models import small_config
 from tests.pipeline.conftest import write_model
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from nxpipe.emulator.types import DType, TensorType
-from nxpipe.pipeline.errors import ModelSourceError
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.pipeline.models.checkpoint import SafetensorsWeights
 from nxpipe.pipeline.models.weights import RandomWeights, parse_weights, random_tensor
+from nxpipe.pipeline.util.errors import ModelSourceError
 
 
 def kind(*shape: int) -> TensorType:

@@ -13,7 +13,7 @@ import boto3
 import pytest
 
 from nxpipe.artifact_store import open_store
-from nxpipe.pipeline.exit_codes import ExitCode
+from nxpipe.pipeline.util.exit_codes import ExitCode
 from tests.faults.proxy import Proxy
 from tests.pipeline.command import NXPIPE, Answer
 from tests.pipeline.conftest import BERT, write_model

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.protocol import nobody
-from nxpipe.pipeline.building.cell import Maker
+from nxpipe.pipeline.build.cell import Maker
 from nxpipe.pipeline.request import BuildRequest, digest_of
-from nxpipe.pipeline.verification.evidence import Step
-from nxpipe.pipeline.verification.verify import Thresholds
+from nxpipe.pipeline.verify.evidence import Step
+from nxpipe.pipeline.verify.verify import Thresholds
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.pipeline.cli import cli
-from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.cli.main import cli
+from nxpipe.pipeline.util.console import Console
 from tests.pipeline.command import Answer
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.release.world import Team, make_project

@@ -10,7 +10,7 @@ import pytest
 from nxpipe.artifact_store import open_store
 from nxpipe.artifact_store.channel import change
 from nxpipe.artifact_store.layout import blob_path
-from nxpipe.pipeline import exit_codes
+from nxpipe.pipeline.util import exit_codes
 from tests.pipeline.command import Answer
 from tests.release.world import CELLS, GATES, Team, deepen, gate, states
 

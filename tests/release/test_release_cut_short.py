@@ -5,7 +5,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from nxpipe.pipeline import exit_codes
+from nxpipe.pipeline.util import exit_codes
 from tests.pipeline.command import NXPIPE
 from tests.release.world import GATES, Team, states
 

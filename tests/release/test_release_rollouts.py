@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nxpipe.pipeline import exit_codes
+from nxpipe.pipeline.util import exit_codes
 from tests.pipeline.rollout_world import Fleet, fleet, front
 from tests.release.world import gate, states
 

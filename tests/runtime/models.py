@@ -6,16 +6,16 @@ from functools import cache
 
 import numpy as np
 
-from nxpipe.emulator.builder import GraphBuilder
 from nxpipe.emulator.compile import Program, divided
 from nxpipe.emulator.emit import ports_of
-from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import AllReduce, Binary, Gather, Linear, RankSlice, Unary
 from nxpipe.emulator.passes.options import PassOptions
 from nxpipe.emulator.passes.shard import Piece
-from nxpipe.emulator.runtime import Fast
-from nxpipe.emulator.types import DType, TensorType
+from nxpipe.emulator.run import Fast
 from tests.emulator.divided_models import request
 from tests.emulator.models import captured, weights
 

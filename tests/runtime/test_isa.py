@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 
 from nxpipe.emulator import compile as compiled
-from nxpipe.emulator.builder import GraphBuilder
 from nxpipe.emulator.core import Machine
 from nxpipe.emulator.emit import emit, ports_of
-from nxpipe.emulator.executable import Executable, from_bytes, to_bytes
+from nxpipe.emulator.executable.executable import Executable, from_bytes, to_bytes
+from nxpipe.emulator.executable.port import Port
 from nxpipe.emulator.hardware import instance
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.instructions import AllGather, DmaCopy, Engine, Wait
 from nxpipe.emulator.isa.operands import Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Program, Role
 from nxpipe.emulator.numerics import stochastic_rounding
-from nxpipe.emulator.nxe.port import Port
 from nxpipe.emulator.ops import Binary, Linear, Operator, RankSlice, Slice, Unary
 from nxpipe.emulator.passes.shard import Piece
-from nxpipe.emulator.runtime import Fast, Isa, Runtime
-from nxpipe.emulator.runtime.status import BadInput, ExecutionFailed, InvalidLoad, WrongGeneration
-from nxpipe.emulator.types import DType, TensorType
+from nxpipe.emulator.run import Fast, Isa, Runtime
+from nxpipe.emulator.run.status import BadInput, ExecutionFailed, InvalidLoad, WrongGeneration
 from tests.emulator.models import relative_error
 from tests.runtime.models import running_sum, whole
 

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nxpipe.emulator.core.memory import Storage, get, put
-from nxpipe.emulator.executable import Executable
+from nxpipe.emulator.executable.executable import Executable
 from nxpipe.emulator.hardware import instance
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.program import Buffer, Role
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.runtime import Isa, Runtime
-from nxpipe.emulator.runtime.resident import Resident, Shelf
-from nxpipe.emulator.runtime.status import BadInput, ExecutionFailed, Unloaded
-from nxpipe.emulator.types import DType, TensorType
+from nxpipe.emulator.run import Isa, Runtime
+from nxpipe.emulator.run.resident import Resident, Shelf
+from nxpipe.emulator.run.status import BadInput, ExecutionFailed, Unloaded
 from tests.runtime.models import running_sum
 from tests.runtime.test_isa import copying, gathering, perceptron, stored
 

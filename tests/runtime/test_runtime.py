@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nxpipe.emulator.fast import execute
+from nxpipe.emulator.analysis.memory import capacity, code_bytes
 from nxpipe.emulator.hardware import INSTANCES, instance
-from nxpipe.emulator.memory import capacity, code_bytes
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.ranks import Loaded, States
-from nxpipe.emulator.runtime import Fast, Model, Runtime, status
-from nxpipe.emulator.runtime.cores import Cores
-from nxpipe.emulator.runtime.resident import Shelf
-from nxpipe.emulator.runtime.status import (
+from nxpipe.emulator.run import Fast, Model, Runtime, status
+from nxpipe.emulator.run.cores import Cores
+from nxpipe.emulator.run.fast import execute
+from nxpipe.emulator.run.ranks import Loaded, States
+from nxpipe.emulator.run.resident import Shelf
+from nxpipe.emulator.run.status import (
     BadInput,
     CoreBusy,
     CoresUnavailable,

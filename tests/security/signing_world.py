@@ -27,15 +27,15 @@ from nxpipe.artifact_store.trust.key_files import KeyFile, make_key_file
 from nxpipe.artifact_store.trust.policy import signing_with
 from nxpipe.artifact_store.trust.signatures import Signatures
 from nxpipe.artifact_store.trust.testimony import vouch
-from nxpipe.pipeline.agent.artifact import Wish, bring
-from nxpipe.pipeline.channels.signing import trust_in
-from nxpipe.pipeline.channels.view import ChannelView
-from nxpipe.pipeline.command_line.named import named, pair
-from nxpipe.pipeline.command_line.output import Console
+from nxpipe.pipeline.artifacts.neuron_cache.chosen import served
+from nxpipe.pipeline.artifacts.signing import trust_in
+from nxpipe.pipeline.artifacts.view import ChannelView
+from nxpipe.pipeline.cli.named import named, pair
 from nxpipe.pipeline.config import Config, load_config
-from nxpipe.pipeline.neuron_cache.chosen import served
+from nxpipe.pipeline.fleet.agent.artifact import Wish, bring
 from nxpipe.pipeline.release.state import Release
 from nxpipe.pipeline.release.words import Words
+from nxpipe.pipeline.util.console import Console
 from tests.artifact_store.afar import afar
 from tests.artifact_store.samples import MODEL, manifest, publish_verified
 

@@ -15,8 +15,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 from nxpipe.artifact_store.layout import blob_path
-from nxpipe.pipeline import exit_codes
-from nxpipe.pipeline.agent.hook import Hook
+from nxpipe.pipeline.fleet.agent.hook import Hook
+from nxpipe.pipeline.util import exit_codes
 from tests.agent.conftest import server
 from tests.agent.project import CONFIG
 from tests.agent.test_agent_run import HOOK, Place, place
@@ -169,7 +169,7 @@ def test_an_instance_that_cannot_serve_is_given_up(
 
 _ENDED_WHILE_IT_PREPARES = """
 import os, signal, sys, time
-from nxpipe.pipeline.agent.run import Agent
+from nxpipe.pipeline.fleet.agent.run import Agent
 from nxpipe.pipeline.cli import main
 
 def prepare(self, instance, step):

@@ -169,7 +169,7 @@ def test_layers_beyond_the_thresholds_fail_a_verification(
     nxpipe: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the outputs say: here they are allowed to be anything."""
-    from nxpipe.pipeline.verification.comparison import Run
+    from nxpipe.pipeline.verify.comparison import Run
 
     model = write_model(tmp_path / "deep", {**LLAMA, "torch_dtype": "float32"})
     config = tmp_path / "nxpipe.toml"

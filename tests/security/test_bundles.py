@@ -19,7 +19,7 @@ from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.digest import sha256_hex
 from nxpipe.artifact_store.layout import signature_folder
 from nxpipe.artifact_store.trust.envelope import PAYLOAD_TYPE, Envelope
-from nxpipe.pipeline import exit_codes
+from nxpipe.pipeline.util import exit_codes
 from tests.artifact_store.samples import Folder, folder
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.security.signing_world import CHANNEL, RULES, WAYS, World, copied, make, trusted

@@ -21,8 +21,8 @@ from nxpipe.emulator.capture import capture_file, example_inputs, file_outputs, 
 from nxpipe.emulator.confinement import Limits, client, confined, limits_now, wire
 from nxpipe.emulator.confinement.calls import CALLS
 from nxpipe.emulator.confinement.faults import ReaderFailed, described, rebuilt
-from nxpipe.emulator.encoding import decode, encode
 from nxpipe.emulator.errors import CaptureError, Finding, LimitExceeded, UnsupportedOperators
+from nxpipe.emulator.ir.encoding import decode, encode
 from tests.pipeline.saved_programs import write_onnx, write_pt2
 from tests.security.saved_entries import WEIGHTS, Saved
 

@@ -15,10 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nxpipe.pipeline import escape, exit_codes
-from nxpipe.pipeline.cli import cli
-from nxpipe.pipeline.command_line import output
-from nxpipe.pipeline.command_line.output import Console, table
+from nxpipe.pipeline.cli.main import cli
+from nxpipe.pipeline.util import console, escape, exit_codes
+from nxpipe.pipeline.util.console import Console, table
 from tests.conftest import ROOT
 from tests.pipeline import command
 from tests.pipeline.in_process import InProcess, nxpipe
@@ -135,8 +134,8 @@ def test_what_a_stranger_says_is_text_in_a_log(attempt: Attempt, nxpipe: InProce
 def test_what_a_stranger_says_is_text_on_a_terminal(
     attempt: Attempt, nxpipe: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "_is_terminal", lambda stream: True)
-    monkeypatch.setattr(output, "_coloured", lambda stream: True)
+    monkeypatch.setattr(console, "_is_terminal", lambda stream: True)
+    monkeypatch.setattr(console, "_coloured", lambda stream: True)
     attempt.make(tmp_path)
     answer = nxpipe(*_words(attempt))
     assert answer.code == attempt.code
@@ -182,7 +181,7 @@ def test_metadata_of_a_program_is_text_where_torch_itself_tells_of_it(tmp_path: 
 @given(st.lists(st.text()))
 def test_what_a_library_writes_to_stderr_is_text(chunks: list[str]) -> None:
     stream = StringIO()
-    guarded = output.Guarded(stream)
+    guarded = console.Guarded(stream)
     for chunk in chunks:
         guarded.write(chunk)
     assert stream.getvalue().count("\n") == "".join(chunks).count("\n")
@@ -316,7 +315,7 @@ def test_every_way_to_speak_escapes(method: str, monkeypatch: pytest.MonkeyPatch
         stream = StringIO()
         monkeypatch.setattr(f"sys.{name}", stream)
     said = StringIO()
-    monkeypatch.setattr(output, "_write_raw", lambda text, stream, end="\n": said.write(text + end))
+    monkeypatch.setattr(console, "_write_raw", lambda text, stream, end="\n": said.write(text + end))
     getattr(Console(), method)(EVIL)
     assert_harmless(said.getvalue())
     assert os.linesep in said.getvalue()

@@ -18,7 +18,7 @@ from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.digest import sha256_hex
 from nxpipe.artifact_store.evidence import Evidence
-from nxpipe.pipeline.exit_codes import CORRUPT, OK, REFUSED, USAGE, VERIFICATION
+from nxpipe.pipeline.util.exit_codes import CORRUPT, OK, REFUSED, USAGE, VERIFICATION
 from tests.conftest import ROOT
 from tests.pipeline.command import nxpipe as installed
 from tests.pipeline.conftest import BERT, write_model

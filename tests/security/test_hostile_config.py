@@ -16,9 +16,9 @@ from nxpipe.emulator.capture import CaptureRequest, capture
 from nxpipe.emulator.errors import CompileError
 from nxpipe.pipeline.check.configuration import review
 from nxpipe.pipeline.check.finding import Severity
-from nxpipe.pipeline.errors import ModelSourceError
 from nxpipe.pipeline.models.source import resolve
 from nxpipe.pipeline.request import Shape, all_phases, capture_request, digest_of, program_inputs
+from nxpipe.pipeline.util.errors import ModelSourceError
 from tests.security.audit import Seen, watched
 from tests.security.hostile_config import MODELS, Variant, variants
 

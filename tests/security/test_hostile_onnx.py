@@ -14,7 +14,7 @@ from onnx import external_data_helper
 
 from nxpipe.emulator.capture import capture_file, data_files, file_outputs, file_parameters, open_axes
 from nxpipe.emulator.errors import CompileError
-from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ops import TakeAlong
 from tests.security.audit import Seen, watched
 from tests.security.hostile_onnx import hostile

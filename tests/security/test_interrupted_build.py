@@ -10,7 +10,7 @@ import pytest
 
 from nxpipe.artifact_store import open_store
 from nxpipe.artifact_store.upkeep.fsck import fsck
-from nxpipe.pipeline.exit_codes import INTERRUPTED, OK, TERMINATED
+from nxpipe.pipeline.util.exit_codes import INTERRUPTED, OK, TERMINATED
 from tests.building.world import saved_world
 
 

@@ -25,7 +25,7 @@ from nxpipe.artifact_store.upkeep.fsck import fsck
 from nxpipe.artifact_store.upkeep.gc import carry_out, plan
 from nxpipe.artifact_store.upkeep.kinds import Kind
 from nxpipe.artifact_store.upkeep.rules import Rules
-from nxpipe.pipeline.exit_codes import CORRUPT, OK, STORE
+from nxpipe.pipeline.util.exit_codes import CORRUPT, OK, STORE
 from tests.artifact_store.samples import tree
 from tests.artifact_store.test_crashes import in_child
 from tests.pipeline.command import Answer

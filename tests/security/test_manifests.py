@@ -16,8 +16,8 @@ from nxpipe.artifact_store.layout import blob_path
 from nxpipe.artifact_store.manifest import WIDTHS, Manifest, Tensor
 from nxpipe.artifact_store.record import ActionRecord
 from nxpipe.artifact_store.transfer.safetensors import layout_of
-from nxpipe.emulator.types import DType
-from nxpipe.pipeline import exit_codes
+from nxpipe.emulator.ir.types import DType
+from nxpipe.pipeline.util import exit_codes
 from tests.artifact_store.samples import Folder, folder, put, tree
 from tests.pipeline.in_process import InProcess, nxpipe
 

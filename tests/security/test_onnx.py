@@ -21,7 +21,7 @@ from nxpipe.emulator.capture.onnx.limits import (
 )
 from nxpipe.emulator.capture.room import require_room
 from nxpipe.emulator.capture.site import NotExpressible
-from nxpipe.pipeline.building.asked import _request
+from nxpipe.pipeline.build.asked import _request
 from nxpipe.pipeline.saved import SavedProgram, UnknownAxis
 from tests.pipeline.command import Answer
 from tests.pipeline.in_process import InProcess, nxpipe

@@ -18,7 +18,7 @@ import torch
 from nxpipe.emulator.capture.exported import capture_exported, exported_parameters, run_exported
 from nxpipe.emulator.capture.exported_document import NODES
 from nxpipe.emulator.errors import CaptureError, CompileError
-from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.ir.graph import Graph
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.security.audit import watched
 from tests.security.saved_entries import CONSTANTS, MODEL, WEIGHTS, Saved, saved_program

@@ -10,8 +10,8 @@ from nxpipe.artifact_store.channel.generation import Generation, Served
 from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.trust.policy import signing_with
 from nxpipe.artifact_store.trust.signers import open_signer
-from nxpipe.pipeline import exit_codes
 from nxpipe.pipeline.release import state
+from nxpipe.pipeline.util import exit_codes
 from tests.agent.project import CONFIG
 from tests.artifact_store.afar import first_generation
 from tests.artifact_store.samples import Folder, folder, publish_verified, put

@@ -23,7 +23,7 @@ from nxpipe.artifact_store.layout import blob_path
 from nxpipe.artifact_store.store import Store
 from nxpipe.artifact_store.transfer.fetch import fetch
 from nxpipe.artifact_store.upkeep.fsck import fsck
-from nxpipe.pipeline.exit_codes import CORRUPT, OK, REFUSED, STORE
+from nxpipe.pipeline.util.exit_codes import CORRUPT, OK, REFUSED, STORE
 from tests.artifact_store.samples import S3, folder, s3_server
 from tests.artifact_store.test_transfer_folders import weighty
 from tests.pipeline.command import Answer

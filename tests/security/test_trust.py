@@ -24,8 +24,8 @@ from nxpipe.artifact_store.trust.envelope import PAYLOAD_TYPE
 from nxpipe.artifact_store.trust.keys import as_base64
 from nxpipe.artifact_store.upkeep.fsck import fsck
 from nxpipe.artifact_store.url import open_offline
-from nxpipe.pipeline import exit_codes
-from nxpipe.pipeline.channels.signing import trust_in
+from nxpipe.pipeline.artifacts.signing import trust_in
+from nxpipe.pipeline.util import exit_codes
 from tests.artifact_store.afar import afar
 from tests.conftest import ROOT
 from tests.pipeline.in_process import InProcess, nxpipe

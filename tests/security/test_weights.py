@@ -13,8 +13,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from nxpipe.emulator.capture import CaptureRequest, parameter_specs
-from nxpipe.pipeline.errors import ModelSourceError
 from nxpipe.pipeline.models.checkpoint import weight_files
+from nxpipe.pipeline.util.errors import ModelSourceError
 from tests.pipeline.command import Answer
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.security.test_config import BERT, is_a_sentence, written

@@ -3,8 +3,8 @@
 import boto3
 from aws_cdk import Stack
 
+from nxpipe.pipeline.build.executors.batch_farm import Room, find_farm
 from nxpipe.pipeline.config.cloud import Farm, Release
-from nxpipe.pipeline.executors.batch_farm import Room, find_farm
 from nxpipe.stacks.names import PROJECT_TAG
 from tests.cloud.census import census
 from tests.stacks.local import ACCOUNT, REGION, deploy, destroy, outputs

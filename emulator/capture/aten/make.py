@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 
 from nxpipe.emulator.capture.aten.base import NotExpressible, Site, imports
-from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import Iota, Where
-from nxpipe.emulator.types import DType
 
 
 def _arange(site: Site, start: float, step: float) -> Value:

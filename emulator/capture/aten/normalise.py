@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from nxpipe.emulator.capture.aten.base import Site, along_an_axis, axis_of, given, imports
-from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import LayerNorm, Reduce, RmsNorm, Softmax, Transpose
-from nxpipe.emulator.types import DType
 
 # The step between 1 and the next number, which PyTorch's rms_norm takes when it is given no epsilon.
 _EPSILON = {DType.FLOAT32: 2.0**-23, DType.BFLOAT16: 2.0**-7, DType.FLOAT16: 2.0**-10}

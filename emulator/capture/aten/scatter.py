@@ -3,9 +3,9 @@
 import numpy as np
 
 from nxpipe.emulator.capture.aten.base import Site, axis_of, imports
-from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import Cumulate, Gather, ScatterAlong, Where
-from nxpipe.emulator.types import DType
 
 _COMBINED = {
     "add": "add",

@@ -17,9 +17,9 @@ from nxpipe.emulator.capture.composites.windows import (
     stretched_places,
     transposed_convolution,
 )
-from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import Concat, Convolution, Pool, Transpose
-from nxpipe.emulator.types import DType
 
 Sizes = Sequence[int]
 

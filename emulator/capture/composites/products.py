@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 
 from nxpipe.emulator.capture.site import NotExpressible, Site
-from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import Index, Iota, MatMul, Reduce, Transpose
-from nxpipe.emulator.types import DType
 
 _MOST_TERMS = 64  # of Einstein's notation: what remains of the names is looked through for each of them
 

@@ -4,9 +4,9 @@ import math
 from itertools import product
 
 from nxpipe.emulator.capture.site import Site
-from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import TakeAlong, Where
-from nxpipe.emulator.types import DType
 
 _CUBIC = -0.75  # the constant of Keys' convolution
 

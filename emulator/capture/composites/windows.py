@@ -8,7 +8,8 @@ import numpy as np
 
 from nxpipe.emulator.capture.room import require_room
 from nxpipe.emulator.capture.site import NotExpressible, Site, given
-from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import (
     ArgReduce,
@@ -23,7 +24,6 @@ from nxpipe.emulator.ops import (
     ScatterAlong,
     Transpose,
 )
-from nxpipe.emulator.types import DType, TensorType
 
 Sizes = tuple[int, ...]
 

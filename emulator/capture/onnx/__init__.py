@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nxpipe.emulator.errors import CaptureError
-from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.numerics import Array
 
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from nxpipe.emulator.capture.onnx.limits import BoundedBuilder
 from nxpipe.emulator.capture.site import NotExpressible, Site
-from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import Array, settle
 from nxpipe.emulator.ops import Convolution, Operator, Pool, result_type
 from nxpipe.emulator.ops.portable import compute
-from nxpipe.emulator.types import DType
 
 Importer = Callable[..., Value | list[Value]]
 _Importer = TypeVar("_Importer", bound=Importer)

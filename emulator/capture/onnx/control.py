@@ -6,9 +6,9 @@ from typing import Any
 from nxpipe.emulator.capture.onnx.base import OnnxSite, axis_in
 from nxpipe.emulator.capture.onnx.limits import LOOP_TURNS
 from nxpipe.emulator.capture.site import NotExpressible
-from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import Concat
-from nxpipe.emulator.types import DType
 
 # Runs the body that an attribute holds on the values of its inputs, and gives those of its outputs.
 Body = Callable[[Any, Sequence[Value]], list[Value]]

@@ -14,9 +14,9 @@ from nxpipe.emulator.capture.onnx.limits import FILE_BYTES, FILE_NAMES, FILE_NOD
 from nxpipe.emulator.capture.onnx.wire import require_few_parts
 from nxpipe.emulator.capture.site import NotExpressible
 from nxpipe.emulator.errors import CaptureError
+from nxpipe.emulator.ir.types import TensorType, is_reasonable
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.regular_file import open_regular
-from nxpipe.emulator.types import TensorType, is_reasonable
 
 
 def loaded(path: Path) -> Any:

@@ -4,7 +4,8 @@ import numpy as np
 
 from nxpipe.emulator.capture.onnx.base import OnnxSite, axis_in, imports
 from nxpipe.emulator.capture.room import require_room
-from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import (
     ArgReduce,
     ArgSort,
@@ -19,7 +20,6 @@ from nxpipe.emulator.ops import (
     TakeAlong,
     Where,
 )
-from nxpipe.emulator.types import DType
 
 
 def _counted_from_the_front(site: OnnxSite, indices: Value, size: int) -> Value:

@@ -6,12 +6,12 @@ size. Each limit is several times what the largest models need that anyone expor
 
 from typing import Final
 
-from nxpipe.emulator.builder import GraphBuilder
 from nxpipe.emulator.errors import CaptureError
-from nxpipe.emulator.graph import NOWHERE, Origin, Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import NOWHERE, Origin, Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Operator
-from nxpipe.emulator.types import DType
 
 MiB: Final = 2**20
 

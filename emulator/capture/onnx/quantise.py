@@ -8,10 +8,10 @@ import numpy as np
 from nxpipe.emulator.capture.onnx.base import OnnxSite, imports
 from nxpipe.emulator.capture.onnx.window import geometry_of
 from nxpipe.emulator.capture.site import NotExpressible
-from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import largest_finite
 from nxpipe.emulator.ops import Convolution, MatMul
-from nxpipe.emulator.types import DType
 
 # So many products of two numbers of nine bits add up to less than 2**24, up to where float32 counts exactly.
 _EXACT = 256

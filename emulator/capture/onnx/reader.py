@@ -21,9 +21,9 @@ from nxpipe.emulator.capture.onnx.structure import function_key, require_sound
 from nxpipe.emulator.capture.onnx.table import IMPORTERS
 from nxpipe.emulator.capture.site import NotExpressible
 from nxpipe.emulator.errors import CaptureError, CompileError, Finding, IllTyped, UnsupportedOperators
-from nxpipe.emulator.graph import Graph, Origin, Value
+from nxpipe.emulator.ir.graph import Graph, Origin, Value
+from nxpipe.emulator.ir.types import TensorType, is_reasonable
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.types import TensorType, is_reasonable
 
 _LONGEST_PLACE: Final = 512  # characters: a place names each call and body around it
 _OWN_DOMAINS = ("", "ai.onnx")

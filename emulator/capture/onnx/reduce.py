@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from nxpipe.emulator.capture.onnx.base import OnnxSite, axis_in, imports
 from nxpipe.emulator.capture.site import NotExpressible
-from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import Reduce
-from nxpipe.emulator.types import DType
 
 
 def _axes(site: OnnxSite, x: Value, axes: Value | None) -> tuple[int, ...]:

@@ -10,11 +10,11 @@ from nxpipe.emulator.capture.composites.windows import mixed
 from nxpipe.emulator.capture.onnx.base import OnnxSite, axis_in, imports
 from nxpipe.emulator.capture.room import require_room
 from nxpipe.emulator.capture.site import NotExpressible
-from nxpipe.emulator.graph import Value
+from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Gather, Where
 from nxpipe.emulator.ops.pool import cubic_taps, linear_taps
-from nxpipe.emulator.types import DType
 
 # Where a new place stands on the old axis, from its number, the scale, and the new and old sizes.
 _PLACES: dict[str, Callable[[Array, float, int, int], Array]] = {

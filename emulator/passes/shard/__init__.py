@@ -1,11 +1,11 @@
 """Tensor parallelism: one program for all ranks, with weights divided among them and collectives in between."""
 
-from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.passes.options import PassOptions
 from nxpipe.emulator.passes.shard.apply import apply
 from nxpipe.emulator.passes.shard.plan import DegreeImpossible, Division, Piece, Plan, divide, plan
 from nxpipe.emulator.passes.shard.surplus import NO_PADDING, Padding, padding, worst
-from nxpipe.emulator.repeat import unroll
 
 __all__ = [
     "NO_PADDING",

@@ -5,8 +5,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from nxpipe.emulator.builder import GraphBuilder
-from nxpipe.emulator.graph import Graph, Node, Origin, Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Graph, Node, Origin, Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import (
     AllGather,
     AllReduce,
@@ -31,7 +32,6 @@ from nxpipe.emulator.passes.shard.merge import merge_sums
 from nxpipe.emulator.passes.shard.plan import Plan
 from nxpipe.emulator.passes.shard.rows import divide_rows
 from nxpipe.emulator.passes.shard.walk import Verdict
-from nxpipe.emulator.types import DType
 
 _Attributes: TypeAlias = tuple[
     int, int, tuple[int, ...], tuple[int, ...], int, tuple[int, ...], tuple[int, ...]

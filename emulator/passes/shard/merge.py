@@ -6,13 +6,13 @@ Blocks that compute attention and MLP side by side, as GPT-J's and Falcon's do, 
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from nxpipe.emulator.builder import GraphBuilder
-from nxpipe.emulator.graph import Graph, Node, Origin, Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Graph, Node, Origin, Value
+from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import AllReduce, Binary, Cast
 from nxpipe.emulator.passes.clean import eliminate_dead_code
 from nxpipe.emulator.passes.options import PassOptions
 from nxpipe.emulator.passes.rewrite import keep, rewrite
-from nxpipe.emulator.types import DType
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from nxpipe.emulator.errors import CompileError
-from nxpipe.emulator.graph import Graph, Value
+from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.types import TensorType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import AllGather, RankSlice
 from nxpipe.emulator.ops.shares import Share, shares_of, uneven
@@ -19,7 +20,6 @@ from nxpipe.emulator.passes.shard.published import may_split, unmet
 from nxpipe.emulator.passes.shard.rules import rule_of
 from nxpipe.emulator.passes.shard.walk import Hints, Walk
 from nxpipe.emulator.passes.shard.zeros import forbid_harmful_padding
-from nxpipe.emulator.types import TensorType
 
 # Each walk leaves fewer weights divided or more seams known, so it ends by itself.
 _MOST_WALKS = 64

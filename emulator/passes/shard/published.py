@@ -7,7 +7,7 @@ by outputs is a choice, so the plan decides it. The rest follows: what meets div
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from nxpipe.emulator.graph import Graph
+from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.passes.shard.walk import Walk, can_be_divided
 
 _BY_OUTPUTS = ("colwise", "packed_colwise", "colwise_gather_output", "embedding_colwise")

@@ -9,8 +9,8 @@ are. A share is a few rows of every short run, so that what products read can be
 from collections.abc import Iterator
 from typing import Final
 
-from nxpipe.emulator.builder import GraphBuilder
-from nxpipe.emulator.graph import Graph, Node, Origin, Value
+from nxpipe.emulator.ir.builder import GraphBuilder
+from nxpipe.emulator.ir.graph import Graph, Node, Origin, Value
 from nxpipe.emulator.ops import (
     AllGather,
     AllReduce,

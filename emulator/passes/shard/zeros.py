@@ -11,7 +11,8 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from nxpipe.emulator.graph import Node, Value
+from nxpipe.emulator.ir.graph import Node, Value
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import (
     Attention,
@@ -43,7 +44,6 @@ from nxpipe.emulator.ops import (
     Where,
 )
 from nxpipe.emulator.passes.shard.walk import Walk
-from nxpipe.emulator.types import DType, TensorType
 
 # What stands in all of a tensor's padding: this number; not-a-number once something in it is not finite; or None, if
 # it is something finite, of a kind that stands elsewhere in the tensor too.

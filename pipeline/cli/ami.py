@@ -1,0 +1,84 @@
+"""`nxpipe ami lock`: chooses the machine images that instances start from."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nxpipe.pipeline.cli.main import Group
+from nxpipe.pipeline.cli.options import config_option
+from nxpipe.pipeline.util.console import Console, table
+
+if TYPE_CHECKING:
+    from nxpipe.pipeline.config.amis import AmiLock, LockedImage
+
+
+@click.group(cls=Group)
+def ami() -> None:
+    """Choose the machine images that instances start from.
+
+    \b
+    Example:
+      nxpipe ami lock
+    """
+
+
+@ami.command()
+@click.option(
+    "--region",
+    "regions",
+    multiple=True,
+    metavar="REGION",
+    help="A region to find images in; may be repeated.  [default: the project's]",
+)
+@config_option
+@click.pass_obj
+def lock(console: Console, regions: tuple[str, ...], config_path: Path) -> None:
+    """Find the images of the Neuron SDK, and write the lock file.
+
+    One for each region and each version that [amis] lists, and one for the hosts of training fleets. Synthesis reads
+    the file and asks AWS for nothing, so that all instances of a fleet start from the same image until the file is
+    written anew. Commit it.
+
+    \b
+    Example:
+      nxpipe ami lock --region us-east-2 --region us-west-2
+    """
+    from nxpipe.pipeline.config import TrainingFleet, load_config
+    from nxpipe.pipeline.config.amis import read_lock
+    from nxpipe.pipeline.fleet.images import find_image, find_training_host
+    from nxpipe.pipeline.util.aws import client
+    from nxpipe.pipeline.util.whole_file import write_whole
+
+    config = load_config(config_path, os.environ)
+    before = read_lock(config_path.parent / config.amis.lock)
+    wanted = regions or _of_the_project(config.project.region, before)
+    trains = any(isinstance(fleet, TrainingFleet) for fleet in config.fleets)
+    found = []
+    for region in dict.fromkeys(wanted):
+        with console.step(f"images of {region}"):
+            found += [find_image(region, sdk, client) for sdk in config.amis.sdk]
+            if trains:
+                found.append(find_training_host(region, client))
+    after = before.with_images(found, config.amis.sdk)
+    write_whole(after.path, after.text().encode())
+    _tell(console, after, found)
+
+
+def _of_the_project(region: str | None, before: "AmiLock") -> tuple[str, ...]:
+    if region is not None:
+        return (region,)
+    locked = tuple(dict.fromkeys(each.region for each in before.images))
+    if not locked:
+        raise click.UsageError("nxpipe.toml names no region, so say one with --region")
+    return locked
+
+
+def _tell(console: Console, after: "AmiLock", found: "list[LockedImage]") -> None:
+    if console.json:
+        console.data({"file": str(after.path), "images": [each.model_dump(mode="json") for each in found]})
+        return
+    rows = [(each.region, each.sdk or "training", each.id, each.name, str(each.expires)) for each in found]
+    console.page(table(("REGION", "SDK", "IMAGE", "NAME", "EXPIRES"), rows))
+    console.say(f"Wrote {after.path}.")

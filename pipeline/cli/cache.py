@@ -1,0 +1,171 @@
+"""`nxpipe cache`: the persistent compile cache of the Neuron runtime."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nxpipe.pipeline.artifacts.signing import trust_in
+from nxpipe.pipeline.cli.main import Group
+from nxpipe.pipeline.cli.options import Label, config_option, store_option
+from nxpipe.pipeline.util.console import Console, human_bytes, table
+
+if TYPE_CHECKING:
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.backends.protocol import Backend
+    from nxpipe.pipeline.artifacts.neuron_cache.chosen import Chosen
+    from nxpipe.pipeline.artifacts.neuron_cache.export import Exported
+
+
+@click.group(cls=Group)
+def cache() -> None:
+    """Fill the compile cache that Neuron instances look into.
+
+    What runs through AWS's compiler at its first call, as training does, looks for each graph in a folder or bucket:
+    NEURON_COMPILE_CACHE_URL. What is there is loaded, and not compiled.
+
+    \b
+    Example:
+      nxpipe cache export --channel production --to /mnt/nxpipe-cache
+      nxpipe cache ls /mnt/nxpipe-cache
+    """
+
+
+@cache.command()
+@click.argument("names", metavar="[MODEL@KEY]...", nargs=-1)
+@click.option("--to", "target", required=True, metavar="FOLDER|s3://BUCKET/PREFIX", help="The cache to fill.")
+@click.option("--channel", type=Label("channel"), help="Take all that this channel serves now.")
+@store_option
+@config_option
+@click.pass_context
+def export(
+    ctx: click.Context,
+    /,
+    names: tuple[str, ...],
+    target: str,
+    channel: str | None,
+    store: str | None,
+    config_path: Path,
+) -> None:
+    """Write artifacts' entries into a compile cache.
+
+    Without names: of each model of nxpipe.toml the newest artifact for its target. An entry is what AWS's compiler left
+    in its own cache when it made the program, file by file; a program for which it used none has none, and the
+    emulator's have no use there. Nothing in the cache is ever overwritten, and compilers may be at work in it.
+
+    Exit code 0: every entry is in the cache now. Programs without one are named on stderr; if no program has one, that
+    is an error. So is an entry that somebody else began and did not finish, after all others are written.
+
+    \b
+    Example:
+      nxpipe cache export --to s3://my-caches/neuron
+      nxpipe cache export bert-base-uncased@4e9ce0 --to /mnt/nxpipe-cache
+      nxpipe cache export --channel production --to /mnt/nxpipe-cache
+    """
+    if names and channel:
+        raise click.UsageError("name artifacts, or a --channel to take them from", ctx)
+    from nxpipe.artifact_store.url import open_store
+    from nxpipe.pipeline.artifacts.neuron_cache.chosen import refuse_nothing
+    from nxpipe.pipeline.artifacts.neuron_cache.export import insist
+    from nxpipe.pipeline.cli.store_url import open_the_store
+
+    console: Console = ctx.obj
+    opened = open_the_store(store, config_path, console)
+    chosen = _chosen(opened, names, channel, config_path, console)
+    refuse_nothing(chosen)
+    for one in chosen:
+        if one.doubt:
+            console.say(f"  {one.doubt}")
+    into = open_store(target).backend
+    exported = _carried_out(opened, chosen, into, console)
+    _show(console, into.url, chosen, exported)
+    insist(exported, into.url)
+
+
+@cache.command()
+@click.argument("target", metavar="FOLDER|s3://BUCKET/PREFIX")
+@click.pass_obj
+def ls(console: Console, target: str) -> None:
+    """List the entries of a compile cache.
+
+    Ready ones are loaded by whoever asks for that graph. A locked one is being compiled, or whoever compiled it was
+    killed. A failed one says that the compiler could not, and nobody asks it again.
+
+    \b
+    Example:
+      nxpipe cache ls /mnt/nxpipe-cache
+      nxpipe cache ls s3://my-caches/neuron --json
+    """
+    from nxpipe.artifact_store.url import open_store
+    from nxpipe.pipeline.artifacts.neuron_cache.found import entries_in
+
+    found = list(entries_in(open_store(target).backend))
+    if console.json:
+        console.data([{"entry": one.folder, "state": one.state.value, "size_bytes": one.size} for one in found])
+    elif found:
+        console.page(
+            table(("state", "size", "entry"), [(one.state.value, human_bytes(one.size), one.folder) for one in found])
+        )
+    else:
+        console.say(f"{target} holds no entry of a compile cache.")
+
+
+def _chosen(
+    store: "Store", names: Sequence[str], channel: str | None, config_path: Path, console: Console
+) -> "list[Chosen]":
+    from nxpipe.pipeline.artifacts.neuron_cache import chosen
+    from nxpipe.pipeline.config import load_config
+
+    if channel:
+        config = load_config(config_path, os.environ, missing_ok=True)
+        return chosen.served(store, channel, trust_in(config, config_path.parent, store, console.say))
+    if names:
+        return chosen.named(store, names)
+    return chosen.configured(store, load_config(config_path, os.environ), config_path.parent, console.say)
+
+
+def _carried_out(store: "Store", chosen: "Sequence[Chosen]", into: "Backend", console: Console) -> "list[Exported]":
+    from nxpipe.artifact_store.url import is_remote
+    from nxpipe.pipeline.artifacts.neuron_cache.export import clear_abandoned, export
+    from nxpipe.pipeline.util.progress import watching
+
+    entries = [entry for one in chosen for entry in one.entries]
+    # What is left of an upload that broke off is taken up again by the next.
+    if not is_remote(into.url):
+        clear_abandoned(into)
+    with watching(console, f"export to {into.url}", sum(entry.size for entry in entries)) as sent:
+        return list(export(store.blobs, entries, into, sent))
+
+
+def _show(console: Console, url: str, chosen: "Sequence[Chosen]", exported: "Sequence[Exported]") -> None:
+    names = [one.name for one in chosen for _ in one.entries]
+    if console.json:
+        rows = [
+            {
+                "artifact": name,
+                "program": one.entry.program,
+                "entry": one.entry.folder,
+                "outcome": one.what.value,
+                "why": one.why or None,
+                "size_bytes": one.entry.size,
+            }
+            for name, one in zip(names, exported, strict=True)
+        ]
+        without = [{"artifact": one.name, "programs": one.without} for one in chosen if one.without]
+        console.data({"cache": url, "entries": rows, "without_entry": without})
+        return
+    console.page(
+        table(
+            ("outcome", "size", "artifact", "program", "entry"),
+            [
+                (_outcome(one), human_bytes(one.entry.size), name, one.entry.program, one.entry.folder)
+                for name, one in zip(names, exported, strict=True)
+            ],
+        )
+    )
+
+
+def _outcome(one: "Exported") -> str:
+    return f"{one.what.value}, {one.why}" if one.why else one.what.value

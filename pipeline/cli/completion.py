@@ -1,0 +1,24 @@
+"""`nxpipe completion`."""
+
+import click
+from click.shell_completion import get_completion_class
+
+from nxpipe.pipeline.cli.main import Command, cli
+from nxpipe.pipeline.util.console import Console
+
+
+@click.command(cls=Command)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_obj
+def completion(console: Console, shell: str) -> None:
+    """Print a shell completion script.
+
+    Load it from the start-up file of SHELL, or put it where the shell looks for completions.
+
+    \b
+    Example:
+      nxpipe completion bash > ~/.local/share/bash-completion/completions/nxpipe
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    console.page(kind(cli, {}, "nxpipe", "_NXPIPE_COMPLETE").source())

@@ -1,0 +1,85 @@
+"""`nxpipe config`: what is wrong with the configuration, what is in force, and what an editor should know."""
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from nxpipe.pipeline.artifacts.signing import unused_channels
+from nxpipe.pipeline.cli.main import Group
+from nxpipe.pipeline.cli.options import config_option
+from nxpipe.pipeline.config import json_schema, load_config, origins
+from nxpipe.pipeline.config.wording import shown
+from nxpipe.pipeline.util.console import Console, table
+
+
+@click.group(cls=Group)
+def config() -> None:
+    """Check, show or describe nxpipe.toml.
+
+    \b
+    Example:
+      nxpipe config check
+    """
+
+
+@config.command()
+@config_option
+@click.pass_obj
+def check(console: Console, config_path: Path) -> None:
+    """Say everything that is wrong.
+
+    \b
+    Example:
+      nxpipe config check --config staging.toml
+    """
+    found = load_config(config_path, os.environ)
+    for sentence in unused_channels(found):
+        console.say(f"Note: {sentence}")
+    if console.json:
+        console.data({"file": str(config_path), "models": len(found.models), "fleets": len(found.fleets)})
+        return
+    console.result(
+        f"{config_path} is valid: {_count(len(found.models), 'model')}, {_count(len(found.fleets), 'fleet')}."
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+@config.command()
+@config_option
+@click.pass_obj
+def show(console: Console, config_path: Path) -> None:
+    """Print every value and where it came from.
+
+    That is a line of the file, a variable of the environment, or the default.
+
+    \b
+    Example:
+      nxpipe config show
+      NXPIPE_BUILD_PARALLELISM=4 nxpipe config show --json
+    """
+    settings = origins(config_path, os.environ)
+    if console.json:
+        console.data([asdict(setting) for setting in settings])
+        return
+    rows = [
+        (setting.key, "not set" if setting.value is None else shown(setting.value), str(setting.origin))
+        for setting in settings
+    ]
+    console.page(table(("KEY", "VALUE", "FROM"), rows))
+
+
+@config.command()
+@click.pass_obj
+def schema(console: Console) -> None:
+    """Print the JSON Schema for editors.
+
+    \b
+    Example:
+      nxpipe config schema > nxpipe.schema.json
+    """
+    console.data(json_schema())

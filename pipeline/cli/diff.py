@@ -1,0 +1,192 @@
+"""`nxpipe diff`, which is `nxpipe store diff` too."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from nxpipe.pipeline.build.nearness import difference_table, differences_as_json
+from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.options import config_option, store_option
+from nxpipe.pipeline.cli.store_url import open_the_store
+from nxpipe.pipeline.util.console import Console, human_bytes, table
+from nxpipe.pipeline.util.escape import shown, style
+
+if TYPE_CHECKING:
+    from nxpipe.artifact_store.difference import ManifestDifference, Part, Section
+    from nxpipe.artifact_store.documents import Blob
+    from nxpipe.artifact_store.index.leaves import Difference
+    from nxpipe.pipeline.artifacts.difference.graphs import GraphDifference
+    from nxpipe.pipeline.artifacts.difference.programs import ProgramDifference
+    from nxpipe.pipeline.artifacts.difference.tensors import TensorChange
+
+_LISTED: Final = 10  # weights, and kinds of nodes; all of them are in --json
+
+
+@click.command(cls=Command)
+@click.argument("before", metavar="A")
+@click.argument("after", metavar="B")
+@click.option("--tensors", is_flag=True, help="Read the weights that changed, and say by how much each did.")
+@store_option
+@config_option
+@click.pass_obj
+def diff(console: Console, before: str, after: str, tensors: bool, store: str | None, config_path: Path) -> None:
+    """Compare two artifacts: key inputs, programs, graphs, weights, files, evidence.
+
+    A and B are names as `nxpipe store show` takes them; channels, of which each stands for what it serves of the
+    other's model and target; or digests of manifests, such as the two that a report of non-reproducible output names.
+    By how much a tensor changed is its largest difference, by the largest of its numbers before.
+
+    \b
+    Example:
+      nxpipe diff bert-base-uncased@4e9ce0 bert-base-uncased@a41f07
+      nxpipe diff production staging --tensors
+      nxpipe store diff bert-base-uncased@4e9ce0 bert-base-uncased@a41f07
+    """
+    from nxpipe.artifact_store.difference import ManifestDifference
+    from nxpipe.artifact_store.index.leaves import differences
+    from nxpipe.pipeline.artifacts.difference.programs import program_differences
+    from nxpipe.pipeline.artifacts.difference.tensors import tensor_changes
+    from nxpipe.pipeline.cli.named import pair
+    from nxpipe.pipeline.verify.judged import report_of
+
+    opened = open_the_store(store, config_path, console)
+    old, new = pair((before, after), opened, config_path)
+    asked = differences(opened.key_inputs(old), opened.key_inputs(new))
+    parts = ManifestDifference.between(old, new)
+    programs = list(program_differences(old, new, opened))
+    figures = differences(*(dict(report_of(one, opened)) for one in (old, new)))
+    changes = list(tensor_changes(old, new, _changed_weights(parts), opened)) if tensors else None
+    if console.json:
+        console.data(_as_json(asked, parts, programs, changes, figures))
+    else:
+        console.page("\n\n".join(_page(asked, parts, programs, changes, figures)) or "no difference")
+
+
+def _changed_weights(parts: "ManifestDifference") -> list[str]:
+    return [part.name for section in parts.sections if section.title == "weights" for part in section.changed]
+
+
+def _page(
+    asked: "Sequence[Difference]",
+    parts: "ManifestDifference",
+    programs: "Sequence[ProgramDifference]",
+    changes: "Sequence[TensorChange] | None",
+    figures: "Sequence[Difference]",
+) -> Iterator[str]:
+    for title, fields in (("key inputs", asked), ("identity", parts.identity)):
+        if fields:
+            yield f"{_title(title)}\n{difference_table(fields, 'A', 'B')}"
+    if rows := [row for program in programs for row in _figures(program)]:
+        yield f"{_title('programs')}\n{table(('program', 'figure', 'A', 'B', 'change'), rows)}"
+    for program in programs:
+        if program.graph:
+            yield "\n".join(_graph(program.name, program.graph))
+    for section in parts.sections:
+        if section.differing:
+            yield f"{_title(section.title)}: {_counts(section)}\n{_parts(section)}"
+    if changes:
+        yield f"{_title('tensors')}\n{table(('name', 'changed by'), [_changed(change) for change in changes])}"
+    if figures:
+        yield f"{_title('evidence')}\n{difference_table(figures, 'A', 'B')}"
+
+
+def _figures(program: "ProgramDifference") -> Iterator[tuple[str, ...]]:
+    for figure, (before, after) in program.figures.items():
+        if before != after:
+            change = f"{after / before - 1:+.1%}" if before and after is not None else ""
+            name, *said = figure.removesuffix("_ns").split("_")
+            yield program.name, " ".join((name, *said)), _value(figure, before), _value(figure, after), change
+
+
+def _value(figure: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    if figure.endswith("_ns"):
+        return f"{value / 1e6:.3f} ms"
+    return human_bytes(int(value)) if figure.endswith("_bytes") else f"{value:,.0f}"
+
+
+def _graph(program: str, found: "GraphDifference") -> Iterator[str]:
+    rows = [
+        ("nodes", *map(str, found.nodes)),
+        ("constants", *map(str, found.constants)),
+        *((name, str(old), str(new)) for name, (old, new) in found.operators.items() if old != new),
+    ]
+    yield f"{_title(f'graph of {program}')}\n{table(('operator', 'A', 'B'), rows)}"
+    for sign, kinds in (("-", found.removed), ("+", found.added)):
+        often_first = sorted(kinds.items(), key=lambda each: (-each[1], each[0]))
+        yield from _listed([f"{sign} {count} x {kind}" for kind, count in often_first])
+
+
+def _listed(lines: Sequence[str]) -> Iterator[str]:
+    yield from map(shown, lines[:_LISTED])
+    if len(lines) > _LISTED:
+        yield f"  and {len(lines) - _LISTED} more"
+
+
+def _counts(section: "Section") -> str:
+    counted = (
+        (section.changed, "changed"),
+        (section.added, "added"),
+        (section.removed, "removed"),
+        (section.same, "the same"),
+    )
+    return ", ".join(f"{len(parts)} {word} ({_bytes(parts)})" for parts, word in counted if parts)
+
+
+def _bytes(parts: "Sequence[Part]") -> str:
+    """What is new in B, or in A where B has nothing."""
+    return human_bytes(sum(blob.size for part in parts if (blob := part.after or part.before)))
+
+
+def _parts(section: "Section") -> str:
+    rows = [(part.name, _blob(part.before), _blob(part.after)) for part in section.differing]
+    header, *lines = table(("name", "A", "B"), rows).splitlines()
+    return "\n".join((header, *_listed(lines)))
+
+
+def _blob(blob: "Blob | None") -> str:
+    return f"{blob.sha256[:12]} {human_bytes(blob.size)}" if blob else "-"
+
+
+def _changed(change: "TensorChange") -> tuple[str, str]:
+    return change.name, change.why if change.largest is None else f"{change.largest:.3g}"
+
+
+def _title(text: str) -> str:
+    return style(text, bold=True)
+
+
+def _as_json(
+    asked: "Sequence[Difference]",
+    parts: "ManifestDifference",
+    programs: "Sequence[ProgramDifference]",
+    changes: "Sequence[TensorChange] | None",
+    figures: "Sequence[Difference]",
+) -> dict[str, object]:
+    tensors: Mapping[str, object] = {} if changes is None else {"tensors": [change.document() for change in changes]}
+    return {
+        "key_inputs": differences_as_json(asked, "a", "b"),
+        "identity": differences_as_json(parts.identity, "a", "b"),
+        "programs": [program.document() for program in programs],
+        **{section.title: _section_as_json(section) for section in parts.sections},
+        **tensors,
+        "evidence": differences_as_json(figures, "a", "b"),
+    }
+
+
+def _section_as_json(section: "Section") -> dict[str, object]:
+    return {
+        "same": len(section.same),
+        "same_bytes": sum(part.after.size for part in section.same if part.after),
+        "changed": [_part_as_json(part) for part in section.changed],
+        "added": [_part_as_json(part) for part in section.added],
+        "removed": [_part_as_json(part) for part in section.removed],
+    }
+
+
+def _part_as_json(part: "Part") -> dict[str, object]:
+    sides = {"a": part.before, "b": part.after}
+    return {"name": part.name} | {side: blob.model_dump() for side, blob in sides.items() if blob}

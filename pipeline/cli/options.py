@@ -1,0 +1,66 @@
+"""Options that several commands share. Light: importing them loads no configuration."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nxpipe.pipeline.cli.store_url import VARIABLE
+
+config_option = click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    default="nxpipe.toml",
+    envvar="NXPIPE_CONFIG",
+    show_default=True,
+    show_envvar=True,
+    metavar="PATH",
+    help="The configuration file.",
+)
+
+store_option = click.option(
+    "--store",
+    metavar="URL",
+    help=f"The store: a folder, or s3://bucket/prefix.  [default: {VARIABLE}, then [store] url of nxpipe.toml]",
+)
+
+
+class Label(click.ParamType[str]):
+    """The name of a channel or a pin, which is one of a path's steps."""
+
+    name = "NAME"
+
+    def __init__(self, whose: str) -> None:
+        self._whose = whose
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not re.fullmatch("[a-z0-9][a-z0-9-]{0,62}", str(value)):
+            self.fail(
+                f"{value!r} is no {self._whose}'s name: 1 to 63 of a-z, 0-9 and -, of which the first is no -",
+                param,
+                ctx,
+            )
+        return str(value)
+
+
+class Line(click.ParamType[str]):
+    """Words for people, which are kept and shown again: nothing in them may drive a terminal."""
+
+    name = "TEXT"
+
+    def __init__(self, longest: int, *, empty: bool = False) -> None:
+        self._longest = longest
+        self._empty = empty
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        if not text.isprintable() or len(text) > self._longest or not (text or self._empty):
+            least = 0 if self._empty else 1
+            self.fail(f"it must be one line of {least} to {self._longest} printable characters", param, ctx)
+        return text
+
+
+ACTOR = Line(512)
+REASON = Line(4096, empty=True)

@@ -1,0 +1,71 @@
+"""`nxpipe promote`."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nxpipe.pipeline.artifacts.change_options import change_options, record, refuse_of_rollouts
+from nxpipe.pipeline.artifacts.signing import author_signature
+from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.store.itself import open_the_store_itself
+from nxpipe.pipeline.util.console import Console
+
+if TYPE_CHECKING:
+    from nxpipe.artifact_store import Published, Store
+
+
+@click.command(cls=Command)
+@click.argument("names", metavar="MODEL@KEY...", nargs=-1, required=True)
+@change_options
+@click.option("--expect", type=click.IntRange(0), metavar="N", help="Refuse unless the channel is at generation N.")
+@click.pass_obj
+def promote(
+    console: Console,
+    names: tuple[str, ...],
+    channel: str,
+    reason: str,
+    actor: str | None,
+    key: str | None,
+    past_rollouts: bool,
+    expect: int | None,
+    store: str | None,
+    config_path: Path,
+) -> None:
+    """Serve artifacts on a channel from now on.
+
+    Each takes the place of the one of the same model and target; all others stay. Refused is what is incomplete, was
+    never verified, lacks a signature that the channel asks for, or would leave a fleet of the channel without an
+    artifact for its target.
+
+    The actor is the one of the GitHub run, else git's user, else the user of this machine.
+
+    \b
+    Example:
+      nxpipe promote bert-base-uncased@4e9ce0 --channel production --reason "new tokenizer"
+      nxpipe promote acme/rank@71f0aa acme/rank@c04e12 --channel production --expect 12
+    """
+    from nxpipe.artifact_store.channel import change
+    from nxpipe.pipeline.artifacts.actor import current_actor
+    from nxpipe.pipeline.artifacts.promotion import doubt, requirements
+    from nxpipe.pipeline.config import load_config
+
+    refuse_of_rollouts(channel, past_rollouts=past_rollouts)
+    config, folder = load_config(config_path, os.environ, missing_ok=True), config_path.parent
+    opened = open_the_store_itself(store, config_path, console)
+    if sentence := doubt(config, channel):
+        console.say(f"Note: {sentence}")
+    author = change.Author(actor or current_actor(), reason, author_signature(key, config, folder, channel, opened))
+    needs = requirements(opened, config, folder, channel)
+    appended = change.promote(opened, channel, _chosen(opened, names), author, needs, expected=expect)
+    record(console, appended, opened, key)
+
+
+def _chosen(store: "Store", names: tuple[str, ...]) -> "list[Published]":
+    """One listing for all names; the same artifact under two names is one."""
+    from nxpipe.artifact_store.names import choose
+
+    published = store.list()
+    chosen = [choose(name, published, store.url) for name in names]
+    return list({one.request_key: one for one in chosen}.values())

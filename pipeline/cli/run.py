@@ -1,0 +1,223 @@
+"""`nxpipe run`."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.options import config_option, store_option
+from nxpipe.pipeline.cli.order_options import order_options, orders, refuse_words_without_effect
+from nxpipe.pipeline.config import load_config
+from nxpipe.pipeline.saved import axis_option, saved_program
+from nxpipe.pipeline.util.console import Console, table
+from nxpipe.pipeline.util.documents import DocumentInvalid, MiB, read_file
+from nxpipe.pipeline.util.errors import WouldOverwrite
+from nxpipe.pipeline.util.escape import for_terminal
+from nxpipe.pipeline.verify.runner import Execution, Mode, execution_options, sentence
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from nxpipe.pipeline.verify.running import Fed, Ran
+    from nxpipe.pipeline.verify.verify import Arrays
+
+_LIKELIEST = 5
+_LARGEST_INPUT = 4096 * MiB
+
+
+@click.command(cls=Command)
+@click.argument("artifact", required=False)
+@order_options("run")
+@click.option(
+    "--input",
+    "given",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="A .safetensors file of the program's inputs by name; states that it lacks start at zero.",
+)
+@click.option(
+    "--text",
+    "texts",
+    multiple=True,
+    metavar="TEXT",
+    help="Text for the model's tokenizer, or token ids as a JSON list; may be repeated.",
+)
+@click.option(
+    "--truncate", is_flag=True, help="Cut texts that are longer than the largest bucket, and say by how much."
+)
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Write each program's outputs there, as PROGRAM.safetensors.",
+)
+@execution_options
+@axis_option
+@store_option
+@config_option
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    config_path: Path,
+    store: str | None,
+    artifact: str | None,
+    model_id: str | None,
+    names: tuple[str, ...],
+    axes: tuple[tuple[str, int], ...],
+    given: Path | None,
+    texts: tuple[str, ...],
+    truncate: bool,
+    output: Path | None,
+    mode: Mode,
+    engine_order: str | None,
+    **flags: Any,
+) -> None:
+    """Run a model's programs on the emulator, and show what they answer.
+
+    Without --input or --text, an artifact reads its stored inputs, and a model random ones from a fixed seed. With
+    --mode isa, the program for the target's cores is carried out instruction by instruction, and what that took is
+    counted: instructions by engine, bytes by memory.
+
+    \b
+    Example:
+      nxpipe run --model-id gpt2 --weights random:0 --text "[464, 2068, 7586]" --mode isa
+      nxpipe run --model-id ./my-llama --text "The river rose in the night"
+      nxpipe run bert-base-uncased@4e9ce0 --input inputs.safetensors --output answers
+    """
+    console: Console = ctx.obj
+    refuse_words_without_effect(ctx, model_id, flags)
+    if artifact is not None and (model_id or names):
+        raise click.UsageError("an artifact runs as it was published: name it alone, with --store", ctx)
+    if given is not None and texts:
+        raise click.UsageError("--input and --text both feed the program; pass one of them", ctx)
+    execution = Execution.of(mode, engine_order)
+    found: list[Ran] = []
+    for ran in _runs(ctx, artifact, store, config_path, _fed(given, texts, truncate), execution, flags):
+        found.append(ran)
+        if output is not None:
+            _write(output / f"{ran.program}.safetensors", ran.outputs)
+        if not console.json:
+            console.page(_as_text(ran, mode))
+    if console.json:
+        console.data([_as_json(ran, mode) for ran in found])
+
+
+def _fed(given: Path | None, texts: tuple[str, ...], truncate: bool) -> "Fed":
+    from nxpipe.pipeline.verify.running import Fed
+
+    if given is None:
+        return Fed(texts=texts, truncate=truncate)
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        return Fed(load(read_file(given, limit=_LARGEST_INPUT)))
+    except (SafetensorError, KeyError, DocumentInvalid, OSError) as error:
+        raise click.BadParameter(f"{given} is not a safetensors file ({error})", param_hint="--input") from error
+
+
+def _runs(
+    ctx: click.Context,
+    artifact: str | None,
+    store: str | None,
+    config_path: Path,
+    fed: "Fed",
+    execution: Execution,
+    flags: dict[str, Any],
+) -> Iterator["Ran"]:
+    from nxpipe.pipeline.cli.store_url import open_the_store
+    from nxpipe.pipeline.verify.running import run_artifact, run_model
+
+    console, model_id = ctx.obj, ctx.params["model_id"]
+    if artifact is not None:
+        opened = open_the_store(store, config_path, console)
+        yield from run_artifact(opened.resolve(artifact), opened, fed, execution, console.step)
+    elif (file := saved_program(ctx, model_id, flags, ctx.params["axes"])) is not None:
+        from nxpipe.pipeline.order import Order
+        from nxpipe.pipeline.saved_request import SavedRequest
+
+        yield from run_model(SavedRequest.of(file, Order.from_flags(model_id, flags)), fed, execution, console.step)
+    else:
+        described = load_config(config_path, os.environ, missing_ok=model_id is not None)
+        for order in orders(model_id, flags, described, ctx.params["names"], config_path.parent):
+            yield from run_model(order.request(), fed, execution, console.step)
+
+
+def _as_text(ran: "Ran", mode: Mode) -> str:
+    rows = [
+        (name, "x".join(map(str, array.shape)) or "scalar", *(f"{figure:.4g}" for figure in _figures(array)))
+        for name, array in ran.outputs.items()
+    ]
+    parts = [for_terminal(f"{ran.model}  {ran.program}, {mode}, on {ran.fed}")]
+    parts += [_indented(table(("output", "shape", "least", "mean", "most"), rows))]
+    for name in ran.outputs:
+        for number, row in enumerate(_likeliest(ran, name)):
+            entries = ", ".join(f"{entry} ({share:.3g})" for entry, share in row)
+            parts.append(f"  {for_terminal(name)}, row {number}: the likeliest are {entries}")
+    if ran.work:
+        engines = [(engine, f"{count:,}") for engine, count in sorted(ran.work.engines.items())]
+        parts += [f"  {sentence(ran.work)}", _indented(table(("engine", "instructions"), engines))]
+    return "\n".join(parts)
+
+
+def _as_json(ran: "Ran", mode: Mode) -> dict[str, object]:
+    document: dict[str, object] = {
+        "model": ran.model,
+        "program": ran.program,
+        "mode": mode,
+        "inputs": ran.fed,
+        "outputs": {name: _output_json(ran, name) for name in ran.outputs},
+    }
+    return document | ({"work": ran.work.document()} if ran.work else {})
+
+
+def _output_json(ran: "Ran", name: str) -> dict[str, object]:
+    array = ran.outputs[name]
+    least, mean, most = _figures(array)
+    document: dict[str, object] = {"dtype": str(array.dtype), "shape": list(array.shape)}
+    document |= {"least": least, "mean": mean, "most": most}
+    rows = [[{"entry": entry, "share": share} for entry, share in row] for row in _likeliest(ran, name)]
+    return document | ({"likeliest": rows} if rows else {})
+
+
+def _figures(array: "np.ndarray[Any, Any]") -> tuple[float, float, float]:
+    return (float(array.min()), float(array.mean()), float(array.max())) if array.size else (0.0, 0.0, 0.0)
+
+
+def _likeliest(ran: "Ran", name: str) -> list[list[tuple[int, float]]]:
+    """Of each row of logits the entries that its softmax gives most, and their shares; at the last position that is no
+    padding, where there is one entry a position."""
+    import numpy as np
+
+    logits = ran.outputs[name]
+    if not name.endswith("logits") or logits.ndim not in (2, 3):
+        return []
+    if logits.ndim == 3:
+        mask = ran.inputs.get("attention_mask")
+        reads = mask is not None and mask.shape == logits.shape[:2]
+        last = mask.shape[1] - 1 - np.argmax(mask[:, ::-1], axis=1) if reads and mask is not None else -1
+        logits = logits[np.arange(len(logits)), last]
+    shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    shares /= shares.sum(axis=-1, keepdims=True)
+    best = np.argsort(-shares, axis=-1, kind="stable")[:, :_LIKELIEST]
+    return [[(int(entry), float(row[entry])) for entry in order] for row, order in zip(shares, best, strict=True)]
+
+
+def _write(path: Path, outputs: "Arrays") -> None:
+    import numpy as np
+    from safetensors.numpy import save
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("xb") as file:
+            file.write(save({name: np.ascontiguousarray(array) for name, array in outputs.items()}))
+    except FileExistsError as error:
+        raise WouldOverwrite(f"{path} is there already; move it away, or pass another --output") from error
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())

@@ -1,0 +1,153 @@
+"""`nxpipe store fetch`."""
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nxpipe.artifact_store.errors import ChannelEmpty, StoreError
+from nxpipe.pipeline.artifacts.signing import trust_in
+from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.options import config_option, store_option
+from nxpipe.pipeline.cli.store_url import open_the_store, open_what_was_seen, what_is_remembered
+from nxpipe.pipeline.util.console import Console, human_bytes
+from nxpipe.pipeline.util.progress import Progress
+
+if TYPE_CHECKING:
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.transfer.fetch import Fetched
+    from nxpipe.artifact_store.transfer.remembered import Remembered
+    from nxpipe.artifact_store.transfer.wanted import Wanted
+
+
+@click.command(cls=Command)
+@click.argument("name", required=False)
+@click.option("--channel", metavar="NAME", help="Take what this channel serves now.")
+@click.option("--model", metavar="ID", help="With --channel: of this model.")
+@click.option("--target", help="With --channel: for this target, such as inf2.")
+@click.option(
+    "--to", "folder", required=True, type=click.Path(file_okay=False, path_type=Path), help="A new or empty folder."
+)
+@click.option("--offline", is_flag=True, help="Use only what this machine has seen and kept, and say how old it is.")
+@store_option
+@config_option
+@click.pass_context
+def fetch(
+    ctx: click.Context,
+    /,
+    name: str | None,
+    channel: str | None,
+    model: str | None,
+    target: str | None,
+    folder: Path,
+    offline: bool,
+    store: str | None,
+    config_path: Path,
+) -> None:
+    """Bring an artifact into a folder, verified and ready to serve.
+
+    NAME is a model's id, MODEL@KEY, or a key; six hex digits of the key are enough. The folder gets manifest.json,
+    executables/, weights.safetensors and files/; the manifest comes last, so a folder that has one is complete. What is
+    there already is not fetched again, and a fetch that was interrupted goes on where it stopped.
+
+    What a --channel serves is taken only if its log is whole and no older than what this machine has seen, and with the
+    signatures that [signing] of nxpipe.toml asks for, --offline too.
+
+    \b
+    Example:
+      nxpipe store fetch bert-base-uncased --to ./served
+      nxpipe store fetch --channel production --model bert-base-uncased --to /srv/model --offline
+    """
+    if (name is None) == (channel is None):
+        raise click.UsageError("name an artifact, or a --channel to take it from", ctx)
+    if channel is None and (model or target):
+        raise click.UsageError("--model and --target choose among the artifacts of a --channel", ctx)
+    console: Console = ctx.obj
+    asked = _Asked(name, channel, model, target, folder, config_path, console)
+    answer = None
+    if offline:
+        answer = asked.from_store(open_what_was_seen(store, config_path), None)
+    elif name and _is_whole_key(name):
+        # What a key names never changes: if all of it is here, nobody need be asked.
+        with suppress(StoreError):
+            answer = asked.from_store(open_what_was_seen(store, config_path), None)
+    wanted, fetched = answer or asked.from_store(
+        open_the_store(store, config_path, console), what_is_remembered(store, config_path)
+    )
+    if console.json:
+        console.data(_as_json(wanted, fetched))
+        return
+    console.result(str(folder))
+    console.say(_as_text(wanted, fetched, offline))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    name: str | None
+    channel: str | None
+    model: str | None
+    target: str | None
+    folder: Path
+    config_path: Path
+    console: Console
+
+    def from_store(self, store: "Store", remember: "Remembered | None") -> "tuple[Wanted, Fetched]":
+        from nxpipe.artifact_store.transfer.fetch import fetch as carry_out
+        from nxpipe.artifact_store.transfer.fetch import size_of
+        from nxpipe.artifact_store.transfer.wanted import by_name
+
+        if self.channel is not None:
+            wanted = self._by_channel(store, self.channel, remember)
+        else:
+            wanted = by_name(store, self.name or "", remember)
+        with Progress(self.console, f"fetch {wanted.manifest.model.id}", size_of(wanted.manifest)) as progress:
+            return wanted, carry_out(store.blobs, wanted.manifest, self.folder, progress.sent)
+
+    def _by_channel(self, store: "Store", channel: str, remember: "Remembered | None") -> "Wanted":
+        """By the rules of [signing], also of what was seen before."""
+        from nxpipe.artifact_store.transfer.wanted import by_channel
+        from nxpipe.pipeline.artifacts.known import unknown_channel
+        from nxpipe.pipeline.config import load_config
+
+        config = load_config(self.config_path, os.environ, missing_ok=True)
+        trust = trust_in(config, self.config_path.parent, store, self.console.say)
+        try:
+            return by_channel(store, channel, self.model, self.target, trust, remember)
+        except ChannelEmpty as empty:
+            raise unknown_channel(store, channel) from empty
+
+
+def _is_whole_key(name: str) -> bool:
+    from nxpipe.artifact_store.layout import is_key
+
+    return is_key(name.rpartition("@")[2])
+
+
+def _as_json(wanted: "Wanted", fetched: "Fetched") -> dict[str, object]:
+    return {
+        "folder": str(fetched.folder),
+        "model": wanted.manifest.model.id,
+        "target": wanted.manifest.target,
+        "key": wanted.manifest.request_key,
+        "manifest_digest": fetched.manifest,
+        "bytes_written": fetched.bytes_written,
+        "seen_seconds_ago": wanted.seen_ago,
+    }
+
+
+def _as_text(wanted: "Wanted", fetched: "Fetched", offline: bool) -> str:
+    manifest = wanted.manifest
+    wrote = f"wrote {human_bytes(fetched.bytes_written)}" if fetched.bytes_written else "was there already"
+    age = f", as it was seen {_ago(wanted.seen_ago)}" if offline and wanted.seen_ago is not None else ""
+    return f"  {manifest.name} for {manifest.target}: {wrote}{age}"
+
+
+def _ago(seconds: float) -> str:
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            count = int(seconds // length)
+            return f"{count} {unit}{'' if count == 1 else 's'} ago"
+    return "less than a minute ago"

@@ -1,0 +1,109 @@
+"""`nxpipe store gc`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.options import config_option, store_option
+from nxpipe.pipeline.cli.store.itself import open_the_store_itself
+from nxpipe.pipeline.util.console import Console, human_bytes, table
+
+if TYPE_CHECKING:
+    from nxpipe.artifact_store.upkeep.gc import Outcome, Plan, Step
+
+_UNITS: Final = {"h": 3600, "d": 86400, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+class Quantity(click.ParamType[int]):
+    """A whole number and a unit, in seconds or bytes."""
+
+    def __init__(self, *units: str) -> None:
+        self.name = "N" + "|".join(units)
+        self._units = units
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        for unit in self._units:
+            number = str(value).removesuffix(unit)
+            if number != value and number.isascii() and number.isdigit() and 0 < len(number) < 7 and int(number):
+                return int(number) * _UNITS[unit]
+        return self.fail(f"{value!r} is not a whole number with one of the units {', '.join(self._units)}", param, ctx)
+
+
+@click.command(cls=Command)
+@click.option("--keep", type=click.IntRange(min=1), metavar="N", help="Keep the newest N of each model and target.")
+@click.option("--max-age", type=Quantity("h", "d"), metavar="Nh|Nd", help="Give up artifacts older than that: 90d.")
+@click.option(
+    "--budget",
+    type=Quantity("MiB", "GiB", "TiB"),
+    metavar="NMiB|NGiB|NTiB",
+    help="Give up the oldest until the rest fits, as in 2TiB.",
+)
+@click.option("--dry-run", is_flag=True, help="Print what would go and why; change nothing.")
+@store_option
+@config_option
+@click.pass_obj
+def gc(
+    console: Console,
+    keep: int | None,
+    max_age: int | None,
+    budget: int | None,
+    dry_run: bool,
+    store: str | None,
+    config_path: Path,
+) -> None:
+    """Remove what nothing needs, and artifacts that the rules give up.
+
+    An artifact goes when any one of the rules gives it up; without a rule, only what crashes and repairs left. What
+    a channel served in the last 90 days or in its last 10 generations stays, and so does what is pinned. Nothing
+    younger than a day goes; what is given up is out of sight at once, and its bytes are freed a day later.
+
+    \b
+    Example:
+      nxpipe store gc --dry-run
+      nxpipe store gc --keep 5 --max-age 90d
+    """
+    from nxpipe.artifact_store.upkeep.gc import carry_out, plan, time_to_collect
+    from nxpipe.artifact_store.upkeep.rules import Rules
+
+    opened = open_the_store_itself(store, config_path, console)
+    now = time_to_collect(opened, looking=dry_run)
+    if not dry_run:
+        opened.backend.recover()
+    made = plan(opened, Rules(keep=keep, max_age=max_age, budget=budget), now)
+    outcome = None if dry_run else carry_out(opened, made)
+    if console.json:
+        console.data(_as_json(made, outcome))
+    elif made.steps:
+        console.page(table(("action", "object", "size", "why"), [_row(step) for step in made.steps]))
+    if outcome is None:
+        freed = sum(step.found.size for step in made.steps if step.action != "retire")
+        console.say(f"{len(made.steps)} steps would free {human_bytes(freed)} of {opened.url}; nothing was changed.")
+    else:
+        console.say(
+            f"{len(outcome.done)} steps freed {human_bytes(outcome.freed)} of {opened.url}; "
+            f"{len(outcome.spared)} objects stay, because somebody needed or changed them meanwhile."
+        )
+
+
+def _row(step: "Step") -> tuple[str, ...]:
+    return step.action, step.found.path, human_bytes(step.found.size), step.reason
+
+
+def _as_json(made: "Plan", outcome: "Outcome | None") -> dict[str, object]:
+    spared = {(step.action, step.found.path) for step in outcome.spared} if outcome else set()
+    return {
+        "carried_out": outcome is not None,
+        "steps": [
+            {
+                "action": step.action,
+                "path": step.found.path,
+                "size": step.found.size,
+                "tag": step.found.tag,
+                "reason": step.reason,
+                "spared": (step.action, step.found.path) in spared,
+            }
+            for step in made.steps
+        ],
+    }

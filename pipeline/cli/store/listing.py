@@ -1,0 +1,204 @@
+"""`nxpipe store ls` and `nxpipe store show`."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nxpipe.pipeline.artifacts import utilisation
+from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.options import config_option, store_option
+from nxpipe.pipeline.cli.store_url import open_the_store
+from nxpipe.pipeline.util.console import Console, human_bytes, table
+from nxpipe.pipeline.util.escape import for_terminal, style
+
+if TYPE_CHECKING:
+    from nxpipe.artifact_store import Published
+    from nxpipe.artifact_store.documents import Blob
+    from nxpipe.artifact_store.evidence import Evidence
+    from nxpipe.artifact_store.manifest import Manifest
+
+
+_COLUMNS = ("key", "model", "target", "programs", "size", "published")
+
+
+@click.command(cls=Command)
+@click.option("--model", metavar="ID", help="Only artifacts of this model; `*` stands for any text, as in 'acme/*'.")
+@click.option("--target", metavar="NAME", help="Only artifacts for this target, as the list names it: inf2.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the N newest of those.")
+@store_option
+@config_option
+@click.pass_obj
+def ls(
+    console: Console, model: str | None, target: str | None, limit: int | None, store: str | None, config_path: Path
+) -> None:
+    """List every artifact, the newest first.
+
+    \b
+    Example:
+      nxpipe store ls
+      nxpipe store ls --model 'acme/*' --target inf2 --limit 20
+      nxpipe store ls --store s3://my-artifacts/nxpipe --json
+    """
+    from nxpipe.pipeline.util.garbage import no_collection
+
+    with no_collection():
+        opened = open_the_store(store, config_path, console)
+        published = opened.list(console.detail)
+        chosen = [one for one in published if _is_wanted(one, model, target)][:limit]
+        if console.json:
+            console.data([_summary(one) for one in chosen])
+        elif chosen:
+            console.page(table(_COLUMNS, [_row(one) for one in chosen]))
+    if not published:
+        console.say(
+            f"{opened.url} holds no artifact yet; to make one: "
+            "nxpipe build --model-id bert-base-uncased --weights random:0"
+        )
+    elif not chosen:
+        console.say(f"none of the {len(published)} artifacts of {opened.url} is of that model and target")
+
+
+@click.command(cls=Command)
+@click.argument("name")
+@store_option
+@config_option
+@click.pass_obj
+def show(console: Console, name: str, store: str | None, config_path: Path) -> None:
+    """Show one artifact: programs, weights, figures, key.
+
+    NAME is a model's id, MODEL@KEY, or a key; six hex digits of the key are enough. The manifest is verified
+    against its digest. With --json, the figures of how each program uses the cores are there in full.
+
+    \b
+    Example:
+      nxpipe store show bert-base-uncased
+      nxpipe store show bert-base-uncased@4e9ce0 --json
+    """
+    opened = open_the_store(store, config_path, console)
+    published = opened.resolve(name)
+    inputs = opened.key_inputs(published.manifest)
+    programs = utilisation.read(published.manifest, opened)
+    evidence = opened.evidence(published.manifest_digest)
+    if console.json:
+        manifest = published.manifest.model_dump(mode="json")
+        found = [{"digest": each.digest, **each.model_dump(mode="json")} for each in evidence]
+        told = {"manifest": manifest, "key_inputs": inputs, "utilisation": programs, "evidence": found}
+        console.data(_summary(published) | told)
+    else:
+        console.page("\n\n".join(_page(published, published.manifest, inputs, programs, evidence)))
+
+
+def _is_wanted(one: "Published", model: str | None, target: str | None) -> bool:
+    return (model is None or fnmatchcase(one.model_id, model)) and target in (None, one.target)
+
+
+def _row(one: "Published") -> tuple[str, ...]:
+    from nxpipe.artifact_store.names import SHOWN
+
+    key = one.request_key[:SHOWN]
+    return key, one.model_id, one.target, str(one.executables), human_bytes(one.size_bytes), _minute(one)
+
+
+def _summary(one: "Published") -> dict[str, object]:
+    return {
+        "request_key": one.request_key,
+        "manifest_digest": one.manifest_digest,
+        "model": one.model_id,
+        "target": one.target,
+        "programs": one.executables,
+        "size_bytes": one.size_bytes,
+        "published_at": one.published_at,
+    }
+
+
+def _minute(one: "Published") -> str:
+    return f"{one.published_at[:16].replace('T', ' ')} UTC"
+
+
+def _page(
+    published: "Published",
+    manifest: "Manifest",
+    key_inputs: dict[str, object],
+    programs: dict[str, Any],
+    evidence: "Sequence[Evidence]",
+) -> Iterator[str]:
+    """The page's sections; one without content is left out."""
+    from nxpipe.artifact_store.index.leaves import leaves
+    from nxpipe.artifact_store.names import SHOWN
+
+    weights = [tensor.blob for tensor in manifest.weights]
+    yield _aligned(
+        [
+            ("model", manifest.model.id),
+            ("revision", manifest.model.revision or "none"),
+            ("task", manifest.model.task),
+            ("target", manifest.target),
+            ("backend", manifest.backend),
+            ("key", published.request_key),
+            ("manifest", published.manifest_digest),
+            ("published", _minute(published)),
+            ("size", f"{human_bytes(published.size_bytes)} in {len(manifest.blobs())} blobs"),
+            ("weights", f"{_bytes_of(weights)} in {len(weights)} tensor{'' if len(weights) == 1 else 's'}"),
+        ]
+    )
+    if manifest.executables:
+        yield _section(
+            "programs",
+            [
+                (
+                    one.name,
+                    f"{one.phase}, batch {one.batch}, sequence {one.sequence}, tensor parallel {one.tensor_parallel}, "
+                    f"{human_bytes(one.blob.size)}, graph {one.graph_key[:12]}",
+                )
+                for one in manifest.executables
+            ],
+        )
+    if manifest.files:
+        yield _section("files", [(file.path, human_bytes(file.blob.size)) for file in manifest.files])
+    if told := list(utilisation.sentences(programs)):
+        yield _section("utilisation", told)
+    for each in evidence:
+        yield _section(f"evidence {each.digest[:SHOWN]}", _figures(each))
+    if key_inputs:
+        yield _section("key inputs", ((path, _readable(value)) for path, value in leaves(key_inputs)))
+
+
+def _figures(evidence: "Evidence") -> Iterator[tuple[str, str]]:
+    """What each program was compared with and where, and how near each output is."""
+    yield "kind", evidence.kind
+    for name, limit in evidence.limits.model_dump().items():
+        if limit is not None:
+            yield f"limits.{name}", str(limit)
+    for one in evidence.programs:
+        yield f"{one.program}.yardstick", one.yardstick
+        for figures in one.outputs:
+            said = figures.model_dump(exclude={"output"})
+            told = ", ".join(f"{name} {value:.7g}" for name, value in said.items() if value is not None)
+            yield f"{one.program}.{figures.output}", told
+        for name, text in sorted(one.surroundings.items()):
+            yield f"{one.program}, {name}", text
+
+
+def _bytes_of(blobs: "list[Blob]") -> str:
+    """What the tensors take, and what is stored of it when some are equal."""
+    whole, stored = sum(blob.size for blob in blobs), sum(blob.size for blob in set(blobs))
+    return human_bytes(whole) if whole == stored else f"{human_bytes(whole)}, {human_bytes(stored)} stored,"
+
+
+def _readable(value: object) -> str:
+    """Escaped where it is not plain text: a string from a stranger's artifact must not drive the terminal."""
+    return value if isinstance(value, str) and value.isprintable() else json.dumps(value)
+
+
+def _section(title: str, rows: Iterable[tuple[str, str]]) -> str:
+    return f"{style(title, bold=True)}\n{_aligned(rows, indent='  ')}"
+
+
+def _aligned(rows: Iterable[tuple[str, str]], indent: str = "") -> str:
+    cells = [(for_terminal(name), for_terminal(text)) for name, text in rows]
+    width = max(len(name) for name, _ in cells)
+    return "\n".join(f"{indent}{name.ljust(width)}  {text}".rstrip() for name, text in cells)

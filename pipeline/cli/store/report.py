@@ -1,0 +1,81 @@
+"""`nxpipe store report`."""
+
+import json
+from pathlib import Path
+from typing import Final
+
+import click
+
+from nxpipe.artifact_store.errors import InvalidDocument, NotFound
+from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.options import config_option, store_option
+from nxpipe.pipeline.cli.store.itself import open_the_store_itself
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.errors import WouldOverwrite
+
+_PAGES: Final = (".html", ".htm", ".xhtml")  # what a browser would take for a page
+
+
+@click.command(cls=Command)
+@click.argument("name")
+@click.option(
+    "--to",
+    "target",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write it there instead: what ends in .html is the page, all else the JSON document.",
+)
+@store_option
+@config_option
+@click.pass_obj
+def report(console: Console, name: str, target: Path | None, store: str | None, config_path: Path) -> None:
+    """Write the report of the build that made an artifact.
+
+    NAME is a model's id, MODEL@KEY, or a key, as for `nxpipe store show`. Of the reports that are kept beside the
+    artifact it is the newest: which cells were built by whom, how long each took, with which versions.
+
+    \b
+    Example:
+      nxpipe store report bert-base-uncased
+      nxpipe store report bert-base-uncased@4e9ce0 --to report.html
+    """
+    from nxpipe.artifact_store.reports import moments_of, read_report
+
+    opened = open_the_store_itself(store, config_path, console)
+    published = opened.resolve(name)
+    moments = moments_of(opened, published.manifest_digest)
+    data = read_report(opened, published.manifest_digest, moments[-1], "json") if moments else None
+    if data is None:
+        raise NotFound(
+            f"no report of a build is kept beside {published.name} in {opened.url}; "
+            "it was published before reports were, or brought here without one"
+        )
+    text = data.decode("utf-8", "replace")
+    if target is None:
+        console.data_text(text)
+        return
+    if target.suffix.lower() in _PAGES:
+        data = _page(text, f"{published.name} in {opened.url}")
+    try:
+        with target.open("xb") as file:
+            file.write(data)
+    except FileExistsError as error:
+        raise WouldOverwrite(f"{target} exists already, so nothing was written; pass another --to") from error
+    console.say(f"  {target}: the report of the build of {moments[-1]}")
+
+
+def _page(text: str, what: str) -> bytes:
+    """Made here from the document: nobody has signed the page that lies in the store, and a browser would run it."""
+    from nxpipe.pipeline.build.report.document import FORMAT
+    from nxpipe.pipeline.build.report.html import page
+
+    try:
+        report = json.loads(text)
+        if report["format"] != FORMAT:
+            raise ValueError(f"its format is {report['format']!r}, and this version reads {FORMAT!r}")
+        return page(report)
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise InvalidDocument(
+            f"the report of {what} cannot be shown as a page ({type(error).__name__}: {error}); "
+            "pass --to a FILE.json to see what is there"
+        ) from error

@@ -1,0 +1,123 @@
+"""`nxpipe store sign` and `nxpipe store verify-signature`."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nxpipe.artifact_store.errors import Refused
+from nxpipe.pipeline.artifacts.signing import builder_id, chosen_signer, key_option, named_public_key, signing_policy
+from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.options import Line, config_option, store_option
+from nxpipe.pipeline.cli.store.itself import open_the_store_itself
+from nxpipe.pipeline.util.console import Console
+
+if TYPE_CHECKING:
+    from nxpipe.artifact_store import Published, Store
+    from nxpipe.artifact_store.trust.keys import PublicKey
+
+
+@click.command(cls=Command)
+@click.argument("name")
+@key_option
+@click.option(
+    "--builder",
+    type=Line(512),
+    metavar="URI",
+    help="Where it was built.  [default: the workflow on GitHub, else nxpipe:local]",
+)
+@store_option
+@config_option
+@click.pass_obj
+def sign(
+    console: Console, name: str, key: str | None, builder: str | None, store: str | None, config_path: Path
+) -> None:
+    """Sign an artifact, together with what it was made of, and its evidence.
+
+    The signature is an in-toto statement with SLSA provenance in a DSSE envelope. It is kept in the store, one of each
+    key, and tells no time; signing again replaces only what the same key said. NAME is as in `nxpipe store show`.
+
+    \b
+    Example:
+      nxpipe store sign bert-base-uncased@4e9ce0 --key file:release.key
+      nxpipe store sign bert-base-uncased --key kms:arn:aws:kms:us-east-2:123456789012:alias/release
+    """
+    from nxpipe.artifact_store.trust.signatures import Signatures
+    from nxpipe.artifact_store.trust.testimony import vouch
+    from nxpipe.pipeline.config import load_config
+
+    opened = open_the_store_itself(store, config_path, console)
+    signer = chosen_signer(key, load_config(config_path, os.environ, missing_ok=True), config_path.parent)
+    published = opened.resolve(name)
+    statement = Signatures(opened).add(published, signer, builder or builder_id())
+    vouched = vouch(opened, published, signer, builder or builder_id())
+    if console.json:
+        about = {"manifest_digest": published.manifest_digest, "key_id": signer.public.key_id}
+        console.data(about | {"statement": statement.to_json(), "evidence": vouched})
+    else:
+        console.result(f"{published.model_id}  manifest {published.manifest_digest}")
+        console.result(f"signed by key {signer.public.key_id}")
+
+
+@click.command("verify-signature", cls=Command)
+@click.argument("name")
+@click.option(
+    "--public-key",
+    "files",
+    type=click.Path(dir_okay=False, path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="A public key in PEM; may be repeated.  [default: those of [signing] in nxpipe.toml]",
+)
+@store_option
+@config_option
+@click.pass_obj
+def verify_signature(
+    console: Console, name: str, files: tuple[Path, ...], store: str | None, config_path: Path
+) -> None:
+    """Verify an artifact's signatures, and print what was signed.
+
+    Every given key that has signed is checked against the manifest's digest; at least one must have. Nothing is asked
+    of a network unless the store is in one. NAME is as in `nxpipe store show`.
+
+    \b
+    Example:
+      nxpipe store verify-signature bert-base-uncased@4e9ce0 --public-key release.key.pub
+      nxpipe store verify-signature bert-base-uncased --json
+    """
+    from nxpipe.artifact_store.trust.signatures import Signatures
+
+    keys = {str(path): named_public_key(path) for path in files} or _trusted_keys(config_path)
+    opened = open_the_store_itself(store, config_path, console)
+    published, signatures = opened.resolve(name), Signatures(opened)
+    found = {label: signatures.by(key, published.manifest_digest) for label, key in keys.items()}
+    proved = {label: statement for label, statement in found.items() if statement is not None}
+    if not proved:
+        raise _unsigned(published, opened, keys)
+    signed_by = [{"name": label, "key_id": keys[label].key_id, "builder": proved[label].builder} for label in proved]
+    statement = next(iter(proved.values())).to_json()
+    if console.json:
+        about = {"manifest_digest": published.manifest_digest, "signed_by": signed_by}
+        console.data(about | {"statement": statement})
+        return
+    for each in signed_by:
+        console.say(f"signed by {each['name']} (key {each['key_id']}), built by {each['builder']}")
+    console.data(statement)
+
+
+def _trusted_keys(config_path: Path) -> "dict[str, PublicKey]":
+    from nxpipe.pipeline.config import load_config
+
+    policy = signing_policy(load_config(config_path, os.environ, missing_ok=True), config_path.parent)
+    if policy is None or not policy.trusted:
+        raise Refused("no public key is named; pass --public-key FILE, or set [[signing.trusted]] in nxpipe.toml")
+    return {each.name: each.key for each in policy.trusted}
+
+
+def _unsigned(published: "Published", store: "Store", keys: "dict[str, PublicKey]") -> Refused:
+    from nxpipe.artifact_store.trust.signatures import Signatures
+
+    claimed = Signatures(store).key_ids(published.manifest_digest)
+    others = f"only {', '.join(claimed)} claim to have" if claimed else "nor has any other"
+    return Refused(f"{published.name} is not signed by {', '.join(keys)}, {others}; sign it with: nxpipe store sign")

@@ -1,0 +1,46 @@
+"""`nxpipe version`."""
+
+import platform
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
+
+import click
+
+from nxpipe.pipeline import VERSION
+from nxpipe.pipeline.cli.installation import LIBRARIES, neuronx
+from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.util.console import Console, table
+
+
+@click.command(cls=Command)
+@click.pass_obj
+def version(console: Console) -> None:
+    """Print the versions of nxpipe, its backends and libraries.
+
+    \b
+    Example:
+      nxpipe version --json
+    """
+    found = versions()
+    if console.json:
+        console.data(found)
+    else:
+        console.page(table(("component", "version"), [(name, text or "not installed") for name, text in found.items()]))
+
+
+def versions() -> dict[str, str | None]:
+    """Every component by name; None for what is not installed. Imports none of them."""
+    return {
+        "nxpipe": VERSION,
+        "backend emulator": VERSION,
+        "backend neuronx": neuronx(),
+        "python": platform.python_version(),
+        **{name: _installed(name) for name in LIBRARIES},
+    }
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return installed(name)
+    except PackageNotFoundError:
+        return None
