@@ -9,8 +9,7 @@ from typing import Annotated, ClassVar, Final, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from nxpipe.artifact_store.canonical import MAX_INTEGER, canonical_json, parse_canonical_json
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.canonical import MAX_INTEGER, canonical_json, parse_canonical_json, sha256_hex
 from nxpipe.artifact_store.errors import InvalidDocument, NotUnderstood
 
 MAX_MODEL_ID_BYTES: Final = 200

@@ -9,8 +9,7 @@ from unicodedata import normalize
 
 from pydantic import Field, model_validator
 
-from nxpipe.artifact_store.canonical import MAX_INTEGER, canonical_json, parse_canonical_json
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.canonical import MAX_INTEGER, canonical_json, parse_canonical_json, sha256_hex
 from nxpipe.artifact_store.documents import (
     Blob,
     Count,

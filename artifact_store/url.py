@@ -8,11 +8,11 @@ from typing import Final
 from nxpipe.artifact_store.backends.local import LocalFolder
 from nxpipe.artifact_store.backends.protocol import Backend
 from nxpipe.artifact_store.errors import BadUrl
+from nxpipe.artifact_store.fetch.cached_store import BlobsFromAfar, StoreFromAfar
+from nxpipe.artifact_store.fetch.mirrors import Notice, Sources, unnoticed
+from nxpipe.artifact_store.fetch.offline_index import Remembered
+from nxpipe.artifact_store.fetch.read_cache import DEFAULT_LIMIT, Tier
 from nxpipe.artifact_store.store import Store
-from nxpipe.artifact_store.transfer.reading import BlobsFromAfar, StoreFromAfar
-from nxpipe.artifact_store.transfer.remembered import Remembered
-from nxpipe.artifact_store.transfer.source import Notice, Sources, unnoticed
-from nxpipe.artifact_store.transfer.tier import DEFAULT_LIMIT, Tier
 
 _FILE: Final = "file://"
 _S3: Final = "s3://"

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final
 
-from nxpipe.artifact_store.backends.beneath import Beneath
+from nxpipe.artifact_store.backends.no_symlinks import Beneath
 from nxpipe.artifact_store.backends.protocol import CHUNK, Payload
 from nxpipe.artifact_store.errors import Denied, StoreUnavailable
 

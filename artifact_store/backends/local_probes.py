@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from nxpipe.artifact_store.backends.files import flush_to_disk, os_errors
-from nxpipe.artifact_store.backends.probes import Probe, Violated, insist
+from nxpipe.artifact_store.backends.protocol import Probe, Violated, insist
 
 _ENOUGH: Final = 1024**3  # bytes
 _LONGEST_NAME: Final = 255

@@ -5,8 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from nxpipe.artifact_store.channel.generation import Generation, Served, Signature, merged
-from nxpipe.artifact_store.channel.log import Appended, ChannelLog
+from nxpipe.artifact_store.channel.log import Appended, ChannelLog, Generation, Served, Signature, merged
 from nxpipe.artifact_store.documents import as_time
 from nxpipe.artifact_store.errors import Corrupt, NotFound, Refused
 from nxpipe.artifact_store.evidence import Evidence, is_covered
@@ -15,7 +14,7 @@ from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.artifact_store.pins import Pins
 from nxpipe.artifact_store.record import ActionRecord, Published
 from nxpipe.artifact_store.store import Store
-from nxpipe.artifact_store.transfer.believed import ALL, Trust
+from nxpipe.artifact_store.trust.channel_trust import ALL, Trust
 
 _LONGEST_REASON: Final = 4096  # characters of a document's text
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from nxpipe.artifact_store.channel.change import Doubt, Sign
-from nxpipe.artifact_store.channel.generation import Generation, Served, Signature
+from nxpipe.artifact_store.channel.log import Generation, Served, Signature
 from nxpipe.artifact_store.documents import seconds_since_1970
 from nxpipe.artifact_store.errors import Corrupt, StoreUnavailable
+from nxpipe.artifact_store.fetch.cached_store import sources_of
 from nxpipe.artifact_store.store import Store
-from nxpipe.artifact_store.transfer.reading import sources_of
 from nxpipe.artifact_store.trust.keys import PublicKey, Signer, as_base64, from_base64
 from nxpipe.artifact_store.trust.signatures import Signatures
 

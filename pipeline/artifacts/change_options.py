@@ -12,8 +12,7 @@ from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
-    from nxpipe.artifact_store.channel.generation import Generation
-    from nxpipe.artifact_store.channel.log import Appended
+    from nxpipe.artifact_store.channel.log import Appended, Generation
 
 F = TypeVar("F", bound=Callable[..., Any])
 

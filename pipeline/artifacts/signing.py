@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.channel.change import Sign
-    from nxpipe.artifact_store.transfer.believed import Trust
+    from nxpipe.artifact_store.trust.channel_trust import Trust
     from nxpipe.artifact_store.trust.keys import PublicKey, Signer
     from nxpipe.artifact_store.trust.policy import Policy, TrustedKey
     from nxpipe.pipeline.config import Config
@@ -47,8 +47,8 @@ def signing_policy(config: "Config", folder: Path) -> "Policy | None":
 
 def trust_in(config: "Config", folder: Path, store: "Store", say: "Callable[[str], None]" = lambda _: None) -> "Trust":
     """What is believed of a store's channels by this file, and by what this machine has seen of them before."""
-    from nxpipe.artifact_store.channel.marks import Marks
-    from nxpipe.artifact_store.transfer.believed import Trust
+    from nxpipe.artifact_store.channel.watermarks import Marks
+    from nxpipe.artifact_store.trust.channel_trust import Trust
 
     for sentence in unused_channels(config):
         say(f"Note: {sentence}")
@@ -161,7 +161,7 @@ def _public_half(key: str, folder: Path) -> "PublicKey":
 
 def _beside(key: str, folder: Path) -> Path | None:
     """The public half of a key file, if it is there."""
-    from nxpipe.artifact_store.trust.key_files import public_path
+    from nxpipe.artifact_store.trust.keys import public_path
 
     if not key.startswith("file:"):
         return None

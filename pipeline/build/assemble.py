@@ -5,12 +5,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from nxpipe.artifact_store import Published, Store
+from nxpipe.artifact_store.builds import Part, part_of, seen
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Incomplete
 from nxpipe.artifact_store.evidence import EMULATED, Evidence, Limits
 from nxpipe.artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
-from nxpipe.artifact_store.parts import Part, part_of, seen
 from nxpipe.artifact_store.weights import Elements, put_weights
 from nxpipe.pipeline.artifacts.artifact_files import UTILISATION
 from nxpipe.pipeline.artifacts.utilisation import to_bytes as utilisation_file

@@ -5,9 +5,9 @@ from functools import cache, partial
 from typing import Any, TypeAlias
 
 from nxpipe.artifact_store import Published, Store
+from nxpipe.artifact_store.builds import Part, keep_observation, keep_part, part_of, seen
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Incomplete
-from nxpipe.artifact_store.parts import Part, keep_observation, keep_part, part_of, seen
 from nxpipe.pipeline.build.assemble import publish
 from nxpipe.pipeline.build.failed import refuse_what_failed_before, remembering
 from nxpipe.pipeline.build.turn import turn

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import Final
 
 from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.builds import Failure, failure_of, remember_failure
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.errors import StoreError
-from nxpipe.artifact_store.failures import Failure, failure_of, remember_failure
 from nxpipe.pipeline.util.documents import json_of
 from nxpipe.pipeline.util.errors import BuildRefused, DoesNotFit, PipelineError, VerificationFailed
 from nxpipe.pipeline.verify.verify import Thresholds

@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.errors import InvalidDocument
 from nxpipe.emulator.configuration import without_quantisation
 from nxpipe.emulator.errors import CompileError

@@ -8,7 +8,7 @@ from nxpipe.pipeline.util.folders import expanded
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
-    from nxpipe.artifact_store.transfer.remembered import Remembered
+    from nxpipe.artifact_store.fetch.offline_index import Remembered
     from nxpipe.pipeline.config.store import Store as Section
     from nxpipe.pipeline.util.console import Console
 
@@ -61,7 +61,7 @@ def open_what_was_seen(option: str | None, config_path: Path) -> "Store":
 
 def what_is_remembered(option: str | None, config_path: Path) -> "Remembered | None":
     """Where it is noted what was seen of that store; a folder is always at hand."""
-    from nxpipe.artifact_store.transfer.remembered import Remembered
+    from nxpipe.artifact_store.fetch.offline_index import Remembered
     from nxpipe.artifact_store.url import is_remote
 
     url = store_url(option, config_path)

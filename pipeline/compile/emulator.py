@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from nxpipe.artifact_store.digest import sha256_hex
-from nxpipe.artifact_store.parts import keep_part, part_of
+from nxpipe.artifact_store.builds import keep_part, part_of
+from nxpipe.artifact_store.canonical import sha256_hex
 from nxpipe.pipeline.artifacts import artifact_files
 from nxpipe.pipeline.artifacts.utilisation import document as utilisation_document
 from nxpipe.pipeline.compile.made import ANSWERS, INPUTS, PROGRAM, Made, observed

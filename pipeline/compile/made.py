@@ -14,8 +14,8 @@ from nxpipe.pipeline.verify.evidence import Step
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.builds import Part
     from nxpipe.artifact_store.documents import Blob
-    from nxpipe.artifact_store.parts import Part
     from nxpipe.pipeline.verify.materials import Materials
     from nxpipe.pipeline.verify.verify import Deviation, Thresholds
 

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.documents import written_now
 from nxpipe.pipeline import VERSION
 from nxpipe.pipeline.request import compiler_digest

@@ -12,9 +12,9 @@ from typing import Final
 
 from nxpipe.artifact_store import Published, Store
 from nxpipe.artifact_store.channel import change
-from nxpipe.artifact_store.channel.generation import Generation, Served
+from nxpipe.artifact_store.channel.log import Generation, Served
 from nxpipe.artifact_store.errors import NotFound, Refused
-from nxpipe.artifact_store.transfer.believed import Trust
+from nxpipe.artifact_store.trust.channel_trust import Trust
 from nxpipe.pipeline.artifacts.colours import channel_of
 from nxpipe.pipeline.artifacts.promotion import requirements, requirements_of_one
 from nxpipe.pipeline.artifacts.signing import author_signature, trust_in

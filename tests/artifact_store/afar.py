@@ -7,14 +7,13 @@ from typing import Any
 
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.protocol import Backend
-from nxpipe.artifact_store.channel.generation import Generation, Served
-from nxpipe.artifact_store.channel.log import ChannelLog
+from nxpipe.artifact_store.channel.log import ChannelLog, Generation, Served
 from nxpipe.artifact_store.documents import written_now
 from nxpipe.artifact_store.errors import StoreUnavailable
+from nxpipe.artifact_store.fetch.cached_store import BlobsFromAfar, StoreFromAfar
+from nxpipe.artifact_store.fetch.mirrors import Sources
+from nxpipe.artifact_store.fetch.read_cache import Tier
 from nxpipe.artifact_store.manifest import Manifest
-from nxpipe.artifact_store.transfer.reading import BlobsFromAfar, StoreFromAfar
-from nxpipe.artifact_store.transfer.source import Sources
-from nxpipe.artifact_store.transfer.tier import Tier
 from tests.artifact_store.samples import put
 
 

@@ -10,22 +10,19 @@ import pytest
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.protocol import Payload
 from nxpipe.artifact_store.blobs import GRACE
-from nxpipe.artifact_store.bundle.export import export_artifact
-from nxpipe.artifact_store.bundle.load import Bundled
-from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.builds import keep_observation, keep_part, part_of, seen
+from nxpipe.artifact_store.bundle.archive import Bundled, export_artifact
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Conflict, Corrupt, Incomplete, InvalidDocument
 from nxpipe.artifact_store.evidence import UNVERIFIED, Evidence, gap, is_covered
 from nxpipe.artifact_store.layout import blob_path
-from nxpipe.artifact_store.parts import keep_observation, keep_part, part_of, seen
-from nxpipe.artifact_store.trust.key_files import make_key_file
+from nxpipe.artifact_store.maintenance.fsck import fsck
+from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
+from nxpipe.artifact_store.trust.keys import make_key_file
 from nxpipe.artifact_store.trust.policy import Policy, TrustedKey
+from nxpipe.artifact_store.trust.signatures import believing, is_vouched, vouch
 from nxpipe.artifact_store.trust.signers import open_signer
-from nxpipe.artifact_store.trust.testimony import believing, is_vouched, vouch
-from nxpipe.artifact_store.upkeep.fsck import fsck
-from nxpipe.artifact_store.upkeep.gc import carry_out, plan
-from nxpipe.artifact_store.upkeep.rules import Rules
 from tests.artifact_store.samples import Place, evidence, folder, publish_verified, put
 from tests.faults.turns import TimedFolder
 

@@ -8,13 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.builds import Part, PartFile, keep_part, part_of
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Conflict, Corrupt, Incomplete, InvalidDocument, NotFound
 from nxpipe.artifact_store.layout import PARTS, blob_path, part_path
-from nxpipe.artifact_store.parts import Part, PartFile, keep_part, part_of
-from nxpipe.artifact_store.upkeep.fsck import fsck
-from nxpipe.artifact_store.upkeep.gc import carry_out, plan
-from nxpipe.artifact_store.upkeep.rules import Rules
+from nxpipe.artifact_store.maintenance.fsck import fsck
+from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
 from tests.artifact_store.samples import Place, put
 from tests.artifact_store.upkeep_world import GRACE, ClockedFolder
 

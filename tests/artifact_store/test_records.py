@@ -6,11 +6,10 @@ import threading
 import pytest
 
 from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.builds import Leases, failure_of, new_holder, remember_failure
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Corrupt, NotFound, Refused, StoreUnavailable
-from nxpipe.artifact_store.failures import failure_of, remember_failure
 from nxpipe.artifact_store.layout import failure_path, lease_folder
-from nxpipe.artifact_store.leases import Leases, new_holder
 from nxpipe.artifact_store.pins import Pins
 from tests.artifact_store.samples import Place
 

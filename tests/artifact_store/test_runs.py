@@ -4,13 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from nxpipe.artifact_store.builds import MAX_OUTCOME_BYTES, keep_outcome, outcomes_of
 from nxpipe.artifact_store.errors import Corrupt
 from nxpipe.artifact_store.layout import outcome_path
-from nxpipe.artifact_store.runs import MAX_OUTCOME_BYTES, keep_outcome, outcomes_of
+from nxpipe.artifact_store.maintenance.fsck import fsck
+from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
 from nxpipe.artifact_store.store import Store
-from nxpipe.artifact_store.upkeep.fsck import fsck
-from nxpipe.artifact_store.upkeep.gc import carry_out, plan
-from nxpipe.artifact_store.upkeep.rules import Rules
 from tests.artifact_store.upkeep_world import ClockedFolder
 
 RUN, OTHER = "a" * 64, "b" * 64

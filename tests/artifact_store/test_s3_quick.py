@@ -31,8 +31,8 @@ from nxpipe.artifact_store.backends.protocol import CHUNK, Payload
 from nxpipe.artifact_store.backends.s3 import Bucket
 from nxpipe.artifact_store.backends.s3_client import s3_client
 from nxpipe.artifact_store.backends.s3_connection import Doubt
-from nxpipe.artifact_store.backends.s3_parts import WRITE_ID, spelled
-from nxpipe.artifact_store.backends.s3_signature import Signer
+from nxpipe.artifact_store.backends.s3_multipart import WRITE_ID, spelled
+from nxpipe.artifact_store.backends.s3_quick import Signer
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.layout import blob_path
 from tests.artifact_store.samples import put

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Corrupt, NotFound, StoreUnavailable
+from nxpipe.artifact_store.fetch import partial, ranges
+from nxpipe.artifact_store.fetch.read_cache import Tier
+from nxpipe.artifact_store.fetch.selection import by_channel
 from nxpipe.artifact_store.layout import blob_path
-from nxpipe.artifact_store.transfer import partial, ranges
-from nxpipe.artifact_store.transfer.believed import ALL
-from nxpipe.artifact_store.transfer.tier import Tier
-from nxpipe.artifact_store.transfer.wanted import by_channel
+from nxpipe.artifact_store.trust.channel_trust import ALL
 from tests.artifact_store.afar import afar, counting, patch, promoted, refuse
 from tests.artifact_store.samples import Place, contents, folder, put, tree
 
@@ -254,9 +254,9 @@ from pathlib import Path
 from nxpipe.artifact_store.backends.local import LocalFolder
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.transfer import partial, ranges
-from nxpipe.artifact_store.transfer.reading import BlobsFromAfar
-from nxpipe.artifact_store.transfer.source import Sources
-from nxpipe.artifact_store.transfer.tier import Tier
+from nxpipe.artifact_store.fetch.cached_store import BlobsFromAfar
+from nxpipe.artifact_store.fetch.mirrors import Sources
+from nxpipe.artifact_store.fetch.read_cache import Tier
 import time
 ranges.RANGE = ranges.IN_RANGES_ABOVE = partial.NOTED_AFTER = 1000
 root, sha256, size = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import NotFound, NotUnderstood, Refused, StoreUnavailable
+from nxpipe.artifact_store.fetch.file_layout import layout_of
+from nxpipe.artifact_store.fetch.folder import WEIGHTS, fetch, size_of
+from nxpipe.artifact_store.fetch.offline_index import Remembered
+from nxpipe.artifact_store.fetch.read_cache import Tier
+from nxpipe.artifact_store.fetch.selection import by_channel, by_name
 from nxpipe.artifact_store.manifest import Manifest, Tensor
-from nxpipe.artifact_store.transfer.believed import ALL
-from nxpipe.artifact_store.transfer.fetch import WEIGHTS, fetch, size_of
-from nxpipe.artifact_store.transfer.remembered import Remembered
-from nxpipe.artifact_store.transfer.safetensors import layout_of
-from nxpipe.artifact_store.transfer.tier import Tier
-from nxpipe.artifact_store.transfer.wanted import by_channel, by_name
+from nxpipe.artifact_store.trust.channel_trust import ALL
 from nxpipe.artifact_store.url import open_offline
 from nxpipe.artifact_store.weights import Elements, put_weights
 from tests.artifact_store.afar import afar, counting, patch, promoted
@@ -279,8 +279,8 @@ def test_offline_and_a_hit_import_no_client(tmp_path: Path, tier: Tier) -> None:
     fetch(online.blobs, by_name(online, MODEL, Remembered(tier.root, "s3://b/p")).manifest, tmp_path / "first")
     code = (
         "import sys; from pathlib import Path; from nxpipe.artifact_store.url import open_offline; "
-        "from nxpipe.artifact_store.transfer.wanted import by_name; "
-        "from nxpipe.artifact_store.transfer.fetch import fetch; "
+        "from nxpipe.artifact_store.fetch.selection import by_name; "
+        "from nxpipe.artifact_store.fetch.folder import fetch; "
         f"store = open_offline('s3://b/p', Path({str(tier.root)!r})); "
         f"fetch(store.blobs, by_name(store, {wanted.request_key!r}).manifest, Path({str(tmp_path / 'served')!r})); "
         "print(sorted({'boto3', 'botocore', 'numpy', 'click', 'socketserver'} & set(sys.modules)))"

@@ -15,10 +15,10 @@ import pytest
 
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import StoreUnavailable
+from nxpipe.artifact_store.fetch import local_files
+from nxpipe.artifact_store.fetch.folder import WEIGHTS, fetch, size_of
+from nxpipe.artifact_store.fetch.read_cache import Tier
 from nxpipe.artifact_store.manifest import Manifest
-from nxpipe.artifact_store.transfer import stamp
-from nxpipe.artifact_store.transfer.fetch import WEIGHTS, fetch, size_of
-from nxpipe.artifact_store.transfer.tier import Tier
 from nxpipe.artifact_store.weights import Elements, put_weights
 from tests.artifact_store.afar import afar, counting, patch
 from tests.artifact_store.samples import Folder, contents, folder, manifest, tree
@@ -165,7 +165,7 @@ def test_after_a_start_of_the_machine_files_are_hashed_and_not_fetched(
     store = afar([backend], tier)
     fetch(store.blobs, wanted, tmp_path / "served")
     backend.reads.clear()
-    monkeypatch.setattr(stamp, "_boot", lambda: "another")
+    monkeypatch.setattr(local_files, "_boot", lambda: "another")
     assert fetch(store.blobs, wanted, tmp_path / "served").bytes_written == 0
     fetch(store.blobs, wanted, tmp_path / "new")
     assert not backend.reads
@@ -200,10 +200,10 @@ import sys, time
 from pathlib import Path
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.local import LocalFolder
-from nxpipe.artifact_store.transfer.fetch import fetch
-from nxpipe.artifact_store.transfer.reading import BlobsFromAfar
-from nxpipe.artifact_store.transfer.source import Sources
-from nxpipe.artifact_store.transfer.tier import Tier
+from nxpipe.artifact_store.fetch.folder import fetch
+from nxpipe.artifact_store.fetch.cached_store import BlobsFromAfar
+from nxpipe.artifact_store.fetch.mirrors import Sources
+from nxpipe.artifact_store.fetch.read_cache import Tier
 root, key = Path(sys.argv[1]), sys.argv[2]
 class Slow(LocalFolder):
     def read(self, path, start=0, stop=None, *, tag=None):

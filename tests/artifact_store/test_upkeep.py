@@ -11,10 +11,10 @@ import pytest
 
 from nxpipe.artifact_store import Published, Store
 from nxpipe.artifact_store.backends.protocol import Backend, Found
+from nxpipe.artifact_store.builds import keep_part, remember_failure
 from nxpipe.artifact_store.channel.change import Author, Requirements, promote
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Corrupt, NotFound, StoreUnavailable
-from nxpipe.artifact_store.failures import remember_failure
 from nxpipe.artifact_store.layout import (
     CHANNELS,
     PINS,
@@ -24,14 +24,12 @@ from nxpipe.artifact_store.layout import (
     listing_path,
     retired_path,
 )
+from nxpipe.artifact_store.maintenance.fsck import fsck
+from nxpipe.artifact_store.maintenance.gc import Plan, Rules, carry_out, plan
+from nxpipe.artifact_store.maintenance.usage import usage
 from nxpipe.artifact_store.manifest import Tensor
-from nxpipe.artifact_store.pack import packed
-from nxpipe.artifact_store.parts import keep_part
 from nxpipe.artifact_store.pins import Pins
-from nxpipe.artifact_store.upkeep.fsck import fsck
-from nxpipe.artifact_store.upkeep.gc import Plan, carry_out, plan
-from nxpipe.artifact_store.upkeep.rules import Rules
-from nxpipe.artifact_store.upkeep.usage import usage
+from nxpipe.artifact_store.weights import packed
 from tests.artifact_store.samples import Place, folder, publish_verified, put
 
 PASSED = -5.0  # a grace for which everything is old

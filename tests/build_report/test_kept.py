@@ -9,10 +9,9 @@ from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.backends.local import LocalFolder
 from nxpipe.artifact_store.backends.protocol import Payload
 from nxpipe.artifact_store.errors import InvalidDocument
+from nxpipe.artifact_store.evidence import moment_of, store_report
 from nxpipe.artifact_store.layout import REPORTS
-from nxpipe.artifact_store.reports import moment_of, store_report
-from nxpipe.artifact_store.upkeep.gc import carry_out, plan
-from nxpipe.artifact_store.upkeep.rules import Rules
+from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
 from nxpipe.pipeline.build.report import html
 from nxpipe.pipeline.build.report.keeping import keep_report
 from nxpipe.pipeline.build.report.recorder import Recorder

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nxpipe.artifact_store import Store, open_store
+from nxpipe.artifact_store.builds import keep_part, remember_failure
 from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.artifact_store.failures import remember_failure
 from nxpipe.artifact_store.manifest import Executable, Manifest, ModelRef
-from nxpipe.artifact_store.parts import keep_part
 from nxpipe.pipeline.build.asked import Asked, Backend
 from nxpipe.pipeline.build.plan import make_plan
 from nxpipe.pipeline.build.planned import PlannedArtifact, PlannedCell

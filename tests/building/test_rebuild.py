@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from nxpipe.artifact_store import Store, open_store
+from nxpipe.artifact_store.builds import part_of
 from nxpipe.artifact_store.layout import PARTS, action_path, blob_path, part_path
-from nxpipe.artifact_store.parts import part_of
 from nxpipe.pipeline.build.agenda import Agenda
 from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.drive import Policy, drive

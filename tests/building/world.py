@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nxpipe.artifact_store.builds import Part
 from nxpipe.artifact_store.layout import PARTS
-from nxpipe.artifact_store.parts import Part
 from tests.faults.invariants import visible
 from tests.pipeline.command import NXPIPE, Answer
 from tests.pipeline.conftest import BERT, LLAMA, write_model

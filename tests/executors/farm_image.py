@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from types import ModuleType
 
-from nxpipe.artifact_store.parts import keep_part, part_of
+from nxpipe.artifact_store.builds import keep_part, part_of
 from nxpipe.artifact_store.url import open_store
 from nxpipe.pipeline.build.events import Ended, Event, Fault, Said
 from nxpipe.pipeline.build.item import Item

@@ -10,7 +10,7 @@ import boto3
 from moto.batch.models import Job, batch_backends
 
 from nxpipe.artifact_store import Store
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.canonical import sha256_hex
 from nxpipe.artifact_store.layout import PARTS
 from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.events import Ended, Event

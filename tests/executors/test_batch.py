@@ -11,7 +11,7 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 from moto.batch.models import batch_backends
 
-from nxpipe.artifact_store.runs import keep_outcome
+from nxpipe.artifact_store.builds import keep_outcome
 from nxpipe.artifact_store.store import Store
 from nxpipe.artifact_store.url import open_store
 from nxpipe.pipeline.build.events import Begun, Ended, Event, Said, to_document

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from nxpipe.artifact_store.channel.generation import Generation, Head
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.builds import Part
+from nxpipe.artifact_store.canonical import sha256_hex
+from nxpipe.artifact_store.channel.log import Generation, Head
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import InvalidDocument
 from nxpipe.artifact_store.evidence import Evidence, is_covered
@@ -35,10 +36,9 @@ from nxpipe.artifact_store.layout import (
     retired_path,
 )
 from nxpipe.artifact_store.manifest import Manifest
-from nxpipe.artifact_store.pack import unpacked
-from nxpipe.artifact_store.parts import Part
 from nxpipe.artifact_store.pins import Pin
 from nxpipe.artifact_store.record import ActionRecord
+from nxpipe.artifact_store.weights import unpacked
 
 Objects = Mapping[str, bytes]
 

@@ -7,19 +7,15 @@ from tempfile import TemporaryDirectory
 
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.local import LocalFolder
-from nxpipe.artifact_store.canonical import canonical_json, parse_canonical_json
+from nxpipe.artifact_store.builds import Failure, Lease, Part, PartFile
+from nxpipe.artifact_store.canonical import canonical_json, parse_canonical_json, sha256_hex
 from nxpipe.artifact_store.channel.change import Requirements, promote
-from nxpipe.artifact_store.channel.generation import Head
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.channel.log import Head
 from nxpipe.artifact_store.documents import Blob, Sealed
-from nxpipe.artifact_store.failures import Failure
-from nxpipe.artifact_store.leases import Lease
 from nxpipe.artifact_store.manifest import Manifest
-from nxpipe.artifact_store.pack import packed, unpacked
-from nxpipe.artifact_store.parts import Part, PartFile
 from nxpipe.artifact_store.pins import Pins
-from nxpipe.artifact_store.trust.envelope import Envelope
-from nxpipe.artifact_store.trust.statement import Statement, statement_of
+from nxpipe.artifact_store.trust.envelope import Envelope, Statement, statement_of
+from nxpipe.artifact_store.weights import packed, unpacked
 from tests.artifact_store.samples import publish_verified
 from tests.faults import bundles
 from tests.faults.operations import AUTHOR, artifact

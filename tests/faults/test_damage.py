@@ -15,22 +15,19 @@ import pytest
 
 from nxpipe.artifact_store import Published, Store
 from nxpipe.artifact_store.backends.local import LocalFolder
+from nxpipe.artifact_store.builds import Leases, failure_of, keep_part, new_holder, part_of, remember_failure
 from nxpipe.artifact_store.channel.change import Requirements, promote
 from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Corrupt
-from nxpipe.artifact_store.failures import failure_of, remember_failure
+from nxpipe.artifact_store.fetch.cached_store import BlobsFromAfar
+from nxpipe.artifact_store.fetch.mirrors import Sources
+from nxpipe.artifact_store.fetch.read_cache import Tier
 from nxpipe.artifact_store.index import segments
 from nxpipe.artifact_store.layout import BLOBS, LISTINGS
-from nxpipe.artifact_store.leases import Leases, new_holder
 from nxpipe.artifact_store.manifest import Manifest
-from nxpipe.artifact_store.parts import keep_part, part_of
 from nxpipe.artifact_store.pins import Pins
-from nxpipe.artifact_store.transfer.reading import BlobsFromAfar
-from nxpipe.artifact_store.transfer.source import Sources
-from nxpipe.artifact_store.transfer.tier import Tier
-from nxpipe.artifact_store.trust.key_files import KeyFile, make_key_file
-from nxpipe.artifact_store.trust.keys import PublicKey
+from nxpipe.artifact_store.trust.keys import KeyFile, PublicKey, make_key_file
 from nxpipe.artifact_store.trust.signatures import Signatures
 from nxpipe.artifact_store.weights import Elements, put_weights, read_weights
 from tests.artifact_store.samples import Folder, folder, publish_verified

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nxpipe.artifact_store import Store, open_store
-from nxpipe.artifact_store.parts import keep_part
+from nxpipe.artifact_store.builds import keep_part
 from nxpipe.emulator.passes import PASSES
 from nxpipe.pipeline.models.weights import parse_weights
 from nxpipe.pipeline.request import BuildRequest

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from nxpipe.artifact_store import Store, open_store
-from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.emulator.capture import capture, example_inputs
 from nxpipe.emulator.hardware import instance
 from nxpipe.pipeline.artifacts.neuron_cache.entry import kept_by

@@ -8,8 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from nxpipe.artifact_store import Published, open_store
-from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
 from nxpipe.pipeline.cli.main import cli
 from nxpipe.pipeline.cli.store_url import store_url

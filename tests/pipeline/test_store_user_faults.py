@@ -18,8 +18,7 @@ from threading import Thread
 import pytest
 
 from nxpipe.artifact_store import open_store
-from nxpipe.artifact_store.backends.s3_client import s3_client
-from nxpipe.artifact_store.backends.s3_faults import ATTEMPTS
+from nxpipe.artifact_store.backends.s3_client import ATTEMPTS, s3_client
 from nxpipe.artifact_store.layout import blob_path
 from nxpipe.pipeline.util.exit_codes import INTERRUPTED, KEY, NOT_FOUND, PIPE_CLOSED, REFUSED, STORE, USAGE, ExitCode
 from tests.artifact_store.samples import tree

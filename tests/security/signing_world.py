@@ -14,19 +14,18 @@ import pytest
 
 from nxpipe.artifact_store import Published, Store
 from nxpipe.artifact_store.backends.local import LocalFolder
-from nxpipe.artifact_store.channel.generation import Generation, Head, Served, Signature
+from nxpipe.artifact_store.channel.log import Generation, Head, Served, Signature
 from nxpipe.artifact_store.documents import Blob, as_time
+from nxpipe.artifact_store.fetch.cached_store import BlobsFromAfar, StoreFromAfar
+from nxpipe.artifact_store.fetch.mirrors import Sources
+from nxpipe.artifact_store.fetch.offline_index import Remembered
+from nxpipe.artifact_store.fetch.read_cache import DEFAULT_LIMIT, Tier
+from nxpipe.artifact_store.fetch.selection import by_channel
 from nxpipe.artifact_store.layout import generation_path, signature_folder
-from nxpipe.artifact_store.transfer.believed import Trust
-from nxpipe.artifact_store.transfer.reading import BlobsFromAfar, StoreFromAfar
-from nxpipe.artifact_store.transfer.remembered import Remembered
-from nxpipe.artifact_store.transfer.source import Sources
-from nxpipe.artifact_store.transfer.tier import DEFAULT_LIMIT, Tier
-from nxpipe.artifact_store.transfer.wanted import by_channel
-from nxpipe.artifact_store.trust.key_files import KeyFile, make_key_file
+from nxpipe.artifact_store.trust.channel_trust import Trust
+from nxpipe.artifact_store.trust.keys import KeyFile, make_key_file
 from nxpipe.artifact_store.trust.policy import signing_with
-from nxpipe.artifact_store.trust.signatures import Signatures
-from nxpipe.artifact_store.trust.testimony import vouch
+from nxpipe.artifact_store.trust.signatures import Signatures, vouch
 from nxpipe.pipeline.artifacts.neuron_cache.chosen import served
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.artifacts.view import ChannelView
@@ -385,5 +384,5 @@ def machine(state: Path) -> Iterator[None]:
     """One that has seen nothing yet."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(state))
-        patch.setattr("nxpipe.artifact_store.channel.marks.flush_to_disk", lambda _: None)  # nobody pulls the plug
+        patch.setattr("nxpipe.artifact_store.channel.watermarks.flush_to_disk", lambda _: None)  # nobody pulls the plug
         yield

@@ -15,18 +15,17 @@ from random import Random
 
 import pytest
 
-from nxpipe.artifact_store.channel.generation import Served
-from nxpipe.artifact_store.channel.log import ChannelLog
+from nxpipe.artifact_store.channel.log import ChannelLog, Served
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import StoreError, StoreUnavailable
+from nxpipe.artifact_store.fetch import folder as folders
+from nxpipe.artifact_store.fetch import ranges
+from nxpipe.artifact_store.fetch.folder import WEIGHTS, fetch
+from nxpipe.artifact_store.fetch.local_files import date, stamp
+from nxpipe.artifact_store.fetch.offline_index import Remembered
+from nxpipe.artifact_store.fetch.read_cache import Tier
 from nxpipe.artifact_store.layout import blob_path
 from nxpipe.artifact_store.manifest import Manifest
-from nxpipe.artifact_store.transfer import folder as folders
-from nxpipe.artifact_store.transfer import ranges
-from nxpipe.artifact_store.transfer.fetch import WEIGHTS, fetch
-from nxpipe.artifact_store.transfer.remembered import Remembered
-from nxpipe.artifact_store.transfer.stamp import date, stamp
-from nxpipe.artifact_store.transfer.tier import Tier
 from nxpipe.artifact_store.url import open_offline
 from tests.artifact_store.afar import afar, counting, first_generation
 from tests.artifact_store.samples import Folder, contents, folder, put, tree
@@ -455,10 +454,10 @@ import sys, time
 from pathlib import Path
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.local import LocalFolder
-from nxpipe.artifact_store.transfer.fetch import fetch
-from nxpipe.artifact_store.transfer.reading import BlobsFromAfar
-from nxpipe.artifact_store.transfer.source import Sources
-from nxpipe.artifact_store.transfer.tier import Tier
+from nxpipe.artifact_store.fetch.folder import fetch
+from nxpipe.artifact_store.fetch.cached_store import BlobsFromAfar
+from nxpipe.artifact_store.fetch.mirrors import Sources
+from nxpipe.artifact_store.fetch.read_cache import Tier
 root, key = Path(sys.argv[1]), sys.argv[2]
 place = LocalFolder(root / "store")
 wanted = Store(place).find(key).manifest

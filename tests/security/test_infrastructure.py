@@ -19,7 +19,7 @@ import boto3
 import pytest
 from moto.stepfunctions.parser.asl.component.common.retry import retrier_decl
 
-from nxpipe.artifact_store.trust.key_files import make_key_file
+from nxpipe.artifact_store.trust.keys import make_key_file
 from nxpipe.pipeline.config import Signing
 from nxpipe.stacks.reading import Templates, read
 from nxpipe.stacks.rules import Facts, lint

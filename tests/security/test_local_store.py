@@ -15,16 +15,15 @@ import pytest
 
 from nxpipe.artifact_store import open_store
 from nxpipe.artifact_store.backends.local import LocalFolder
+from nxpipe.artifact_store.builds import Leases
 from nxpipe.artifact_store.channel.change import Author, Requirements, promote
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Corrupt, Denied
+from nxpipe.artifact_store.fetch.folder import fetch
 from nxpipe.artifact_store.layout import is_object
-from nxpipe.artifact_store.leases import Leases
-from nxpipe.artifact_store.transfer.fetch import fetch
-from nxpipe.artifact_store.upkeep.fsck import fsck
-from nxpipe.artifact_store.upkeep.gc import carry_out, plan
-from nxpipe.artifact_store.upkeep.kinds import Kind
-from nxpipe.artifact_store.upkeep.rules import Rules
+from nxpipe.artifact_store.maintenance.fsck import fsck
+from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
+from nxpipe.artifact_store.maintenance.reachability import Kind
 from nxpipe.pipeline.util.exit_codes import CORRUPT, OK, STORE
 from tests.artifact_store.samples import tree
 from tests.artifact_store.test_crashes import in_child

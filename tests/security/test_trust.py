@@ -11,18 +11,18 @@ import pytest
 
 from nxpipe.artifact_store.backends.local import LocalFolder
 from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.artifact_store.channel.generation import PAYLOAD_TYPE as GENERATION_TYPE
-from nxpipe.artifact_store.channel.generation import Generation
-from nxpipe.artifact_store.channel.marks import Marks
+from nxpipe.artifact_store.channel.log import PAYLOAD_TYPE as GENERATION_TYPE
+from nxpipe.artifact_store.channel.log import Generation
+from nxpipe.artifact_store.channel.watermarks import Marks
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import ChannelEmpty, Corrupt, NotFound, Refused, StoreError
+from nxpipe.artifact_store.fetch.offline_index import Remembered
+from nxpipe.artifact_store.fetch.selection import by_channel
 from nxpipe.artifact_store.layout import generation_path, head_path
-from nxpipe.artifact_store.transfer.believed import Trust
-from nxpipe.artifact_store.transfer.remembered import Remembered
-from nxpipe.artifact_store.transfer.wanted import by_channel
+from nxpipe.artifact_store.maintenance.fsck import fsck
+from nxpipe.artifact_store.trust.channel_trust import Trust
 from nxpipe.artifact_store.trust.envelope import PAYLOAD_TYPE
 from nxpipe.artifact_store.trust.keys import as_base64
-from nxpipe.artifact_store.upkeep.fsck import fsck
 from nxpipe.artifact_store.url import open_offline
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.util import exit_codes

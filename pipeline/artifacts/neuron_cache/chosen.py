@@ -15,7 +15,7 @@ from nxpipe.pipeline.artifacts.promotion import model_id
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
-    from nxpipe.artifact_store.transfer.believed import Trust
+    from nxpipe.artifact_store.trust.channel_trust import Trust
     from nxpipe.pipeline.config import Config
 
 _BACKEND: Final = "neuronx"

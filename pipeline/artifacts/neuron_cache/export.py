@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from nxpipe.artifact_store.backends.files import scratch
 from nxpipe.artifact_store.backends.protocol import Backend, Sent, in_turn
-from nxpipe.artifact_store.digest import sha256_of_chunks
+from nxpipe.artifact_store.canonical import sha256_of_chunks
 from nxpipe.artifact_store.errors import StoreError
 from nxpipe.pipeline.artifacts.neuron_cache.entry import DONE, NEFF, Entry, State, state_of
 

@@ -191,7 +191,7 @@ class BatchExecutor:
                     break
 
     def _outcomes(self, array: ArrayJob) -> Iterator[Event]:
-        from nxpipe.artifact_store.runs import outcomes_of
+        from nxpipe.artifact_store.builds import outcomes_of
 
         for outcome in outcomes_of(self._store, array.items.sha256, array.open):
             event = from_document(outcome.ended)

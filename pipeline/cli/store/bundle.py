@@ -35,7 +35,7 @@ def export(console: Console, name: str, target: Path, store: str | None, config_
     Example:
       nxpipe store export bert-base-uncased@4e9ce0 --to bert.tar
     """
-    from nxpipe.artifact_store.bundle.export import export_artifact
+    from nxpipe.artifact_store.bundle.archive import export_artifact
 
     opened = open_the_store(store, config_path, console)
     published = opened.resolve(name)
@@ -71,7 +71,7 @@ def import_(console: Console, bundle: Path, store: str | None, config_path: Path
     Example:
       nxpipe store import bert.tar --store s3://my-artifacts/nxpipe
     """
-    from nxpipe.artifact_store.bundle.load import Bundled
+    from nxpipe.artifact_store.bundle.archive import Bundled
     from nxpipe.pipeline.artifacts.signing import known_keys
     from nxpipe.pipeline.config import load_config
 

@@ -12,7 +12,7 @@ from nxpipe.pipeline.util.console import Console, table
 from nxpipe.pipeline.util.escape import style
 
 if TYPE_CHECKING:
-    from nxpipe.artifact_store.upkeep.doctor import Diagnosis
+    from nxpipe.artifact_store.maintenance.doctor import Diagnosis
 
 _COLOURS = {"pass": "green", "fail": "red", "not applicable": "yellow", "not proved": "yellow"}
 
@@ -32,7 +32,7 @@ def doctor(console: Console, store: str | None, config_path: Path) -> None:
     Example:
       nxpipe store doctor --store s3://my-artifacts/nxpipe
     """
-    from nxpipe.artifact_store.upkeep.doctor import examine, insist_on_safety
+    from nxpipe.artifact_store.maintenance.doctor import examine, insist_on_safety
 
     opened = open_the_store_itself(store, config_path, console)
     found = list(examine(opened.backend))

@@ -18,9 +18,9 @@ from nxpipe.pipeline.util.progress import Progress
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
-    from nxpipe.artifact_store.transfer.fetch import Fetched
-    from nxpipe.artifact_store.transfer.remembered import Remembered
-    from nxpipe.artifact_store.transfer.wanted import Wanted
+    from nxpipe.artifact_store.fetch.folder import Fetched
+    from nxpipe.artifact_store.fetch.offline_index import Remembered
+    from nxpipe.artifact_store.fetch.selection import Wanted
 
 
 @click.command(cls=Command)
@@ -95,9 +95,9 @@ class _Asked:
     console: Console
 
     def from_store(self, store: "Store", remember: "Remembered | None") -> "tuple[Wanted, Fetched]":
-        from nxpipe.artifact_store.transfer.fetch import fetch as carry_out
-        from nxpipe.artifact_store.transfer.fetch import size_of
-        from nxpipe.artifact_store.transfer.wanted import by_name
+        from nxpipe.artifact_store.fetch.folder import fetch as carry_out
+        from nxpipe.artifact_store.fetch.folder import size_of
+        from nxpipe.artifact_store.fetch.selection import by_name
 
         if self.channel is not None:
             wanted = self._by_channel(store, self.channel, remember)
@@ -108,7 +108,7 @@ class _Asked:
 
     def _by_channel(self, store: "Store", channel: str, remember: "Remembered | None") -> "Wanted":
         """By the rules of [signing], also of what was seen before."""
-        from nxpipe.artifact_store.transfer.wanted import by_channel
+        from nxpipe.artifact_store.fetch.selection import by_channel
         from nxpipe.pipeline.artifacts.known import unknown_channel
         from nxpipe.pipeline.config import load_config
 

@@ -16,7 +16,7 @@ from nxpipe.pipeline.util.progress import Progress
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.backends.protocol import Sent
-    from nxpipe.artifact_store.upkeep.fsck import Finding, Health
+    from nxpipe.artifact_store.maintenance.fsck import Finding, Health
 
 
 @click.command(cls=Command)
@@ -39,7 +39,7 @@ def fsck(ctx: click.Context, repair_from: str | None, store: str | None, config_
       nxpipe store fsck --repair-from s3://my-replica/nxpipe
     """
     from nxpipe.artifact_store import open_store
-    from nxpipe.artifact_store.upkeep.fsck import fsck as carry_out
+    from nxpipe.artifact_store.maintenance.fsck import fsck as carry_out
 
     console: Console = ctx.obj
     opened = open_the_store_itself(store, config_path, console)

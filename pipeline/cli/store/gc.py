@@ -11,7 +11,7 @@ from nxpipe.pipeline.cli.store.itself import open_the_store_itself
 from nxpipe.pipeline.util.console import Console, human_bytes, table
 
 if TYPE_CHECKING:
-    from nxpipe.artifact_store.upkeep.gc import Outcome, Plan, Step
+    from nxpipe.artifact_store.maintenance.gc import Outcome, Plan, Step
 
 _UNITS: Final = {"h": 3600, "d": 86400, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
@@ -64,8 +64,7 @@ def gc(
       nxpipe store gc --dry-run
       nxpipe store gc --keep 5 --max-age 90d
     """
-    from nxpipe.artifact_store.upkeep.gc import carry_out, plan, time_to_collect
-    from nxpipe.artifact_store.upkeep.rules import Rules
+    from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan, time_to_collect
 
     opened = open_the_store_itself(store, config_path, console)
     now = time_to_collect(opened, looking=dry_run)

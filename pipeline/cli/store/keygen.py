@@ -24,7 +24,7 @@ def keygen(console: Console, file: Path, public_of: str | None) -> None:
       nxpipe store keygen release.key
       nxpipe store keygen kms.pub --public-of kms:arn:aws:kms:us-east-2:123456789012:alias/release
     """
-    from nxpipe.artifact_store.trust.key_files import make_key_file, public_path, write_public_key
+    from nxpipe.artifact_store.trust.keys import make_key_file, public_path, write_public_key
     from nxpipe.artifact_store.trust.signers import open_signer
 
     if public_of is None:

@@ -10,9 +10,9 @@ from nxpipe.pipeline.artifacts.colours import channel_of
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.fetch.selection import Wanted
     from nxpipe.artifact_store.manifest import Manifest
-    from nxpipe.artifact_store.transfer.believed import Trust
-    from nxpipe.artifact_store.transfer.wanted import Wanted
+    from nxpipe.artifact_store.trust.channel_trust import Trust
     from nxpipe.pipeline.config import Config, Model, ServingFleet
 
 
@@ -39,7 +39,7 @@ def _published_as(model: "Model") -> str:
 
 def bring(store: "Store", wish: Wish, trust: "Trust", folder: Path) -> "Manifest":
     """The folder holds the artifact in the end, each byte of it read against its digest."""
-    from nxpipe.artifact_store.transfer.fetch import fetch
+    from nxpipe.artifact_store.fetch.folder import fetch
 
     wanted = _resolve(store, wish, trust)
     fetch(store.blobs, wanted.manifest, folder)
@@ -48,7 +48,7 @@ def bring(store: "Store", wish: Wish, trust: "Trust", folder: Path) -> "Manifest
 
 def _resolve(store: "Store", wish: Wish, trust: "Trust") -> "Wanted":
     """By the first channel that is not empty. One that cannot be read or believed is not passed over."""
-    from nxpipe.artifact_store.transfer.wanted import by_channel
+    from nxpipe.artifact_store.fetch.selection import by_channel
 
     *preferred, last = wish.channels
     for channel in preferred:

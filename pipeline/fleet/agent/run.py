@@ -15,7 +15,7 @@ from nxpipe.pipeline.util.errors import NotReady
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
-    from nxpipe.artifact_store.transfer.believed import Trust
+    from nxpipe.artifact_store.trust.channel_trust import Trust
 
 ARTIFACT: Final = "NXPIPE_ARTIFACT"  # the server finds the folder under this name
 

@@ -1,0 +1,343 @@
+"""A note that somebody is at work on a key. It saves duplicate work; nothing is wrong without it."""
+
+import secrets
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import ClassVar, Final, Literal
+
+from pydantic import Field, model_validator
+
+from nxpipe.artifact_store.backends.protocol import Backend
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
+from nxpipe.artifact_store.documents import (
+    Blob,
+    Count,
+    Digest,
+    Document,
+    JsonObject,
+    Name,
+    SafePath,
+    Sealed,
+    Size,
+    Text,
+    Time,
+    WriteId,
+    as_time,
+    seconds_since_1970,
+)
+from nxpipe.artifact_store.errors import Conflict, Corrupt, Incomplete, NotFound, StoreUnavailable
+from nxpipe.artifact_store.index.leaves import differences
+from nxpipe.artifact_store.layout import (
+    blob_path,
+    failure_path,
+    lease_folder,
+    number_of,
+    numbered,
+    outcome_path,
+    part_path,
+    run_folder,
+)
+from nxpipe.artifact_store.records import Records
+from nxpipe.artifact_store.store import Store
+
+HELD: Final = 120.0  # seconds; renewed at a third of it
+_LONGEST: Final = 3600.0  # seconds; who asked for more had a wrong clock, and would keep others waiting for ever
+
+
+class Lease(Sealed):
+    format: Literal["nxpipe.lease/1"] = "nxpipe.lease/1"
+    request_key: Digest
+    term: Count
+    holder: Name
+    acquired_at: Time
+    expires_at: Time
+
+    @property
+    def path(self) -> str:
+        return f"{lease_folder(self.request_key)}{numbered(self.term)}"
+
+    def holds(self, now: float) -> bool:
+        return 0 < seconds_since_1970(self.expires_at) - now <= _LONGEST
+
+
+class Leases:
+    def __init__(self, backend: Backend, seconds: float = HELD) -> None:
+        self._backend = backend
+        self._records = Records(backend)
+        self._seconds = seconds
+
+    def current(self, request_key: str) -> Lease | None:
+        """Who is at work on this key, by the store's clock."""
+        last = self._last(request_key)
+        return last if last and last.holds(self._backend.now()) else None
+
+    def take(self, request_key: str, holder: str) -> Lease | None:
+        """The lease, or None when another has it. A holder is one attempt: a name with something random in it."""
+        last, now = self._last(request_key), self._backend.now()
+        if last is not None and last.holds(now):
+            return None
+        wanted = Lease(
+            request_key=request_key,
+            term=last.term + 1 if last else 1,
+            holder=holder,
+            acquired_at=as_time(now),
+            expires_at=as_time(now + self._seconds),
+        )
+        return wanted if self._records.create_or_read(wanted).holder == holder else None
+
+    def renew(self, lease: Lease) -> Lease:
+        return self._until(lease, self._backend.now() + self._seconds)
+
+    def give_back(self, lease: Lease) -> None:
+        self._until(lease, self._backend.now())
+
+    @contextmanager
+    def kept(self, lease: Lease) -> Iterator[None]:
+        """Renew a lease for as long as the block runs, then give it back."""
+        done = threading.Event()
+
+        def renew() -> None:
+            while not done.wait(self._seconds / 3):
+                try:
+                    self.renew(lease)
+                except StoreUnavailable:
+                    continue  # an expired lease costs duplicate work, and nothing else
+
+        keeper = threading.Thread(target=renew, name=f"lease {lease.request_key[:12]}", daemon=True)
+        keeper.start()
+        try:
+            yield
+        finally:
+            done.set()
+            keeper.join()
+            self.give_back(lease)
+
+    def _until(self, lease: Lease, end: float) -> Lease:
+        renewed = lease.model_copy(update={"expires_at": as_time(end)})
+        self._records.replace(renewed)
+        return renewed
+
+    def _last(self, request_key: str) -> Lease | None:
+        folder = lease_folder(request_key)
+        names = (path.removeprefix(folder) for path in self._backend.paths(folder))
+        terms = sorted(filter(None, map(number_of, names)))
+        if not terms:
+            return None
+        try:
+            return self._records.read(Lease, f"{folder}{numbered(terms[-1])}")
+        except Corrupt:
+            # Nothing depends on it: a damaged lease is one that has expired.
+            long_ago = as_time(0.0)
+            return Lease(
+                request_key=request_key, term=terms[-1], holder="unknown", acquired_at=long_ago, expires_at=long_ago
+            )
+
+
+def new_holder(name: str) -> str:
+    """One attempt's name, unlike that of any other."""
+    return f"{name} {secrets.token_hex(8)}"
+
+
+MAX_PART_BYTES: Final = 1024**2
+
+_NAMED: Final = 3  # differences that a conflict names
+
+
+class PartFile(Document):
+    path: SafePath
+    blob: Blob
+
+
+class Part(Sealed):
+    max_bytes: ClassVar[int] = MAX_PART_BYTES
+
+    format: Literal["nxpipe.part/1"] = "nxpipe.part/1"
+    key: Digest
+    files: tuple[PartFile, ...] = Field(strict=False)
+    facts: JsonObject
+    write_id: WriteId
+
+    @model_validator(mode="after")
+    def _has_one_order(self) -> "Part":
+        paths = [file.path for file in self.files]
+        if paths != sorted(set(paths)):
+            raise ValueError("the paths of its files do not ascend, each once")
+        return self
+
+    @property
+    def path(self) -> str:
+        return part_path(self.key)
+
+    def blobs(self) -> tuple[Blob, ...]:
+        """Every distinct one, in the order of first mention."""
+        return tuple(dict.fromkeys(file.blob for file in self.files))
+
+    def blob(self, path: str) -> Blob:
+        for file in self.files:
+            if file.path == path:
+                return file.blob
+        held = ", ".join(file.path for file in self.files) or "none"
+        raise NotFound(f"part {self.key} holds no file {path!r}; its files are: {held}")
+
+    @property
+    def result(self) -> str:
+        """The digest of what was made, whoever made it."""
+        return sha256_hex(canonical_json(self.model_dump(include={"files", "facts"})))
+
+
+def part_of(store: Store, key: str) -> Part | None:
+    """What was made, for whoever is about to use it: its blobs are intact, and are kept from being collected.
+
+    Where one is missing or damaged the answer is None; who then makes the part again repairs it.
+    """
+    part = store.records.read(Part, part_path(key))
+    return part if part and _is_kept(store, part) else None
+
+
+def keep_part(store: Store, key: str, files: Mapping[str, Blob], facts: dict[str, object]) -> Part:
+    """After its blobs are stored. Another result for the same key is a conflict, as it is for an artifact."""
+    part = _proved(store, key, files, facts)
+    winner = store.records.create_or_read(part)
+    if winner.result != part.result:
+        raise Conflict(f"part {key}", winner.result, part.result, store.url, _difference(winner, part))
+    return winner
+
+
+def _proved(store: Store, key: str, files: Mapping[str, Blob], facts: dict[str, object]) -> Part:
+    """A part to be created, all of whose blobs are there, young and durable."""
+    named = tuple(PartFile(path=path, blob=files[path]) for path in sorted(files))
+    part = Part(key=key, files=named, facts=facts, write_id=secrets.token_hex(16))
+    for blob, fault in store.blobs.settle(part.blobs(), sent_by_us=True):
+        raise Incomplete(
+            f"cannot keep part {key}: blob {blob.sha256} of {blob.size} bytes {fault} in {store.url}; "
+            "put every blob before the part that names it"
+        )
+    store.backend.make_durable(blob_path(blob) for blob in part.blobs())
+    return part
+
+
+def seen(store: Store, key: str) -> Part | None:
+    """What was observed under a key, intact: for what another machine would not find to the bit."""
+    return next((part for part in _observations(store, key) if _is_kept(store, part)), None)
+
+
+def keep_observation(store: Store, key: str, files: Mapping[str, Blob], facts: dict[str, object]) -> Part:
+    """After its blobs are stored. What was observed first stands, and another result is no conflict.
+
+    Where a blob of it is lost, no second observation brings that back: it gets the key that follows.
+    """
+    if (part := seen(store, key)) is not None:
+        return part
+    for lost in _observations(store, key):
+        key = _following(lost.key)
+    part = _proved(store, key, files, facts)
+    return store.records.create_or_read(part)
+
+
+def _observations(store: Store, key: str) -> Iterator[Part]:
+    while (part := store.records.read(Part, part_path(key))) is not None:
+        yield part
+        key = _following(key)
+
+
+def _following(key: str) -> str:
+    return sha256_hex(canonical_json({"after": key}))
+
+
+def _is_kept(store: Store, part: Part) -> bool:
+    return all(store.backend.each(store.blobs.is_kept, part.blobs()))
+
+
+def _difference(before: Part, after: Part) -> str:
+    paths = [each.path for each in differences(_named(before), _named(after))]
+    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+    return f"{', '.join(paths[:_NAMED])}{more}"
+
+
+def _named(part: Part) -> dict[str, object]:
+    return {"facts": part.facts, "files": {file.path: file.blob.sha256 for file in part.files}}
+
+
+REMEMBERED: Final = 7 * 24 * 3600.0  # seconds
+_SHOWN: Final = 4000  # characters of a message; the log has all of it
+
+
+class Failure(Sealed):
+    format: Literal["nxpipe.failure/1"] = "nxpipe.failure/1"
+    request_key: Digest
+    kind: Name
+    message: Text
+    log: Blob | None
+    at: Time
+    expires_at: Time
+
+    @property
+    def path(self) -> str:
+        return failure_path(self.request_key)
+
+
+def failure_of(store: Store, request_key: str) -> Failure | None:
+    """What this request died of, unless that was too long ago."""
+    found = store.records.read(Failure, failure_path(request_key))
+    return found if found and seconds_since_1970(found.expires_at) > store.backend.now() else None
+
+
+def remember_failure(
+    store: Store, request_key: str, error: Exception, *, log: bytes | None = None, seconds: float = REMEMBERED
+) -> Failure | None:
+    """Keep the failure of a request; None for one that another attempt may be spared."""
+    if may_pass(error):
+        return None
+    now = store.backend.now()
+    text = " ".join(str(error).split()) or type(error).__name__
+    failure = Failure(
+        request_key=request_key,
+        kind=type(error).__qualname__,
+        message="".join(each for each in text if each.isprintable())[:_SHOWN],
+        log=None if log is None else store.put_blob(log),
+        at=as_time(now),
+        expires_at=as_time(now + seconds),
+    )
+    store.records.replace(failure)
+    return failure
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether the cause may be gone at the next attempt: the machine's, the store's, or a person's.
+
+    Whatever is not known to be the request's own fault is of this kind; an error says so by `deterministic`.
+    """
+    return not getattr(error, "deterministic", False)
+
+
+MAX_OUTCOME_BYTES: Final = 1024**2  # the log of a failure is in it
+
+
+class Outcome(Sealed):
+    """`items` is the digest of the run's list, `place` an item's place in it, the first one's 0."""
+
+    max_bytes: ClassVar[int] = MAX_OUTCOME_BYTES
+
+    format: Literal["nxpipe.outcome/1"] = "nxpipe.outcome/1"
+    items: Digest
+    place: Size
+    ended: JsonObject
+
+    @property
+    def path(self) -> str:
+        return outcome_path(self.items, self.place)
+
+
+def keep_outcome(store: Store, items: str, place: int, ended: dict[str, object]) -> None:
+    """An item that is carried out again, as a machine was lost, says so in the place of its first outcome."""
+    store.records.replace(Outcome(items=items, place=place, ended=ended))
+
+
+def outcomes_of(store: Store, items: str, places: Collection[int]) -> Iterator[Outcome]:
+    """Those of these places that are there: one listing, and a read for each that is found."""
+    wanted = {outcome_path(items, place) for place in places}
+    found = [path for path in store.backend.paths(run_folder(items)) if path in wanted]
+    for outcome in store.backend.each(lambda path: store.records.read(Outcome, path), found):
+        if outcome is not None:
+            yield outcome
