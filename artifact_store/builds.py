@@ -1,5 +1,6 @@
 """A note that somebody is at work on a key. It saves duplicate work; nothing is wrong without it."""
 
+import re
 import secrets
 import threading
 from collections.abc import Collection, Iterator, Mapping
@@ -8,7 +9,7 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
-from nxpipe.artifact_store.backends.protocol import Backend
+from nxpipe.artifact_store.backends.protocol import Backend, Payload
 from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.documents import (
     Blob,
@@ -26,16 +27,19 @@ from nxpipe.artifact_store.documents import (
     as_time,
     seconds_since_1970,
 )
-from nxpipe.artifact_store.errors import Conflict, Corrupt, Incomplete, NotFound, StoreUnavailable
+from nxpipe.artifact_store.errors import Conflict, Corrupt, Incomplete, InvalidDocument, NotFound, StoreUnavailable
 from nxpipe.artifact_store.index.leaves import differences
 from nxpipe.artifact_store.layout import (
     blob_path,
     failure_path,
+    is_key,
     lease_folder,
     number_of,
     numbered,
     outcome_path,
     part_path,
+    report_folder,
+    report_path,
     run_folder,
 )
 from nxpipe.artifact_store.records import Records
@@ -341,3 +345,39 @@ def outcomes_of(store: Store, items: str, places: Collection[int]) -> Iterator[O
     for outcome in store.backend.each(lambda path: store.records.read(Outcome, path), found):
         if outcome is not None:
             yield outcome
+
+
+KINDS = ("html", "json")
+
+
+_MOMENT = re.compile(r"\d{8}T\d{6}(\.\d{1,6})?Z")
+
+
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z")
+
+
+def moment_of(began_at: str) -> str:
+    """A time as a name of files: some systems allow no colon in one."""
+    if not _TIME.fullmatch(began_at):
+        raise InvalidDocument(f"{began_at!r} is not a time in UTC, as 2026-01-31T12:00:00.000000Z is one")
+    return began_at.replace("-", "").replace(":", "")
+
+
+def store_report(store: Store, manifest_digest: str, began_at: str, *, html: bytes, json: bytes) -> None:
+    """Keep the report of one build beside an artifact; said again, it replaces what was said."""
+    if not is_key(manifest_digest):
+        raise InvalidDocument(f"{manifest_digest!r} is not the digest of a manifest")
+    for kind, data in (("html", html), ("json", json)):
+        store.backend.replace(report_path(manifest_digest, moment_of(began_at), kind), Payload.of(data))
+
+
+def moments_of(store: Store, manifest_digest: str) -> list[str]:
+    """When the builds began whose reports are kept, the newest last."""
+    names = (path.rpartition("/")[2] for path in store.backend.paths(report_folder(manifest_digest)))
+    found = {moment for moment, dot, kind in (name.rpartition(".") for name in names) if dot and kind in KINDS}
+    return sorted(filter(_MOMENT.fullmatch, found))
+
+
+def read_report(store: Store, manifest_digest: str, moment: str, kind: str) -> bytes | None:
+    chunks = store.backend.read(report_path(manifest_digest, moment, kind))
+    return None if chunks is None else b"".join(chunks)

@@ -1,68 +1,8 @@
-"""AWS KMS keys: the private half never leaves the service. Whoever verifies needs the public half, and no AWS."""
+"""From what a person writes for a signing key, `file:PATH` or `kms:ARN`, to the key."""
 
-import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
 
-from botocore.exceptions import BotoCoreError, ClientError
-from botocore.session import Session
-
-from nxpipe.artifact_store.errors import StoreUnavailable
-from nxpipe.artifact_store.trust.keys import BadKey, PublicKey, Signer
-
-ALGORITHM: Final = "ECDSA_SHA_256"
-MAX_RAW: Final = 4096
-_NEEDED: Final = "make one with key spec ECC_NIST_P256 and usage SIGN_VERIFY"
-
-
-@dataclass(frozen=True)
-class KmsKey:
-    """Signs with an asymmetric key of KMS."""
-
-    arn: str
-    _client: Any = field(repr=False, compare=False)
-
-    @classmethod
-    def open(cls, arn: str) -> "KmsKey":
-        """Nothing is contacted before the first use."""
-        try:
-            return cls(arn, Session().create_client("kms", region_name=arn.split(":")[3]))
-        except BotoCoreError as error:
-            raise _unavailable(arn, error) from error
-
-    @cached_property
-    def public(self) -> PublicKey:
-        with self._asking():
-            answer = self._client.get_public_key(KeyId=self.arn)
-        if ALGORITHM not in answer.get("SigningAlgorithms", ()):
-            raise BadKey(f"the KMS key {self.arn} cannot sign with {ALGORITHM}; {_NEEDED}")
-        return PublicKey.from_der(answer["PublicKey"], f"the KMS key {self.arn}")
-
-    def sign(self, message: bytes) -> bytes:
-        # What is too long for KMS to hash goes there as its digest.
-        kind, body = ("RAW", message) if len(message) <= MAX_RAW else ("DIGEST", hashlib.sha256(message).digest())
-        with self._asking():
-            answer = self._client.sign(KeyId=self.arn, Message=body, MessageType=kind, SigningAlgorithm=ALGORITHM)
-        return bytes(answer["Signature"])
-
-    @contextmanager
-    def _asking(self) -> Iterator[None]:
-        try:
-            yield
-        except (BotoCoreError, ClientError) as error:
-            raise _unavailable(self.arn, error) from error
-
-
-def _unavailable(arn: str, error: Exception) -> StoreUnavailable:
-    said = " ".join(str(error).split()).rstrip(".")
-    return StoreUnavailable(
-        f"the KMS key {arn} cannot be used: {said}; check the ARN and the credentials, and allow this identity "
-        "kms:GetPublicKey and kms:Sign on it"
-    )
+from nxpipe.artifact_store.trust.keys import BadKey, Signer
 
 
 def open_signer(key: str, folder: Path) -> Signer:
@@ -76,6 +16,7 @@ def open_signer(key: str, folder: Path) -> Signer:
         except RuntimeError as error:
             raise BadKey(f"{key!r} starts with ~, and no such home folder is known") from error
     if kind == "kms" and name.startswith("arn:") and name.count(":") >= 5:
+        from nxpipe.artifact_store.trust.kms import KmsKey  # the AWS SDK takes a while to import
 
         return KmsKey.open(name)
     raise BadKey(f"{key!r} is no signing key; allowed are file:PATH and kms:arn:aws:kms:REGION:ACCOUNT:key/ID")

@@ -115,7 +115,7 @@ def _kept_reports(
     """Of a run in which something was done: in a folder here, and beside every artifact that it published."""
     if not results.attempts or run.recorder is None:
         return None
-    from nxpipe.artifact_store.evidence import store_report
+    from nxpipe.artifact_store.builds import store_report
     from nxpipe.pipeline.build.report.keeping import keep_report
 
     files = keep_report(results, run.recorder, run.state / "builds", figures)

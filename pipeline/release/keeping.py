@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nxpipe.artifact_store.evidence import moment_of
+from nxpipe.artifact_store.builds import moment_of
 from nxpipe.pipeline.release.page import page
 from nxpipe.pipeline.util.whole_file import write_whole
 

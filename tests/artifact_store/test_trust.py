@@ -53,7 +53,8 @@ from nxpipe.artifact_store.trust.keys import (
 )
 from nxpipe.artifact_store.trust.policy import Policy, TrustedKey, signing_with
 from nxpipe.artifact_store.trust.signatures import Signatures
-from nxpipe.artifact_store.trust.signers import KmsKey, open_signer
+from nxpipe.artifact_store.trust.kms import KmsKey
+from nxpipe.artifact_store.trust.signers import open_signer
 from tests.artifact_store.afar import first_generation
 from tests.artifact_store.samples import MODEL, Place, folder, publish_verified, put
 from tests.conftest import ROOT

@@ -8,8 +8,8 @@ import pytest
 from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.backends.local import LocalFolder
 from nxpipe.artifact_store.backends.protocol import Payload
+from nxpipe.artifact_store.builds import moment_of, store_report
 from nxpipe.artifact_store.errors import InvalidDocument
-from nxpipe.artifact_store.evidence import moment_of, store_report
 from nxpipe.artifact_store.layout import REPORTS
 from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
 from nxpipe.pipeline.build.report import html

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nxpipe.artifact_store import open_store
-from nxpipe.artifact_store.evidence import store_report
+from nxpipe.artifact_store.builds import store_report
 from nxpipe.pipeline.artifacts.colours import fleet_of
 from nxpipe.pipeline.util import crash, exit_codes, folders
 from tests.pipeline.command import NXPIPE, Answer

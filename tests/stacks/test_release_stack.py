@@ -12,7 +12,7 @@ from aws_cdk import App, RemovalPolicy
 from nxpipe.artifact_store import Store, layout
 from nxpipe.artifact_store.backends.local import LocalFolder
 from nxpipe.artifact_store.channel.change import Author, Requirements, promote
-from nxpipe.artifact_store.trust.signers import ALGORITHM
+from nxpipe.artifact_store.trust.kms import ALGORITHM
 from nxpipe.pipeline.config import Signing
 from nxpipe.pipeline.config.cloud import Release
 from nxpipe.pipeline.config.sections import PromotingKey

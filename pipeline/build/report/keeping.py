@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from nxpipe.artifact_store.builds import moment_of
 from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.artifact_store.evidence import moment_of
 from nxpipe.pipeline.build.report.document import Predicted, document
 from nxpipe.pipeline.build.report.html import page
 from nxpipe.pipeline.build.report.recorder import Recorder

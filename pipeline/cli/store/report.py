@@ -39,7 +39,7 @@ def report(console: Console, name: str, target: Path | None, store: str | None, 
       nxpipe store report bert-base-uncased
       nxpipe store report bert-base-uncased@4e9ce0 --to report.html
     """
-    from nxpipe.artifact_store.evidence import moments_of, read_report
+    from nxpipe.artifact_store.builds import moments_of, read_report
 
     opened = open_the_store_itself(store, config_path, console)
     published = opened.resolve(name)

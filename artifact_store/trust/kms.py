@@ -1,0 +1,64 @@
+"""AWS KMS keys: the private half never leaves the service. Whoever verifies needs the public half, and no AWS."""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final
+
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.session import Session
+
+from nxpipe.artifact_store.errors import StoreUnavailable
+from nxpipe.artifact_store.trust.keys import BadKey, PublicKey
+
+ALGORITHM: Final = "ECDSA_SHA_256"
+MAX_RAW: Final = 4096
+_NEEDED: Final = "make one with key spec ECC_NIST_P256 and usage SIGN_VERIFY"
+
+
+@dataclass(frozen=True)
+class KmsKey:
+    """Signs with an asymmetric key of KMS."""
+
+    arn: str
+    _client: Any = field(repr=False, compare=False)
+
+    @classmethod
+    def open(cls, arn: str) -> "KmsKey":
+        """Nothing is contacted before the first use."""
+        try:
+            return cls(arn, Session().create_client("kms", region_name=arn.split(":")[3]))
+        except BotoCoreError as error:
+            raise _unavailable(arn, error) from error
+
+    @cached_property
+    def public(self) -> PublicKey:
+        with self._asking():
+            answer = self._client.get_public_key(KeyId=self.arn)
+        if ALGORITHM not in answer.get("SigningAlgorithms", ()):
+            raise BadKey(f"the KMS key {self.arn} cannot sign with {ALGORITHM}; {_NEEDED}")
+        return PublicKey.from_der(answer["PublicKey"], f"the KMS key {self.arn}")
+
+    def sign(self, message: bytes) -> bytes:
+        # What is too long for KMS to hash goes there as its digest.
+        kind, body = ("RAW", message) if len(message) <= MAX_RAW else ("DIGEST", hashlib.sha256(message).digest())
+        with self._asking():
+            answer = self._client.sign(KeyId=self.arn, Message=body, MessageType=kind, SigningAlgorithm=ALGORITHM)
+        return bytes(answer["Signature"])
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        try:
+            yield
+        except (BotoCoreError, ClientError) as error:
+            raise _unavailable(self.arn, error) from error
+
+
+def _unavailable(arn: str, error: Exception) -> StoreUnavailable:
+    said = " ".join(str(error).split()).rstrip(".")
+    return StoreUnavailable(
+        f"the KMS key {arn} cannot be used: {said}; check the ARN and the credentials, and allow this identity "
+        "kms:GetPublicKey and kms:Sign on it"
+    )
