@@ -5,8 +5,8 @@ from typing import Final
 from aws_cdk import aws_batch, aws_iam
 from constructs import Construct
 
-from nxpipe.stacks.kept_log import kept_log
-from nxpipe.stacks.trust import for_us
+from nxpipe.stacks.iam import for_us
+from nxpipe.stacks.project import kept_log
 
 _Job = aws_batch.CfnJobDefinition
 

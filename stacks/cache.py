@@ -9,7 +9,7 @@ from aws_cdk import CfnOutput, RemovalPolicy, Stack, aws_ec2, aws_efs, aws_iam
 from constructs import Construct
 
 from nxpipe.stacks.handles import CacheHandle, NetworkHandle, StoreHandle
-from nxpipe.stacks.project_tag import tag_project
+from nxpipe.stacks.project import tag_project
 
 # Whoever mounts is this user, so that what one instance wrote the next one may replace.
 _OWNER: Final = "7200"

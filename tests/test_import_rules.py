@@ -98,7 +98,7 @@ LIGHT = {
     "nxpipe.pipeline.canary.handler": ("boto3", "click", "numpy", "pydantic"),
     "nxpipe.pipeline.cli.rollout.group": ("torch", "transformers", "boto3", "numpy", "pydantic"),
     "nxpipe.pipeline.cli.infra": ("torch", "transformers", "boto3", "numpy", "aws_cdk"),
-    "nxpipe.stacks.facts": ("torch", "transformers", "boto3", "numpy", "aws_cdk"),
+    "nxpipe.stacks.lint.finding": ("torch", "transformers", "boto3", "numpy", "aws_cdk"),
     "nxpipe.pipeline.config.load": ("torch", "transformers", "boto3", "numpy"),
     "nxpipe.pipeline.config.reference": ("torch", "transformers", "boto3", "numpy"),
     "nxpipe.pipeline.config.store_alone": ("torch", "transformers", "boto3", "numpy", "emulator"),

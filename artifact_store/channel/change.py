@@ -5,7 +5,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from nxpipe.artifact_store.channel.log import Appended, ChannelLog, Generation, Served, Signature, merged
+from nxpipe.artifact_store.channel.generation import Generation, Served, Signature, merged
+from nxpipe.artifact_store.channel.log import Appended, ChannelLog
 from nxpipe.artifact_store.documents import as_time
 from nxpipe.artifact_store.errors import Corrupt, NotFound, Refused
 from nxpipe.artifact_store.evidence import Evidence, is_covered

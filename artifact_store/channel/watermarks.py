@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from nxpipe.artifact_store.backends.files import flush_to_disk, os_errors, scratch
 from nxpipe.artifact_store.canonical import sha256_hex
-from nxpipe.artifact_store.channel.log import Generation
+from nxpipe.artifact_store.channel.generation import Generation
 from nxpipe.artifact_store.documents import Count, Digest, Label, Sealed, Text, Time
 from nxpipe.artifact_store.errors import Corrupt, InvalidDocument
 from nxpipe.artifact_store.url import is_remote

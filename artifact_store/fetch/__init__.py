@@ -1,1 +1,1 @@
-"""Fetching artifacts: mirrors, a read-through cache on this machine, parallel range reads, files laid out in a folder."""
+"""Fetching artifacts: mirrors, a read-through cache, parallel range reads, files laid out in a folder."""

@@ -11,7 +11,7 @@ from nxpipe.artifact_store.backends.files import os_errors, scratch
 from nxpipe.artifact_store.backends.local import LocalFolder
 from nxpipe.artifact_store.backends.no_symlinks import PRIVATE, Beneath, is_ours
 from nxpipe.artifact_store.canonical import sha256_hex
-from nxpipe.artifact_store.channel.log import Generation, Head
+from nxpipe.artifact_store.channel.generation import Generation, Head
 from nxpipe.artifact_store.documents import Sealed
 from nxpipe.artifact_store.layout import SCRATCH, action_path, head_path
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from nxpipe.artifact_store.channel.log import Generation, Served
+from nxpipe.artifact_store.channel.generation import Generation, Served
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import ChannelEmpty, Corrupt, InvalidDocument, NotFound
 from nxpipe.artifact_store.fetch.offline_index import Remembered

@@ -9,7 +9,8 @@ from typing import Final
 
 from nxpipe.artifact_store.backends.files import scratch
 from nxpipe.artifact_store.backends.protocol import Found, Sent, in_turn, nobody
-from nxpipe.artifact_store.channel.log import ChannelLog, Head, channels_among
+from nxpipe.artifact_store.channel.generation import Head
+from nxpipe.artifact_store.channel.log import ChannelLog, channels_among
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Corrupt, NotFound, StoreUnavailable
 from nxpipe.artifact_store.layout import blob_path, head_path, log_folder

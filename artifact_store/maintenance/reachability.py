@@ -16,7 +16,8 @@ from typing import Final, TypeVar
 from nxpipe.artifact_store.backends.protocol import Found
 from nxpipe.artifact_store.blobs import PUBLISH_AGAIN
 from nxpipe.artifact_store.builds import Failure, Part
-from nxpipe.artifact_store.channel.log import Generation, channels_among
+from nxpipe.artifact_store.channel.generation import Generation
+from nxpipe.artifact_store.channel.log import channels_among
 from nxpipe.artifact_store.documents import Blob, Sealed, seconds_since_1970
 from nxpipe.artifact_store.errors import Corrupt, InvalidDocument, NotFound, StoreUnavailable
 from nxpipe.artifact_store.evidence import Evidence

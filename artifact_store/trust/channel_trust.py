@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from nxpipe.artifact_store.backends.protocol import Backend
-from nxpipe.artifact_store.channel.log import ChannelLog, Generation, Served
+from nxpipe.artifact_store.channel.generation import Generation, Served
+from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.channel.watermarks import Marks
 from nxpipe.artifact_store.errors import Refused, StoreUnavailable
 from nxpipe.artifact_store.fetch.cached_store import sources_of

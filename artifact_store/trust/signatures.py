@@ -4,7 +4,6 @@ from typing import Final
 
 from nxpipe.artifact_store.backends.protocol import Backend, Payload
 from nxpipe.artifact_store.blobs import read_at_most
-from nxpipe.artifact_store.channel.change import Believe
 from nxpipe.artifact_store.errors import Corrupt, InvalidDocument
 from nxpipe.artifact_store.fetch.cached_store import sources_of
 from nxpipe.artifact_store.layout import is_key, signature_folder
@@ -13,14 +12,11 @@ from nxpipe.artifact_store.store import Store
 from nxpipe.artifact_store.trust.envelope import (
     MAX_SIGNATURE_BYTES,
     Envelope,
-    Resource,
-    Sha256,
     Statement,
     sign,
     statement_of,
 )
 from nxpipe.artifact_store.trust.keys import PublicKey, Signer
-from nxpipe.artifact_store.trust.policy import Policy
 
 _SIGN_AGAIN: Final = "find out who changed it, then have the same key sign the artifact again"
 
@@ -93,35 +89,3 @@ class Signatures:
 
 def _path(manifest_digest: str, key_id: str) -> str:
     return f"{signature_folder(manifest_digest)}{key_id}"
-
-
-def vouch(store: Store, published: Published, signer: Signer, builder: str) -> int:
-    """Sign all evidence of an artifact that this key has not signed; how many documents that were."""
-    unsigned = [
-        each for each in store.evidence(published.manifest_digest) if not _has_signed(store, signer, each.digest)
-    ]
-    if not unsigned:
-        return 0
-    said = statement_of(published.manifest, store.key_inputs(published.manifest), builder)
-    for each in unsigned:
-        subject = Resource(name=f"evidence of {published.model_id}", digest=Sha256(sha256=each.digest))
-        envelope = sign(said.model_copy(update={"subject": (subject,)}), signer)
-        envelope.statement(signer.public, each.digest)
-        store.backend.create(signature_folder(each.digest) + envelope.key_id, Payload.of(envelope.to_bytes()))
-    return len(unsigned)
-
-
-def is_vouched(store: Store, published: Published, signer: Signer) -> bool:
-    """Whether this key has signed all that was found out about an artifact."""
-    return all(_has_signed(store, signer, each.digest) for each in store.evidence(published.manifest_digest))
-
-
-def believing(policy: Policy, store: Store, channel: str) -> Believe | None:
-    """Which evidence counts for a channel: of one that asks for signatures, what enough of its keys have signed."""
-    if channel not in policy.required:
-        return None
-    return lambda each: len(policy.signers(store, each.digest, channel, store.backend.now())) >= policy.threshold
-
-
-def _has_signed(store: Store, signer: Signer, digest: str) -> bool:
-    return Signatures(store).by(signer.public, digest) is not None

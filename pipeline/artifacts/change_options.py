@@ -12,7 +12,8 @@ from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
-    from nxpipe.artifact_store.channel.log import Appended, Generation
+    from nxpipe.artifact_store.channel.generation import Generation
+    from nxpipe.artifact_store.channel.log import Appended
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -37,7 +37,7 @@ def requirements_of_one(store: "Store", config: "Config", folder: Path, channel:
     policy = trust.policy
     if policy is None:
         return Requirements(judge=judge, trust=trust)
-    from nxpipe.artifact_store.trust.signatures import believing
+    from nxpipe.artifact_store.trust.policy import believing
 
     return Requirements(
         doubt=policy.judge(store, channel),

@@ -8,7 +8,7 @@ from nxpipe.pipeline.util.console import table
 from nxpipe.pipeline.util.escape import for_terminal, shown, style
 
 if TYPE_CHECKING:
-    from nxpipe.artifact_store.channel.log import Generation, Served
+    from nxpipe.artifact_store.channel.generation import Generation, Served
     from nxpipe.pipeline.artifacts.view import Entry
 
 _UNITS: Final = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))

@@ -9,7 +9,8 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 from nxpipe.artifact_store import Store
-from nxpipe.artifact_store.channel.log import Generation, Served, channels
+from nxpipe.artifact_store.channel.generation import Generation, Served
+from nxpipe.artifact_store.channel.log import channels
 from nxpipe.artifact_store.documents import seconds_since_1970
 from nxpipe.artifact_store.trust.channel_trust import Trust, unbelieved
 from nxpipe.artifact_store.trust.policy import Policy

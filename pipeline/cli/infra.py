@@ -13,9 +13,9 @@ from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.exit_codes import FINDINGS
 
 if TYPE_CHECKING:
-    from nxpipe.stacks.plan import Plan
-    from nxpipe.stacks.reading import Templates
-    from nxpipe.stacks.rules import Finding
+    from nxpipe.stacks.lint.deployment_plan import Plan
+    from nxpipe.stacks.lint.finding import Finding
+    from nxpipe.stacks.lint.template import Templates
 
 _REGION = click.option("--region", metavar="REGION", help="The region of templates that do not say theirs.")
 
@@ -73,13 +73,14 @@ def lint(ctx: click.Context, templates: tuple[Path, ...], config_path: Path | No
 
 
 def _lint(templates: "Templates", config_path: Path | None) -> "list[Finding]":
-    from nxpipe.stacks.rules import Facts, lint
+    from nxpipe.stacks.lint.finding import Facts
+    from nxpipe.stacks.lint.rules import lint
 
     if config_path is None:
         return list(lint(templates, Facts()))
     from nxpipe.pipeline.config import load_config
-    from nxpipe.stacks.facts import accepted_by, facts_of
-    from nxpipe.stacks.rules.acceptance import sift
+    from nxpipe.stacks.lint.facts import accepted_by, facts_of
+    from nxpipe.stacks.lint.finding import sift
 
     config = load_config(config_path, os.environ)
     facts = facts_of(config, config_path.parent)
@@ -118,8 +119,8 @@ def plan(ctx: click.Context, app: Path, origin: str, region: str | None, config_
     """
     from nxpipe.pipeline.fleet.files import templates_of
     from nxpipe.pipeline.fleet.wording import told
-    from nxpipe.stacks.costs import estimate, load_prices
-    from nxpipe.stacks.plan import plan as planned
+    from nxpipe.stacks.lint.costs import estimate, load_prices
+    from nxpipe.stacks.lint.deployment_plan import plan as planned
 
     console: Console = ctx.obj
     after = templates_of([app], region)
@@ -154,8 +155,8 @@ def _before(origin: str, after: "Templates", region: str | None) -> "Templates":
 
 def _lost(after: "Templates", config_path: Path) -> "list[Finding]":
     from nxpipe.pipeline.config import load_config
-    from nxpipe.stacks.rules import Facts
-    from nxpipe.stacks.rules.keeping import keeps
+    from nxpipe.stacks.lint.data_rules import keeps
+    from nxpipe.stacks.lint.finding import Facts
 
     project = load_config(config_path, os.environ, missing_ok=True).project.name
     return list(keeps(after, Facts(project=project)))

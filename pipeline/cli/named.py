@@ -12,7 +12,7 @@ from nxpipe.pipeline.artifacts.known import unknown_channel
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
-    from nxpipe.artifact_store.channel.log import Served
+    from nxpipe.artifact_store.channel.generation import Served
     from nxpipe.artifact_store.manifest import Manifest
 
 _KEY: Final = re.compile("[0-9a-f]{6,64}")

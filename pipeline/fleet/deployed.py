@@ -6,7 +6,7 @@ from typing import Any
 
 from nxpipe.pipeline.fleet.files import parse
 from nxpipe.pipeline.util.aws import asking
-from nxpipe.stacks.reading import Template, Templates, read
+from nxpipe.stacks.lint.template import Template, Templates, read
 
 
 def deployed(like: Templates, client: Callable[..., Any]) -> Templates:

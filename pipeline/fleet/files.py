@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from nxpipe.pipeline.util.documents import MiB, json_of, read_file
 from nxpipe.pipeline.util.errors import MissingSoftware, TemplateInvalid
-from nxpipe.stacks.reading import Template, Templates, construct_paths, read
+from nxpipe.stacks.lint.template import Template, Templates, construct_paths, read
 
 _ENDING: Final = ".template.json"
 _LARGEST: Final = 16 * MiB

@@ -5,8 +5,8 @@ from itertools import groupby
 from typing import Final
 
 from nxpipe.pipeline.util.escape import for_terminal
-from nxpipe.stacks.costs import Estimate
-from nxpipe.stacks.plan import Change, Kind, Plan, Restart
+from nxpipe.stacks.lint.costs import Estimate
+from nxpipe.stacks.lint.deployment_plan import Change, Kind, Plan, Restart
 
 _WORDS: Final[dict[Kind, str]] = {
     "added": "is new",

@@ -8,7 +8,7 @@ from nxpipe.artifact_store.errors import Refused
 from nxpipe.artifact_store.names import short_name
 
 if TYPE_CHECKING:
-    from nxpipe.artifact_store.channel.log import Served
+    from nxpipe.artifact_store.channel.generation import Served
     from nxpipe.pipeline.build.planned import PlannedArtifact
 
 

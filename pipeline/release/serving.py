@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Final
 
 from nxpipe.artifact_store.channel import change
-from nxpipe.artifact_store.channel.log import Served
+from nxpipe.artifact_store.channel.generation import Served
 from nxpipe.artifact_store.names import SHOWN
 from nxpipe.pipeline.artifacts.promotion import doubt, requirements
 from nxpipe.pipeline.artifacts.signing import author_signature, builder_id, chosen_signer
@@ -44,7 +44,8 @@ class Sign:
         return f"sign {_names(release.candidates)}"
 
     def run(self, release: "Release") -> Outcome:
-        from nxpipe.artifact_store.trust.signatures import Signatures, vouch
+        from nxpipe.artifact_store.trust.policy import vouch
+        from nxpipe.artifact_store.trust.signatures import Signatures
 
         signer, signatures, figures = _signer(release), Signatures(release.store), []
         for one in release.candidates:
@@ -115,14 +116,15 @@ def _signer(release: "Release") -> "Signer":
 
 
 def _unsigned(release: "Release", signer: "Signer", published: "Published") -> bool:
-    from nxpipe.artifact_store.trust.signatures import Signatures, is_vouched
+    from nxpipe.artifact_store.trust.policy import is_vouched
+    from nxpipe.artifact_store.trust.signatures import Signatures
 
     signed = Signatures(release.store).by(signer.public, published.manifest_digest) is not None
     return not (signed and is_vouched(release.store, published, signer))
 
 
 def _is_believed(release: "Release", policy: "Policy", published: "Published") -> bool:
-    from nxpipe.artifact_store.trust.signatures import believing
+    from nxpipe.artifact_store.trust.policy import believing
 
     believe = believing(policy, release.store, release.words.channel)
     return any(believe is None or believe(each) for each in release.store.evidence(published.manifest_digest))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nxpipe.artifact_store.channel.log import Generation, Served
+from nxpipe.artifact_store.channel.generation import Generation, Served
 from nxpipe.artifact_store.errors import NotFound, Refused
 from nxpipe.artifact_store.trust.channel_trust import Trust
 from nxpipe.pipeline.artifacts.known import unknown_channel

@@ -12,7 +12,7 @@ from typing import Final
 
 from nxpipe.artifact_store import Published, Store
 from nxpipe.artifact_store.channel import change
-from nxpipe.artifact_store.channel.log import Generation, Served
+from nxpipe.artifact_store.channel.generation import Generation, Served
 from nxpipe.artifact_store.errors import NotFound, Refused
 from nxpipe.artifact_store.trust.channel_trust import Trust
 from nxpipe.pipeline.artifacts.colours import channel_of

@@ -8,7 +8,7 @@ from typing import Final
 from aws_cdk import aws_iam, aws_lambda, aws_s3_assets
 from constructs import Construct
 
-from nxpipe.stacks.kept_log import kept_log
+from nxpipe.stacks.project import kept_log
 
 _ROOT: Final = Path(__file__).parents[3]  # the folder that holds the package nxpipe
 _PACKAGE: Final = "nxpipe/pipeline"

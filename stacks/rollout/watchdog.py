@@ -8,12 +8,11 @@ done for it. And no traffic goes to a colour that has nobody to serve it, whatev
 
 from typing import Any, Final
 
-from nxpipe.stacks.rollout.fleet import COLOURS, Fleet
-from nxpipe.stacks.rollout.record import Record
-from nxpipe.stacks.rollout.release import HEALTHY, Means
+from nxpipe.stacks.rollout.fleet_record import COLOURS, Fleet, Record
+from nxpipe.stacks.rollout.state_machine import HEALTHY, Means
 from nxpipe.stacks.rollout.states import ANYTHING, NOT_MET, States, call, caught_by, choose, fail
 
-LONGEST: Final = 3_600  # seconds
+WATCHDOG_SECONDS: Final = 3_600  # seconds
 _OWNER: Final = "$.record.Item.owner.S"
 _STABLE: Final = "$.record.Item.stable.S"
 _GONE: Final = "Sfn.ExecutionDoesNotExistException"
@@ -65,7 +64,7 @@ def watchdog(fleet: Fleet, record: Record, means: Means) -> dict[str, Any]:
         "NotWhole": fail("Rollout.NotWhole", "the rule has other weights than it was just given"),
         "Nothing": {"Type": "Succeed"},
     }
-    return {"StartAt": "Look", "TimeoutSeconds": LONGEST, "States": states}
+    return {"StartAt": "Look", "TimeoutSeconds": WATCHDOG_SECONDS, "States": states}
 
 
 def _home(fleet: Fleet, means: Means) -> States:

@@ -11,7 +11,8 @@ from typing import Any
 import boto3
 import pytest
 
-from nxpipe.artifact_store.channel.log import ChannelLog, Served
+from nxpipe.artifact_store.channel.generation import Served
+from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.layout import blob_path
 from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.pipeline.util import exit_codes

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from nxpipe.pipeline.fleet.agent.embedded import NAMESPACE, event, metrics
 from nxpipe.pipeline.fleet.agent.report import Figures, figures
 from nxpipe.pipeline.fleet.agent.watch import Compilers
-from nxpipe.stacks import metrics as watched
+from nxpipe.stacks.observability import metrics as watched
 from tests.agent.metadata import Metadata, metadata_service
 from tests.agent.project import CONFIG
 from tests.pipeline.command import NXPIPE, Answer, nxpipe

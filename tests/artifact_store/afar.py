@@ -7,7 +7,8 @@ from typing import Any
 
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.protocol import Backend
-from nxpipe.artifact_store.channel.log import ChannelLog, Generation, Served
+from nxpipe.artifact_store.channel.generation import Generation, Served
+from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.documents import written_now
 from nxpipe.artifact_store.errors import StoreUnavailable
 from nxpipe.artifact_store.fetch.cached_store import BlobsFromAfar, StoreFromAfar

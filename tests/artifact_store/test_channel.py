@@ -9,7 +9,8 @@ import pytest
 
 from nxpipe.artifact_store import Published, Store
 from nxpipe.artifact_store.channel.change import Author, Requirements, promote, rollback
-from nxpipe.artifact_store.channel.log import ChannelLog, Generation, Head, Served, Signature, channels
+from nxpipe.artifact_store.channel.generation import Generation, Head, Served, Signature
+from nxpipe.artifact_store.channel.log import ChannelLog, channels
 from nxpipe.artifact_store.errors import Corrupt, InvalidDocument, NotFound, Refused
 from nxpipe.artifact_store.layout import PINS, blob_path, generation_path, head_path
 from tests.artifact_store.samples import Place, publish_verified, put, watched

@@ -20,8 +20,7 @@ from nxpipe.artifact_store.layout import blob_path
 from nxpipe.artifact_store.maintenance.fsck import fsck
 from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
 from nxpipe.artifact_store.trust.keys import make_key_file
-from nxpipe.artifact_store.trust.policy import Policy, TrustedKey
-from nxpipe.artifact_store.trust.signatures import believing, is_vouched, vouch
+from nxpipe.artifact_store.trust.policy import Policy, TrustedKey, believing, is_vouched, vouch
 from nxpipe.artifact_store.trust.signers import open_signer
 from tests.artifact_store.samples import Place, evidence, folder, publish_verified, put
 from tests.faults.turns import TimedFolder

@@ -28,7 +28,8 @@ from hypothesis import strategies as st
 from nxpipe.artifact_store import Published, Store
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.channel.change import Author, Requirements, promote, rollback
-from nxpipe.artifact_store.channel.log import ChannelLog, Generation, Served
+from nxpipe.artifact_store.channel.generation import Generation, Served
+from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.documents import as_time
 from nxpipe.artifact_store.errors import Corrupt, InvalidDocument, Refused, StoreUnavailable
 from nxpipe.artifact_store.layout import signature_folder
@@ -51,9 +52,9 @@ from nxpipe.artifact_store.trust.keys import (
     make_key_file,
     public_path,
 )
+from nxpipe.artifact_store.trust.kms import KmsKey
 from nxpipe.artifact_store.trust.policy import Policy, TrustedKey, signing_with
 from nxpipe.artifact_store.trust.signatures import Signatures
-from nxpipe.artifact_store.trust.kms import KmsKey
 from nxpipe.artifact_store.trust.signers import open_signer
 from tests.artifact_store.afar import first_generation
 from tests.artifact_store.samples import MODEL, Place, folder, publish_verified, put

@@ -17,7 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.protocol import Backend
-from nxpipe.artifact_store.channel.log import ChannelLog, Generation, channels
+from nxpipe.artifact_store.channel.generation import Generation
+from nxpipe.artifact_store.channel.log import ChannelLog, channels
 from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
 from nxpipe.artifact_store.maintenance.reachability import DAY
 from tests.artifact_store.upkeep_world import (

@@ -10,7 +10,7 @@ from typing import Final
 
 from nxpipe.artifact_store.builds import Part
 from nxpipe.artifact_store.canonical import sha256_hex
-from nxpipe.artifact_store.channel.log import Generation, Head
+from nxpipe.artifact_store.channel.generation import Generation, Head
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import InvalidDocument
 from nxpipe.artifact_store.evidence import Evidence, is_covered

@@ -14,7 +14,8 @@ from typing import Final
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.builds import keep_part, part_of
 from nxpipe.artifact_store.channel.change import Author, Requirements, promote, rollback
-from nxpipe.artifact_store.channel.log import ChannelLog, Generation, Served
+from nxpipe.artifact_store.channel.generation import Generation, Served
+from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.documents import Blob, written_now
 from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
 from nxpipe.artifact_store.manifest import Manifest

@@ -10,7 +10,7 @@ from nxpipe.artifact_store.backends.local import LocalFolder
 from nxpipe.artifact_store.builds import Failure, Lease, Part, PartFile
 from nxpipe.artifact_store.canonical import canonical_json, parse_canonical_json, sha256_hex
 from nxpipe.artifact_store.channel.change import Requirements, promote
-from nxpipe.artifact_store.channel.log import Head
+from nxpipe.artifact_store.channel.generation import Head
 from nxpipe.artifact_store.documents import Blob, Sealed
 from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.artifact_store.pins import Pins

@@ -14,7 +14,8 @@ from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.local import LocalFolder
 from nxpipe.artifact_store.backends.protocol import Backend, nobody
 from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
-from nxpipe.artifact_store.channel.log import ChannelLog, Served
+from nxpipe.artifact_store.channel.generation import Served
+from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.manifest import Executable, File, Manifest, ModelRef
 from nxpipe.pipeline.artifacts.neuron_cache.entry import State, kept_by
 from nxpipe.pipeline.artifacts.neuron_cache.export import Exported, What, clear_abandoned, export

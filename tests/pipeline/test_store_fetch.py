@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.artifact_store.channel.log import ChannelLog, Served
+from nxpipe.artifact_store.channel.generation import Served
+from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.layout import blob_path
 from nxpipe.pipeline.util import exit_codes
 from tests.artifact_store.afar import first_generation

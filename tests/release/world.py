@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from nxpipe.artifact_store import open_store
-from nxpipe.artifact_store.channel.log import ChannelLog, Generation
+from nxpipe.artifact_store.channel.generation import Generation
+from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.trust.keys import make_key_file
 from tests.pipeline.command import Answer
 from tests.pipeline.conftest import BERT, LLAMA, write_model

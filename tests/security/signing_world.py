@@ -14,7 +14,7 @@ import pytest
 
 from nxpipe.artifact_store import Published, Store
 from nxpipe.artifact_store.backends.local import LocalFolder
-from nxpipe.artifact_store.channel.log import Generation, Head, Served, Signature
+from nxpipe.artifact_store.channel.generation import Generation, Head, Served, Signature
 from nxpipe.artifact_store.documents import Blob, as_time
 from nxpipe.artifact_store.fetch.cached_store import BlobsFromAfar, StoreFromAfar
 from nxpipe.artifact_store.fetch.mirrors import Sources
@@ -24,8 +24,8 @@ from nxpipe.artifact_store.fetch.selection import by_channel
 from nxpipe.artifact_store.layout import generation_path, signature_folder
 from nxpipe.artifact_store.trust.channel_trust import Trust
 from nxpipe.artifact_store.trust.keys import KeyFile, make_key_file
-from nxpipe.artifact_store.trust.policy import signing_with
-from nxpipe.artifact_store.trust.signatures import Signatures, vouch
+from nxpipe.artifact_store.trust.policy import signing_with, vouch
+from nxpipe.artifact_store.trust.signatures import Signatures
 from nxpipe.pipeline.artifacts.neuron_cache.chosen import served
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.artifacts.view import ChannelView

@@ -15,7 +15,8 @@ from random import Random
 
 import pytest
 
-from nxpipe.artifact_store.channel.log import ChannelLog, Served
+from nxpipe.artifact_store.channel.generation import Served
+from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import StoreError, StoreUnavailable
 from nxpipe.artifact_store.fetch import folder as folders

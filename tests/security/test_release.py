@@ -6,7 +6,8 @@ import pytest
 
 from nxpipe.artifact_store import open_store
 from nxpipe.artifact_store.backends.protocol import Backend
-from nxpipe.artifact_store.channel.log import ChannelLog, Generation, Served
+from nxpipe.artifact_store.channel.generation import Generation, Served
+from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.trust.policy import signing_with
 from nxpipe.artifact_store.trust.signers import open_signer
 from nxpipe.pipeline.release import state

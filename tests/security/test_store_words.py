@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.artifact_store.channel.log import ChannelLog, Served
+from nxpipe.artifact_store.channel.generation import Served
+from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.record import ActionRecord
 from nxpipe.pipeline.util.exit_codes import CORRUPT, KEY, OK, REFUSED, STORE, USAGE
 from tests.artifact_store.afar import first_generation

@@ -11,8 +11,8 @@ import pytest
 
 from nxpipe.artifact_store.backends.local import LocalFolder
 from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.artifact_store.channel.log import PAYLOAD_TYPE as GENERATION_TYPE
-from nxpipe.artifact_store.channel.log import Generation
+from nxpipe.artifact_store.channel.generation import PAYLOAD_TYPE as GENERATION_TYPE
+from nxpipe.artifact_store.channel.generation import Generation
 from nxpipe.artifact_store.channel.watermarks import Marks
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import ChannelEmpty, Corrupt, NotFound, Refused, StoreError

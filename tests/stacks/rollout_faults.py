@@ -23,11 +23,9 @@ from moto.stepfunctions.parser.asl.component.state.exec.state_task.service.state
 )
 from moto.stepfunctions.parser.asl.component.state.state import CommonStateField
 
-from nxpipe.stacks.rollout.fleet import Colour, Fleet
-from nxpipe.stacks.rollout.record import Record
-from nxpipe.stacks.rollout.release import Means, release
+from nxpipe.stacks.rollout.fleet_record import Colour, Fleet, Record
+from nxpipe.stacks.rollout.state_machine import Means, release, watch
 from nxpipe.stacks.rollout.states import States
-from nxpipe.stacks.rollout.watch import watch
 from nxpipe.stacks.rollout.watchdog import watchdog
 from tests.cloud.formation.provider import client_of
 from tests.stacks.local import REGION

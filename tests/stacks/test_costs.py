@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from nxpipe.stacks.costs import HOURS_A_MONTH, Estimate, Prices, estimate, load_prices
-from nxpipe.stacks.reading import Templates, read
-from nxpipe.stacks.rules import Facts, lint
+from nxpipe.stacks.lint.costs import HOURS_A_MONTH, Estimate, Prices, estimate, load_prices
+from nxpipe.stacks.lint.finding import Facts
+from nxpipe.stacks.lint.rules import lint
+from nxpipe.stacks.lint.template import Templates, read
 from tests.conftest import ROOT
 from tests.stacks.rules.fixtures import environment, group, launch, resource
 

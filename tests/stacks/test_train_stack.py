@@ -21,7 +21,7 @@ from nxpipe.pipeline.config.network import ClosedNetwork
 from nxpipe.pipeline.config.place import misplaced
 from nxpipe.stacks.network import NetworkStack
 from nxpipe.stacks.store import StoreStack
-from nxpipe.stacks.train import TrainStack
+from nxpipe.stacks.training import TrainStack
 from tests.cloud.census import census
 from tests.stacks.local import ACCOUNT, HERE, REGION, deploy, destroy, new_app, outputs, template_of
 from tests.stacks.permissions import allowed, statements_of

@@ -1,4 +1,4 @@
-"""Items as children of array jobs, in the queue of the build farm's stack (`stacks/farm.py`).
+"""Items as children of array jobs, in the queue of the build farm's stack (`stacks/build_farm.py`).
 
 The store is the only meeting place: the list of items is a blob there, and each child writes its outcome there
 (`batch_worker.py`). A driver that dies leaves its arrays running. They commit what they make, and the plan of the next

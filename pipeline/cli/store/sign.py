@@ -43,7 +43,8 @@ def sign(
       nxpipe store sign bert-base-uncased@4e9ce0 --key file:release.key
       nxpipe store sign bert-base-uncased --key kms:arn:aws:kms:us-east-2:123456789012:alias/release
     """
-    from nxpipe.artifact_store.trust.signatures import Signatures, vouch
+    from nxpipe.artifact_store.trust.policy import vouch
+    from nxpipe.artifact_store.trust.signatures import Signatures
     from nxpipe.pipeline.config import load_config
 
     opened = open_the_store_itself(store, config_path, console)

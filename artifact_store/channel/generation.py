@@ -1,0 +1,128 @@
+"""One entry of a channel's log: the complete state of the channel from that generation on."""
+
+from collections.abc import Iterable
+from typing import ClassVar, Final, Literal
+
+from pydantic import Field, model_validator
+
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
+from nxpipe.artifact_store.documents import (
+    Blob,
+    Count,
+    Digest,
+    Document,
+    Label,
+    ModelId,
+    Name,
+    Sealed,
+    Text,
+    Time,
+    WriteId,
+)
+from nxpipe.artifact_store.layout import generation_path, head_path
+from nxpipe.artifact_store.names import short_name
+from nxpipe.artifact_store.record import Published
+from nxpipe.artifact_store.trust.envelope import pre_authentication_encoding
+
+MAX_GENERATION_BYTES: Final = 1024**2
+
+
+MAX_SERVED: Final = 1000
+
+
+PAYLOAD_TYPE: Final = "application/vnd.nxpipe.generation+json"
+
+
+class Served(Document):
+    """What a channel serves of one model on one target."""
+
+    model_id: ModelId
+    target: Name
+    request_key: Digest
+    manifest: Blob
+
+    @classmethod
+    def of(cls, published: Published) -> "Served":
+        record = published.record
+        return cls(
+            model_id=record.model_id, target=record.target, request_key=record.request_key, manifest=record.manifest
+        )
+
+    @property
+    def slot(self) -> tuple[str, str]:
+        return self.model_id, self.target
+
+    @property
+    def name(self) -> str:
+        return short_name(self.model_id, self.request_key)
+
+
+class Signature(Document):
+    """One key's word for a document."""
+
+    key_id: Digest
+    signature: str = Field(pattern=r"\A[A-Za-z0-9+/]{1,2048}={0,2}\z")  # base64
+
+
+class Generation(Sealed):
+    max_bytes: ClassVar[int] = MAX_GENERATION_BYTES
+
+    format: Literal["nxpipe.generation/1"] = "nxpipe.generation/1"
+    channel: Label
+    generation: Count
+    previous: Digest | None
+    action: Literal["promote", "rollback"]
+    artifacts: tuple[Served, ...] = Field(strict=False, max_length=MAX_SERVED)
+    restores: Count | None
+    actor: Name
+    reason: Text
+    at: Time
+    write_id: WriteId
+    signatures: tuple[Signature, ...] = Field(strict=False, max_length=16)
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "Generation":
+        slots = [served.slot for served in self.artifacts]
+        if slots != sorted(set(slots)):
+            raise ValueError("its artifacts are not in order, or two are of one model and target")
+        if (self.previous is None) != (self.generation == 1):
+            raise ValueError("the first generation, and no other, has no previous one")
+        if (self.restores is None) != (self.action == "promote") or (self.restores or 0) >= self.generation:
+            raise ValueError("a rollback, and nothing else, restores an earlier generation")
+        return self
+
+    @property
+    def path(self) -> str:
+        return generation_path(self.channel, self.generation)
+
+    @property
+    def digest(self) -> str:
+        """What the next generation calls its previous one."""
+        return sha256_hex(self.to_bytes())
+
+    @property
+    def origin(self) -> int:
+        """The generation that first had this state: what a rollback goes back from."""
+        return self.restores or self.generation
+
+    def signed_bytes(self) -> bytes:
+        """What a signature of this generation is made over."""
+        return pre_authentication_encoding(PAYLOAD_TYPE, canonical_json(self.model_dump(exclude={"signatures"})))
+
+
+class Head(Sealed):
+    """Where to begin to look for the newest generation."""
+
+    format: Literal["nxpipe.head/1"] = "nxpipe.head/1"
+    channel: Label
+    generation: Count
+
+    @property
+    def path(self) -> str:
+        return head_path(self.channel)
+
+
+def merged(state: Iterable[Served], news: Iterable[Served]) -> tuple[Served, ...]:
+    """A state in which each new artifact has taken the place of the one of its model and target."""
+    slots = {served.slot: served for served in (*state, *news)}
+    return tuple(slots[slot] for slot in sorted(slots))
