@@ -266,7 +266,7 @@ def add_alarms(site: Site, serving: list[ServeHandle], hosted: list[EndpointHand
 def add_rollouts(site: Site, serving: list[ServeHandle], watched: ObserveHandle) -> None:
     if not serving:
         return
-    from nxpipe.stacks.rollout import RolloutStack
+    from nxpipe.stacks.rollout.stack import RolloutStack
 
     for fleet, handle in zip(serving_fleets(site), serving, strict=True):
         RolloutStack(

@@ -1,4 +1,4 @@
-"""Bytes on their way out of a store: nothing leaves unless it is what its name says."""
+"""Blobs of one backend: written once, verified by digest on every read."""
 
 import hashlib
 import os

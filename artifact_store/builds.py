@@ -1,4 +1,9 @@
-"""A note that somebody is at work on a key. It saves duplicate work; nothing is wrong without it."""
+"""Records that builds share through a store: leases, step results, known failures, job outcomes, reports.
+
+An artifact is assembled from step results: the cached output of one step under its cache key (docs/store-format.md,
+sections 9 and 18). Job outcomes are a message to the driver of a remote run and no more; reports hold times, so
+they are no part of a manifest: equal inputs make equal artifacts.
+"""
 
 import re
 import secrets
@@ -148,22 +153,22 @@ MAX_PART_BYTES: Final = 1024**2
 _NAMED: Final = 3  # differences that a conflict names
 
 
-class PartFile(Document):
+class ResultFile(Document):
     path: SafePath
     blob: Blob
 
 
-class Part(Sealed):
+class StepResult(Sealed):
     max_bytes: ClassVar[int] = MAX_PART_BYTES
 
     format: Literal["nxpipe.part/1"] = "nxpipe.part/1"
     key: Digest
-    files: tuple[PartFile, ...] = Field(strict=False)
+    files: tuple[ResultFile, ...] = Field(strict=False)
     facts: JsonObject
     write_id: WriteId
 
     @model_validator(mode="after")
-    def _has_one_order(self) -> "Part":
+    def _has_one_order(self) -> "StepResult":
         paths = [file.path for file in self.files]
         if paths != sorted(set(paths)):
             raise ValueError("the paths of its files do not ascend, each once")
@@ -190,28 +195,28 @@ class Part(Sealed):
         return sha256_hex(canonical_json(self.model_dump(include={"files", "facts"})))
 
 
-def part_of(store: Store, key: str) -> Part | None:
+def step_result(store: Store, key: str) -> StepResult | None:
     """What was made, for whoever is about to use it: its blobs are intact, and are kept from being collected.
 
     Where one is missing or damaged the answer is None; who then makes the part again repairs it.
     """
-    part = store.records.read(Part, part_path(key))
+    part = store.records.read(StepResult, part_path(key))
     return part if part and _is_kept(store, part) else None
 
 
-def keep_part(store: Store, key: str, files: Mapping[str, Blob], facts: dict[str, object]) -> Part:
+def keep_step_result(store: Store, key: str, files: Mapping[str, Blob], facts: dict[str, object]) -> StepResult:
     """After its blobs are stored. Another result for the same key is a conflict, as it is for an artifact."""
-    part = _proved(store, key, files, facts)
+    part = _consistent(store, key, files, facts)
     winner = store.records.create_or_read(part)
     if winner.result != part.result:
         raise Conflict(f"part {key}", winner.result, part.result, store.url, _difference(winner, part))
     return winner
 
 
-def _proved(store: Store, key: str, files: Mapping[str, Blob], facts: dict[str, object]) -> Part:
+def _consistent(store: Store, key: str, files: Mapping[str, Blob], facts: dict[str, object]) -> StepResult:
     """A part to be created, all of whose blobs are there, young and durable."""
-    named = tuple(PartFile(path=path, blob=files[path]) for path in sorted(files))
-    part = Part(key=key, files=named, facts=facts, write_id=secrets.token_hex(16))
+    named = tuple(ResultFile(path=path, blob=files[path]) for path in sorted(files))
+    part = StepResult(key=key, files=named, facts=facts, write_id=secrets.token_hex(16))
     for blob, fault in store.blobs.settle(part.blobs(), sent_by_us=True):
         raise Incomplete(
             f"cannot keep part {key}: blob {blob.sha256} of {blob.size} bytes {fault} in {store.url}; "
@@ -221,45 +226,45 @@ def _proved(store: Store, key: str, files: Mapping[str, Blob], facts: dict[str, 
     return part
 
 
-def seen(store: Store, key: str) -> Part | None:
+def observed(store: Store, key: str) -> StepResult | None:
     """What was observed under a key, intact: for what another machine would not find to the bit."""
     return next((part for part in _observations(store, key) if _is_kept(store, part)), None)
 
 
-def keep_observation(store: Store, key: str, files: Mapping[str, Blob], facts: dict[str, object]) -> Part:
+def record_observation(store: Store, key: str, files: Mapping[str, Blob], facts: dict[str, object]) -> StepResult:
     """After its blobs are stored. What was observed first stands, and another result is no conflict.
 
     Where a blob of it is lost, no second observation brings that back: it gets the key that follows.
     """
-    if (part := seen(store, key)) is not None:
+    if (part := observed(store, key)) is not None:
         return part
     for lost in _observations(store, key):
-        key = _following(lost.key)
-    part = _proved(store, key, files, facts)
+        key = _next_key(lost.key)
+    part = _consistent(store, key, files, facts)
     return store.records.create_or_read(part)
 
 
-def _observations(store: Store, key: str) -> Iterator[Part]:
-    while (part := store.records.read(Part, part_path(key))) is not None:
+def _observations(store: Store, key: str) -> Iterator[StepResult]:
+    while (part := store.records.read(StepResult, part_path(key))) is not None:
         yield part
-        key = _following(key)
+        key = _next_key(key)
 
 
-def _following(key: str) -> str:
+def _next_key(key: str) -> str:
     return sha256_hex(canonical_json({"after": key}))
 
 
-def _is_kept(store: Store, part: Part) -> bool:
+def _is_kept(store: Store, part: StepResult) -> bool:
     return all(store.backend.each(store.blobs.is_kept, part.blobs()))
 
 
-def _difference(before: Part, after: Part) -> str:
-    paths = [each.path for each in differences(_named(before), _named(after))]
+def _difference(before: StepResult, after: StepResult) -> str:
+    paths = [each.path for each in differences(_contents(before), _contents(after))]
     more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
     return f"{', '.join(paths[:_NAMED])}{more}"
 
 
-def _named(part: Part) -> dict[str, object]:
+def _contents(part: StepResult) -> dict[str, object]:
     return {"facts": part.facts, "files": {file.path: file.blob.sha256 for file in part.files}}
 
 
@@ -287,11 +292,11 @@ def failure_of(store: Store, request_key: str) -> Failure | None:
     return found if found and seconds_since_1970(found.expires_at) > store.backend.now() else None
 
 
-def remember_failure(
+def record_failure(
     store: Store, request_key: str, error: Exception, *, log: bytes | None = None, seconds: float = REMEMBERED
 ) -> Failure | None:
     """Keep the failure of a request; None for one that another attempt may be spared."""
-    if may_pass(error):
+    if is_retryable(error):
         return None
     now = store.backend.now()
     text = " ".join(str(error).split()) or type(error).__name__
@@ -307,7 +312,7 @@ def remember_failure(
     return failure
 
 
-def may_pass(error: BaseException) -> bool:
+def is_retryable(error: BaseException) -> bool:
     """Whether the cause may be gone at the next attempt: the machine's, the store's, or a person's.
 
     Whatever is not known to be the request's own fault is of this kind; an error says so by `deterministic`.
@@ -318,7 +323,7 @@ def may_pass(error: BaseException) -> bool:
 MAX_OUTCOME_BYTES: Final = 1024**2  # the log of a failure is in it
 
 
-class Outcome(Sealed):
+class JobOutcome(Sealed):
     """`items` is the digest of the run's list, `place` an item's place in it, the first one's 0."""
 
     max_bytes: ClassVar[int] = MAX_OUTCOME_BYTES
@@ -333,16 +338,16 @@ class Outcome(Sealed):
         return outcome_path(self.items, self.place)
 
 
-def keep_outcome(store: Store, items: str, place: int, ended: dict[str, object]) -> None:
+def record_outcome(store: Store, items: str, place: int, ended: dict[str, object]) -> None:
     """An item that is carried out again, as a machine was lost, says so in the place of its first outcome."""
-    store.records.replace(Outcome(items=items, place=place, ended=ended))
+    store.records.replace(JobOutcome(items=items, place=place, ended=ended))
 
 
-def outcomes_of(store: Store, items: str, places: Collection[int]) -> Iterator[Outcome]:
+def outcomes_of(store: Store, items: str, places: Collection[int]) -> Iterator[JobOutcome]:
     """Those of these places that are there: one listing, and a read for each that is found."""
     wanted = {outcome_path(items, place) for place in places}
     found = [path for path in store.backend.paths(run_folder(items)) if path in wanted]
-    for outcome in store.backend.each(lambda path: store.records.read(Outcome, path), found):
+    for outcome in store.backend.each(lambda path: store.records.read(JobOutcome, path), found):
         if outcome is not None:
             yield outcome
 
@@ -356,7 +361,7 @@ _MOMENT = re.compile(r"\d{8}T\d{6}(\.\d{1,6})?Z")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z")
 
 
-def moment_of(began_at: str) -> str:
+def timestamp_of(began_at: str) -> str:
     """A time as a name of files: some systems allow no colon in one."""
     if not _TIME.fullmatch(began_at):
         raise InvalidDocument(f"{began_at!r} is not a time in UTC, as 2026-01-31T12:00:00.000000Z is one")
@@ -368,10 +373,10 @@ def store_report(store: Store, manifest_digest: str, began_at: str, *, html: byt
     if not is_key(manifest_digest):
         raise InvalidDocument(f"{manifest_digest!r} is not the digest of a manifest")
     for kind, data in (("html", html), ("json", json)):
-        store.backend.replace(report_path(manifest_digest, moment_of(began_at), kind), Payload.of(data))
+        store.backend.replace(report_path(manifest_digest, timestamp_of(began_at), kind), Payload.of(data))
 
 
-def moments_of(store: Store, manifest_digest: str) -> list[str]:
+def report_timestamps(store: Store, manifest_digest: str) -> list[str]:
     """When the builds began whose reports are kept, the newest last."""
     names = (path.rpartition("/")[2] for path in store.backend.paths(report_folder(manifest_digest)))
     found = {moment for moment, dot, kind in (name.rpartition(".") for name in names) if dot and kind in KINDS}

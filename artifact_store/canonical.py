@@ -1,4 +1,4 @@
-"""SHA-256, the one digest of the store."""
+"""Canonical JSON and SHA-256: one spelling of each document, because digests of it are names."""
 
 import hashlib
 import json

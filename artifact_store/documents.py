@@ -1,4 +1,4 @@
-"""What all documents of a store have in common: strict fields, one spelling, and a seal where no name proves them.
+"""Document base class: strict fields, canonical spelling, and a seal for documents that no name verifies.
 
 The models are strict: a reader that guesses what a malformed document means is a reader that can be steered.
 """

@@ -1,4 +1,4 @@
-"""What one artifact is: a manifest that names every blob by digest. Section 4 of docs/store-format.md."""
+"""Manifest of an artifact: every blob by digest. Section 4 of docs/store-format.md."""
 
 import json
 import math

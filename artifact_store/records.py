@@ -1,4 +1,4 @@
-"""Sealed documents in and out of one backend, each at the one path that it itself names."""
+"""Sealed documents of one backend, each at the path that its own fields give."""
 
 from typing import Final, TypeVar
 

@@ -1,4 +1,4 @@
-"""The store: blobs in and out, and one protocol for publishing. docs/store-format.md is what this file carries out."""
+"""The store: reads, and the publish protocol of docs/store-format.md (blobs, manifest, signature, action record)."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path

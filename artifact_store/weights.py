@@ -1,4 +1,4 @@
-"""Many small tensors in one blob. Section 5 of docs/store-format.md gives the bytes."""
+"""Tensors of a store: large ones as blobs, small ones in packs. Section 5 of docs/store-format.md."""
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""What the farm and training fleets have in common: as whom instances and jobs run, and what ends or repeats a job."""
+"""AWS Batch parts that the build farm and training fleets share: roles, retry strategy, job timeouts."""
 
 from typing import Final
 

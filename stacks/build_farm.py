@@ -1,7 +1,7 @@
-"""The build farm: AWS Batch on spot instances without accelerators, for compiling needs none.
+"""Build farm: AWS Batch on spot instances without accelerators, since compiling needs none.
 
-Spot instances rather than Fargate: a large model takes more memory to compile than the 120 GiB that a Fargate task may
-have, and what an interruption costs is one repetition, since whatever was published before it is found again.
+Spot instances rather than Fargate: compiling a large model takes more memory than the 120 GiB of a Fargate task, and an
+interruption costs one retry, since step results published before it are cache hits.
 """
 
 from typing import Any, Final

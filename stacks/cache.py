@@ -1,6 +1,6 @@
-"""The compile cache: a file system near the fleets that spares each new instance the way to the bucket.
+"""Compile cache: an EFS file system beside the fleets, so that a new instance need not read the bucket.
 
-The bucket has everything that is in here, so this stack may be destroyed and made again at any time.
+The bucket holds everything that is in the cache, so this stack may be destroyed and created again at any time.
 """
 
 from typing import Any, Final

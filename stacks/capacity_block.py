@@ -1,7 +1,7 @@
-"""The life of a capacity block: what runs on it begins when it begins, and is gone early enough to leave in peace.
+"""Capacity blocks: scheduled scaling that starts instances with the block and drains them before its end.
 
-Templates say that there is nothing yet, and schedules open it. CloudFormation sends a setting again only when the
-resource's own text changed, so a deployment in the middle of a block moves nothing.
+Templates declare zero capacity, and schedules raise it. CloudFormation updates a property only when the resource's own
+text changed, so a deployment in the middle of a block changes nothing.
 """
 
 from collections.abc import Iterable, Mapping

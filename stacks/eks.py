@@ -1,4 +1,4 @@
-"""The add-ons of a cluster, of the versions in its lock file, each with no more than it calls."""
+"""EKS cluster: control plane, managed node groups with accelerators, and add-ons of the locked versions."""
 
 from dataclasses import dataclass
 from datetime import UTC

@@ -1,8 +1,8 @@
-"""Releases: what jobs of one GitHub repository may do, by the environment that they run in. No key is stored anywhere.
+"""IAM roles of GitHub Actions jobs by OIDC: one for each environment of one repository, no stored key.
 
-In one they publish, in that of a channel they promote to it, and of a pull request they only read. Which branches and
-tags may use an environment, and who must approve, is kept by GitHub with the environment: a token of a job that runs in
-one names the environment, and no branch.
+Jobs of the publishing environment publish, those of a channel's environment promote to it, pull requests only read.
+GitHub's environment settings decide which branches and tags may use it and who approves: a token of a job that runs
+in an environment names the environment, and no branch.
 """
 
 from dataclasses import dataclass

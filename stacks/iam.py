@@ -1,4 +1,4 @@
-"""Services of AWS that act for us: on behalf of this account alone, so that nobody else can lend them our roles."""
+"""IAM policy statements: what fleets, publishers, promoters, build submitters and pods may do."""
 
 from collections.abc import Sequence
 from typing import Final

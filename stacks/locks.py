@@ -1,4 +1,4 @@
-"""Which agent the instances install: the digest that `nxpipe agent bundle` has written beside nxpipe.toml."""
+"""Lock files that stacks read: machine images (nxpipe.amis.lock) and the agent (nxpipe.agent.lock)."""
 
 import json
 import re

@@ -1,6 +1,6 @@
-"""The network of all fleets: listed zones and literal addresses, so that nothing is looked up and nothing moves.
+"""Network stack: a VPC with listed zones and literal addresses, and VPC endpoints for closed networks.
 
-Endpoints are not made here: which are needed follows from what the other stacks call.
+VPC endpoints of a closed network are created last: which are needed follows from what the other stacks call.
 """
 
 from collections.abc import Iterable, Sequence

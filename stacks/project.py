@@ -1,4 +1,4 @@
-"""The tag by which a project's resources are known, and its costs counted."""
+"""Project-wide parts of all stacks: the site, cost-allocation tag, log groups, warnings for unlocked inputs."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""As whom SageMaker prepares instances: it fetches image and artifact, joins our network, and tells how it goes.
+"""SageMaker endpoint: model, execution role, and blue/green deployment to a new artifact.
 
 No container gets to this role where the model is isolated from the network.
 """

@@ -1,4 +1,4 @@
-"""The stateful stack: the bucket that keeps artifacts, the key that encrypts them, the images that run them."""
+"""Store stack (stateful): the artifact bucket, its KMS key, the image repository."""
 
 from typing import Any, Final
 

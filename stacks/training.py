@@ -1,4 +1,4 @@
-"""Scratch of a training fleet: FSx for Lustre beside its nodes, gone with the fleet, and how hosts mount it."""
+"""Training fleet: a multi-node AWS Batch queue, FSx for Lustre scratch, and a checkpoint bucket for spot."""
 
 from typing import Any, Final
 

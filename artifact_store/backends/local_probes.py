@@ -1,4 +1,4 @@
-"""What a folder must be able to do: links, renames and flushes, on the file system that it is on."""
+"""Probes of a local folder: hard links, renames and flushes of its file system."""
 
 import errno
 import os

@@ -1,10 +1,10 @@
-"""Files below one folder, none of them reached through a symlink.
+"""Files below one folder that are opened without following symlinks.
 
-Others may write into a shared store or cache, and a folder may come from a stranger: a link below the root would lead
-reads and writes to wherever its maker likes. So each folder on the way is opened by itself with O_NOFOLLOW, relative to
-the one before it, and the file relative to the last; a link that is put there meanwhile is met by nobody. The root is
-what the user named, and may be a link or lie behind one. A walk costs a microsecond for each folder, and nothing is
-kept open: a handle that is kept would go on with a folder that somebody has replaced.
+Others may write into a shared store or cache, and a folder may come from an untrusted source: a link below the root
+could redirect reads and writes anywhere. So each folder on the path is opened by itself with O_NOFOLLOW, relative
+to its parent, and the file relative to the last; a link that appears meanwhile is never followed. The root is what
+the user named, and may be a link. A walk costs a microsecond for each folder; handles are not kept open, since a
+kept handle would stay with a folder that was replaced.
 """
 
 import errno
@@ -56,7 +56,7 @@ class Seen:
         return stat.S_ISREG(self.status.st_mode)
 
 
-class Beneath:
+class SafeFolder:
     """Paths are relative to the root, with `/`. What the system refuses is an OSError, as by `os` itself."""
 
     def __init__(self, root: Path, mode: int = 0o777, base: str = "") -> None:
@@ -229,7 +229,7 @@ class _At:
 class Spot:
     """A folder below a root, or the root itself."""
 
-    files: Beneath
+    files: SafeFolder
     folder: str = ""
 
     @property

@@ -1,4 +1,9 @@
-"""A backend's own clock, read rarely and carried on by the machine's steady one."""
+"""Backend protocol: the operations that a folder and a bucket both offer, their clock, and named probes.
+
+Paths are relative, with `/`, and come from `layout`. A backend knows nothing of manifests or of what is valid: it moves
+bytes, and raises `StoreUnavailable` when it cannot. Its one conditional operation is `create`: every race of the store
+is settled by it.
+"""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""What lies below a prefix: objects, their versions, and uploads that were broken off."""
+"""S3 backend: a store in a bucket, without a server. Section 13 of docs/store-format.md."""
 
 import secrets
 import tempfile
@@ -41,7 +41,7 @@ from nxpipe.artifact_store.backends.s3_multipart import (
     spelled,
 )
 from nxpipe.artifact_store.backends.s3_probes import s3_probes
-from nxpipe.artifact_store.backends.s3_quick import Quick
+from nxpipe.artifact_store.backends.s3_quick import FastPath
 from nxpipe.artifact_store.canonical import sha256_of_chunks
 from nxpipe.artifact_store.errors import Changed, StoreUnavailable, TooLarge
 
@@ -144,7 +144,7 @@ class Bucket:
     sent_unasked_below = 256 * 1024 + 1  # they take no longer than a look
 
     def __init__(self, bucket: str, prefix: str, client: Any, options: S3Options = DEFAULT) -> None:
-        self._place = Place(client, bucket, f"{prefix}/" if prefix else "", options, Quick(client))
+        self._place = Place(client, bucket, f"{prefix}/" if prefix else "", options, FastPath(client))
         self._uploader = PartsUploader(self._place)
         self._clock = Clock(self._time_of_an_answer)
         self._proved: dict[str, tuple[str, int, float]] = {}  # by path: digest, size, when

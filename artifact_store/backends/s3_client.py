@@ -1,4 +1,4 @@
-"""Which permission S3 found lacking: by its own words where it says so, else by what the request needs."""
+"""S3 client of one bucket and prefix: requests, and the translation of S3 errors, missing permissions included."""
 
 import random
 import re
@@ -24,7 +24,7 @@ from botocore.exceptions import (
 )
 
 from nxpipe.artifact_store.backends.s3_body import Window
-from nxpipe.artifact_store.backends.s3_quick import Quick
+from nxpipe.artifact_store.backends.s3_quick import FastPath
 from nxpipe.artifact_store.errors import Denied, StoreUnavailable
 
 _TOLD: Final = re.compile(r"not authorized to perform: ([a-z0-9-]+:[A-Za-z]+)")
@@ -258,7 +258,7 @@ class Place:
     bucket: str
     prefix: str
     options: S3Options
-    quick: Quick = field(repr=False)
+    quick: FastPath = field(repr=False)
 
     @property
     def url(self) -> str:

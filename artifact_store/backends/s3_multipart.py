@@ -1,4 +1,4 @@
-"""The arithmetic of a blob in parts: where they begin, what they hash to, and what that proves."""
+"""Multipart uploads of large blobs: part sizes and checksums, concurrent parts, resumption of an interrupted upload."""
 
 import base64
 import binascii
@@ -41,7 +41,7 @@ _MAX_PARTS: Final = 10_000
 
 
 @dataclass(frozen=True)
-class Part:
+class UploadPart:
     number: int  # from 1
     start: int
     size: int
@@ -68,7 +68,7 @@ def hashed_in_parts(data: bytes | memoryview | Path, size: int) -> Payload:
     return replace(unnamed, sha256=whole.hex(), parts=parts)
 
 
-def parts_of(payload: Payload, source: Source) -> list[Part]:
+def parts_of(payload: Payload, source: Source) -> list[UploadPart]:
     """By their digests; where those were not taken with the whole's, it too is hashed again, which alone ties them."""
     digests = payload.parts
     if not digests:
@@ -76,18 +76,18 @@ def parts_of(payload: Payload, source: Source) -> list[Part]:
         if whole.hex() != payload.sha256:
             raise source.changed()
     return [
-        Part(number, start, size, spelled(digest))
+        UploadPart(number, start, size, spelled(digest))
         for number, ((start, size), digest) in enumerate(zip(stretches(payload.size), digests, strict=True), 1)
     ]
 
 
-def composite(parts: Sequence[Part]) -> str:
+def composite(parts: Sequence[UploadPart]) -> str:
     """The checksum of checksums that S3 arrives at."""
     checksums = b"".join(base64.b64decode(part.checksum) for part in parts)
     return f"{spelled(hashlib.sha256(checksums).digest())}-{len(parts)}"
 
 
-def is_stored(part: Part, listed: Mapping[str, Any], source: Source) -> bool:
+def is_stored(part: UploadPart, listed: Mapping[str, Any], source: Source) -> bool:
     """Whether S3 holds this part already. A server that lists no checksum has its ETag, where that is an MD5."""
     if listed["Size"] != part.size:
         return False
@@ -162,7 +162,7 @@ class Job:
     path: str
     payload: Payload
     source: Source
-    parts: Sequence[Part]
+    parts: Sequence[UploadPart]
     windows: Mapping[int, Window]
     write_id: str
     overwrite: bool
@@ -285,7 +285,7 @@ class PartsUploader:
             return error
         return None
 
-    def _send_part(self, job: Job, upload: Upload, part: Part) -> tuple[int, str]:
+    def _send_part(self, job: Job, upload: Upload, part: UploadPart) -> tuple[int, str]:
         answer = self._place.ask(
             "upload_part",
             job.path,

@@ -1,4 +1,4 @@
-"""What an S3 server must be able to do beyond what every backend shows: checksums, parts, versions, conditions."""
+"""Probes of an S3 server: checksums, multipart uploads, versioning, conditional writes."""
 
 from collections.abc import Callable, Iterator
 from hashlib import sha256

@@ -1,4 +1,10 @@
-"""AWS Signature Version 4 of one plain request: botocore's own takes several times as long, in every request."""
+"""Fast path for the three requests that move small objects: SigV4 and HTTP without botocore's per-request overhead.
+
+botocore makes the first request and so resolves endpoint, region and credentials; equal requests are then sent from
+here, once each. Anything but a simple response falls back to botocore with its retries and errors, so nothing but
+time depends on this module. It is off where requests are configured in unusual ways, and `before-send` hooks see
+these requests too. `benchmarks/store.py` measures what it saves; docs/store-speed.md has the figures.
+"""
 
 import hashlib
 import hmac
@@ -17,14 +23,14 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies
 
-from nxpipe.artifact_store.backends.s3_connection import Answer, Connections, Doubt, Server
+from nxpipe.artifact_store.backends.s3_connection import Answer, Connections, FallBackToBotocore, Server
 
 # The signature covers the body's checksum, and so need not cover the body.
 _BODY: Final = "UNSIGNED-PAYLOAD"
 _ALGORITHM: Final = "AWS4-HMAC-SHA256"
 
 
-class Signer:
+class RequestSigner:
     """For one region and service; several threads may use it at once."""
 
     def __init__(self, region: str, service: str) -> None:
@@ -139,11 +145,11 @@ class _Way:
     host: str
     user_agent: str
     credentials: Callable[[], Any]
-    signer: Signer
+    signer: RequestSigner
     connections: Connections
 
 
-class Quick:
+class FastPath:
     """For the objects of one bucket; any number of threads may ask at once."""
 
     def __init__(self, client: Any) -> None:
@@ -164,7 +170,7 @@ class Quick:
         try:
             answer = self._sent(way, method, name, key, headers, body)
             return _understood(name, answer, parameters)
-        except (Doubt, BotoCoreError, ValueError):
+        except (FallBackToBotocore, BotoCoreError, ValueError):
             self._way, self._rests_until = None, time.monotonic() + _RESTS
             return None
 
@@ -207,7 +213,7 @@ class Quick:
             host,
             shown.user_agent,
             lambda: shown.signer.get_auth_instance("s3", shown.region, "s3v4").credentials,
-            Signer(shown.region, "s3"),
+            RequestSigner(shown.region, "s3"),
             connections,
         )
 
@@ -231,13 +237,13 @@ class Quick:
         headers["host"] = way.host
         credentials = way.credentials()
         if credentials is None:
-            raise Doubt("nobody to ask as")
+            raise FallBackToBotocore("nobody to ask as")
         way.signer.sign(credentials, method, path, headers)
         headers["user-agent"] = way.user_agent
         request = AWSPreparedRequest(method, way.base + quote(key), HeadersDict(headers), body, False)
         answered = self._client.meta.events.emit_until_response(f"before-send.s3.{name}", request=request)[1]
         if answered is not None:
-            raise Doubt("somebody else answers")
+            raise FallBackToBotocore("somebody else answers")
         lines = "".join([f"{header}: {value}\r\n" for header, value in headers.items()])
         return way.connections.send(method, f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode("latin-1") + body)
 
@@ -270,7 +276,7 @@ def _understood(name: str, answer: Answer, asked: Mapping[str, Any]) -> dict[str
     if refused or absent:
         about = {"Error": {"Code": code, "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": status}}
         raise ClientError(about, name)
-    raise Doubt(f"{status} {code}")
+    raise FallBackToBotocore(f"{status} {code}")
 
 
 def _told(name: str, answer: Answer) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From a store to a bundle: equal artifacts with equal evidence and signatures make equal bytes."""
+"""Export of an artifact to a bundle, reproducible byte for byte, and import, which verifies before it writes."""
 
 import secrets
 import shutil
@@ -23,7 +23,7 @@ from nxpipe.artifact_store.bundle.oci import (
     Bundle,
     Image,
     Index,
-    Layout,
+    OciLayoutFile,
     blob_name,
     index_bytes,
     layout_bytes,
@@ -206,7 +206,7 @@ class Bundled:
 
 
 def _image(bundle: Bundle) -> Image:
-    parse_foreign(Layout, _file(bundle, LAYOUT_FILE, MAX_LAYOUT_BYTES))
+    parse_foreign(OciLayoutFile, _file(bundle, LAYOUT_FILE, MAX_LAYOUT_BYTES))
     index = parse_foreign(Index, _file(bundle, INDEX_FILE, MAX_INDEX_BYTES))
     if len(index.manifests) != 1:
         raise InvalidDocument(f"its index names {len(index.manifests)} images, and one artifact is one image")

@@ -1,5 +1,4 @@
-"""The OCI documents around one artifact: its manifest is the image's config, its blobs, evidence and signatures are the
-layers.
+"""OCI documents of a bundle: the manifest is the image's config; blobs, evidence and signatures are layers.
 
 Registries' tools can read and copy such an image. Other tools may add fields to these documents, so unlike our own
 they may hold more than we know; what we use of them is checked as strictly.
@@ -57,7 +56,7 @@ class Descriptor(_Foreign):
         return Blob(sha256=self.digest.removeprefix("sha256:"), size=self.size)
 
 
-class Layout(_Foreign):
+class OciLayoutFile(_Foreign):
     version: Literal["1.0.0"] = Field(alias="imageLayoutVersion")
 
 

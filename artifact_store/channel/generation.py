@@ -1,4 +1,4 @@
-"""One entry of a channel's log: the complete state of the channel from that generation on."""
+"""Generation: one entry of a channel's log, the complete state of the channel from that entry on."""
 
 from collections.abc import Iterable
 from typing import ClassVar, Final, Literal

@@ -1,4 +1,4 @@
-"""One entry of a channel's log: the whole state of the channel from that moment on."""
+"""Log of one channel: finding its head, reading it back, appending by conditional create."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

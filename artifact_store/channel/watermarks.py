@@ -1,6 +1,7 @@
-"""What this machine has seen of channels: the newest generation that it acted on, so that none is taken back unseen.
+"""Watermarks: the newest generation of each channel that this machine acted on, to detect a rolled-back log.
 
-One small file for each channel of each store, outside of all stores: who can write a store cannot write it.
+One small file for each channel of each store, outside of all stores, so that write access to a store is not enough to
+change it.
 """
 
 from pathlib import Path

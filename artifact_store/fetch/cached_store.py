@@ -1,4 +1,4 @@
-"""A whole file out of whatever is nearest: what an interrupted fetch left, this machine's tier, the store."""
+"""Cached store: reads go through this machine's cache, then the store, then its mirrors; partial files are reused."""
 
 import hashlib
 import os
@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import IO
 
 from nxpipe.artifact_store.backends.files import chunks_of, copy_into, os_errors
-from nxpipe.artifact_store.backends.no_symlinks import Beneath, Spot
+from nxpipe.artifact_store.backends.no_symlinks import SafeFolder, Spot
 from nxpipe.artifact_store.backends.protocol import Backend, Sent, nobody
 from nxpipe.artifact_store.blobs import Blobs
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.evidence import Evidence
 from nxpipe.artifact_store.fetch.file_layout import Placed, Whole, chunks_between
-from nxpipe.artifact_store.fetch.local_files import Held
+from nxpipe.artifact_store.fetch.local_files import LocalFiles
 from nxpipe.artifact_store.fetch.mirrors import Sources
 from nxpipe.artifact_store.fetch.partial import Partial, partial
 from nxpipe.artifact_store.fetch.ranges import Piece, at_once, fill, ranges_of, receive
-from nxpipe.artifact_store.fetch.read_cache import Tier
+from nxpipe.artifact_store.fetch.read_cache import ReadCache
 from nxpipe.artifact_store.index.segments import Report, unheard
 from nxpipe.artifact_store.layout import action_path
 from nxpipe.artifact_store.record import ActionRecord, Published
@@ -32,7 +32,7 @@ def stretches_of(whole: Whole) -> int:
     return sum(ranges_of(stored) for stored in whole.stored)
 
 
-def assemble(whole: Whole, file: Partial, blobs: Blobs, sources: Sources, tier: Tier | None, sent: Sent) -> None:
+def assemble(whole: Whole, file: Partial, blobs: Blobs, sources: Sources, tier: ReadCache | None, sent: Sent) -> None:
     """Bring every object to its places, each proved right; then the head, with which the file is finished."""
     firsts = accumulate(map(ranges_of, whole.stored), initial=0)
     pieces = {
@@ -47,7 +47,7 @@ def assemble(whole: Whole, file: Partial, blobs: Blobs, sources: Sources, tier: 
             sent(stored.size)
             return
         piece = pieces[stored]
-        if _came_before(file, piece) or (tier and _is_near(file, piece, tier)):
+        if _is_in_partial(file, piece) or (tier and _is_near(file, piece, tier)):
             sent(stored.size)
         else:
             sources.first(f"blob {stored.sha256}", lambda place: _filled(file, piece, place, sent))
@@ -69,7 +69,7 @@ def _unpack(blobs: Blobs, placed: Sequence[Placed], file: Partial) -> None:
         file.write(data, each.at)
 
 
-def _came_before(file: Partial, piece: Piece) -> bool:
+def _is_in_partial(file: Partial, piece: Piece) -> bool:
     """Of a blob in several ranges those that are missing come, and all of it is hashed then."""
     if piece.ranges > 1 or not file.has(piece.first):
         return False
@@ -78,7 +78,7 @@ def _came_before(file: Partial, piece: Piece) -> bool:
     return hasher.hexdigest() == piece.blob.sha256
 
 
-def _is_near(file: Partial, piece: Piece, tier: Tier) -> bool:
+def _is_near(file: Partial, piece: Piece, tier: ReadCache) -> bool:
     opened = tier.open(piece.blob)
     if opened:
         with opened:
@@ -100,10 +100,10 @@ def _repeat(file: Partial, piece: Piece, others: Sequence[Placed]) -> None:
             at += len(chunk)
 
 
-class BlobsFromAfar(Blobs):
+class MirroredBlobs(Blobs):
     """Writes go to the store; so does every look that decides about a write, since a copy elsewhere proves nothing."""
 
-    def __init__(self, backend: Backend, sources: Sources, tier: Tier | None) -> None:
+    def __init__(self, backend: Backend, sources: Sources, tier: ReadCache | None) -> None:
         super().__init__(backend)
         self._sources = sources
         self._tier = tier
@@ -158,7 +158,7 @@ class BlobsFromAfar(Blobs):
                 self._tier.held.keep(spot.at(file.path.name), whole, file.descriptor)
                 self._tier.make_room(whole.size)
 
-    def _is_held(self, whole: Whole, held: Held, adopt: Callable[[Path, int], bool]) -> bool:
+    def _is_held(self, whole: Whole, held: LocalFiles, adopt: Callable[[Path, int], bool]) -> bool:
         with held.find(whole) as found:
             if found is None or not adopt(*found):
                 return False
@@ -174,13 +174,13 @@ class BlobsFromAfar(Blobs):
 
 
 def _spot(folder: Path) -> Spot:
-    return Spot(Beneath(folder))
+    return Spot(SafeFolder(folder))
 
 
-class StoreFromAfar(Store):
+class CachedStore(Store):
     """Records are read from the first place that has them; a listing from the first that answers."""
 
-    def __init__(self, backend: Backend, blobs: BlobsFromAfar, sources: Sources) -> None:
+    def __init__(self, backend: Backend, blobs: MirroredBlobs, sources: Sources) -> None:
         super().__init__(backend)
         self.blobs = blobs
         self.sources = sources
@@ -200,4 +200,4 @@ class StoreFromAfar(Store):
 
 def sources_of(store: Store) -> Sources:
     """Where a store is read from: itself, and its mirrors if it has any."""
-    return store.sources if isinstance(store, StoreFromAfar) else Sources([store.backend])
+    return store.sources if isinstance(store, CachedStore) else Sources([store.backend])

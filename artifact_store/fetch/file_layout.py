@@ -1,4 +1,8 @@
-"""A stretch of an open file, by its offsets: several threads may do this with one descriptor."""
+"""Layout of a file that is assembled from many blobs: safetensors header, and the offset of each tensor.
+
+A safetensors file is mapped into memory by its readers and pages come in as they are touched; only the header is
+parsed.
+"""
 
 import json
 import os
@@ -48,7 +52,7 @@ _RESERVED: Final = "__metadata__"
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """The first bytes of a file, and where in it each tensor begins."""
 
     head: bytes
@@ -56,7 +60,7 @@ class Layout:
     size: int
 
 
-def layout_of(tensors: Iterable[Tensor]) -> Layout:
+def layout_of(tensors: Iterable[Tensor]) -> FileLayout:
     """The widest elements first, so that each tensor is aligned without a gap, which the format forbids.
 
     A type that the format has no name for is given as plain bytes, and named in the metadata.
@@ -77,7 +81,7 @@ def layout_of(tensors: Iterable[Tensor]) -> Layout:
     text = json.dumps({_RESERVED: metadata, **header}, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     head = struct.pack("<Q", len(text)) + text
-    return Layout(head, tuple(len(head) + places[number] for number in range(len(given))), len(head) + end)
+    return FileLayout(head, tuple(len(head) + places[number] for number in range(len(given))), len(head) + end)
 
 
 def _width(tensor: Tensor) -> int:

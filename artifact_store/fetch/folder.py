@@ -1,8 +1,14 @@
-"""A folder that is filled from a store: nothing lands outside of it, and a half-filled one does not look complete.
+"""Target folder of a fetch: nothing is written outside it, and it is marked complete last.
 
-.nxpipe          says that the folder is ours, and of each file its content and under which circumstances it was
-                 written: what is unchanged since then need not come again, nor be hashed
-manifest.json    comes last, so that a folder which has it is complete
+    manifest.json            the manifest, byte for byte: its SHA-256 is the artifact's name; written last, so that a folder
+                             which has it is complete
+    executables/<name>.nxe   one compiled program each; .neff for backend neuronx
+    weights.safetensors      all weights in one file, to be mapped into memory
+    files/<path>             files that travel with the model
+    .nxpipe                  marks the folder as ours, with the content and stamp of each file: what is unchanged since
+                             then is neither fetched again nor hashed
+
+Objects are fetched concurrently. An interrupted fetch resumes from the cache and from files already written.
 """
 
 import json
@@ -15,12 +21,12 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from nxpipe.artifact_store.backends.files import NewFile, copy_into, new_file, os_errors, scratch, write_at
-from nxpipe.artifact_store.backends.no_symlinks import Beneath, NotAFile, Spot, is_ours, is_same
+from nxpipe.artifact_store.backends.no_symlinks import NotAFile, SafeFolder, Spot, is_ours, is_same
 from nxpipe.artifact_store.backends.protocol import Sent, in_turn, nobody
 from nxpipe.artifact_store.blobs import Blobs
 from nxpipe.artifact_store.documents import Blob, Document, SafePath, parse_document
 from nxpipe.artifact_store.errors import NotUnderstood, Refused
-from nxpipe.artifact_store.fetch.cached_store import BlobsFromAfar
+from nxpipe.artifact_store.fetch.cached_store import MirroredBlobs
 from nxpipe.artifact_store.fetch.file_layout import Whole, sha256_between, weights_file
 from nxpipe.artifact_store.fetch.local_files import date, stamp
 from nxpipe.artifact_store.fetch.ranges import at_once
@@ -48,7 +54,7 @@ class Notes(Document):
 class Filled:
     """A folder, and what is in it by our own notes. No symlink in it is followed, whoever has put it there."""
 
-    files: Beneath
+    files: SafeFolder
     noted: Mapping[str, Note]
     wanted: dict[str, Note] = field(default_factory=dict)
 
@@ -181,7 +187,7 @@ def holds(sha256: str) -> Callable[[int], bool]:
 
 def open_folder(root: Path, manifest_digest: str) -> Filled:
     """A new or an empty folder, or one of ours; another artifact's manifest goes first, since it will not hold."""
-    files = Beneath(root)
+    files = SafeFolder(root)
     with os_errors(f"write {root}"):
         root.mkdir(parents=True, exist_ok=True)
         notes = _read_notes(files)
@@ -195,7 +201,7 @@ def open_folder(root: Path, manifest_digest: str) -> Filled:
     return filled
 
 
-def _read_notes(files: Beneath) -> dict[str, Note] | None:
+def _read_notes(files: SafeFolder) -> dict[str, Note] | None:
     """None: this folder is not ours. Notes that cannot be read, or that others can write, say nothing of any file."""
     try:
         with files.reader(_NOTES) as file:
@@ -208,7 +214,7 @@ def _read_notes(files: Beneath) -> dict[str, Note] | None:
         return {}
 
 
-def _note(files: Beneath, noted: Mapping[str, Note]) -> None:
+def _note(files: SafeFolder, noted: Mapping[str, Note]) -> None:
     notes = Notes(files=dict(noted))
     with scratch(files.root, _MODE, files) as file:
         file.write(notes.model_dump_json(indent=1).encode())
@@ -279,7 +285,7 @@ def _fetch_weights(blobs: Blobs, tensors: Sequence[Tensor], filled: Filled, sent
     if filled.has(WEIGHTS, whole.content, whole.is_right):
         sent(size)
         return 0
-    if isinstance(blobs, BlobsFromAfar):
+    if isinstance(blobs, MirroredBlobs):
         blobs.assemble(whole, filled.spot, lambda path, handle: filled.adopt(WEIGHTS, path, handle), sent)
         filled.note(WEIGHTS, whole.content)
     else:

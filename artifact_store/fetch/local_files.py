@@ -1,7 +1,11 @@
-"""Under which circumstances a file had the bytes that were hashed, so that it need not be hashed again.
+"""Whole files that the cache keeps, shared between folders by hard link, and stamps that spare rehashing them.
 
-Time stamps are coarse: a second write a millisecond after the first leaves the same one. So a stamped file gets a
-modification time that no clock shows any more; whoever writes to it, however soon, gives it another.
+    whole/<content>/file            a file assembled from blobs, hard-linked into folders
+    whole/<content>/pieces.json     where each blob lies in it, for other files that share some of them
+
+A write to such a file in a folder changes the cache too; its stamp, and then its bytes, reveal that. Time stamps are
+coarse: a second write within a millisecond leaves the same one. So a stamped file gets a modification time that no
+clock shows any more, and every later write changes it.
 """
 
 import hashlib
@@ -14,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from nxpipe.artifact_store.backends.files import os_errors, scratch
-from nxpipe.artifact_store.backends.no_symlinks import Beneath, NotAFile, Seen, is_ours, is_same
+from nxpipe.artifact_store.backends.no_symlinks import NotAFile, SafeFolder, Seen, is_ours, is_same
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Denied
 from nxpipe.artifact_store.fetch.file_layout import Whole, chunks_between
@@ -46,7 +50,7 @@ class Stamps:
     where no other user can have written them. The digest is in the stamp, for a stranger may rename what is ours.
     """
 
-    def __init__(self, files: Beneath, folder: str) -> None:
+    def __init__(self, files: SafeFolder, folder: str) -> None:
         self._files = files
         self._folder = folder
 
@@ -107,8 +111,8 @@ _FARTHEST: Final = 2**48  # in a file
 Write = Callable[[bytes, int], None]  # bytes, and how far from the beginning of the blob
 
 
-class Held:
-    def __init__(self, files: Beneath, folder: str, stamps: Stamps) -> None:
+class LocalFiles:
+    def __init__(self, files: SafeFolder, folder: str, stamps: Stamps) -> None:
         self._files = files
         self._folder = folder
         self._stamps = stamps
@@ -234,7 +238,7 @@ class Held:
         return {sha256: at for sha256, at in found.items() if isinstance(at, int) and 0 <= at < _FARTHEST}
 
 
-def entries(files: Beneath, folder: str) -> Sequence[Seen]:
+def entries(files: SafeFolder, folder: str) -> Sequence[Seen]:
     """What is in a folder of the tier, which need not be there."""
     with os_errors(f"list {files.root / folder}"):
         try:

@@ -1,4 +1,4 @@
-"""An ordered list of places that should all hold the same: the store, then its mirrors."""
+"""Mirrors: an ordered list of backends with the same content, the store first."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

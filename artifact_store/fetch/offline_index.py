@@ -1,6 +1,6 @@
-"""What this machine has seen of a store, for when it is offline: action records, the state of channels, signatures.
+"""Offline index: action records, channel heads and signatures that this machine has read, for use without a network.
 
-It is laid out as that store is, below `seen/` of the tier. A file's modification time says when it was last seen so.
+Laid out as the store is, below `seen/` of the cache. A file's modification time says when it was last confirmed.
 """
 
 import os
@@ -9,18 +9,18 @@ from pathlib import Path
 
 from nxpipe.artifact_store.backends.files import os_errors, scratch
 from nxpipe.artifact_store.backends.local import LocalFolder
-from nxpipe.artifact_store.backends.no_symlinks import PRIVATE, Beneath, is_ours
+from nxpipe.artifact_store.backends.no_symlinks import PRIVATE, SafeFolder, is_ours
 from nxpipe.artifact_store.canonical import sha256_hex
 from nxpipe.artifact_store.channel.generation import Generation, Head
 from nxpipe.artifact_store.documents import Sealed
 from nxpipe.artifact_store.layout import SCRATCH, action_path, head_path
 
 
-class Remembered(LocalFolder):
+class OfflineIndex(LocalFolder):
     def __init__(self, tier: Path, url: str) -> None:
         base = f"seen/{sha256_hex(url.encode())[:16]}"
         super().__init__(tier / base)
-        self._files = Beneath(tier, PRIVATE, base)
+        self._files = SafeFolder(tier, PRIVATE, base)
         self.url = f"{url} (as last seen from here)"
 
     def keep(self, record: Sealed) -> None:

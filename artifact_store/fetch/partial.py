@@ -1,8 +1,8 @@
-"""A large file on its way in, so kept that a later process goes on where a dead one stopped.
+"""Partial file of a large download, kept so that a later process resumes an interrupted one.
 
-The file has its bytes at their places, and behind them a journal: one byte for each stretch that comes by itself, 1
-when all of it has come. One file, so that renaming it hands over both at once. Nothing of this is believed in the end:
-every byte is hashed before the file gets its name.
+The file has its bytes at their offsets, followed by a journal: one byte for each range, 1 when all of it has
+arrived. One file, so that a rename hands over both atomically. The journal is a hint only: every byte is hashed
+before the file gets its final name.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""One blob out of one place into a file: large ones in parallel ranges, hashed while they arrive."""
+"""Range reads: one blob into a file, in parallel ranges, hashed while they arrive."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""A folder on this machine that keeps the blobs it has read. Section 11 of docs/store-format.md.
+"""Read-through cache of blobs in a folder of this machine. Section 11 of docs/store-format.md.
 
     cas/sha256/<first 2 hex>/<64 hex>       a blob, as in a store
     whole/<64 hex>/                         a file of many blobs, which folders have links to
@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import IO, Final
 
 from nxpipe.artifact_store.backends.files import os_errors, write_at
-from nxpipe.artifact_store.backends.no_symlinks import PRIVATE, Beneath, NotAFile, Spot, is_ours, is_same
+from nxpipe.artifact_store.backends.no_symlinks import PRIVATE, NotAFile, SafeFolder, Spot, is_ours, is_same
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Denied
 from nxpipe.artifact_store.fetch.file_layout import chunks_between, sha256_between
-from nxpipe.artifact_store.fetch.local_files import Held, Stamps, date, entries
+from nxpipe.artifact_store.fetch.local_files import LocalFiles, Stamps, date, entries
 from nxpipe.artifact_store.layout import BLOBS, blob_path
 
 DEFAULT_LIMIT: Final = 20 * 1024**3
@@ -41,16 +41,16 @@ class _Kept:
     throw_out: Callable[[], None]
 
 
-class Tier:
+class ReadCache:
     """Files that another user may write to are hashed at each use, in a copy that nobody else can open."""
 
     def __init__(self, root: Path, limit: int = DEFAULT_LIMIT) -> None:
         self.root = root
-        self._files = Beneath(root, PRIVATE)
+        self._files = SafeFolder(root, PRIVATE)
         self.partial = Spot(self._files, "partial")
         self._limit = limit
         self._stamps = Stamps(self._files, "stamps")
-        self.held = Held(self._files, "whole", self._stamps)
+        self.held = LocalFiles(self._files, "whole", self._stamps)
         self._room: int | None = None  # until we look again; None: we have not looked yet
 
     def open(self, blob: Blob) -> IO[bytes] | None:

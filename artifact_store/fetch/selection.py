@@ -1,15 +1,15 @@
-"""Which artifact a name or a channel means, wherever the answer comes from; what was seen is remembered."""
+"""Selection of the artifact that a name or channel refers to, online or from the offline index."""
 
 from dataclasses import dataclass
 
 from nxpipe.artifact_store.channel.generation import Generation, Served
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import ChannelEmpty, Corrupt, InvalidDocument, NotFound
-from nxpipe.artifact_store.fetch.offline_index import Remembered
+from nxpipe.artifact_store.fetch.offline_index import OfflineIndex
 from nxpipe.artifact_store.layout import is_key
 from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.artifact_store.store import Store
-from nxpipe.artifact_store.trust.channel_trust import Trust
+from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
 
 _OTHER_VERSION = "read it with the version of nxpipe that wrote it"
 
@@ -23,7 +23,7 @@ class Wanted:
     seen_ago: float | None
 
 
-def by_name(store: Store, name: str, remember: Remembered | None = None) -> Wanted:
+def by_name(store: Store, name: str, remember: OfflineIndex | None = None) -> Wanted:
     """`MODEL`, `MODEL@KEYPREFIX` or `KEYPREFIX`; a whole key needs no listing."""
     key = name.rpartition("@")[2]
     found = store.find(key) if is_key(key) else None
@@ -31,7 +31,7 @@ def by_name(store: Store, name: str, remember: Remembered | None = None) -> Want
     if remember:
         remember.keep(published.record)
     seen = store.backend
-    ago = seen.age_of_artifact(published.request_key) if isinstance(seen, Remembered) else None
+    ago = seen.age_of_artifact(published.request_key) if isinstance(seen, OfflineIndex) else None
     return Wanted(published.manifest, published.manifest_digest, ago)
 
 
@@ -40,8 +40,8 @@ def by_channel(
     channel: str,
     model: str | None,
     target: str | None,
-    trust: Trust,
-    remember: Remembered | None = None,
+    trust: ChannelVerifier,
+    remember: OfflineIndex | None = None,
 ) -> Wanted:
     """What a channel serves for this model and target, either of which may be left out where there is one.
 
@@ -57,7 +57,7 @@ def by_channel(
             remember.keep_objects(trust.policy.envelopes(store, chosen.manifest.sha256, channel))
         remember.keep_channel(tip)
     seen = store.backend
-    ago = seen.age_of_channel(channel) if isinstance(seen, Remembered) else None
+    ago = seen.age_of_channel(channel) if isinstance(seen, OfflineIndex) else None
     return Wanted(_manifest(store, chosen.manifest), chosen.manifest.sha256, ago)
 
 

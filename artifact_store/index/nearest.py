@@ -1,4 +1,4 @@
-"""The key inputs of every artifact as sets of fields, to be searched at once. They never change under their key."""
+"""Nearest artifacts: an index of cache-key inputs, searched to explain a cache miss."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -100,7 +100,7 @@ def _fields(inputs: object) -> Fields:
 
 
 @dataclass(frozen=True)
-class Near:
+class NearestArtifact:
     """An artifact that was asked for in almost these words; `before` of a difference is its word, `after` ours."""
 
     published: Published
@@ -108,14 +108,14 @@ class Near:
     fields: int  # of its key inputs
 
 
-def nearest(
+def nearest_artifacts(
     store: Store,
     wanted: Mapping[str, object],
     *,
     count: int,
     at_most: int | None = None,
     report: Report = unheard,
-) -> list[Near]:
+) -> list[NearestArtifact]:
     """The `count` artifacts whose key inputs differ from these in the fewest fields, the nearest first.
 
     An index leads to them, and what is told of them is read from the store and verified. Of the inputs that are in no
@@ -144,7 +144,9 @@ def _ranked(wanted: Mapping[str, object], entries: Mapping[str, Fields]) -> list
     return sorted(entries, key=distance)
 
 
-def _verified(store: Store, wanted: Mapping[str, object], ranked: list[str], report: Report) -> Iterator[Near]:
+def _verified(
+    store: Store, wanted: Mapping[str, object], ranked: list[str], report: Report
+) -> Iterator[NearestArtifact]:
     for key in ranked:
         try:
             published = store.find(key)
@@ -153,4 +155,4 @@ def _verified(store: Store, wanted: Mapping[str, object], ranked: list[str], rep
             report(f"{key} is passed over: {error}")
             continue
         if published is not None and inputs is not None:
-            yield Near(published, differences(inputs, wanted), len(fields_of(inputs)))
+            yield NearestArtifact(published, differences(inputs, wanted), len(fields_of(inputs)))

@@ -1,8 +1,8 @@
-"""Many small objects in a few large ones: what every kind of index has in common.
+"""Index segments: many small objects in a few large ones, with the index of action records.
 
-There is no hot key. A segment is named by the digest of its bytes, so whoever writes the same twice writes it once;
-readers take all the segments there are; and nothing that a segment says counts unless its kind can prove it current.
-Losing one costs time, never an answer: nothing here fails but the reading of the objects themselves.
+There is no hot key. A segment is named by the digest of its bytes; readers take all segments there are; an entry counts
+only while its kind can prove it current. Losing a segment costs time, never correctness: only reading the objects
+themselves can fail.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,1 +1,1 @@
-"""Maintenance of a store: reachability and retention, garbage collection, fsck, disk usage, backend probes."""
+"""Maintenance of a store: reachability, garbage collection, fsck, disk usage, backend probes."""

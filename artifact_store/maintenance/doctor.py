@@ -1,4 +1,4 @@
-"""What every backend must be able to do, whatever it is made of."""
+"""Probes of a backend, run in a scratch folder: the properties that every store relies on."""
 
 import secrets
 import time

@@ -1,4 +1,4 @@
-"""Is everything there, and is it what its name says? Reads every byte that something needs, and goes on past faults."""
+"""File system check of a store: reads and verifies every reachable byte, reports all faults, repairs on request."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +15,8 @@ from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Corrupt, NotFound, StoreUnavailable
 from nxpipe.artifact_store.layout import blob_path, head_path, log_folder
 from nxpipe.artifact_store.maintenance.reachability import (
+    Collectable,
     History,
-    Kind,
     Reach,
     find_roots,
     kind_of,
@@ -82,7 +82,7 @@ def fsck(store: Store, *, source: Store | None = None, begin: Callable[[int], Se
     for channel in channels_among(listed):
         look.channel(channel)
     for found in listed:
-        if kind_of(found.path) is Kind.SIGNATURE and found.path.split("/")[1] in reach.manifests:
+        if kind_of(found.path) is Collectable.SIGNATURE and found.path.split("/")[1] in reach.manifests:
             look.signature(found.path)
     rest = {digest: size for digest, size in reach.blobs.items() if digest not in look.seen}
     look.sent = in_turn(begin(sum(rest.values())))

@@ -1,4 +1,4 @@
-"""Which artifacts are given up: what a store keeps beside that which channels and pins hold."""
+"""Garbage collection: retention rules, the plan of what is deleted and why, and its execution beside publishers."""
 
 import time
 from collections import Counter
@@ -13,9 +13,9 @@ from nxpipe.artifact_store.errors import NotFound, Refused
 from nxpipe.artifact_store.layout import ACTIONS, retired_path
 from nxpipe.artifact_store.maintenance.reachability import (
     DAY,
-    Entry,
+    Collectable,
+    FoundRecord,
     History,
-    Kind,
     Reach,
     RetiredRecord,
     Roots,
@@ -41,7 +41,7 @@ class Rules:
     history: History = field(default_factory=History)
 
 
-def given_up(store: Store, roots: Roots, rules: Rules, now: float) -> list[tuple[Entry, str]]:
+def given_up(store: Store, roots: Roots, rules: Rules, now: float) -> list[tuple[FoundRecord, str]]:
     """Action records to be taken back and why, the oldest first."""
     held = {root.manifest.sha256 for root in roots.held}
     newest_first = sorted(roots.actions, key=_age, reverse=True)
@@ -61,12 +61,12 @@ def given_up(store: Store, roots: Roots, rules: Rules, now: float) -> list[tuple
     ]
 
 
-def _age(entry: Entry) -> tuple[float, str, str]:
+def _age(entry: FoundRecord) -> tuple[float, str, str]:
     """By the store's clock; that of a bucket ticks in seconds, within which the publishers' clocks decide."""
     return entry.found.modified, entry.record.published_at, entry.record.request_key
 
 
-def _by_rank_and_age(newest_first: Sequence[Entry], rules: Rules, now: float) -> Iterator[tuple[str, str]]:
+def _by_rank_and_age(newest_first: Sequence[FoundRecord], rules: Rules, now: float) -> Iterator[tuple[str, str]]:
     ranks: Counter[tuple[str, str]] = Counter()
     for entry in newest_first:
         record = entry.record
@@ -77,7 +77,7 @@ def _by_rank_and_age(newest_first: Sequence[Entry], rules: Rules, now: float) ->
             yield entry.found.path, f"older than {rules.max_age / DAY:g} days"
 
 
-def _over_budget(store: Store, roots: Roots, newest_first: Sequence[Entry], budget: int) -> list[Entry]:
+def _over_budget(store: Store, roots: Roots, newest_first: Sequence[FoundRecord], budget: int) -> list[FoundRecord]:
     """All from the one on with which the distinct blobs of the newer ones, and of what is held, exceed the budget."""
     counted: set[str] = set()
     total = sum(_added(store, root.manifest, counted) for root in roots.held)
@@ -125,7 +125,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Collected:
     """What went, and what stayed because somebody wrote or needs it since the plan was made."""
 
     done: tuple[Step, ...]
@@ -181,7 +181,7 @@ def plan(store: Store, rules: Rules, now: float) -> Plan:
     )
 
 
-def carry_out(store: Store, plan: Plan, told: Callable[[Step, bool], None] = nobody) -> Outcome:
+def carry_out(store: Store, plan: Plan, told: Callable[[Step, bool], None] = nobody) -> Collected:
     """Take back, look again at what is needed, and sweep the rest; killed at any point, only orphans are left."""
     done: list[Step] = []
     spared: list[Step] = []
@@ -189,7 +189,7 @@ def carry_out(store: Store, plan: Plan, told: Callable[[Step, bool], None] = nob
         for step, gone in zip(steps, store.backend.each(act, steps), strict=True):
             (done if gone else spared).append(step)
             told(step, gone)
-    return Outcome(tuple(done), tuple(spared))
+    return Collected(tuple(done), tuple(spared))
 
 
 def _retirements(store: Store, listed: Sequence[Found], roots: Roots, rules: Rules, now: float) -> Iterator[Step]:
@@ -207,18 +207,18 @@ def _key_of(action: Found) -> str:
 
 
 def _sweep(store: Store, listed: Sequence[Found], reach: Reach, now: float) -> Iterator[Step]:
-    loose: dict[Kind, list[Found]] = {kind: [] for kind in Kind}
+    loose: dict[Collectable, list[Found]] = {kind: [] for kind in Collectable}
     for found in listed:
         kind = kind_of(found.path)
         if kind and not reach.has(found.path) and not is_young(store, found, now):
             loose[kind].append(found)
-    blobs = loose.pop(Kind.BLOB)
+    blobs = loose.pop(Collectable.BLOB)
     for kind, those in loose.items():
         yield from (Step("remove", found, kind.reason) for found in those)
     are_manifests = list(store.backend.each(lambda found: _is_manifest(store, found), blobs))
     both = list(zip(blobs, are_manifests, strict=True))
     yield from (Step("remove", found, "a manifest that nothing names") for found, is_one in both if is_one)
-    yield from (Step("remove", found, Kind.BLOB.reason) for found, is_one in both if not is_one)
+    yield from (Step("remove", found, Collectable.BLOB.reason) for found, is_one in both if not is_one)
 
 
 def _is_manifest(store: Store, found: Found) -> bool:

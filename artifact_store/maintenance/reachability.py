@@ -1,12 +1,14 @@
-"""What may be collected at all: the kinds of objects by their paths, in the order in which they go.
+"""Reachability: from the roots of a store to every object they need; collectable kinds; disk usage by model.
 
-Whatever points goes before what it points to, so that a collection which is killed leaves orphans, never a pointer
-to nothing. Paths of no kind are not the store's, or are for ever: action records are taken back, not swept, and the
-log of a channel is its history.
+Publishers and promoters run concurrently, so the order of reads matters: the place that hands a manifest over is
+read before the place that receives it, `ac/` before `retired/` and pins before channels. Objects are listed before
+all of these: a writer that refers to an old object refreshes it first, and the removal notices. Referrers are
+deleted before what they refer to, so that a killed collection leaves orphans and never a dangling reference.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -15,7 +17,7 @@ from typing import Final, TypeVar
 
 from nxpipe.artifact_store.backends.protocol import Found
 from nxpipe.artifact_store.blobs import PUBLISH_AGAIN
-from nxpipe.artifact_store.builds import Failure, Part
+from nxpipe.artifact_store.builds import Failure, StepResult
 from nxpipe.artifact_store.channel.generation import Generation
 from nxpipe.artifact_store.channel.log import channels_among
 from nxpipe.artifact_store.documents import Blob, Sealed, seconds_since_1970
@@ -42,7 +44,7 @@ from nxpipe.artifact_store.record import ActionRecord
 from nxpipe.artifact_store.store import Store
 
 
-class Kind(Enum):
+class Collectable(Enum):
     """`reason` is why one that nothing holds may go."""
 
     RETIRED = (r"retired/[0-9a-f]{64}", "taken back longer ago than the grace")
@@ -63,8 +65,8 @@ class Kind(Enum):
         self.reason = reason
 
 
-def kind_of(path: str) -> Kind | None:
-    return next((kind for kind in Kind if kind.pattern.fullmatch(path)), None)
+def kind_of(path: str) -> Collectable | None:
+    return next((kind for kind in Collectable if kind.pattern.fullmatch(path)), None)
 
 
 DAY: Final = 24 * 3600.0
@@ -105,7 +107,7 @@ class Root:
 
 
 @dataclass(frozen=True)
-class Entry:
+class FoundRecord:
     """An action record, and the object it was found in."""
 
     found: Found
@@ -114,7 +116,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Roots:
-    actions: Sequence[Entry]
+    actions: Sequence[FoundRecord]
     retired: Sequence[Root]  # those of which the grace has not passed
     held: Sequence[Root]  # by pins and channels
 
@@ -155,7 +157,7 @@ def read_manifest(store: Store, blob: Blob) -> Manifest:
 def find_roots(store: Store, history: History, now: float, fault: OnFault = stop) -> Roots:
     """Every record that holds a manifest, looked for in the one safe order."""
     published = _keyed(store, ACTIONS, fault)
-    actions = [Entry(found, record) for found, record in _records(store, ActionRecord, published, fault)]
+    actions = [FoundRecord(found, record) for found, record in _records(store, ActionRecord, published, fault)]
     young = [found for found in _keyed(store, RETIRED, fault) if is_young(store, found, now)]
     retired = [
         Root(found.path, record.manifest, record.request_key)
@@ -166,7 +168,7 @@ def find_roots(store: Store, history: History, now: float, fault: OnFault = stop
 
 def find_held(store: Store, history: History, now: float, fault: OnFault = stop) -> list[Root]:
     """What pins and channels hold, whatever becomes of action records."""
-    pins = [found for found in list_all(store, PINS, fault) if Kind.PIN.pattern.fullmatch(found.path)]
+    pins = [found for found in list_all(store, PINS, fault) if Collectable.PIN.pattern.fullmatch(found.path)]
     held = [Root(found.path, pin.manifest, None) for found, pin in _records(store, Pin, pins, fault) if pin.holds(now)]
     for channel in channels_among(list_all(store, CHANNELS, fault)):
         held += _served(store, channel, history, now, fault)
@@ -213,7 +215,7 @@ def _mark_evidence(store: Store, listed: Sequence[Found], reach: Reach, now: flo
         manifest = found.path.split("/")[1]
         return manifest in reach.manifests or not young.isdisjoint((found.path, digest_path(manifest)))
 
-    documents = [found for found in listed if Kind.EVIDENCE.pattern.fullmatch(found.path)]
+    documents = [found for found in listed if Collectable.EVIDENCE.pattern.fullmatch(found.path)]
     for found, evidence in _records(store, Evidence, filter(stays, documents), fault):
         reach.paths.add(found.path)
         reach.add(*evidence.blobs())
@@ -224,7 +226,7 @@ def _mark_notes(store: Store, listed: Sequence[Found], reach: Reach, now: float,
     """Signatures and reports of what stays; failures that stay, with the blobs that they name."""
     subjects = reach.manifests.union(each.digest for documents in reach.evidence.values() for each in documents)
     reach.paths.update(found.path for found in listed if _beside(found.path) in subjects)
-    failures = [found for found in listed if Kind.FAILURE.pattern.fullmatch(found.path)]
+    failures = [found for found in listed if Collectable.FAILURE.pattern.fullmatch(found.path)]
     for found, failure in _records(store, Failure, failures, fault):
         if is_young(store, found, now) or seconds_since_1970(failure.expires_at) > now:
             reach.paths.add(found.path)
@@ -236,16 +238,16 @@ def _mark_parts(store: Store, listed: Sequence[Found], reach: Reach, now: float,
 
     Young blobs stay too, so one that is found or made again, which makes its blobs young, lives as long as a new one.
     """
-    parts = [found for found in listed if Kind.PART.pattern.fullmatch(found.path)]
+    parts = [found for found in listed if Collectable.PART.pattern.fullmatch(found.path)]
     young = {found.path for found in listed if is_young(store, found, now)}
 
-    def keep(found: Found, part: Part) -> None:
+    def keep(found: Found, part: StepResult) -> None:
         reach.paths.add(found.path)
         reach.add(*part.blobs())
 
-    for found, part in _records(store, Part, (each for each in parts if each.path in young), fault):
+    for found, part in _records(store, StepResult, (each for each in parts if each.path in young), fault):
         keep(found, part)
-    for found, part in _records(store, Part, (each for each in parts if each.path not in young), fault):
+    for found, part in _records(store, StepResult, (each for each in parts if each.path not in young), fault):
         paths = map(blob_path, part.blobs())
         if part.files and all(path in young or reach.has(path) for path in paths):
             keep(found, part)
@@ -340,5 +342,73 @@ def _manifests(
 
 def orphans(listed: Iterable[Found], reach: Reach) -> list[Found]:
     """What nothing holds; of a publish that is under way, too."""
-    passing = (None, Kind.LEASE, Kind.OUTCOME)
+    passing = (None, Collectable.LEASE, Collectable.OUTCOME)
     return [found for found in listed if kind_of(found.path) not in passing and not reach.has(found.path)]
+
+
+@dataclass(frozen=True)
+class ModelUsage:
+    """`logical` counts each artifact as if it were alone; `stored` each blob once; `own` those of no other model."""
+
+    model_id: str
+    artifacts: int
+    logical: int
+    stored: int
+    own: int
+
+
+@dataclass(frozen=True)
+class Usage:
+    models: tuple[ModelUsage, ...]
+    logical: int
+    artifacts_stored: int  # each blob once, whatever the number of models that share it
+    shared: int  # of these, those that several models need
+    orphans: int
+    orphaned: int
+    objects: int
+    stored: int  # everything, records and listings too
+
+
+def usage(store: Store) -> Usage:
+    now = store.backend.now()
+    listed = list(store.backend.walk(""))
+    blobs: dict[str, dict[str, int]] = {}
+    owners: dict[str, str] = {}  # the model of each manifest
+    artifacts: Counter[str] = Counter()
+    logical: Counter[str] = Counter()
+
+    def add(model: str, named: Collection[Blob]) -> None:
+        logical[model] += sum(blob.size for blob in named)
+        blobs.setdefault(model, {}).update((blob.sha256, blob.size) for blob in named)
+
+    def count(manifest: Manifest, document: Blob) -> None:
+        owners[document.sha256] = manifest.model.id
+        artifacts[manifest.model.id] += 1
+        add(manifest.model.id, (document, *manifest.blobs()))
+
+    reach = mark(store, listed, find_roots(store, History(), now), now, visit=count)
+    for manifest, documents in reach.evidence.items():
+        if manifest in owners:
+            add(owners[manifest], {blob for each in documents for blob in each.blobs()})
+    users = Counter(digest for each in blobs.values() for digest in each)
+    sizes = {digest: size for each in blobs.values() for digest, size in each.items()}
+    loose = orphans(listed, reach)
+    return Usage(
+        models=tuple(
+            ModelUsage(
+                model_id=model,
+                artifacts=artifacts[model],
+                logical=logical[model],
+                stored=sum(each.values()),
+                own=sum(size for digest, size in each.items() if users[digest] == 1),
+            )
+            for model, each in sorted(blobs.items())
+        ),
+        logical=logical.total(),
+        artifacts_stored=sum(sizes.values()),
+        shared=sum(size for digest, size in sizes.items() if users[digest] > 1),
+        orphans=len(loose),
+        orphaned=sum(found.size for found in loose),
+        objects=len(listed),
+        stored=sum(found.size for found in listed),
+    )

@@ -1,6 +1,6 @@
-"""What a channel serves, for all who act on it: its log proved, its author trusted, its artifacts signed as asked.
+"""Verification of a channel before anybody acts on it: its log, its author, the signatures of its artifacts.
 
-There is no other way from a channel's name to an artifact, so that none can forget one of the three.
+The only path from a channel's name to an artifact, so that no caller can skip one of the three checks.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from nxpipe.artifact_store.channel.watermarks import Marks
 from nxpipe.artifact_store.errors import Refused, StoreUnavailable
 from nxpipe.artifact_store.fetch.cached_store import sources_of
 from nxpipe.artifact_store.fetch.mirrors import Notice, unnoticed
-from nxpipe.artifact_store.fetch.offline_index import Remembered
+from nxpipe.artifact_store.fetch.offline_index import OfflineIndex
 from nxpipe.artifact_store.store import Store
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Trust:
+class ChannelVerifier:
     """What this machine believes of one store's channels: by a policy, None where nobody's signature is asked for, and
     by what it has seen of them before, None where that is not kept. `say` hears where it cannot be kept."""
 
@@ -36,8 +36,8 @@ class Trust:
         if tip is None:
             return None
         if fault := self.fault(place, tip):
-            raise unbelieved(tip, fault)
-        if not isinstance(place, Remembered):
+            raise untrusted(tip, fault)
+        if not isinstance(place, OfflineIndex):
             self.mark(tip)
         return tip
 
@@ -89,17 +89,17 @@ class Trust:
 
         def read(place: Backend) -> tuple[Generation | None, Backend]:
             log = self.log(place, channel)
-            return (log.newest(further=False) if isinstance(place, Remembered) else log.tip()), place
+            return (log.newest(further=False) if isinstance(place, OfflineIndex) else log.tip()), place
 
         answer = sources_of(store).first(f"channel {channel}", read)
         assert answer is not None, "a tuple was read, or an error is under way"
         return answer
 
 
-ALL: Final = Trust(None, None)  # for stores of which nothing is asked, and nothing was seen
+ALL: Final = ChannelVerifier(None, None)  # for stores of which nothing is asked, and nothing was seen
 
 
-def unbelieved(generation: Generation, fault: str) -> Refused:
+def untrusted(generation: Generation, fault: str) -> Refused:
     return Refused(
         f"generation {generation.generation} of channel {generation.channel} {fault}; find out who wrote it, and "
         "promote or roll back again with a trusted key"
@@ -108,5 +108,5 @@ def unbelieved(generation: Generation, fault: str) -> Refused:
 
 def _taken(place: Backend, generation: Generation) -> float:
     """By the place's own clock. Of what is remembered it is not known any more; it was believed when it was."""
-    stat = None if isinstance(place, Remembered) else place.stat(generation.path)
+    stat = None if isinstance(place, OfflineIndex) else place.stat(generation.path)
     return stat.modified if stat else 0.0

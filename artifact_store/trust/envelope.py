@@ -1,4 +1,7 @@
-"""The bytes that are really signed: type and length first, so that no document can be taken for another kind."""
+"""Signature envelopes: an in-toto statement with SLSA provenance in a DSSE envelope, one signature each.
+
+A statement holds no time: equal artifacts get equal statements, independent of signer and date.
+"""
 
 from typing import Final, Literal
 

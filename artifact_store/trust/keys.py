@@ -1,4 +1,4 @@
-"""Public keys and what they prove: Ed25519, and ECDSA on P-256 because that is what a KMS key offers."""
+"""Keys: Ed25519 in files, ECDSA P-256 in AWS KMS; verification needs the public half only."""
 
 import os
 import stat

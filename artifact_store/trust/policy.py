@@ -1,4 +1,8 @@
-"""Whose word counts for which channel."""
+"""Signing policy: which keys may sign artifacts, evidence and generations of which channel.
+
+Figures lie beside a manifest, outside its signature: the signer of an artifact also signs each evidence document by its
+digest.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The signatures that a store holds: for each manifest one file of each key, so that nobody overwrites another's."""
+"""Signatures of a store: one object for each manifest and key."""
 
 from typing import Final
 

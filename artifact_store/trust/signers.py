@@ -1,4 +1,4 @@
-"""From what a person writes for a signing key, `file:PATH` or `kms:ARN`, to the key."""
+"""Signing keys by name: `file:PATH` or `kms:ARN`."""
 
 from pathlib import Path
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.channel.change import Sign
-    from nxpipe.artifact_store.trust.channel_trust import Trust
+    from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
     from nxpipe.artifact_store.trust.keys import PublicKey, Signer
     from nxpipe.artifact_store.trust.policy import Policy, TrustedKey
     from nxpipe.pipeline.config import Config
@@ -45,10 +45,12 @@ def signing_policy(config: "Config", folder: Path) -> "Policy | None":
     return Policy(trusted, _with_colours(config, signing.require), signing.threshold)
 
 
-def trust_in(config: "Config", folder: Path, store: "Store", say: "Callable[[str], None]" = lambda _: None) -> "Trust":
+def trust_in(
+    config: "Config", folder: Path, store: "Store", say: "Callable[[str], None]" = lambda _: None
+) -> "ChannelVerifier":
     """What is believed of a store's channels by this file, and by what this machine has seen of them before."""
     from nxpipe.artifact_store.channel.watermarks import Marks
-    from nxpipe.artifact_store.trust.channel_trust import Trust
+    from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
 
     for sentence in unused_channels(config):
         say(f"Note: {sentence}")
@@ -57,7 +59,7 @@ def trust_in(config: "Config", folder: Path, store: "Store", say: "Callable[[str
         marks = Marks(user_state_folder() / "channels", _identity(store.url))
     except NoHome as error:
         say(f"Note: what was seen of channels cannot be kept on this machine: {error}")
-    return Trust(signing_policy(config, folder), marks, say)
+    return ChannelVerifier(signing_policy(config, folder), marks, say)
 
 
 def _identity(url: str) -> str:

@@ -12,7 +12,7 @@ from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.channel.generation import Generation, Served
 from nxpipe.artifact_store.channel.log import channels
 from nxpipe.artifact_store.documents import seconds_since_1970
-from nxpipe.artifact_store.trust.channel_trust import Trust, unbelieved
+from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier, untrusted
 from nxpipe.artifact_store.trust.policy import Policy
 from nxpipe.pipeline.artifacts.known import unknown_channel
 from nxpipe.pipeline.artifacts.signing import trust_in
@@ -35,13 +35,13 @@ class Entry:
 
     def require_belief(self) -> None:
         if self.fault:
-            raise unbelieved(self.generation, self.fault)
+            raise untrusted(self.generation, self.fault)
 
 
 @dataclass(frozen=True)
 class ChannelView:
     store: Store
-    trust: Trust
+    trust: ChannelVerifier
 
     @classmethod
     def of(cls, store: Store, config_path: Path, say: Callable[[str], None]) -> "ChannelView":

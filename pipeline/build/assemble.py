@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from nxpipe.artifact_store import Published, Store
-from nxpipe.artifact_store.builds import Part, part_of, seen
+from nxpipe.artifact_store.builds import StepResult, observed, step_result
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Incomplete
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class _Program:
     shape: Shape
-    part: Part
-    evidence: Part | None
+    part: StepResult
+    evidence: StepResult | None
 
     def executable(self) -> Executable:
         shape, facts = self.shape, self.part.facts
@@ -75,8 +75,8 @@ def _evidence(request: BuildRequest, programs: list[_Program], manifest: Manifes
 
 
 def _parts_of(request: BuildRequest, shape: Shape, store: Store) -> _Program:
-    part = part_of(store, request.program_key(shape))
-    evidence = seen(store, request.evidence_key(shape)) if request.verified else None
+    part = step_result(store, request.program_key(shape))
+    evidence = observed(store, request.evidence_key(shape)) if request.verified else None
     if part is None or (request.verified and evidence is None):
         raise Incomplete(
             f"{request.source.id}: what was made for {shape.name} is no longer in {store.url}; "

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Final
 
 from nxpipe.artifact_store import Store
-from nxpipe.artifact_store.builds import Failure, failure_of, remember_failure
+from nxpipe.artifact_store.builds import Failure, failure_of, record_failure
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.errors import StoreError
 from nxpipe.pipeline.util.documents import json_of
@@ -42,7 +42,7 @@ def remembering(store: Store, request_key: str, thresholds: Thresholds) -> Itera
         if not is_of_the_machine(error):
             log = {"verify": _asked(thresholds), "traceback": "".join(traceback.format_exception(error))}
             with suppress(StoreError):  # what happened matters more than that it could not be noted
-                remember_failure(store, request_key, error, log=canonical_json(log))
+                record_failure(store, request_key, error, log=canonical_json(log))
         raise
 
 

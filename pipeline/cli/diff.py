@@ -14,7 +14,7 @@ from nxpipe.pipeline.util.console import Console, human_bytes, table
 from nxpipe.pipeline.util.escape import shown, style
 
 if TYPE_CHECKING:
-    from nxpipe.artifact_store.difference import ManifestDifference, Part, Section
+    from nxpipe.artifact_store.difference import EntryChange, ManifestDifference, Section
     from nxpipe.artifact_store.documents import Blob
     from nxpipe.artifact_store.index.leaves import Difference
     from nxpipe.pipeline.artifacts.difference.graphs import GraphDifference
@@ -136,7 +136,7 @@ def _counts(section: "Section") -> str:
     return ", ".join(f"{len(parts)} {word} ({_bytes(parts)})" for parts, word in counted if parts)
 
 
-def _bytes(parts: "Sequence[Part]") -> str:
+def _bytes(parts: "Sequence[EntryChange]") -> str:
     """What is new in B, or in A where B has nothing."""
     return human_bytes(sum(blob.size for part in parts if (blob := part.after or part.before)))
 
@@ -187,6 +187,6 @@ def _section_as_json(section: "Section") -> dict[str, object]:
     }
 
 
-def _part_as_json(part: "Part") -> dict[str, object]:
+def _part_as_json(part: "EntryChange") -> dict[str, object]:
     sides = {"a": part.before, "b": part.after}
     return {"name": part.name} | {side: blob.model_dump() for side, blob in sides.items() if blob}

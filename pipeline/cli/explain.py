@@ -26,7 +26,7 @@ from nxpipe.pipeline.util.state_folder import state_folder
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
-    from nxpipe.artifact_store.index.nearest import Near
+    from nxpipe.artifact_store.index.nearest import NearestArtifact
     from nxpipe.artifact_store.index.segments import Report
     from nxpipe.pipeline.build.asked import Asked
     from nxpipe.pipeline.build.explaining import Answer, ProgramAnswer
@@ -167,7 +167,7 @@ def _page(answer: "Answer", url: str) -> Iterator[str]:
             )
 
 
-def _compared(near: "Near") -> str:
+def _compared(near: "NearestArtifact") -> str:
     count = len(near.differences)
     return (
         f"{for_terminal(near.published.name)} differs in {count} of {near.fields} fields\n"

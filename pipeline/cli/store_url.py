@@ -8,7 +8,7 @@ from nxpipe.pipeline.util.folders import expanded
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
-    from nxpipe.artifact_store.fetch.offline_index import Remembered
+    from nxpipe.artifact_store.fetch.offline_index import OfflineIndex
     from nxpipe.pipeline.config.store import Store as Section
     from nxpipe.pipeline.util.console import Console
 
@@ -59,13 +59,13 @@ def open_what_was_seen(option: str | None, config_path: Path) -> "Store":
     return open_offline(url, _cache(section, config_path), section.cache_limit)
 
 
-def what_is_remembered(option: str | None, config_path: Path) -> "Remembered | None":
+def what_is_remembered(option: str | None, config_path: Path) -> "OfflineIndex | None":
     """Where it is noted what was seen of that store; a folder is always at hand."""
-    from nxpipe.artifact_store.fetch.offline_index import Remembered
+    from nxpipe.artifact_store.fetch.offline_index import OfflineIndex
     from nxpipe.artifact_store.url import is_remote
 
     url = store_url(option, config_path)
-    return Remembered(_cache(_section(config_path), config_path), url) if is_remote(url) else None
+    return OfflineIndex(_cache(_section(config_path), config_path), url) if is_remote(url) else None
 
 
 def _typed(option: str | None) -> str | None:

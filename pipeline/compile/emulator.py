@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from nxpipe.artifact_store.builds import keep_part, part_of
+from nxpipe.artifact_store.builds import keep_step_result, step_result
 from nxpipe.artifact_store.canonical import sha256_hex
 from nxpipe.pipeline.artifacts import artifact_files
 from nxpipe.pipeline.artifacts.utilisation import document as utilisation_document
@@ -32,10 +32,10 @@ class Emulator:
         """Equal graphs are lowered once, whatever they came from."""
         graph = front.graph.to_bytes()
         key = digest_of(_emission_question(request, front, sha256_hex(graph)))
-        emission = None if force else part_of(store, key)
+        emission = None if force else step_result(store, key)
         if emission is None:
             files, facts = _emitted(request, shape, front, store, step)
-            emission = keep_part(store, key, files, facts)
+            emission = keep_step_result(store, key, files, facts)
         facts = {"degree": front.degree, "graph_key": front.graph.key, "outputs": sorted(front.whole.outputs)}
         return Made(
             {artifact_files.graph(shape.name): store.put_blob(graph), **{f.path: f.blob for f in emission.files}},

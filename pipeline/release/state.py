@@ -9,7 +9,7 @@ import click
 
 from nxpipe.artifact_store.channel.generation import Generation, Served
 from nxpipe.artifact_store.errors import NotFound, Refused
-from nxpipe.artifact_store.trust.channel_trust import Trust
+from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
 from nxpipe.pipeline.artifacts.known import unknown_channel
 from nxpipe.pipeline.artifacts.promotion import model_id
 from nxpipe.pipeline.artifacts.signing import trust_in
@@ -90,7 +90,7 @@ class Release:
         return self._served_elsewhere() if self.plan is None else planned(self.plan.artifacts)
 
     @cached_property
-    def trust(self) -> Trust:
+    def trust(self) -> ChannelVerifier:
         return trust_in(self.config, self.folder, self.store, self.console.say)
 
     def found(self, one: Candidate) -> "Published | None":

@@ -1,4 +1,4 @@
-"""Rules about bought capacity: capacity blocks and warm pools."""
+"""Lint rules about capacity: capacity blocks, warm pools, instance metadata, images, the monthly budget."""
 
 import json
 from collections.abc import Iterator, Sequence

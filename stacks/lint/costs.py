@@ -1,6 +1,7 @@
-"""What templates cost by the hour: instances at their desired sizes, and what a network is billed for by the hour.
+"""Hourly cost of templates: instances at their desired capacity, and network resources billed by the hour.
 
-An estimate: requests, bytes and storage depend on use and are not in it. What has no known price is said, not guessed.
+An estimate: requests, bytes and storage depend on use and are left out. Resources without a known price are listed, not
+guessed.
 """
 
 import tomllib

@@ -1,4 +1,4 @@
-"""Rules about data: buckets are private, and neither S3 nor EFS speaks plain text."""
+"""Lint rules about data and permissions: private buckets, TLS, write actions, stable logical ids, traffic weights."""
 
 import re
 from collections.abc import Iterator, Mapping

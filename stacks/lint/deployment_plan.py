@@ -1,4 +1,4 @@
-"""What a deployment would do, in plain data: templates before and after, resource by resource.
+"""Deployment plan: which resources a deployment creates, updates, replaces or deletes, and which instances restart.
 
 Says what is certain from the templates alone. Whether a property can be changed in place is AWS's own schema; what a
 change of one resource does to the instances that are made from it is known here.

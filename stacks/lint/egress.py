@@ -1,7 +1,7 @@
-"""Which services are called from inside the network, and by whom: read from the resources of the stacks.
+"""Egress analysis: which AWS services are called from inside the network, and by which role, read from templates.
 
-Callers are the roles that instances and containers have, the agents of Batch, whatever pulls an image, and scripts
-that run at boot. What a service does on a caller's behalf, as S3 does with a key, is not a call from the network.
+Callers are the roles of instances and containers, agents of AWS Batch, image pulls, and scripts that run at boot. A
+call that a service makes on a caller's behalf, as S3 to KMS, is not a call from the network.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Facts about a project that lint rules need beyond its templates, from nxpipe.toml, lock files and the price list."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A rule, what it may know beyond the templates, and what it finds."""
+"""Lint findings and rules: what a rule reports, what it may read, and which findings a project accepts."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

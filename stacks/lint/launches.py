@@ -1,4 +1,4 @@
-"""What starts instances: launch templates with their instance types and with the groups that use them."""
+"""Instance launches in templates: launch templates, their instance types, and the groups that use them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

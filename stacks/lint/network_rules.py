@@ -1,4 +1,4 @@
-"""Rules about who reaches what: nothing is open to the world, and nothing answers in plain text."""
+"""Lint rules about the network: public exposure, TLS, EFA interfaces, VPC endpoints of closed networks."""
 
 from collections.abc import Iterator
 from typing import Any, Final

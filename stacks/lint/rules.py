@@ -1,4 +1,4 @@
-"""NXP-*: our rules over synthesised templates. Pure functions, so that they read any template and need no CDK."""
+"""The NXP rules over synthesised templates. Pure functions: they read any template and need no CDK."""
 
 from collections.abc import Iterator
 from typing import Final

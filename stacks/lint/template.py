@@ -1,4 +1,4 @@
-"""Synthesised templates as rules read them: resources by type, and references followed across stacks."""
+"""Synthesised templates as rules read them: resources by type, references resolved across stacks, defaults applied."""
 
 import json
 from collections.abc import Iterator, Mapping

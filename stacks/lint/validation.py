@@ -1,6 +1,7 @@
-"""Findings of the packs that the stacks themselves accept, each with the decision behind it.
+"""CDK validation plugin: NXP rules and cdk-nag packs run at synthesis; accepted findings with their reasons.
 
-They stand in the code because they are true of every project; what only one project accepts is in its nxpipe.toml.
+Accepted findings of cdk-nag that hold for every project stand here with their reasons; those of one project in its
+nxpipe.toml.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What is watched: one table, from which dashboards and alarms are both made, so that neither knows a metric alone.
+"""Metrics table: the one source of both alarms and dashboard.
 
 What the load balancer and Auto Scaling publish has their names. What hosts publish is in a namespace of ours, named as
 neuron-monitor documents it for Prometheus and in its reports (what its CloudWatch program sends is documented nowhere),

@@ -1,4 +1,4 @@
-"""Who is told of what: a topic, the alarms and the dashboard of `stacks.metrics`, and what the project really costs."""
+"""Observability stack: notification topic, alarms, dashboard, and actual cost of the project."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final

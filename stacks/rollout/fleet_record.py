@@ -1,4 +1,4 @@
-"""What a rollout knows of its fleet: what things are called, and the words for its weights."""
+"""Rollout record of a fleet in DynamoDB: its names, its target groups, the owner of the lock, the traffic weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _OF_THE_RULE: Final = "$.Rules[0].Actions[0].ForwardConfig.TargetGroups"
 
 
 @dataclass(frozen=True)
-class Colour:
+class TargetGroup:
     """A group of instances and the targets that they are."""
 
     group: str
@@ -26,7 +26,7 @@ class Fleet:
     name: str
     rule: str  # ARN: the only thing whose weights a rollout may set
     balancer: str  # as metrics call it
-    colours: Mapping[str, Colour]  # blue, green, maybe standby
+    colours: Mapping[str, TargetGroup]  # blue, green, maybe standby
     least: int  # instances that a colour has at least when it serves
     alarms: tuple[str, ...]
 

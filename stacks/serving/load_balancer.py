@@ -1,4 +1,4 @@
-"""What stands before a fleet: a load balancer, a group of targets for each colour, and one rule that weighs them."""
+"""Load balancer of a fleet: listener, blue and green target groups, and the one rule with the traffic weights."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,4 +1,4 @@
-"""Auto Scaling groups of a serving fleet: how they are bought, filled, held back until ready, and changed."""
+"""Serving stack: two Auto Scaling groups behind a load balancer; purchase options, warm pools, lifecycle hooks."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -40,7 +40,7 @@ Group: TypeAlias = aws_autoscaling.CfnAutoScalingGroup
 
 
 @dataclass(frozen=True)
-class Colour:
+class InstanceGroup:
     """One group of the fleet: what it is called, launched by, and how large it may be."""
 
     name: str
@@ -59,7 +59,7 @@ class Colour:
         return f"{self.name}-errors"
 
 
-def group(scope: Construct, id_: str, colour: Colour, network: NetworkHandle) -> Group:
+def group(scope: Construct, id_: str, colour: InstanceGroup, network: NetworkHandle) -> Group:
     """With its schedules if it is a capacity block's, and its warm pool if it has one."""
     filled = colour.serves_first and not isinstance(colour.capacity, CapacityBlock)
     desired = colour.size.desired if filled else 0
@@ -89,7 +89,7 @@ def group(scope: Construct, id_: str, colour: Colour, network: NetworkHandle) ->
     return made
 
 
-def _hooks(colour: Colour) -> list[Any] | None:
+def _hooks(colour: InstanceGroup) -> list[Any] | None:
     """In the group itself: a hook beside it would come after its first instances."""
     if colour.hook is None:
         return None
@@ -103,7 +103,7 @@ def _hooks(colour: Colour) -> list[Any] | None:
     ]
 
 
-def _launched_by(colour: Colour) -> dict[str, Any]:
+def _launched_by(colour: InstanceGroup) -> dict[str, Any]:
     by = Group.LaunchTemplateSpecificationProperty(
         launch_template_id=colour.template.ref, version=colour.template.attr_latest_version_number
     )
@@ -125,7 +125,7 @@ def _launched_by(colour: Colour) -> dict[str, Any]:
     }
 
 
-def _changed(colour: Colour) -> CfnUpdatePolicy:
+def _changed(colour: InstanceGroup) -> CfnUpdatePolicy:
     """New instances come before old ones go, unless capacity was bought ahead: then there is no room for both. Sizes
     that a rollout has set stay, as long as the template's own do.
     """
@@ -143,7 +143,7 @@ def _changed(colour: Colour) -> CfnUpdatePolicy:
     )
 
 
-def _open_with_the_block(scope: Construct, id_: str, made: Group, colour: Colour, block: CapacityBlock) -> None:
+def _open_with_the_block(scope: Construct, id_: str, made: Group, colour: InstanceGroup, block: CapacityBlock) -> None:
     def at(name: str, moment: datetime, desired: int, most: int) -> None:
         aws_autoscaling.CfnScheduledAction(
             scope,
@@ -315,7 +315,7 @@ class ServeStack(Stack):
 
     def _group(self, colour: str, template: aws_ec2.CfnLaunchTemplate) -> Group:
         fleet = self._fleet
-        described = Colour(
+        described = InstanceGroup(
             name=f"{self._name}-{colour}",
             template=template,
             types=fleet.instance_types,
@@ -337,7 +337,7 @@ class ServeStack(Stack):
             groups=[self._instances],
             user_data="",
         )
-        described = Colour(
+        described = InstanceGroup(
             name=machine.name,
             template=launch_template(self, "StandbyTemplate", machine, instance_type=standby.instance_type),
             types=(standby.instance_type,),
@@ -350,7 +350,7 @@ class ServeStack(Stack):
         )
         return self._made(STANDBY, described)
 
-    def _made(self, colour: str, described: Colour) -> Group:
+    def _made(self, colour: str, described: InstanceGroup) -> Group:
         """Behind its rules, for nobody asks for the health of targets without one; and behind the alarm that a refresh
         asks for.
         """

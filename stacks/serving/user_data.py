@@ -1,4 +1,4 @@
-"""The units that systemd runs on an instance, and the environment that it gives to agent and server."""
+"""User data of a serving fleet: the script, the systemd units, and the environment of agent and server."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Values first, as variables of the shell, and then scripts as they are in their files."""
+"""Files that user data writes: the instance's nxpipe.toml, and scripts with their variables prepended."""
 
 import json
 from collections.abc import Mapping

@@ -30,7 +30,7 @@ from nxpipe.artifact_store.backends.s3_multipart import (
     PARTS,
     WHOLE,
     WRITE_ID,
-    Part,
+    UploadPart,
     is_stored,
     parts_of,
     stretches,
@@ -227,7 +227,7 @@ KEPT = {"a SHA-256": True, "an ETag that is an MD5": False}
 @pytest.mark.parametrize("kept", KEPT)
 def test_a_stored_part_is_known_by(kept: str) -> None:
     data = b"0123456789"
-    part = Part(1, 2, 4, s3_multipart.spelled(hashlib.sha256(b"2345").digest()))
+    part = UploadPart(1, 2, 4, s3_multipart.spelled(hashlib.sha256(b"2345").digest()))
     listed = {"Size": 4, "ETag": f'"{hashlib.md5(b"2345").hexdigest()}"'}
     if KEPT[kept]:
         listed |= {"ChecksumSHA256": part.checksum, "ETag": '"encrypted"'}

@@ -33,7 +33,7 @@ from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.documents import as_time
 from nxpipe.artifact_store.errors import Corrupt, InvalidDocument, Refused, StoreUnavailable
 from nxpipe.artifact_store.layout import signature_folder
-from nxpipe.artifact_store.trust.channel_trust import Trust
+from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
 from nxpipe.artifact_store.trust.envelope import (
     PAYLOAD_TYPE,
     Envelope,
@@ -657,5 +657,5 @@ def test_a_stolen_key_that_has_expired_cannot_date_back_before_the_store_took_th
     for expires, believed in ((now - 50 * day, False), (now + 50 * day, True), (None, True)):
         rules = Policy((TrustedKey("release", signer.public, expires=expires),), frozenset({"prod"}))
         assert rules.fault(forged) is None, "by the date that it gives itself"
-        fault = Trust(rules, None).fault(store.backend, forged)
+        fault = ChannelVerifier(rules, None).fault(store.backend, forged)
         assert (fault is None) is believed, fault

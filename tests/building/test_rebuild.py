@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nxpipe.artifact_store import Store, open_store
-from nxpipe.artifact_store.builds import part_of
+from nxpipe.artifact_store.builds import step_result
 from nxpipe.artifact_store.layout import PARTS, action_path, blob_path, part_path
 from nxpipe.pipeline.build.agenda import Agenda
 from nxpipe.pipeline.build.asked import Asked
@@ -78,7 +78,7 @@ def test_a_committed_cell_that_has_lost_a_blob_is_made_anew_when_its_artifact_is
     """No listing shows it: what was planned is to publish."""
     assert here.fates(buckets=(32,)) == {"forward-b1-s32": "built"}
     request = Asked(replace(here.order, buckets=(32,))).request()
-    part = part_of(here.store, request.program_key(request.shapes[0]))
+    part = step_result(here.store, request.program_key(request.shapes[0]))
     assert part is not None
     root = Path(here.store.url.removeprefix("file://"))
     (root / blob_path(part.blob("program"))).unlink()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nxpipe.artifact_store.builds import Part
+from nxpipe.artifact_store.builds import StepResult
 from nxpipe.artifact_store.layout import PARTS
 from tests.faults.invariants import visible
 from tests.pipeline.command import NXPIPE, Answer
@@ -133,7 +133,7 @@ class World:
 
 
 def parts_of(objects: Mapping[str, bytes]) -> dict[str, str]:
-    parts = [Part.from_bytes(data) for path, data in objects.items() if path.startswith(PARTS)]
+    parts = [StepResult.from_bytes(data) for path, data in objects.items() if path.startswith(PARTS)]
     return {part.key: part.write_id for part in parts}
 
 

@@ -22,7 +22,7 @@ from nxpipe.pipeline.canary.metrics import beginning_of
 from nxpipe.pipeline.canary.plan import Plan
 from nxpipe.pipeline.canary.record import replay
 from nxpipe.pipeline.canary.verdict import Decision
-from nxpipe.stacks.rollout.judge import RUNTIME
+from nxpipe.stacks.rollout.stack import RUNTIME
 from tests.canary.function import Function, found, function
 
 CHECKOUT: Final = str(Path(__file__).parents[2])

@@ -12,7 +12,7 @@ from secrets import token_hex
 from typing import Final
 
 from nxpipe.artifact_store import Store
-from nxpipe.artifact_store.builds import keep_part, part_of
+from nxpipe.artifact_store.builds import keep_step_result, step_result
 from nxpipe.artifact_store.channel.change import Author, Requirements, promote, rollback
 from nxpipe.artifact_store.channel.generation import Generation, Served
 from nxpipe.artifact_store.channel.log import ChannelLog
@@ -75,8 +75,8 @@ def pin(store: Store, *, name: str, digest: str, size: int) -> None:
 def make_part(store: Store, *, name: str) -> None:
     """As a builder does; then it is there for everybody."""
     program = store.put_blob(f"the program of {name}".encode())
-    kept = keep_part(store, Blob.of(name.encode()).sha256, {"program": program}, {"bytes": program.size})
-    assert part_of(store, kept.key) == kept
+    kept = keep_step_result(store, Blob.of(name.encode()).sha256, {"program": program}, {"bytes": program.size})
+    assert step_result(store, kept.key) == kept
 
 
 def collect(store: Store) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nxpipe.artifact_store import Store, open_store
-from nxpipe.artifact_store.builds import keep_part
+from nxpipe.artifact_store.builds import keep_step_result
 from nxpipe.emulator.passes import PASSES
 from nxpipe.pipeline.models.weights import parse_weights
 from nxpipe.pipeline.request import BuildRequest
@@ -155,8 +155,8 @@ def test_programs_hold_no_weights_and_are_the_same_whatever_they_are(
 def test_parts_are_hits_of_their_own(nxpipe: InProcess, request_here: BuildRequest, store: Store) -> None:
     first, second, third = sorted(request_here.shapes)
     for shape in (first, second):
-        keep_part(store, request_here.program_key(shape), {}, {})
-    keep_part(store, request_here.evidence_key(first), {}, {})
+        keep_step_result(store, request_here.program_key(shape), {}, {})
+    keep_step_result(store, request_here.evidence_key(first), {}, {})
     found = explained(nxpipe, "chat")
     assert states(found) == {first.name: "committed", second.name: "to do", third.name: "to do"}
     why = {each["program"]: (each["in_store"], each["why"]) for each in found["programs"]}

@@ -16,13 +16,13 @@ from nxpipe.artifact_store import Published, Store
 from nxpipe.artifact_store.backends.local import LocalFolder
 from nxpipe.artifact_store.channel.generation import Generation, Head, Served, Signature
 from nxpipe.artifact_store.documents import Blob, as_time
-from nxpipe.artifact_store.fetch.cached_store import BlobsFromAfar, StoreFromAfar
+from nxpipe.artifact_store.fetch.cached_store import CachedStore, MirroredBlobs
 from nxpipe.artifact_store.fetch.mirrors import Sources
-from nxpipe.artifact_store.fetch.offline_index import Remembered
-from nxpipe.artifact_store.fetch.read_cache import DEFAULT_LIMIT, Tier
+from nxpipe.artifact_store.fetch.offline_index import OfflineIndex
+from nxpipe.artifact_store.fetch.read_cache import DEFAULT_LIMIT, ReadCache
 from nxpipe.artifact_store.fetch.selection import by_channel
 from nxpipe.artifact_store.layout import generation_path, signature_folder
-from nxpipe.artifact_store.trust.channel_trust import Trust
+from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
 from nxpipe.artifact_store.trust.keys import KeyFile, make_key_file
 from nxpipe.artifact_store.trust.policy import signing_with, vouch
 from nxpipe.artifact_store.trust.signatures import Signatures
@@ -110,7 +110,7 @@ class World:
     def store(self) -> Store:
         return Store(LocalFolder(self.root / "store"))
 
-    def trust(self, store: Store | None = None) -> Trust:
+    def trust(self, store: Store | None = None) -> ChannelVerifier:
         return trust_in(self.config, self.root, store or self.store)
 
     def key(self, name: str) -> KeyFile:
@@ -306,9 +306,9 @@ def _fetch(world: World) -> str:
 def _offline(world: World) -> str:
     """What an online look remembers, by the policy, and then nothing else."""
     url, cache = world.store.url, world.root.parent / f"{world.root.name}-cache"
-    remember = Remembered(cache, url)
+    remember = OfflineIndex(cache, url)
     online = by_channel(world.store, CHANNEL, None, None, world.trust(), remember)
-    offline = StoreFromAfar(remember, BlobsFromAfar(world.store.backend, Sources([]), None), Sources([remember]))
+    offline = CachedStore(remember, MirroredBlobs(world.store.backend, Sources([]), None), Sources([remember]))
     tip = world.trust(offline).tip(offline, CHANNEL)
     assert tip is not None
     world.trust(offline).insist_on_signatures(offline, CHANNEL, tip.artifacts[0])
@@ -320,7 +320,7 @@ def _mirror(world: World) -> str:
     """The store itself cannot be read."""
     gone = world.root / "gone"
     gone.write_text("no folder")
-    tier = Tier(world.root.parent / f"{world.root.name}-tier", DEFAULT_LIMIT)
+    tier = ReadCache(world.root.parent / f"{world.root.name}-tier", DEFAULT_LIMIT)
     store = afar([LocalFolder(gone), LocalFolder(world.root / "store")], tier)
     return by_channel(store, CHANNEL, None, None, world.trust(store)).digest
 

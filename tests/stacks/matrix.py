@@ -153,7 +153,7 @@ def make_all(folder: Path) -> dict[str, Made]:
     """Without alarms and rollouts, which know nothing of instances, and whose tests are elsewhere."""
     with (
         patch("nxpipe.stacks.observability.stack.ObserveStack", MagicMock()),
-        patch("nxpipe.stacks.rollout.RolloutStack", MagicMock()),
+        patch("nxpipe.stacks.rollout.stack.RolloutStack", MagicMock()),
     ):
         return {network: make(network, folder / network) for network in NETWORKS}
 

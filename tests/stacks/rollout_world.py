@@ -14,7 +14,7 @@ from moto import mock_aws
 from nxpipe.pipeline.canary.plan import Plan
 from nxpipe.pipeline.config import Config, ServingFleet
 from nxpipe.stacks.observability.stack import ObserveStack
-from nxpipe.stacks.rollout import RolloutStack
+from nxpipe.stacks.rollout.stack import RolloutStack
 from tests.cloud.formation.provider import client_of
 from tests.cloud.install import install
 from tests.cloud.mends.refreshes import hosts_answer

@@ -14,7 +14,7 @@ from nxpipe.pipeline.canary.looking import LOOKS_HERE
 from nxpipe.pipeline.rollout.machine import Front
 from nxpipe.stacks.lint.finding import Facts
 from nxpipe.stacks.lint.rules import lint
-from nxpipe.stacks.rollout.judge import archive
+from nxpipe.stacks.rollout.stack import archive
 from tests.stacks.local import template_of
 from tests.stacks.rollout_world import rolled
 

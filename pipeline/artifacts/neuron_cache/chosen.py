@@ -15,7 +15,7 @@ from nxpipe.pipeline.artifacts.promotion import model_id
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
-    from nxpipe.artifact_store.trust.channel_trust import Trust
+    from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
     from nxpipe.pipeline.config import Config
 
 _BACKEND: Final = "neuronx"
@@ -69,7 +69,7 @@ def named(store: "Store", names: Sequence[str]) -> list[Chosen]:
     return chosen
 
 
-def served(store: "Store", channel: str, trust: "Trust") -> list[Chosen]:
+def served(store: "Store", channel: str, trust: "ChannelVerifier") -> list[Chosen]:
     """What a channel serves now."""
     artifacts = trust.served(store, channel)
     if artifacts is None:

@@ -25,7 +25,7 @@ def du(console: Console, store: str | None, config_path: Path) -> None:
     Example:
       nxpipe store du
     """
-    from nxpipe.artifact_store.maintenance.usage import usage
+    from nxpipe.artifact_store.maintenance.reachability import usage
 
     opened = open_the_store_itself(store, config_path, console)
     found = usage(opened)

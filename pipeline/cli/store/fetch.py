@@ -19,7 +19,7 @@ from nxpipe.pipeline.util.progress import Progress
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.fetch.folder import Fetched
-    from nxpipe.artifact_store.fetch.offline_index import Remembered
+    from nxpipe.artifact_store.fetch.offline_index import OfflineIndex
     from nxpipe.artifact_store.fetch.selection import Wanted
 
 
@@ -94,7 +94,7 @@ class _Asked:
     config_path: Path
     console: Console
 
-    def from_store(self, store: "Store", remember: "Remembered | None") -> "tuple[Wanted, Fetched]":
+    def from_store(self, store: "Store", remember: "OfflineIndex | None") -> "tuple[Wanted, Fetched]":
         from nxpipe.artifact_store.fetch.folder import fetch as carry_out
         from nxpipe.artifact_store.fetch.folder import size_of
         from nxpipe.artifact_store.fetch.selection import by_name
@@ -106,7 +106,7 @@ class _Asked:
         with Progress(self.console, f"fetch {wanted.manifest.model.id}", size_of(wanted.manifest)) as progress:
             return wanted, carry_out(store.blobs, wanted.manifest, self.folder, progress.sent)
 
-    def _by_channel(self, store: "Store", channel: str, remember: "Remembered | None") -> "Wanted":
+    def _by_channel(self, store: "Store", channel: str, remember: "OfflineIndex | None") -> "Wanted":
         """By the rules of [signing], also of what was seen before."""
         from nxpipe.artifact_store.fetch.selection import by_channel
         from nxpipe.pipeline.artifacts.known import unknown_channel

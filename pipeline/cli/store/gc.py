@@ -11,7 +11,7 @@ from nxpipe.pipeline.cli.store.itself import open_the_store_itself
 from nxpipe.pipeline.util.console import Console, human_bytes, table
 
 if TYPE_CHECKING:
-    from nxpipe.artifact_store.maintenance.gc import Outcome, Plan, Step
+    from nxpipe.artifact_store.maintenance.gc import Collected, Plan, Step
 
 _UNITS: Final = {"h": 3600, "d": 86400, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
@@ -90,7 +90,7 @@ def _row(step: "Step") -> tuple[str, ...]:
     return step.action, step.found.path, human_bytes(step.found.size), step.reason
 
 
-def _as_json(made: "Plan", outcome: "Outcome | None") -> dict[str, object]:
+def _as_json(made: "Plan", outcome: "Collected | None") -> dict[str, object]:
     spared = {(step.action, step.found.path) for step in outcome.spared} if outcome else set()
     return {
         "carried_out": outcome is not None,

@@ -39,11 +39,11 @@ def report(console: Console, name: str, target: Path | None, store: str | None, 
       nxpipe store report bert-base-uncased
       nxpipe store report bert-base-uncased@4e9ce0 --to report.html
     """
-    from nxpipe.artifact_store.builds import moments_of, read_report
+    from nxpipe.artifact_store.builds import read_report, report_timestamps
 
     opened = open_the_store_itself(store, config_path, console)
     published = opened.resolve(name)
-    moments = moments_of(opened, published.manifest_digest)
+    moments = report_timestamps(opened, published.manifest_digest)
     data = read_report(opened, published.manifest_digest, moments[-1], "json") if moments else None
     if data is None:
         raise NotFound(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.fetch.selection import Wanted
     from nxpipe.artifact_store.manifest import Manifest
-    from nxpipe.artifact_store.trust.channel_trust import Trust
+    from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
     from nxpipe.pipeline.config import Config, Model, ServingFleet
 
 
@@ -37,7 +37,7 @@ def _published_as(model: "Model") -> str:
     return model.id or Path(str(model.path)).name
 
 
-def bring(store: "Store", wish: Wish, trust: "Trust", folder: Path) -> "Manifest":
+def bring(store: "Store", wish: Wish, trust: "ChannelVerifier", folder: Path) -> "Manifest":
     """The folder holds the artifact in the end, each byte of it read against its digest."""
     from nxpipe.artifact_store.fetch.folder import fetch
 
@@ -46,7 +46,7 @@ def bring(store: "Store", wish: Wish, trust: "Trust", folder: Path) -> "Manifest
     return wanted.manifest
 
 
-def _resolve(store: "Store", wish: Wish, trust: "Trust") -> "Wanted":
+def _resolve(store: "Store", wish: Wish, trust: "ChannelVerifier") -> "Wanted":
     """By the first channel that is not empty. One that cannot be read or believed is not passed over."""
     from nxpipe.artifact_store.fetch.selection import by_channel
 

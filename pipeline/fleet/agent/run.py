@@ -15,7 +15,7 @@ from nxpipe.pipeline.util.errors import NotReady
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
-    from nxpipe.artifact_store.trust.channel_trust import Trust
+    from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
 
 ARTIFACT: Final = "NXPIPE_ARTIFACT"  # the server finds the folder under this name
 
@@ -26,7 +26,7 @@ Step: TypeAlias = Callable[[str], AbstractContextManager[None]]
 class Agent:
     store: "Store"
     wish: Wish
-    trust: "Trust"
+    trust: "ChannelVerifier"
     folder: Path
     devices: Path
     command: tuple[str, ...]
