@@ -1,4 +1,4 @@
-"""Local backend: a store in a folder, safe for concurrent processes without a lock: docs/store-format.md, section 13."""
+"""Local backend: a store in a folder, safe for concurrent processes without a lock (store-format.md, section 13)."""
 
 import errno
 import os

@@ -1,7 +1,7 @@
 """Target folder of a fetch: nothing is written outside it, and it is marked complete last.
 
-    manifest.json            the manifest, byte for byte: its SHA-256 is the artifact's name; written last, so that a folder
-                             which has it is complete
+    manifest.json            the manifest, byte for byte: its SHA-256 is the artifact's name; written
+                             last, so that a folder which has it is complete
     executables/<name>.nxe   one compiled program each; .neff for backend neuronx
     weights.safetensors      all weights in one file, to be mapped into memory
     files/<path>             files that travel with the model
