@@ -162,7 +162,7 @@ def test_the_price_of_an_instance_is_known_where_it_is_sold() -> None:
 
 
 def test_every_price_has_a_source_and_a_date() -> None:
-    tables = tomllib.loads((ROOT / "stacks" / "prices.toml").read_text())
+    tables = tomllib.loads((ROOT / "stacks" / "lint" / "prices.toml").read_text())
     for table in tables.values():
         assert table["source"]
         assert table["date"] >= PRICES.date
