@@ -253,10 +253,10 @@ import sys
 from pathlib import Path
 from nxpipe.artifact_store.backends.local import LocalFolder
 from nxpipe.artifact_store.documents import Blob
-from nxpipe.artifact_store.transfer import partial, ranges
-from nxpipe.artifact_store.fetch.cached_store import BlobsFromAfar
+from nxpipe.artifact_store.fetch import partial, ranges
+from nxpipe.artifact_store.fetch.cached_store import MirroredBlobs
 from nxpipe.artifact_store.fetch.mirrors import Sources
-from nxpipe.artifact_store.fetch.read_cache import Tier
+from nxpipe.artifact_store.fetch.read_cache import ReadCache
 import time
 ranges.RANGE = ranges.IN_RANGES_ABOVE = partial.NOTED_AFTER = 1000
 root, sha256, size = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
@@ -265,7 +265,7 @@ class Slow(LocalFolder):
         time.sleep(0.02)
         return super().read(path, start, stop, tag=tag)
 place = Slow(root / "store")
-blobs = BlobsFromAfar(place, Sources([place]), Tier(root / "cache"))
+blobs = MirroredBlobs(place, Sources([place]), ReadCache(root / "cache"))
 print("ready", flush=True)
 blobs.copy_to(Blob(sha256=sha256, size=size), root / "copy", lambda n: print(n, flush=True))
 """

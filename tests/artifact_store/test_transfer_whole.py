@@ -201,18 +201,18 @@ from pathlib import Path
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.local import LocalFolder
 from nxpipe.artifact_store.fetch.folder import fetch
-from nxpipe.artifact_store.fetch.cached_store import BlobsFromAfar
+from nxpipe.artifact_store.fetch.cached_store import MirroredBlobs
 from nxpipe.artifact_store.fetch.mirrors import Sources
-from nxpipe.artifact_store.fetch.read_cache import Tier
+from nxpipe.artifact_store.fetch.read_cache import ReadCache
 root, key = Path(sys.argv[1]), sys.argv[2]
 class Slow(LocalFolder):
     def read(self, path, start=0, stop=None, *, tag=None):
         time.sleep(0.05)
         return super().read(path, start, stop, tag=tag)
 place = Slow(root / "store")
-tier = Tier(root / "cache") if sys.argv[3] == "tier" else None
+tier = ReadCache(root / "cache") if sys.argv[3] == "tier" else None
 wanted = Store(place).find(key).manifest
-fetch(BlobsFromAfar(place, Sources([place]), tier), wanted, root / "served", lambda n: print(n, flush=True))
+fetch(MirroredBlobs(place, Sources([place]), tier), wanted, root / "served", lambda n: print(n, flush=True))
 """
 
 

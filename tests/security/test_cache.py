@@ -458,14 +458,14 @@ from pathlib import Path
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.local import LocalFolder
 from nxpipe.artifact_store.fetch.folder import fetch
-from nxpipe.artifact_store.fetch.cached_store import BlobsFromAfar
+from nxpipe.artifact_store.fetch.cached_store import MirroredBlobs
 from nxpipe.artifact_store.fetch.mirrors import Sources
-from nxpipe.artifact_store.fetch.read_cache import Tier
+from nxpipe.artifact_store.fetch.read_cache import ReadCache
 root, key = Path(sys.argv[1]), sys.argv[2]
 place = LocalFolder(root / "store")
 wanted = Store(place).find(key).manifest
 print("begin", flush=True)
-fetch(BlobsFromAfar(place, Sources([place]), Tier(root / "cache")), wanted, root / "served")
+fetch(MirroredBlobs(place, Sources([place]), ReadCache(root / "cache")), wanted, root / "served")
 """
 
 
