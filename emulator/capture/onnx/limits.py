@@ -4,7 +4,10 @@ A file of a few kilobytes can ask for any amount of work: loops in loops, functi
 size. Each limit is several times what the largest models need that anyone exports.
 """
 
-from typing import Final
+from functools import cache
+from typing import Any, Final
+
+from onnx import ModelProto
 
 from nxpipe.emulator.errors import CaptureError
 from nxpipe.emulator.ir.builder import GraphBuilder
@@ -75,3 +78,59 @@ class BoundedBuilder(GraphBuilder):
     def constant(self, data: Array, dtype: DType) -> Value:
         self.handle(data.nbytes)
         return super().constant(data, dtype)
+
+
+_VARINT, _FIXED64, _BYTES, _GROUP, _END_OF_GROUP, _FIXED32 = range(6)
+
+
+def require_few_parts(data: bytes, name: str) -> None:
+    """Damaged bytes end the count: the parser refuses them."""
+    if len(data) <= UNCOUNTED_BYTES:  # so few that their parts fit into memory, whatever they are
+        return
+    try:
+        count = _parts(data)
+    except IndexError:
+        return
+    if count > FILE_PARTS:
+        way_out = "export the model in smaller parts, with its weights as raw data"
+        raise BeyondLimit(name, "holds more than {} fields", FILE_PARTS, FILE_PARTS, way_out)
+
+
+def _parts(data: bytes) -> int:
+    waiting, count = [(0, len(data), ModelProto.DESCRIPTOR)], 0
+    while waiting:
+        at, end, kind = waiting.pop()
+        inside = _messages_in(kind)
+        while at < end and count <= FILE_PARTS:
+            count += 1
+            tag, at = _number(data, at)
+            wire = tag & 7
+            if wire == _BYTES:
+                length, at = _number(data, at)
+                if tag >> 3 in inside:
+                    waiting.append((at, min(at + length, end), inside[tag >> 3]))
+                at += length
+            elif wire == _VARINT:
+                _, at = _number(data, at)
+            else:
+                at += {_FIXED64: 8, _FIXED32: 4}.get(wire, 0)
+    return count
+
+
+@cache
+def _messages_in(kind: Any) -> dict[int, Any]:
+    return {field.number: field.message_type for field in kind.fields if field.message_type is not None}
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    """A number of seven bits a byte, and the place behind it."""
+    found = shift = 0
+    while True:
+        byte = data[at]
+        found |= (byte & 127) << shift
+        at += 1
+        if byte < 128:
+            return found, at
+        shift += 7
+        if shift > 63:
+            raise IndexError

@@ -21,8 +21,7 @@ from typing import Annotated, Any, Final
 from torch._export.serde import schema
 from torch._export.serde.union import _Union
 
-from nxpipe.emulator.capture.exported_operators import is_operator
-from nxpipe.emulator.capture.exported_trees import plain_spec
+from nxpipe.emulator.capture.pt2_grammar import is_operator, plain_spec
 from nxpipe.emulator.errors import CaptureError
 
 NODES: Final = 2**15  # four times what the largest published models have; a capture takes up to a minute then
