@@ -1,7 +1,4 @@
-"""From a model's configuration to a graph: torch.export on fake tensors, no weights, seconds.
-
-Importing this package is light; torch and transformers are loaded by the first call that needs them.
-"""
+"""Capture: from a model's configuration to a graph by torch.export on fake tensors, without weights, in seconds."""
 
 import os
 from collections.abc import Mapping, Sequence

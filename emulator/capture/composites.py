@@ -1,4 +1,7 @@
-"""Products of matrices whatever their elements, and sums over named axes."""
+"""Composite operators that the ATen and ONNX importers share: einsum, grid sampling, resize tables, pooling.
+
+They are written as several operators of the graph IR, since neither the graph nor the hardware has one for them.
+"""
 
 import math
 from collections.abc import Sequence

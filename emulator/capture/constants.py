@@ -1,7 +1,9 @@
-"""The same for PyTorch: numbers that follow from constants alone, to the same bits on every processor.
+"""Constant folding by PyTorch during capture, with the same bits on every processor.
 
-A model fills its tables (rotary frequencies, grids of positions) by PyTorch's own kernels, of which there is one for
-each set of vector instructions. See `emulator.ops.portable`.
+Models compute tables of positions in float64, or as complex numbers, before they round them to a type that the
+hardware has. Where no input and no parameter takes part, that is host work, and only the rounded table is compiled.
+PyTorch has one kernel for each set of vector instructions, so transcendental functions go through
+`emulator.ops.portable`.
 """
 
 import contextlib

@@ -1,8 +1,11 @@
-"""In-place operators as what they compute, where nobody could tell the difference.
+"""torch.export of a model: its call signature, functionalised in-place operators, and messages for failures.
 
-An in-place write is seen by everything that shares the written memory. Fake tensors know their storages, so that can
-be read off a trace: where nothing else of one storage is read after the write, the operator without the underscore
-gives the same program. What remains, such as a write to a part of a tensor, is left to PyTorch's own functionalisation.
+The model is traced on fake tensors that claim to be on the CPU rather than on the meta device: both need no memory,
+but constants that a model creates on its inputs' device keep their values, and so do its buffers. An in-place write
+is visible to everything that shares the storage. Fake tensors know their storages, so a trace shows where nothing
+else of one storage is read after the write: there the operator without the underscore gives the same program. Other
+in-place writes are left to PyTorch's functionalisation. `sequence` counts tokens for text and frames for audio
+models; an encoder-decoder is one program.
 """
 
 import contextlib

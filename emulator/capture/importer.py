@@ -1,4 +1,6 @@
-"""From torch.export's program to our graph, one call at a time; what cannot be expressed is collected, not raised."""
+"""Importer of torch.export programs into the graph IR, one call at a time; unsupported operators are collected, not
+raised.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping

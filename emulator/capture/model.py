@@ -1,4 +1,6 @@
-"""A transformers model without weights: parameters on the meta device, buffers with their true values."""
+"""Transformers model without weights: parameters on the meta device, buffers with their true values; its published
+tensor-parallel plan.
+"""
 
 import contextlib
 from collections.abc import Iterator, Mapping

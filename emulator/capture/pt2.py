@@ -1,7 +1,8 @@
-"""The zip file of a saved program: its document, and the raw bytes of its tensors.
+"""Reader of `.pt2` files, programs saved by torch.export, into a graph.
 
-Nothing is ever extracted, decompressed or unpickled: an entry is the bytes that lie in the file. What is read, and
-what tensors are made of it, cannot outgrow the file.
+`torch.export.load` unpickles parts of such a file, imports what it names and evaluates its expressions, so a file can
+run any code. This reader takes the program's JSON, checked field by field, and the raw bytes of tensors; nothing is
+extracted, decompressed or unpickled, and memory use cannot outgrow the file. Weights are not read for the graph.
 """
 
 import contextlib

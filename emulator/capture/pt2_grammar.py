@@ -1,4 +1,8 @@
-"""What a saved program may call: the tensor operators that PyTorch's dispatcher knows, and arithmetic on sizes."""
+"""Closed lists of the `.pt2` format: permitted operators, arithmetic on sizes, and the tree specs of arguments.
+
+torch's reader of tree specs imports the modules that containers and enumeration keys name. Here each container
+becomes a tuple, list or dictionary by its shape alone, and the spec is written anew.
+"""
 
 import json
 import re

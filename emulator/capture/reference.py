@@ -1,4 +1,4 @@
-"""The oracle: the same model in PyTorch, eager; in float32, and in the narrower types that its users would take."""
+"""Reference outputs: the same model in PyTorch eager mode, in float32 and in the narrower types that users deploy."""
 
 import warnings
 from collections.abc import Iterator, Mapping

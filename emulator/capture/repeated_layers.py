@@ -1,4 +1,10 @@
-"""Which layers of a model recur, and the same model with only the first of them."""
+"""Capture of a deep model at the cost of a shallow one, where its layers provably repeat.
+
+A model is built at full depth, without weights, and captured twice with only the first few of its layers. Three facts
+together prove that the graph at full depth is the same with a larger repeat count. The layers recur: same classes,
+settings, parameters, buffers, and equal entries in every per-layer list. The two captures differ in the count of a
+repeat and in nothing else. And the model's run reads no other setting that counts layers.
+"""
 
 import copy
 import re

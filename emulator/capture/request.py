@@ -1,4 +1,4 @@
-"""What to capture: a model's own configuration, and the static shapes to trace it with."""
+"""Capture request: a model's configuration and the static shapes to trace it with; and the type of its results."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

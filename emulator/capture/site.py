@@ -1,4 +1,7 @@
-"""How large a table an importer makes for one operator. It is asked before the table is made, from sizes alone."""
+"""Import site: one call in the source model and the graph it is imported into; with the size limit of constant tables.
+
+The limit is checked from sizes alone, before a table is allocated.
+"""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The questions that may be put to the other process, each with what its answer has to be."""
+"""Closed list of calls to the confined process, each with the type of its result."""
 
 import importlib
 from collections.abc import Callable

@@ -1,6 +1,8 @@
-"""What the kernel holds a reader of models to: rlimits, no new privileges, and on Linux with Landlock, files and ports.
+"""Server side: the zygote, and the kernel restrictions of each forked child: rlimits, no_new_privs, Landlock.
 
-Nothing here can be undone by the process that it is applied to, nor by what that starts.
+The zygote starts without the caller's environment, imports libraries before any untrusted byte is opened, and forks;
+children answer calls, the zygote opens nothing but its socket. A restriction cannot be undone by the process it
+applies to, nor by its children.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Matrix products and attention: the tensor engine's composites."""
+"""ATen importers: matrix products, attention, convolution, pooling, resampling."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Functions of single elements: arithmetic, comparisons, activations, casts."""
+"""ATen importers: arithmetic, comparisons, activations, casts, and tensor factories."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Views, joins, cuts and repetitions."""
+"""ATen importers: views, concatenation, slicing, repetition, gather, scatter and masked selection."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,7 @@
-"""Folds, searches and orders along axes."""
+"""ATen importers: reductions, argmax, sort, softmax and normalisations.
+
+Softmax and normalisations stay whole where the hardware computes them in one pass.
+"""
 
 import math
 from collections.abc import Sequence

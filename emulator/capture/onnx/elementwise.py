@@ -1,4 +1,4 @@
-"""Functions of each element, casts and choices."""
+"""ONNX importers: elementwise functions, casts, selection, quantised arithmetic."""
 
 import math
 from collections.abc import Callable

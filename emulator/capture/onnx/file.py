@@ -1,4 +1,8 @@
-"""An ONNX file, read: the model, within the limits, and the numbers of its tensors."""
+"""ONNX file as read: the model within its limits, its tensors, and the checks on names of values.
+
+Each name is defined once, before its use. An omitted operand is an empty name; a name that nothing defines is a fault
+of the file and never an omitted operand: otherwise a bias, or a bound, would silently drop out of the program.
+"""
 
 import os
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,9 @@
-"""What an ONNX file may ask of the compiler, and the one error for a file that asks for more.
+"""Limits on what an ONNX file may demand of the compiler, and the error for a file that exceeds them.
 
-A file of a few kilobytes can ask for any amount of work: loops in loops, functions that call each other, tables of any
-size. Each limit is several times what the largest models need that anyone exports.
+A file of a few kilobytes can demand any amount of work: loops in loops, functions that call each other, tables of any
+size. Each limit is several times the need of the largest exported models. Messages are counted in the bytes of the
+file, before protobuf allocates them: an empty message takes two bytes in a file and a hundred in memory. Bytes of
+tensors are skipped, so that files that are large because of their weights are counted quickly.
 """
 
 from functools import cache

@@ -1,4 +1,7 @@
-"""Matrix products, normalisations and softmax."""
+"""ONNX importers: matrix products, normalisations, softmax, reductions, recurrent layers.
+
+A recurrent layer is unrolled step by step; the product with the inputs of all steps is one.
+"""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Elements moved: shapes, slices, joins, paddings."""
+"""ONNX importers: reshape, slice, concatenation, padding, gather, scatter, sort and search."""
 
 import math
 

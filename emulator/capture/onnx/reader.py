@@ -1,4 +1,4 @@
-"""Why operators of ONNX are refused that no amount of work would bring to the hardware, or that are not there yet."""
+"""Reader of ONNX models into the graph IR, one node at a time; unsupported operators are collected, not raised."""
 
 from collections import ChainMap, Counter
 from collections.abc import Iterator, Mapping, Sequence

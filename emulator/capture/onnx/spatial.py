@@ -1,4 +1,8 @@
-"""Windows over places: convolutions and pooling."""
+"""ONNX importers: convolution, pooling, resize, Fourier transforms.
+
+Resizing and Fourier transforms are products with constant tables: each output is a fixed linear combination of
+inputs.
+"""
 
 import math
 from collections.abc import Callable

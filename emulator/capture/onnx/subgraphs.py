@@ -1,4 +1,6 @@
-"""Attributes of nodes, and operators that are defined by simpler ones: in the model, or in the ONNX standard."""
+"""ONNX attributes, functions and control flow: If and Loop are evaluated at capture, since nothing is decided at run
+time.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
