@@ -9,6 +9,8 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
+# Importing a family registers its importers.
+from nxpipe.emulator.capture.onnx import elementwise, linear_algebra, movement, spatial  # noqa: F401
 from nxpipe.emulator.capture.onnx.base import IMPORTERS, OnnxSite, ValueNeeded
 from nxpipe.emulator.capture.onnx.elementwise import dtype_of
 from nxpipe.emulator.capture.onnx.external import DataFolder
