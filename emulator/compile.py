@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from nxpipe.emulator.capture import CaptureRequest, capture
-from nxpipe.emulator.capture.elsewhere import of_model
+from nxpipe.emulator.capture.confined import of_model
 from nxpipe.emulator.given import NOT_DIVIDED, require_inputs
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.repeat import unroll
@@ -37,7 +37,7 @@ def compile_program(request: CaptureRequest, options: PassOptions) -> Program:
     """All passes, and the division among ranks that the options ask for, by the authors' own plan if they made one."""
     whole = compile_graph(request, replace(options, tensor_parallel=1))
     if options.tensor_parallel > 1 and not options.published_plan:
-        from nxpipe.emulator.capture.published import published_plan
+        from nxpipe.emulator.capture.model import published_plan
 
         options = replace(options, published_plan=published_plan(request))
     return divided(whole, options)
@@ -60,7 +60,7 @@ def compile_graph(request: CaptureRequest, options: PassOptions) -> Graph:
 
 def compile_graph_here(request: CaptureRequest, options: PassOptions) -> Graph:
     """The same, in this process."""
-    from nxpipe.emulator.capture.depth import compile_by_depth
+    from nxpipe.emulator.capture.repeated_layers import compile_by_depth
 
     def finish(graph: Graph) -> Graph:
         return run_passes(graph, options)

@@ -1,4 +1,4 @@
-"""Inputs to try a graph with: random ids of the vocabulary, the same for the same seed on every machine."""
+"""Sample inputs of a graph: random token ids of the vocabulary, equal for equal seeds on every machine."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,6 @@
-"""Where a traced operation, or a failure to trace, stands in the user's model; never a path of this machine."""
+"""Provenance of a traced operation or failure: module path and source line in the user's model, never a path of this
+machine.
+"""
 
 import inspect
 import linecache

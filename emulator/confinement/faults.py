@@ -1,4 +1,4 @@
-"""Errors on their way between two processes: a name of a closed list, a sentence, and texts and numbers beside it."""
+"""Errors across the process boundary: a name of a closed list, a message, and texts and numbers beside it."""
 
 import traceback
 from typing import Any, Final

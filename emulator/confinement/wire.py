@@ -1,7 +1,7 @@
-"""What the two sides tell each other: a document of JSON, and the bytes that it speaks of. Never a pickle.
+"""Wire format between client and server: a JSON document and its binary buffers. Never a pickle.
 
-A message is the length of the document, the number of buffers and the length of each, as integers of 64 bits, then the
-document and the buffers. Whatever comes from the other side is checked against a closed list of kinds.
+A message is the length of the document, the number of buffers and the length of each, as 64-bit integers, then the
+document and the buffers. Whatever the other side sends is checked against a closed list of types.
 """
 
 import json

@@ -74,7 +74,7 @@ def programs_of(source: ModelSource, shapes: tuple[Shape, ...]) -> dict[str, Low
 
 def published_of(source: ModelSource, shapes: tuple[Shape, ...]) -> Iterable[tuple[str, str]]:
     """The authors' own plan of tensor parallelism; called only where a program was captured, so there is a model."""
-    from nxpipe.emulator.capture.published import published_plan
+    from nxpipe.emulator.capture.model import published_plan
 
     return published_plan(capture_request(source, shapes[0]))
 

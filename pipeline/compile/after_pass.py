@@ -82,6 +82,6 @@ def _with_plan(options: "PassOptions", request: "CaptureRequest") -> "PassOption
     """The division among ranks that the model's authors published, which a build follows too."""
     if options.tensor_parallel == 1:
         return options
-    from nxpipe.emulator.capture.published import published_plan
+    from nxpipe.emulator.capture.model import published_plan
 
     return replace(options, published_plan=published_plan(request))

@@ -17,7 +17,7 @@ from nxpipe.pipeline.verify.runner import FAST, Execution, Runner
 from nxpipe.pipeline.verify.verify import Arrays, Deviation, Thresholds, compare
 
 if TYPE_CHECKING:
-    from nxpipe.emulator.capture.answer import Answer
+    from nxpipe.emulator.capture.request import Answer
     from nxpipe.emulator.compile import Program
     from nxpipe.emulator.core import Statistics
     from nxpipe.emulator.ir.graph import Graph, Value
@@ -114,7 +114,7 @@ def on_emulator(compiled: Compiled, parameters: Arrays, executor: Runner) -> Emu
     """The emulator's answers with a program that is compiled when it is its turn, from all of its ranks."""
 
     def emulate(batches: Batches, layers_like: "Answer | None") -> tuple[list["Answer"], "Statistics | None"]:
-        from nxpipe.emulator.capture.answer import Answer
+        from nxpipe.emulator.capture.request import Answer
 
         like = {} if layers_like is None else layers_like.layers
         program = compiled(partial(_with_layers, like=like) if like else as_it_is)

@@ -11,8 +11,8 @@ from torch.nn import ModuleList
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from nxpipe.emulator.capture import CaptureRequest, capture
-from nxpipe.emulator.capture.depth import compile_by_depth
 from nxpipe.emulator.capture.model import build_model
+from nxpipe.emulator.capture.repeated_layers import compile_by_depth
 from nxpipe.emulator.compile import compile_graph
 from nxpipe.emulator.errors import CaptureError
 from nxpipe.emulator.ir.graph import Graph

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from nxpipe.emulator.capture.portable import Portable
+from nxpipe.emulator.capture.constants import Portable
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops.elementwise import _SMOOTH, Binary, Unary
 from nxpipe.emulator.ops.linalg import MatMul

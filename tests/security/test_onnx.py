@@ -19,8 +19,7 @@ from nxpipe.emulator.capture.onnx.limits import (
     WRITTEN_OUT,
     BeyondLimit,
 )
-from nxpipe.emulator.capture.room import require_room
-from nxpipe.emulator.capture.site import NotExpressible
+from nxpipe.emulator.capture.site import NotExpressible, require_room
 from nxpipe.pipeline.build.asked import _request
 from nxpipe.pipeline.saved import SavedProgram, UnknownAxis
 from tests.pipeline.command import Answer

@@ -1,6 +1,7 @@
-"""Complex numbers as two real values: rotary positions and Fourier transforms, on hardware that knows real numbers.
+"""Complex tensors as pairs of real values, for rotary embeddings and Fourier transforms: the hardware has real numbers
+only.
 
-Operators that only move elements are applied to both parts. Arithmetic is written out here.
+Operators that only move elements are applied to both parts; arithmetic is written out.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Windows over places: convolutions and pooling."""
+"""ATen importers: matrix products, attention, convolution, pooling, resampling."""
 
 import math
 from collections.abc import Sequence
@@ -6,20 +6,91 @@ from typing import Any
 
 import numpy as np
 
-from nxpipe.emulator.capture.aten.base import Site, given, imports
-from nxpipe.emulator.capture.composites.windows import (
+from nxpipe.emulator.capture.aten.base import NotExpressible, Site, given, imports
+from nxpipe.emulator.capture.composites import (
     Geometry,
     folded,
+    grid_sampled,
     largest_of,
+    matrix_product,
     mixed,
     put_back,
     sliding_places,
+    smoothing,
     stretched_places,
     transposed_convolution,
+    vector_product,
 )
 from nxpipe.emulator.ir.graph import Value
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.ops import Concat, Convolution, Pool, Transpose
+from nxpipe.emulator.ops import Attention, Concat, Convolution, GroupedMatMul, Linear, Pool, Resample, Transpose
+
+
+@imports("linear")
+def linear(site: Site, x: Value, weight: Value, bias: Value | None = None) -> Value:
+    if not x.type.dtype.is_float:
+        product = vector_product(site, x, site.emit(Transpose((1, 0)), weight), site.result.dtype)
+        return product if bias is None else site.binary("add", product, bias)
+    return site.emit(Linear(site.result.dtype), *given([x, weight, bias]))
+
+
+@imports("mm", "bmm")
+def mm(site: Site, a: Value, b: Value, *_: Any) -> Value:
+    return matrix_product(site, a, b, site.result.dtype)
+
+
+@imports("matmul", "dot", "vdot", "mv")
+def matmul(site: Site, a: Value, b: Value) -> Value:
+    return vector_product(site, a, b, site.result.dtype)
+
+
+@imports("addmm")
+def addmm(site: Site, bias: Value, a: Value, b: Value, beta: float, alpha: float) -> Value:
+    if alpha == beta == 1 and bias.type.shape == b.type.shape[1:] and a.type.dtype.is_float:
+        return site.emit(Linear(site.result.dtype), a, site.emit(Transpose((1, 0)), b), bias)
+    return baddbmm(site, bias, a, b, beta, alpha)
+
+
+@imports("baddbmm")
+def baddbmm(site: Site, bias: Value, a: Value, b: Value, beta: float, alpha: float) -> Value:
+    # The sum is rounded once, after the bias is added.
+    kind = float if site.result.dtype.is_float else int
+    product = matrix_product(site, a, b, DType.FLOAT32 if kind is float else site.result.dtype)
+    scaled = product if alpha == 1 else site.binary("multiply", product, kind(alpha))
+    if beta == 0:  # whatever the bias holds, and be it not-a-number, does not count
+        return site.broadcast(site.cast(scaled, site.result.dtype), site.result.shape)
+    shifted = bias if beta == 1 else site.binary("multiply", bias, kind(beta))
+    return site.cast(site.binary("add", scaled, shifted), site.result.dtype)
+
+
+@imports("scaled_dot_product_attention")
+def attention(
+    site: Site,
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    grouped: bool,
+) -> Value:
+    if dropout:
+        raise NotExpressible("attention drops probabilities; put the model in evaluation mode")
+    width = 1 / math.sqrt(q.type.shape[-1]) if scale is None else float(scale)
+    op = Attention(scale=width, causal=causal, probabilities=v.type.dtype, out=site.result.dtype)
+    return site.emit(op, *given([q, k, v, mask]))
+
+
+@imports("_grouped_mm", "transformers::grouped_mm_fallback")
+def grouped_mm(
+    site: Site, rows: Value, matrices: Value, ends: Value | None, bias: Value | None = None, *_: Any
+) -> Value:
+    """One weight an expert, rows sorted by expert."""
+    if ends is None or bias is not None or rows.type.rank != 2 or matrices.type.rank != 3:
+        raise NotExpressible("this form of grouped product is not compiled; sort rows by group, and pass their ends")
+    return site.emit(GroupedMatMul(site.result.dtype), rows, matrices, ends)
+
 
 Sizes = Sequence[int]
 
@@ -203,3 +274,74 @@ def pixel_shuffle(site: Site, x: Value, factor: int) -> Value:
     *batch, channels, height, width = x.type.shape
     cells = site.reshape(x, (math.prod(batch), channels // factor**2, factor, factor, height, width))
     return site.reshape(site.emit(Transpose((0, 1, 4, 2, 5, 3)), cells), site.result.shape)
+
+
+def _scales(site: Site, x: Value, factors: Sequence[float | None] | None, aligned: bool) -> tuple[float, ...]:
+    """Old distance for one new step, which PyTorch takes from the factor that it was given, if any."""
+    axes = x.type.rank - 2
+    given = list(factors) if factors else [None] * axes
+    pairs = zip(x.type.shape[2:], site.result.shape[2:], given, strict=True)
+    if aligned:
+        return tuple((old - 1) / (new - 1) if new > 1 else 0.0 for old, new, _ in pairs)
+    return tuple(1 / factor if factor else old / new for old, new, factor in pairs)
+
+
+def _resampled(site: Site, function: str, x: Value, factors: Sequence[float | None] | None, aligned: bool) -> Value:
+    sizes, scales = site.result.shape[2:], _scales(site, x, factors, aligned)
+    # A scale of zero, of an axis with a single new place, looks at the first old one, as any scale does.
+    return site.emit(Resample(function, sizes, tuple(scale or 1.0 for scale in scales), aligned), x)
+
+
+@imports("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
+def upsample_nearest(site: Site, x: Value, sizes: Sizes | None, factors: Sequence[float] | None) -> Value:
+    return _resampled(site, "nearest", x, factors, aligned=False)
+
+
+@imports("upsample_nearest1d.default", "upsample_nearest2d.default", "upsample_nearest3d.default")
+def upsample_nearest_axes(site: Site, x: Value, sizes: Sizes, *factors: float | None) -> Value:
+    return _resampled(site, "nearest", x, factors, aligned=False)
+
+
+@imports("upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec")
+def upsample_linear(site: Site, x: Value, sizes: Sizes | None, aligned: bool, factors: Sequence[float] | None) -> Value:
+    return _resampled(site, "linear", x, factors, aligned)
+
+
+@imports("upsample_linear1d.default", "upsample_bilinear2d.default", "upsample_trilinear3d.default")
+def upsample_linear_axes(site: Site, x: Value, sizes: Sizes, aligned: bool, *factors: float | None) -> Value:
+    return _resampled(site, "linear", x, factors, aligned)
+
+
+@imports("upsample_bicubic2d.vec")
+def upsample_cubic(site: Site, x: Value, sizes: Sizes | None, aligned: bool, factors: Sequence[float] | None) -> Value:
+    return _resampled(site, "cubic", x, factors, aligned)
+
+
+@imports("upsample_bicubic2d.default")
+def upsample_cubic_axes(site: Site, x: Value, sizes: Sizes, aligned: bool, *factors: float | None) -> Value:
+    return _resampled(site, "cubic", x, factors, aligned)
+
+
+@imports("_upsample_bilinear2d_aa.default")
+def upsample_linear_smoothed(site: Site, x: Value, sizes: Sizes, aligned: bool, *factors: float | None) -> Value:
+    return _smoothed(site, x, aligned, factors, cubic=False)
+
+
+@imports("_upsample_bicubic2d_aa.default")
+def upsample_cubic_smoothed(site: Site, x: Value, sizes: Sizes, aligned: bool, *factors: float | None) -> Value:
+    return _smoothed(site, x, aligned, factors, cubic=True)
+
+
+def _smoothed(site: Site, x: Value, aligned: bool, factors: Sequence[float | None], *, cubic: bool) -> Value:
+    """With antialiasing a new place mixes more neighbours the more the axis shrinks; a table of shares says how."""
+    scales = _scales(site, x, factors, aligned)
+    for axis, (size, scale) in enumerate(zip(site.result.shape[2:], scales, strict=True), 2):
+        places, constant = (np.arange(size) + 0.5) * scale - 0.5, -0.5 if cubic else None
+        x = mixed(site, x, axis, smoothing(x.type.shape[axis], places, scale, cubic=constant, beyond=False))
+    return x
+
+
+@imports("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
+def grid_sampler(site: Site, x: Value, grid: Value, mode: int, padding: int, aligned: bool) -> Value:
+    by_number = ("linear", "nearest", "cubic"), ("zeros", "border", "reflection")
+    return grid_sampled(site, x, grid, by_number[0][mode], by_number[1][padding], aligned)

@@ -1,4 +1,4 @@
-"""Where a model is read: in a confined process inside of `emulator.confinement.confined()`, else in this one."""
+"""Dispatch of capture calls: to the confined process inside `emulator.confinement.confined()`, else to this process."""
 
 import hashlib
 import json

@@ -1,16 +1,26 @@
-"""Which layers of a model recur, and the same model with only the first of them."""
+"""Capture of a deep model at the cost of a shallow one, where its layers provably repeat.
+
+A model is built at full depth, without weights, and captured twice with only the first few of its layers. Three facts
+together prove that the graph at full depth is the same with a larger repeat count. The layers recur: same classes,
+settings, parameters, buffers, and equal entries in every per-layer list. The two captures differ in the count of a
+repeat and in nothing else. And the model's run reads no other setting that counts layers.
+"""
 
 import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 import transformers
 
-from nxpipe.emulator.capture.model import tensor_type
-from nxpipe.emulator.errors import CaptureError
+from nxpipe.emulator.capture.export import capture_built
+from nxpipe.emulator.capture.model import build_model, tensor_type
+from nxpipe.emulator.capture.request import CaptureRequest
+from nxpipe.emulator.errors import CaptureError, CompileError
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.resize import NotResizable, resize
 
 # Settings and attributes that count layers, that number one, and that matter in training only.
 _COUNTS_LAYERS = re.compile(r"layer|depth|block")
@@ -212,3 +222,35 @@ def _plain(name: str, value: object, number: int) -> str:
     if isinstance(value, Mapping):
         return repr(sorted((str(key), _plain(name, part, number)) for key, part in value.items()))
     return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+Finish = Callable[[Graph], Graph]
+
+
+def compile_by_depth(request: CaptureRequest, finish: Finish) -> Graph | None:
+    """The graph of the model at its full depth, made of two shallow captures; nothing if that cannot be proven.
+
+    `finish` is what is done to a captured graph: the compiler's passes.
+    """
+    model = build_model(request)
+    cuts = cuts_of(model)
+    if not cuts:
+        return None
+    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers())
+    weights = {name: tensor_type(tensor) for name, tensor in tensors}
+    try:
+        longer = Shortened(model, cuts)
+        shorter = longer.shorter_still()
+        long, short = (finish(capture_built(each.model, request)) for each in (longer, shorter))
+        graph = _lengthened(long, short, cuts)
+    except (CompileError, NotResizable):
+        return None  # the capture at full depth says what is wrong, with the right counts
+    named = graph is not None and all(weights.get(name) == value.type for name, value in graph.parameters.items())
+    return graph if named else None
+
+
+def _lengthened(longer: Graph, shorter: Graph, cuts: list[Cut]) -> Graph | None:
+    """The graph at full depth, if the two at hand differ in the count of their repeats alone."""
+    if resize(longer, {cut.scope: cut.short - cut.long for cut in cuts}).key != shorter.key:
+        return None
+    return resize(longer, {cut.scope: cut.depth - cut.long for cut in cuts})

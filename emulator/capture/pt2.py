@@ -1,24 +1,32 @@
-"""The zip file of a saved program: its document, and the raw bytes of its tensors.
+"""Reader of `.pt2` files, programs saved by torch.export, into a graph.
 
-Nothing is ever extracted, decompressed or unpickled: an entry is the bytes that lie in the file. What is read, and
-what tensors are made of it, cannot outgrow the file.
+`torch.export.load` unpickles parts of such a file, imports what it names and evaluates its expressions, so a file can
+run any code. This reader takes the program's JSON, checked field by field, and the raw bytes of tensors; nothing is
+extracted, decompressed or unpickled, and memory use cannot outgrow the file. Weights are not read for the graph.
 """
 
+import contextlib
 import json
 import math
 import os
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch._export.serde import serialize
+from torch._subclasses.fake_tensor import FakeTensor
 
-from nxpipe.emulator.capture.exported_document import extent, payload_of, program_of
-from nxpipe.emulator.errors import CaptureError
+from nxpipe.emulator.capture.export import lower_to_known_operators, quiet_torch
+from nxpipe.emulator.capture.importer import import_program
+from nxpipe.emulator.capture.model import quiet_libraries
+from nxpipe.emulator.capture.pt2_document import extent, payload_of, program_of
+from nxpipe.emulator.errors import CaptureError, CompileError
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.regular_file import open_regular
 
 _ANSWER: Final = "save it again with torch.export.save from torch 2.9 or newer"
@@ -192,3 +200,86 @@ def _layout(meta: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def _empty(meta: Any) -> Any:
     return torch.empty_strided(*_layout(meta), dtype=_dtype(meta), device="meta")
+
+
+_TORCH_REASON = 300  # characters of what torch says
+
+
+def capture_exported(path: Path) -> Graph:
+    """The graph of a saved program; its parameters go by the names that the exported module had."""
+    with Archive(path) as archive, _explaining(path):
+        program = archive.deserialised(read=False)
+        _share_mode(program)
+        return import_program(lower_to_known_operators(program), {})
+
+
+def run_exported(path: Path, graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """What PyTorch computes with a saved program and its weights, one operator after another.
+
+    `graph` is the file's own: that it exists shows that the file calls nothing but operators of ours.
+    """
+    with Archive(path) as archive, _explaining(path):
+        program = archive.deserialised(read=True)
+        results = torch.fx.Interpreter(program.graph_module).run(*_arguments(program, inputs))
+    kinds = (spec.kind.name for spec in program.graph_signature.output_specs)
+    wanted = [result for kind, result in zip(kinds, results, strict=True) if kind == "USER_OUTPUT"]
+    tensors = [result for result in wanted if isinstance(result, torch.Tensor)]
+    return {name: _plain(tensor) for name, tensor in zip(graph.outputs, tensors, strict=True)}
+
+
+def _arguments(program: Any, inputs: Mapping[str, Array]) -> Iterator[Any]:
+    """Weights, constants and inputs, in the order of the program's placeholders."""
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    copies: dict[int, Any] = {}  # of tensors that may be written to; names of one tensor have one between them
+    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+        value = node.meta.get("val")
+        if spec.kind.name != "USER_INPUT":
+            held = program.state_dict if spec.target in program.state_dict else program.constants
+            tensor = held[spec.target]
+            if id(tensor) not in copies:
+                copies[id(tensor)] = tensor.clone()
+            yield copies[id(tensor)]
+        elif isinstance(value, torch.Tensor):
+            yield torch.from_numpy(inputs[node.name].copy()).to(value.dtype)
+        else:
+            yield getattr(spec.arg, "value", None)
+
+
+def _plain(tensor: Any) -> Array:
+    exact: Array = (tensor.float() if tensor.is_floating_point() else tensor).detach().numpy()
+    return exact
+
+
+@contextlib.contextmanager
+def _explaining(path: Path) -> Iterator[None]:
+    """Whatever a damaged or newer program leads torch to raise becomes a sentence."""
+    try:
+        with quiet_libraries(), quiet_torch(), torch.no_grad():
+            yield
+    except CompileError:
+        raise
+    except Exception as fault:
+        first = fault.__cause__ or fault  # torch wraps it in the whole node, and the traceback as text
+        reason = " ".join(f"{type(first).__name__}: {first}".split())[:_TORCH_REASON]
+        raise CaptureError(f"{path.name} is no program that torch {torch.__version__} reads: {reason}") from fault
+
+
+def exported_parameters(path: Path) -> dict[str, Array]:
+    """The weights that a saved program carries, by name."""
+    with Archive(path) as archive, _explaining(path):
+        weights = archive.weights(read=True)
+        plain = {id(tensor): _plain(tensor) for tensor in weights.values()}
+    return {name: plain[id(tensor)] for name, tensor in weights.items()}
+
+
+def _share_mode(program: Any) -> None:
+    """Give the program weights of the kind of the values in it: fakes of one mode that claim to be on the CPU."""
+    values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"]
+    mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
+    if mode is None:
+        return
+    mode.allow_non_fake_inputs = True  # constants are real
+    for name, tensor in program.state_dict.items():
+        fake = FakeTensor(mode, tensor.detach(), torch.device("cpu"))
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        program.state_dict[name] = torch.nn.Parameter(fake, requires_grad=False) if is_parameter else fake

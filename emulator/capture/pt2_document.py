@@ -1,10 +1,10 @@
-"""The document in a saved program, `models/model.json`: checked field by field before torch sees any of it.
+"""Validator of `models/model.json`, the document of a `.pt2` file: every field is checked before torch sees any of it.
 
-torch reads its own format by trusting it. It imports what a tree spec names, looks attributes up along a dotted
-target, evaluates size expressions, and writes the names of values into Python source that it then executes. So this
-reader goes the other way round: a field is taken if this file says what it may hold, and everything else is left
-out (guards, ranges, custom metadata, devices) or refused. What it returns holds numbers, identifiers, strings that
-are only ever printed, and operators of a closed list.
+torch's own reader trusts the format: it imports the types that a tree spec names, looks attributes up along a dotted
+target, evaluates size expressions, and writes value names into Python source that it executes. This reader is an
+allowlist: a field is taken if this file says what it may hold; everything else is dropped (guards, ranges, custom
+metadata, devices) or refused. The result holds numbers, identifiers, strings that are only printed, and operators of
+a closed list.
 """
 
 import dataclasses
@@ -21,8 +21,7 @@ from typing import Annotated, Any, Final
 from torch._export.serde import schema
 from torch._export.serde.union import _Union
 
-from nxpipe.emulator.capture.exported_operators import is_operator
-from nxpipe.emulator.capture.exported_trees import plain_spec
+from nxpipe.emulator.capture.pt2_grammar import is_operator, plain_spec
 from nxpipe.emulator.errors import CaptureError
 
 NODES: Final = 2**15  # four times what the largest published models have; a capture takes up to a minute then
