@@ -11,7 +11,7 @@ from nxpipe.emulator.isa.instructions import Alu, Engine, GatherFree
 from nxpipe.emulator.isa.instructions import Iota as Counting
 from nxpipe.emulator.isa.operands import Memory, Tile
 from nxpipe.emulator.lower.byrow import Rows, move, upwards
-from nxpipe.emulator.lower.ending import load
+from nxpipe.emulator.lower.ending import load_tile
 from nxpipe.emulator.lower.integers import Words
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel
 from nxpipe.emulator.lower.lanes import Lanes, bits, repeated
@@ -19,7 +19,7 @@ from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.numbers import Address, counted, row_numbers
 from nxpipe.emulator.lower.reduce import matrix
 from nxpipe.emulator.lower.sheets import WIDEST
-from nxpipe.emulator.lower.sums import COMBINED, Sum
+from nxpipe.emulator.lower.sums import COMBINED, Accumulator
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import ScatterAlong, TakeAlong
 
@@ -45,7 +45,7 @@ def pick(low: Lowering, lines: View, numbers: View, home: View) -> None:
             for left, width in k.spans(count, WIDEST):
                 with k.room():
                     lanes = Lanes(k, height, width)
-                    index = bits(Words(lanes, DType.INT32).load(load(k, places.cut((top, height), (left, width)))))
+                    index = bits(Words(lanes, DType.INT32).load(load_tile(k, places.cut((top, height), (left, width)))))
                     found = k.tile(home.dtype, height, width, turns=2).whole
                     k.emit(GatherFree(engine=Engine.GPSIMD, dst=found, src=line, indices=index))
                     k.copy(made.cut((top, height), (left, width)).far(), found)
@@ -92,7 +92,7 @@ def _scatter_along(low: Lowering, node: Node, op: ScatterAlong) -> None:
     work = lines.reshaped(shape)
     made = work or low.copied(lines).packed_as(shape)
     news, places = (matrix(low, view.transposed(order), home.rank - 1) for view in (update, indices))
-    scatter = _Scatter(k, Sum.of(node.result.type.dtype), op.combine, node.result.type.dtype)
+    scatter = _Scatter(k, Accumulator.of(node.result.type.dtype), op.combine, node.result.type.dtype)
     for top, height in k.spans(shape[0], PARTITIONS):
         with k.room():
             news_here, places_here = (view.cut((top, height)) for view in (news, places))
@@ -104,7 +104,7 @@ def _scatter_along(low: Lowering, node: Node, op: ScatterAlong) -> None:
 @dataclass(frozen=True)
 class _Scatter:
     k: Kernel
-    exact: Sum
+    exact: Accumulator
     combine: str
     dtype: DType
 
@@ -114,7 +114,7 @@ class _Scatter:
             with k.room():
                 lanes = Lanes(k, rows, width)
                 piece = lines.cut((0, rows), (left, width))
-                old = load(k, piece)
+                old = load_tile(k, piece)
                 sums = self.exact.store(lanes, self.exact.load(lanes, old), lanes.tile(self.exact.dtype), DType.INT32)
                 number = lanes.tile(DType.INT32)
                 k.emit(Counting(engine=Engine.GPSIMD, dst=number, start=left, by_partition=0, steps=(1,)))
@@ -128,11 +128,11 @@ class _Scatter:
     ) -> None:
         k, rows, count = self.k, lanes.partitions, span[1]
         own = Lanes(k, rows, count)
-        words = Words(own, DType.INT32).load(load(k, indices.cut((0, rows), span)))
+        words = Words(own, DType.INT32).load(load_tile(k, indices.cut((0, rows), span)))
         _require_inside(k, words, size)
         where, news = k.tile(DType.FLOAT32, rows, count), k.tile(self.exact.dtype, rows, count)
         own.copy(words, where.whole)
-        own.copy(self.exact.load(own, load(k, update.cut((0, rows), span))), news.whole)
+        own.copy(self.exact.load(own, load_tile(k, update.cut((0, rows), span))), news.whole)
         meets, together = lanes.tile(DType.UINT8), lanes.tile(self.exact.dtype)
         with k.loop(count) as turn:
             lanes.two(Alu.EQUAL, number, repeated(where.cut(rows, (turn, 1)), lanes.width), meets)

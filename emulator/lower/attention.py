@@ -15,13 +15,13 @@ from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.instructions import Alu, Engine, Matmul, TensorCopy
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.lower.filling import fill
-from nxpipe.emulator.lower.heads import Plan, matched, split
+from nxpipe.emulator.lower.heads import AttentionTiling, is_matched, split_heads
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.plan import BANK
-from nxpipe.emulator.lower.products import each_of_batch
+from nxpipe.emulator.lower.products import batch_loop
 from nxpipe.emulator.lower.scores import LOWEST, Nowhere, Scores
-from nxpipe.emulator.lower.turned import chunks_of, each_chunk, turn, turn_heads
+from nxpipe.emulator.lower.turned import chunks_of, each_chunk, transpose_block, transpose_heads
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import Attention
 
@@ -44,10 +44,10 @@ def _attention(low: Lowering, node: Node, op: Attention) -> None:
     if not k.shape[-2]:
         fill(low.k, home, 0.0)
         return
-    axes, views = split(q, k, v, mask, home)
+    axes, views = split_heads(q, k, v, mask, home)
     given = [view for view in views if view is not None]
-    for _, here in each_of_batch(low.k, given, axes):
-        plan = Plan.of(low.k, op, here[:4], here[4] if mask else None)
+    for _, here in batch_loop(low.k, given, axes):
+        plan = AttentionTiling.of(low.k, op, here[:4], here[4] if mask else None)
         _Attention(low.k, op, causal, plan, *here).write()
 
 
@@ -56,7 +56,7 @@ class _Attention:
     k: Kernel
     op: Attention
     causal: bool  # and of more than one row
-    plan: Plan
+    plan: AttentionTiling
     q: View  # [key heads, queries of each, rows, elements]
     keys: View  # [key heads, keys, elements]
     values: View
@@ -81,12 +81,12 @@ class _Attention:
     def _keys(self, heads: Span, piece: Span, turns: int) -> Block:
         k, elements = self.k, self.keys.shape[-1]
         block = k.tile(self.keys.dtype, PARTITIONS, max(chunks_of(elements), 1), heads[1], piece[1], turns=turns)
-        turn_heads(k, block, self.keys.cut(heads, piece))
+        transpose_heads(k, block, self.keys.cut(heads, piece))
         return block
 
     def _values(self, heads: Span, piece: Span, turns: int) -> Block:
         k, width = self.k, self.values.shape[-1]
-        dtype = self.values.dtype if matched(self.op, self.values.dtype) else DType.FLOAT32
+        dtype = self.values.dtype if is_matched(self.op, self.values.dtype) else DType.FLOAT32
         block = k.tile(dtype, PARTITIONS, chunks_of(piece[1]), heads[1], width, turns=turns)
         source = self.values.cut(heads, piece).transposed((1, 0, 2))
         for chunk, depth in each_chunk(k, piece[1]):
@@ -125,7 +125,7 @@ class _Block:
         turned = k.tile(whole.q.dtype, PARTITIONS, max(chunks_of(elements), 1), heads * each, count, turns=2)
         rows = whole.q.cut(self.heads, (0, each), self.rows)
         for query in range(each):
-            turn_heads(k, turned, rows.pick(1, query), query * heads)
+            transpose_heads(k, turned, rows.pick(1, query), query * heads)
         made = k.tile(whole.out.dtype, count, heads * each, width, turns=2)
         seen = None if self.nowhere else whole.mask
         masked = self._mask_of_all(seen) if seen and self.there else None
@@ -236,14 +236,16 @@ class _Rows:
 
     def _multiply(self, sums: Block, probabilities: Block, values: Block, start: Affine, size: int) -> None:
         k, whole = self.k, self.block.whole
-        dtype = whole.op.probabilities if matched(whole.op, whole.values.dtype) else DType.FLOAT32
+        dtype = whole.op.probabilities if is_matched(whole.op, whole.values.dtype) else DType.FLOAT32
         turned = k.tile(dtype, PARTITIONS, chunks_of(size), self.count, turns=whole.plan.turns)
         (full, rest), lanes = divmod(size, PARTITIONS), (0, self.count)
         if full:
-            turn(k, turned, replace(probabilities, shape=(full, PARTITIONS)), Affine(), lanes, Engine.SCALAR)
+            transpose_block(k, turned, replace(probabilities, shape=(full, PARTITIONS)), Affine(), lanes, Engine.SCALAR)
         if rest:
             last = probabilities.offset + full * PARTITIONS * probabilities.dtype.itemsize
-            turn(k, turned, replace(probabilities, shape=(1, rest), offset=last), Affine(full), lanes, Engine.SCALAR)
+            transpose_block(
+                k, turned, replace(probabilities, shape=(1, rest), offset=last), Affine(full), lanes, Engine.SCALAR
+            )
         for chunk, depth in each_chunk(k, size):
             for bank, wide in self._banks():
                 k.emit(

@@ -27,7 +27,7 @@ def narrowed(table: Array, dtype: DType) -> Array:
     return np.clip(table, limits.min, limits.max)
 
 
-class Buffers:
+class BufferTable:
     def __init__(self) -> None:
         self._table: list[Buffer] = []
 
@@ -46,7 +46,7 @@ class Buffers:
         return tuple(self._table)
 
 
-def placed(table: Sequence[Buffer], body: Sequence[Step]) -> tuple[Buffer, ...]:
+def allocate(table: Sequence[Buffer], body: Sequence[Step]) -> tuple[Buffer, ...]:
     """With addresses: what must stay has room of its own; scratch shares it with scratch that is needed at other
     times."""
     lived = lives(body)

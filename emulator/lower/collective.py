@@ -19,10 +19,10 @@ from nxpipe.emulator.isa.operands import Axis, Far
 from nxpipe.emulator.isa.transfer import START_NS
 from nxpipe.emulator.lower.buffers import on_device
 from nxpipe.emulator.lower.filling import fill
-from nxpipe.emulator.lower.gathered import products_gathered, write_gathered
+from nxpipe.emulator.lower.gathered import gathered_matmuls, write_gathered_matmuls
 from nxpipe.emulator.lower.kernel import PARTITIONS
 from nxpipe.emulator.lower.lowering import Lowering, NotLowered, lowers
-from nxpipe.emulator.lower.products import parts_of, rows_of, sharing_of
+from nxpipe.emulator.lower.products import output_groups, row_matrix, row_sharding
 from nxpipe.emulator.lower.view import View, line
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import AllGather, AllReduce, RankSlice, ReduceScatter
@@ -41,10 +41,10 @@ def _all_reduce(low: Lowering, node: Node, op: AllReduce) -> None:
 def _all_gather(low: Lowering, node: Node, op: AllGather) -> None:
     """Where a rank's share is not one stretch of the whole, what was gathered is put in order afterwards."""
     _require_degree(low, node, op.degree)
-    readers, sharing = products_gathered(low, node, node.result), sharing_of(low, node)
+    readers, sharing = gathered_matmuls(low, node, node.result), row_sharding(low, node)
     if readers and sharing:
         x = node.operands[0]
-        write_gathered(low, rows_of(low, x), on_device(x.type.dtype), parts_of(low, readers), sharing)
+        write_gathered_matmuls(low, row_matrix(low, x), on_device(x.type.dtype), output_groups(low, readers), sharing)
         return
     source, home = low.packed(low.view(node.operands[0])), low.home(node.result)
     if not home.elements:

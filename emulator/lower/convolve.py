@@ -14,7 +14,7 @@ from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.instructions import Activation, Alu, Engine, Function, Matmul, Memset, ScalarTensorTensor
 from nxpipe.emulator.isa.operands import Memory, Tile
 from nxpipe.emulator.lower.buffers import on_device
-from nxpipe.emulator.lower.ending import Ending, room_of
+from nxpipe.emulator.lower.ending import Epilogue, epilogue_bytes
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.turned import chunks_of, each_chunk
@@ -82,7 +82,7 @@ class _Convolution:
     groups: int
     fold: bool  # the window's rows on partitions beside the channels
     rows: int  # of results for which places are at hand
-    ending: Ending
+    ending: Epilogue
     out: DType
 
     def write(self, low: Lowering) -> None:
@@ -156,7 +156,7 @@ class _Convolution:
 
     def _widest(self) -> int:
         """Places of a result that are stored at once: as long a run as there is room for what follows."""
-        by_place = 2 * self.out.itemsize + room_of(self.ending)
+        by_place = 2 * self.out.itemsize + epilogue_bytes(self.ending)
         return max(min(self.k.left(Memory.SBUF) * 3 // 4 // by_place, WIDEST), 1)
 
     def _column(self, view: View | None, start: Affine, count: int) -> Tile | float:

@@ -18,7 +18,7 @@ _CORNER: Final = 32  # of what the vector engine turns
 _LEAST: Final = 16  # elements of either axis: below, runs are hardly longer than elements
 
 
-def turned_axis(dst: View, src: View) -> int | None:
+def transposed_axis(dst: View, src: View) -> int | None:
     """Of two views of one shape without needless axes: the axis that is contiguous where the copy begins, if the last
     one is where it ends and both are long enough."""
     if dst.rank < 2 or dst.dtype is not src.dtype or dst.strides[-1] != 1 or src.strides[-1] == 1:
@@ -29,15 +29,15 @@ def turned_axis(dst: View, src: View) -> int | None:
     return None
 
 
-def copy_turned(k: Kernel, dst: View, src: View, axis: int) -> None:
+def copy_transposed(k: Kernel, dst: View, src: View, axis: int) -> None:
     others = tuple(each for each in range(src.rank - 1) if each != axis)
-    _copy(k, *(view.transposed((*others, axis, src.rank - 1)) for view in (dst, src)))
+    _copy_matrix(k, *(view.transposed((*others, axis, src.rank - 1)) for view in (dst, src)))
 
 
-def _copy(k: Kernel, dst: View, src: View) -> None:
+def _copy_matrix(k: Kernel, dst: View, src: View) -> None:
     if dst.rank > 2:
         with k.loop(dst.shape[0]) as turn:
-            _copy(k, dst.pick(0, turn), src.pick(0, turn))
+            _copy_matrix(k, dst.pick(0, turn), src.pick(0, turn))
         return
     rows, columns = dst.shape  # of the result; rows are contiguous in the source
     for left, width in k.spans(columns, _BLOCK):
@@ -64,10 +64,10 @@ def _bring(k: Kernel, block: Block, part: View) -> None:
             straight = k.tile(part.dtype, width, rows, turns=2)
             k.copy(straight.whole, part.cut((left, width)).far())
             for chunk, depth in k.chunks(rows):
-                _turn(k, block, straight, chunk, (left, depth))
+                _transpose_blocks(k, block, straight, chunk, (left, depth))
 
 
-def _turn(k: Kernel, block: Block, straight: Block, chunk: Affine, place: Span) -> None:
+def _transpose_blocks(k: Kernel, block: Block, straight: Block, chunk: Affine, place: Span) -> None:
     left, depth = place
     for low in range(0, straight.partitions, _CORNER):
         lanes = min(_CORNER, straight.partitions - low)

@@ -15,7 +15,7 @@ from nxpipe.emulator.isa.instructions import Engine
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.lower.buffers import on_device
 from nxpipe.emulator.lower.elements import apply, temporaries
-from nxpipe.emulator.lower.following import Following, Link, Source
+from nxpipe.emulator.lower.following import ChainNode, EpilogueFusion, HbmOperand
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.lanes import repeated
 from nxpipe.emulator.lower.view import View
@@ -25,13 +25,13 @@ _WIDEST_KEPT: Final = 16384  # bytes of a row that is kept for all pieces
 
 
 @dataclass(frozen=True)
-class Chain:
+class ElementwiseChain:
     """Nodes that are worked off piece by piece, all in one shape: what they load and what they store."""
 
-    links: tuple[Link, ...]
+    links: tuple[ChainNode, ...]
     sources: tuple[View, ...]
     homes: tuple[tuple[Value, View], ...]
-    kept: Mapping[Source, Block] = field(default_factory=dict)  # rows that all pieces are combined with
+    kept: Mapping[HbmOperand, Block] = field(default_factory=dict)  # rows that all pieces are combined with
 
     @property
     def views(self) -> tuple[View, ...]:
@@ -42,12 +42,14 @@ class Chain:
         """Bytes that an element of a piece takes in SBUF, with everything in two turns, and room for temporaries."""
         nodes = [link.node for link in self.links if not isinstance(link.node.op, AllReduce)]
         made = sum(on_device(node.result.type.dtype).itemsize for node in nodes)
-        loaded = sum(view.dtype.itemsize for number, view in enumerate(self.sources) if Source(number) not in self.kept)
+        loaded = sum(
+            view.dtype.itemsize for number, view in enumerate(self.sources) if HbmOperand(number) not in self.kept
+        )
         between = max(map(temporaries, nodes), default=0) * DType.FLOAT32.itemsize
         return 2 * (made + loaded) + between
 
     def carry(
-        self, k: Kernel, pieces: Sequence[View], made: dict[Value, Tile], kept: Mapping[Source, Tile] | None = None
+        self, k: Kernel, pieces: Sequence[View], made: dict[Value, Tile], kept: Mapping[HbmOperand, Tile] | None = None
     ) -> None:
         """Through all nodes, with a piece of each view, from the tiles that are made already."""
         homes = {value: piece for (value, _), piece in zip(self.homes, pieces, strict=False)}
@@ -58,8 +60,8 @@ class Chain:
         shape = pieces[0].shape if pieces else next((tile.partitions, tile.elements) for tile in made.values())
         for link in self.links:
             for each in link.operands:
-                if isinstance(each, Source) and each not in loaded:
-                    loaded[each] = load(k, pieces[len(homes) + each.number])
+                if isinstance(each, HbmOperand) and each not in loaded:
+                    loaded[each] = load_tile(k, pieces[len(homes) + each.number])
             operands = [_operand(each, made, loaded) for each in link.operands]
             result = link.node.result
             made[result] = _result(k, link.node, operands, shape)
@@ -67,10 +69,12 @@ class Chain:
                 k.copy(homes[result].far(), made[result])
 
 
-def _operand(each: Value | Source | float, made: Mapping[Value, Tile], loaded: Mapping[Source, Tile]) -> Tile | float:
+def _operand(
+    each: Value | HbmOperand | float, made: Mapping[Value, Tile], loaded: Mapping[HbmOperand, Tile]
+) -> Tile | float:
     if isinstance(each, Value):
         return made[each]
-    return loaded[each] if isinstance(each, Source) else each
+    return loaded[each] if isinstance(each, HbmOperand) else each
 
 
 def _result(k: Kernel, node: Node, operands: Sequence[Tile | float], shape: tuple[int, ...]) -> Tile:
@@ -84,7 +88,7 @@ def _result(k: Kernel, node: Node, operands: Sequence[Tile | float], shape: tupl
     return block.whole
 
 
-def load(k: Kernel, piece: View) -> Tile:
+def load_tile(k: Kernel, piece: View) -> Tile:
     """A piece of rows; where all elements of a row are one and the same, it is brought once."""
     rows, width = piece.shape
     once = width > 1 and piece.strides[1] == 0
@@ -94,12 +98,12 @@ def load(k: Kernel, piece: View) -> Tile:
 
 
 @dataclass(frozen=True)
-class Ending:
+class Epilogue:
     """All that follows a producer, whose result is seen as a matrix."""
 
     k: Kernel
     result: Value
-    chain: Chain
+    chain: ElementwiseChain
 
     def store(self, tile: Tile, rows: Span, columns: Span) -> None:
         """Take a finished piece through the chain and to its place."""
@@ -114,27 +118,27 @@ class Ending:
         return made
 
 
-def room_of(ending: Ending) -> int:
+def epilogue_bytes(ending: Epilogue) -> int:
     """Bytes that each column of a piece takes on its way to where it is stored."""
     return ending.chain.width if ending.chain.links else 0
 
 
-def chained(found: Following, homes: Sequence[tuple[Value, View]]) -> Chain:
+def chain_of(found: EpilogueFusion, homes: Sequence[tuple[Value, View]]) -> ElementwiseChain:
     """With the stored views in the shape of the pieces."""
     flat = [(value, home.reshaped(found.shape)) for value, home in homes]
-    return Chain(
+    return ElementwiseChain(
         tuple(found.links),
         tuple(found.sources),
         tuple((value, view) for value, view in flat if view is not None),
     )
 
 
-def kept_rows(k: Kernel, sources: Sequence[View]) -> dict[Source, Block]:
+def broadcast_rows(k: Kernel, sources: Sequence[View]) -> dict[HbmOperand, Block]:
     """Of what is combined with each of many rows alike, a copy on every partition."""
     kept = {}
     for number, view in enumerate(sources):
         (rows, width), (down, _) = view.shape, view.strides
         if rows > PARTITIONS and not down and width * view.dtype.itemsize <= _WIDEST_KEPT:
-            kept[Source(number)] = k.tile(view.dtype, PARTITIONS, width)
-            k.copy(kept[Source(number)].whole, view.cut((0, PARTITIONS)).far())
+            kept[HbmOperand(number)] = k.tile(view.dtype, PARTITIONS, width)
+            k.copy(kept[HbmOperand(number)].whole, view.cut((0, PARTITIONS)).far())
     return kept

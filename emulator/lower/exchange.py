@@ -13,7 +13,7 @@ from nxpipe.emulator.lower.kernel import PARTITIONS
 from nxpipe.emulator.lower.sheets import WIDEST
 
 
-def pays_in_pieces(core: CoreSpec, rows: int, width: int, dtype: DType) -> bool:
+def piecewise_is_cheaper(core: CoreSpec, rows: int, width: int, dtype: DType) -> bool:
     """Pieces begin one by one, and have no more lanes than there are rows, for what comes behind as well. The whole is
     stored and loaded once more, but uses all lanes then."""
     lanes, across = min(rows, PARTITIONS), min(width, WIDEST)
@@ -22,16 +22,16 @@ def pays_in_pieces(core: CoreSpec, rows: int, width: int, dtype: DType) -> bool:
     far = Far(0, dtype, Affine(), (Axis(lanes, width), Axis(across, 1)))
     line = Far(0, dtype, Affine(), (Axis(rows * width, 1),))
     spread = _tile(dtype, PARTITIONS, ceil(rows * width / PARTITIONS))
-    piece = START_NS + _meeting(core, near) + _rounding(core, near)
+    piece = START_NS + _all_reduce_ns(core, near) + _copy_ns(core, near)
     copied = START_NS + pieces * cost(DmaCopy(engine=Engine.DMA0, dst=far, src=near), core).ns
-    return pieces * piece <= START_NS + _meeting(core, line) + 2 * copied + _rounding(core, spread)
+    return pieces * piece <= START_NS + _all_reduce_ns(core, line) + 2 * copied + _copy_ns(core, spread)
 
 
-def _meeting(core: CoreSpec, place: Far | Tile) -> float:
+def _all_reduce_ns(core: CoreSpec, place: Far | Tile) -> float:
     return cost(AllReduce(engine=Engine.COLLECTIVE, dst=place, src=place), core).ns
 
 
-def _rounding(core: CoreSpec, tile: Tile) -> float:
+def _copy_ns(core: CoreSpec, tile: Tile) -> float:
     return cost(TensorCopy(engine=Engine.VECTOR, dst=tile, src=tile), core).ns
 
 

@@ -14,13 +14,13 @@ from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.instructions import Alu, CopyPredicated, Engine, Iota, Matmul, Memset, TensorCopy, TensorScalar
 from nxpipe.emulator.isa.operands import Memory, Tile
 from nxpipe.emulator.lower.buffers import on_device
-from nxpipe.emulator.lower.ending import Ending, room_of
+from nxpipe.emulator.lower.ending import Epilogue, epilogue_bytes
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.lanes import repeated
 from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.plan import BANK
-from nxpipe.emulator.lower.products import as_rows
-from nxpipe.emulator.lower.turned import chunks_of, each_chunk, load
+from nxpipe.emulator.lower.products import as_matrix
+from nxpipe.emulator.lower.turned import chunks_of, each_chunk, load_matrix
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import GroupedMatMul
 
@@ -28,7 +28,7 @@ from nxpipe.emulator.ops import GroupedMatMul
 @lowers(GroupedMatMul)
 def _grouped(low: Lowering, node: Node, op: GroupedMatMul) -> None:
     rows, matrices, ends = map(low.view, node.operands)
-    x = as_rows(low, rows, *rows.shape)
+    x = as_matrix(low, rows, *rows.shape)
     ending = low.ending(node.result, matrices.shape[2])
     if node.result.type.elements:
         _Groups(low.k, x, matrices, ends, ending, on_device(node.result.type.dtype)).write()
@@ -40,7 +40,7 @@ class _Groups:
     x: View  # [rows, summed]
     matrices: View  # [groups, summed, columns]
     ends: View
-    ending: Ending
+    ending: Epilogue
     out: DType
 
     def write(self) -> None:
@@ -49,7 +49,7 @@ class _Groups:
         for top, height in k.spans(rows, self._height(chunks)):
             with k.room():
                 turned = k.tile(self.x.dtype, PARTITIONS, max(chunks, 1), height)
-                load(k, turned, self.x.cut((top, height)).transposed((1, 0)))
+                load_matrix(k, turned, self.x.cut((top, height)).transposed((1, 0)))
                 owned = self._owned(top, height)
                 for left, width in k.spans(self.matrices.shape[2], self._width(chunks, height)):
                     with k.room():
@@ -64,7 +64,7 @@ class _Groups:
 
     def _width(self, chunks: int, height: int) -> int:
         by_column = 2 * chunks * self.matrices.dtype.itemsize + chunks_of(height) * DType.FLOAT32.itemsize
-        by_column += 2 * self.out.itemsize + room_of(self.ending)
+        by_column += 2 * self.out.itemsize + epilogue_bytes(self.ending)
         most = (self.k.left(Memory.SBUF) - (20 << 10)) // by_column
         return max(min(most // 64 * 64, BANK), 1)
 
@@ -99,7 +99,7 @@ class _Groups:
             with k.loop(groups) as turn, k.room():
                 group = turn * -1 + (groups - 1)
                 weight = k.tile(self.matrices.dtype, PARTITIONS, turned.shape[0], width, turns=2)
-                load(k, weight, self.matrices.pick(0, group).cut((0, inner), columns))
+                load_matrix(k, weight, self.matrices.pick(0, group).cut((0, inner), columns))
                 for row, count in self._tiles(height):
                     with k.room():
                         self._keep(self._sums(turned, weight, (row * PARTITIONS, count)), kept, owned, row, group)

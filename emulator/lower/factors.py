@@ -8,18 +8,18 @@ from nxpipe.emulator.hardware import CoreSpec
 from nxpipe.emulator.ir.graph import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.lower import plan
-from nxpipe.emulator.lower.ending import Ending, room_of
+from nxpipe.emulator.lower.ending import Epilogue, epilogue_bytes
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
-from nxpipe.emulator.lower.plan import Sizes
-from nxpipe.emulator.lower.turned import chunks_of, load, must_turn, room_to_turn
+from nxpipe.emulator.lower.plan import TileCosts
+from nxpipe.emulator.lower.turned import chunks_of, load_matrix, must_transpose, transpose_bytes
 from nxpipe.emulator.lower.view import View
-from nxpipe.emulator.lower.work import Work, load_work, turning_work
+from nxpipe.emulator.lower.work import KernelCost, load_cost, transpose_cost
 
-Fill = Callable[[Block, Span], None]  # writes some rows, turned, into [128, chunks, rows]
+LoadRows = Callable[[Block, Span], None]  # writes some rows, turned, into [128, chunks, rows]
 
 
-class Rows(plan.Rows, Protocol):
-    def begin(self) -> Fill:
+class LoadableRows(plan.RowSource, Protocol):
+    def begin(self) -> LoadRows:
         """With what all rows need at hand, for as long as the room around is there."""
 
     def block(self, height: int, turns: int) -> Block:
@@ -27,7 +27,7 @@ class Rows(plan.Rows, Protocol):
 
 
 @dataclass(frozen=True)
-class Loaded:
+class HbmRows:
     """Rows that lie in HBM."""
 
     k: Kernel
@@ -49,33 +49,33 @@ class Loaded:
 
     @property
     def room(self) -> int:
-        return room_to_turn(self.dtype) if self._must_turn else 0
+        return transpose_bytes(self.dtype) if self._must_turn else 0
 
-    def begun(self, core: CoreSpec) -> Work:
-        return Work()
+    def begun(self, core: CoreSpec) -> KernelCost:
+        return KernelCost()
 
     def block(self, height: int, turns: int) -> Block:
-        return room_for(self.k, self, height, turns)
+        return allocate_rows(self.k, self, height, turns)
 
-    def work(self, core: CoreSpec, height: int) -> Work:
+    def work(self, core: CoreSpec, height: int) -> KernelCost:
         chunks = chunks_of(self.view.shape[1])
-        loading = load_work(core, self.view.transposed((1, 0)), chunks, height)
-        return loading + turning_work(core, self.dtype, chunks, height) if self._must_turn else loading
+        loading = load_cost(core, self.view.transposed((1, 0)), chunks, height)
+        return loading + transpose_cost(core, self.dtype, chunks, height) if self._must_turn else loading
 
-    def begin(self) -> Fill:
-        return lambda turned, rows: load(self.k, turned, self.view.cut(rows).transposed((1, 0)))
+    def begin(self) -> LoadRows:
+        return lambda turned, rows: load_matrix(self.k, turned, self.view.cut(rows).transposed((1, 0)))
 
     @property
     def _must_turn(self) -> bool:
-        return must_turn(self.view.transposed((1, 0)))
+        return must_transpose(self.view.transposed((1, 0)))
 
 
-def room_for(k: Kernel, rows: plan.Rows, height: int, turns: int) -> Block:
+def allocate_rows(k: Kernel, rows: plan.RowSource, height: int, turns: int) -> Block:
     return k.tile(rows.dtype, PARTITIONS, chunks_of(rows.shape[1]), height, turns=turns)
 
 
 @dataclass(frozen=True)
-class Factor:
+class WeightOperand:
     """What rows are multiplied by, and the type that the sums are rounded to."""
 
     result: Value  # or what ranks make of it together
@@ -86,7 +86,7 @@ class Factor:
 
 
 @dataclass(frozen=True)
-class Sharing:
+class RowSharding:
     """Of each run of rows, every rank has so many."""
 
     ranks: int
@@ -94,13 +94,13 @@ class Sharing:
 
 
 @dataclass(frozen=True)
-class Part:
+class OutputGroup:
     """Factors whose results meet, and all that follows them."""
 
-    factors: tuple[Factor, ...]
-    ending: Ending
+    factors: tuple[WeightOperand, ...]
+    ending: Epilogue
     note: int
-    sharing: Sharing | None = None  # of ranks that add up the results
+    sharing: RowSharding | None = None  # of ranks that add up the results
 
     @property
     def ranks(self) -> int:
@@ -111,15 +111,15 @@ class Part:
         return self.factors[0].weight.shape[1]
 
     @property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> TileCosts:
         biases = sum(factor.bias.dtype.itemsize for factor in self.factors if factor.bias)
         shares = self.ranks + 1 if self.sharing else 1
         results = sum(2 * factor.out.itemsize * shares for factor in self.factors)
-        return Sizes(
+        return TileCosts(
             tuple(factor.weight for factor in self.factors),
             max((factor.dtype for factor in self.factors), key=lambda dtype: dtype.itemsize),
             2 * biases,
-            results + room_of(self.ending),
+            results + epilogue_bytes(self.ending),
             self.factors[0].out,
             self.ranks,
         )

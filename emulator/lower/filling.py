@@ -2,15 +2,15 @@
 
 from nxpipe.emulator.isa.instructions import Engine, Memset
 from nxpipe.emulator.lower.kernel import Kernel
-from nxpipe.emulator.lower.lanes import held
-from nxpipe.emulator.lower.sheets import sheets
+from nxpipe.emulator.lower.lanes import stored_number
+from nxpipe.emulator.lower.sheets import each_tile
 from nxpipe.emulator.lower.view import View
 
 
 def fill(k: Kernel, view: View, number: float) -> None:
     """From whole rows: reading one element again and again would cost DMA a descriptor for each."""
-    for rows, width, (piece,) in sheets(k, [view]):
+    for rows, width, (piece,) in each_tile(k, [view]):
         with k.room():
             block = k.tile(view.dtype, rows, width)
-            k.emit(Memset(engine=Engine.GPSIMD, dst=block.whole, value=held(number, view.dtype)))
+            k.emit(Memset(engine=Engine.GPSIMD, dst=block.whole, value=stored_number(number, view.dtype)))
             k.copy(piece.far(), block.whole)

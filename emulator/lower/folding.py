@@ -23,7 +23,7 @@ from nxpipe.emulator.isa.instructions import (
     TensorTensor,
 )
 from nxpipe.emulator.isa.operands import Axis, Memory, Tile
-from nxpipe.emulator.lower.ending import Ending, room_of
+from nxpipe.emulator.lower.ending import Epilogue, epilogue_bytes
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.sheets import WIDEST
 from nxpipe.emulator.lower.view import View
@@ -32,37 +32,37 @@ _UNREAD: Final = DType.BFLOAT16  # of results of which only the sum is wanted
 _STRIPS: Final = (WIDEST, WIDEST // 2, WIDEST // 4)
 
 # Gets the tiles that are made of a strip; the rows, counted from the first that are made; and the columns.
-Take = Callable[[Mapping[Value, Tile], Span, Span], None]
+ConsumeStrip = Callable[[Mapping[Value, Tile], Span, Span], None]
 
 
 @dataclass(frozen=True)
-class Piece:
+class RowPiece:
     """Some columns of up to 128 rows: where they begin, and what is there of them."""
 
     left: Span
     source: Tile
     shared: Sequence[Tile]  # rows that all of them are combined with
 
-    def cut(self, left: Span) -> "Piece":
-        return Piece(left, columns_of(self.source, left), [columns_of(tile, left) for tile in self.shared])
+    def cut(self, left: Span) -> "RowPiece":
+        return RowPiece(left, tile_columns(self.source, left), [tile_columns(tile, left) for tile in self.shared])
 
 
-def columns_of(tile: Tile, left: Span) -> Tile:
+def tile_columns(tile: Tile, left: Span) -> Tile:
     """Of rows that lie element by element."""
     start, count = left
     return replace(tile, offset=tile.offset + affine(start) * tile.dtype.itemsize, axes=(Axis(count, 1),))
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowKernel:
     """All rows, and how much of them there is room for. `Folding` has 128 of them."""
 
     k: Kernel
     x: View  # [rows, width]
     shared: Sequence[View]
-    ending: Ending
+    ending: Epilogue
     out: DType
-    fold: Callable[["Folding"], None]
+    fold: Callable[["RowBlock"], None]
     between: int  # bytes of each element that its folding keeps
     piece: int  # columns that are at hand
     strip: int  # columns that are finished at once
@@ -73,14 +73,14 @@ class Rows:
         k: Kernel,
         x: View,
         shared: Sequence[View],
-        ending: Ending,
+        ending: Epilogue,
         out: DType,
-        fold: Callable[["Folding"], None],
+        fold: Callable[["RowBlock"], None],
         between: int = 0,
-    ) -> "Rows":
+    ) -> "RowKernel":
         """Whole rows if they fit, in two turns if they fit so, finished in strips as wide as can be; else in pieces."""
         width, left = x.shape[1], k.left(Memory.SBUF) - 4096
-        whole = Rows(k, x, shared, ending, out, fold, between, width, width)
+        whole = RowKernel(k, x, shared, ending, out, fold, between, width, width)
         for turns, strip in product((2, 1), (width, *_STRIPS)):
             each = replace(whole, strip=min(strip, width), turns=turns)
             if each.kept + each.room <= left:
@@ -90,7 +90,7 @@ class Rows:
         piece = max(piece // 64 * 64, 64)
         return replace(single, piece=piece, strip=piece)
 
-    def narrower(self) -> Iterator["Rows"]:
+    def narrower(self) -> Iterator["RowKernel"]:
         """Ways to make whole rows that leave room for others, strips being whole chunks."""
         if self.is_whole:
             for turns, strip in ((self.turns, self.strip), (2, _STRIPS[1]), (1, _STRIPS[-1])):
@@ -121,9 +121,9 @@ class Rows:
 
     @property
     def _by_strip(self) -> int:
-        return self.turns * (DType.FLOAT32.itemsize + self.out.itemsize) + room_of(self.ending)
+        return self.turns * (DType.FLOAT32.itemsize + self.out.itemsize) + epilogue_bytes(self.ending)
 
-    def write(self, take: Take | None = None) -> None:
+    def write(self, take: ConsumeStrip | None = None) -> None:
         with self.k.room():
             self.make((0, self.x.shape[0]), self.begin(), take)
 
@@ -131,7 +131,7 @@ class Rows:
         """What whole rows have in common."""
         return [self.everywhere(view, (0, self.piece), 1) for view in self.shared] if self.is_whole else []
 
-    def make(self, rows: Span, common: Sequence[Block], take: Take | None = None) -> None:
+    def make(self, rows: Span, common: Sequence[Block], take: ConsumeStrip | None = None) -> None:
         if not self.x.elements:
             return
         for top, count in self.k.spans(rows[1], PARTITIONS):
@@ -139,8 +139,8 @@ class Rows:
                 loaded, span = None, (top + rows[0], count)
                 if self.is_whole:
                     shared = [block.cut(count) for block in common]
-                    loaded = Piece((0, self.piece), self.load(span, (0, self.piece)), shared)
-                self.fold(Folding(self, span, top, loaded, take))
+                    loaded = RowPiece((0, self.piece), self.load(span, (0, self.piece)), shared)
+                self.fold(RowBlock(self, span, top, loaded, take))
 
     def load(self, rows: Span, left: Span) -> Tile:
         tile = self.k.tile(self.x.dtype, rows[1], left[1], turns=self.turns).whole
@@ -156,14 +156,14 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Folding:
+class RowBlock:
     """Up to 128 rows as they are folded."""
 
-    rows: Rows
+    rows: RowKernel
     span: Span
     first: Affine  # of those that are made
-    loaded: Piece | None  # all of them, if there is room
-    take: Take | None
+    loaded: RowPiece | None  # all of them, if there is room
+    take: ConsumeStrip | None
 
     @property
     def k(self) -> Kernel:
@@ -177,10 +177,10 @@ class Folding:
         """One number for each row."""
         return self.k.tile(DType.FLOAT32, self.span[1], 1, turns=2).whole
 
-    def tile(self, piece: Piece, dtype: DType = DType.FLOAT32) -> Tile:
+    def tile(self, piece: RowPiece, dtype: DType = DType.FLOAT32) -> Tile:
         return self.k.tile(dtype, self.span[1], piece.left[1], turns=self.rows.turns).whole
 
-    def fold(self, op: Alu, identity: float, function: Callable[[Piece, Tile], None]) -> Tile:
+    def fold(self, op: Alu, identity: float, function: Callable[[RowPiece, Tile], None]) -> Tile:
         """A number for each row, which the function finds of each piece."""
         folded = self.column()
         if self.loaded is not None:
@@ -193,7 +193,7 @@ class Folding:
             self.tensor(folded, folded, op, more)
         return folded
 
-    def finish(self, function: Callable[[Piece, Tile], None]) -> None:
+    def finish(self, function: Callable[[RowPiece, Tile], None]) -> None:
         """The function writes the result of each strip."""
         for piece in self._pieces() if self.loaded is None else self._strips(self.loaded):
             made = self.tile(piece, self.rows.out)
@@ -202,16 +202,16 @@ class Folding:
             if self.take is not None:
                 self.take(tiles, (self.first, self.span[1]), piece.left)
 
-    def _strips(self, whole: Piece) -> Iterator[Piece]:
+    def _strips(self, whole: RowPiece) -> Iterator[RowPiece]:
         for left in self.k.spans(self.width, self.rows.strip):
             with self.k.room():
                 yield whole.cut(left)
 
-    def _pieces(self) -> Iterator[Piece]:
+    def _pieces(self) -> Iterator[RowPiece]:
         for left in self.k.spans(self.width, self.rows.piece):
             with self.k.room():
                 shared = [self.rows.everywhere(view, left, 2) for view in self.rows.shared]
-                yield Piece(left, self.rows.load(self.span, left), [block.cut(self.span[1]) for block in shared])
+                yield RowPiece(left, self.rows.load(self.span, left), [block.cut(self.span[1]) for block in shared])
 
     # Instructions
 
@@ -237,7 +237,7 @@ class Folding:
     def sum_of(self, function: Function, bias: float | Tile = 0.0) -> Tile:
         """Over each row."""
 
-        def add(piece: Piece, total: Tile) -> None:
+        def add(piece: RowPiece, total: Tile) -> None:
             with self.k.room():
                 unread = self.k.tile(_UNREAD, self.span[1], piece.left[1]).whole
                 self.function(unread, piece.source, function, total, bias)

@@ -7,8 +7,8 @@ from typing import Final
 
 from nxpipe.emulator.ir.graph import Node, Value
 from nxpipe.emulator.lower.elements import is_applicable, is_exact
-from nxpipe.emulator.lower.places import Places
-from nxpipe.emulator.lower.reading import Reading
+from nxpipe.emulator.lower.places import Placement
+from nxpipe.emulator.lower.reading import ValueReaders
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import AllReduce, Reshape
 
@@ -16,31 +16,31 @@ _MOST: Final = 8  # nodes taken in: all their tiles are at hand at once
 
 
 @dataclass(frozen=True)
-class Source:
+class HbmOperand:
     """An operand that lies in HBM: its number among what is loaded."""
 
     number: int
 
 
 @dataclass(frozen=True)
-class Link:
+class ChainNode:
     """One node. An operand is a value made before it, one that is loaded, or a constant's number."""
 
     node: Node
-    operands: tuple[Value | Source | float, ...]
+    operands: tuple[Value | HbmOperand | float, ...]
 
 
 @dataclass
-class Following:
+class EpilogueFusion:
     """`shape` is that of the pieces' whole; `meets` says whether ranks had better add up a result of that shape while
     it is made."""
 
     shape: tuple[int, ...]
-    places: Places
-    reading: Reading
+    places: Placement
+    reading: ValueReaders
     meets: Callable[[Node, tuple[int, ...]], bool]
     waiting: Mapping[Value, Node]  # nodes that have been put off until now
-    links: list[Link] = field(default_factory=list)
+    links: list[ChainNode] = field(default_factory=list)
     sources: list[View] = field(default_factory=list)
     known: dict[Value, Value] = field(default_factory=dict)  # a view of a tile is the value that the tile was made for
 
@@ -111,11 +111,11 @@ class Following:
                 return False
             operands.append(found)
         self.sources = sources
-        self.links.append(Link(node, tuple(operands)))
+        self.links.append(ChainNode(node, tuple(operands)))
         self.known[node.result] = node.result
         return True
 
-    def _operand(self, operand: Value, node: Node, sources: list[View]) -> Value | Source | float | None:
+    def _operand(self, operand: Value, node: Node, sources: list[View]) -> Value | HbmOperand | float | None:
         whole = operand.type.elements == node.result.type.elements
         if operand in self.known:  # stretched by axes of size one at most
             return self.known[operand] if whole else None
@@ -128,4 +128,4 @@ class Following:
             return None
         if flat not in sources:
             sources.append(flat)
-        return Source(sources.index(flat))
+        return HbmOperand(sources.index(flat))

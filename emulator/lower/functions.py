@@ -10,7 +10,7 @@ from typing import Final
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.instructions import Alu, Function
 from nxpipe.emulator.isa.operands import Tile
-from nxpipe.emulator.lower.lanes import Lanes, Operand, bits, seen_as
+from nxpipe.emulator.lower.lanes import Lanes, Operand, bitcast_tile, bits
 
 _SIGN_BIT: Final = 0x80000000
 _UPPER_HALF: Final = 0xFFFFF000  # of a mantissa, with sign and exponent: products of halves are exact
@@ -85,7 +85,7 @@ def _rest(lanes: Lanes, a: Tile, q: Tile, b: Tile) -> Tile:
 
 
 def _in_halves(lanes: Lanes, x: Tile) -> tuple[Tile, Tile]:
-    upper = seen_as(lanes.two(Alu.BITWISE_AND, bits(x), _UPPER_HALF, lanes.tile(DType.UINT32)), DType.FLOAT32)
+    upper = bitcast_tile(lanes.two(Alu.BITWISE_AND, bits(x), _UPPER_HALF, lanes.tile(DType.UINT32)), DType.FLOAT32)
     return upper, lanes.two(Alu.SUBTRACT, x, upper)
 
 

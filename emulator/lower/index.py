@@ -13,13 +13,13 @@ from nxpipe.emulator.isa.instructions import Iota as Counting
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.lower.along import fits, pick
 from nxpipe.emulator.lower.byrow import MOST_AXES, Rows, as_rows, merged_rows, move, rows_of, upwards
-from nxpipe.emulator.lower.ending import load
+from nxpipe.emulator.lower.ending import load_tile
 from nxpipe.emulator.lower.integers import Words
 from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel
 from nxpipe.emulator.lower.lanes import Lanes
 from nxpipe.emulator.lower.lowering import Lowering, lowers
-from nxpipe.emulator.lower.sheets import WIDEST, sheets
-from nxpipe.emulator.lower.sums import COMBINED, Sum
+from nxpipe.emulator.lower.sheets import WIDEST, each_tile
+from nxpipe.emulator.lower.sums import COMBINED, Accumulator
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import Gather, Index, IndexUpdate, Iota
 from nxpipe.emulator.ops.base import broadcast_shape
@@ -107,7 +107,7 @@ def _index_update(low: Lowering, node: Node, op: IndexUpdate) -> None:
         rows = rows_of(low, home, op.axes, indices, wraps=True)
         move(low, rows, as_rows(low, update, rows), gather=False)
         return
-    exact = Sum.of(node.result.type.dtype)
+    exact = Accumulator.of(node.result.type.dtype)
     work = home if home.dtype.itemsize == exact.dtype.itemsize else low.scratch(exact.dtype, home.shape)
     if work is not home:
         low.copy(work, home)
@@ -118,15 +118,15 @@ def _index_update(low: Lowering, node: Node, op: IndexUpdate) -> None:
 
 
 def _settled(low: Lowering, work: View, home: View, dtype: DType) -> None:
-    exact = Sum.of(dtype)
-    for rows, width, (to, source) in sheets(low.k, [home, work]):
+    exact = Accumulator.of(dtype)
+    for rows, width, (to, source) in each_tile(low.k, [home, work]):
         with low.k.room():
             lanes = Lanes(low.k, rows, width)
             made = low.k.tile(home.dtype, rows, width, turns=2).whole
-            low.k.copy(to.far(), exact.store(lanes, load(low.k, source), made, dtype))
+            low.k.copy(to.far(), exact.store(lanes, load_tile(low.k, source), made, dtype))
 
 
-def _combine_rows(low: Lowering, rows: Rows, update: View, exact: Sum, op: Alu) -> None:
+def _combine_rows(low: Lowering, rows: Rows, update: View, exact: Accumulator, op: Alu) -> None:
     """One row after the other, for several may have the same place."""
     k = low.k
     rows, straight = merged_rows(rows, update)

@@ -56,7 +56,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Tiled(Block):
+class RunMajorBlock(Block):
     """Of rows that are turned [128, chunks, rows]: all chunks of the first few rows, then those of the next."""
 
     rows: int

@@ -21,7 +21,7 @@ _VIEWS = (Bitcast, Broadcast, Flip, RankSlice, Reshape, Slice, Transposed)  # th
 UPDATES: Final = (IndexUpdate, ScatterAlong, SliceUpdate)
 
 
-class Lifetimes:
+class Liveness:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._position = {node.result: number for number, node in enumerate(graph.nodes)}

@@ -13,16 +13,16 @@ from nxpipe.emulator.ir.graph import Graph, Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.lower.buffers import on_device
-from nxpipe.emulator.lower.corners import copy_turned, turned_axis
-from nxpipe.emulator.lower.ending import Chain, Ending, chained, kept_rows
-from nxpipe.emulator.lower.exchange import pays_in_pieces
-from nxpipe.emulator.lower.following import Following
+from nxpipe.emulator.lower.corners import copy_transposed, transposed_axis
+from nxpipe.emulator.lower.ending import ElementwiseChain, Epilogue, broadcast_rows, chain_of
+from nxpipe.emulator.lower.exchange import piecewise_is_cheaper
+from nxpipe.emulator.lower.following import EpilogueFusion
 from nxpipe.emulator.lower.kernel import Kernel
-from nxpipe.emulator.lower.lifetimes import Lifetimes
-from nxpipe.emulator.lower.places import Places
-from nxpipe.emulator.lower.reading import Reading
+from nxpipe.emulator.lower.lifetimes import Liveness
+from nxpipe.emulator.lower.places import Placement
+from nxpipe.emulator.lower.reading import ValueReaders
 from nxpipe.emulator.lower.view import View, packed
-from nxpipe.emulator.lower.waiting import Waiting
+from nxpipe.emulator.lower.waiting import DeferredNodes
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import AllReduce, Concat, Transpose
 from nxpipe.emulator.ops.base import Operator
@@ -58,10 +58,10 @@ class Lowering:
         self.k = Kernel(CORES[core])
         self.core = core
         self.ranks = ranks
-        self._lifetimes = Lifetimes(graph)
-        self._reading = Reading(graph)
-        self.places = Places(graph, self._lifetimes)
-        self._waiting = Waiting(graph, self.places, self._reading)
+        self._lifetimes = Liveness(graph)
+        self._reading = ValueReaders(graph)
+        self.places = Placement(graph, self._lifetimes)
+        self._waiting = DeferredNodes(graph, self.places, self._reading)
         self._by_row: set[int] = set()  # buffers that are written a row to a lane
         self._done: set[Value] = set()  # results of nodes that an earlier one has taken in
         self.notes: dict[str, int] = {"": 0}
@@ -128,21 +128,21 @@ class Lowering:
 
     # Elementwise nodes
 
-    def ending(self, result: Value, width: int) -> Ending:
+    def ending(self, result: Value, width: int) -> Epilogue:
         """What follows a node whose result is made piece by piece, as a matrix of rows so wide: the elementwise nodes
         behind it are taken in, and are done with it."""
         found = self.following(result, width)
         found.follow(result)
         return self.ended(found, result)
 
-    def following(self, result: Value, width: int) -> Following:
+    def following(self, result: Value, width: int) -> EpilogueFusion:
         """To find what follows results that are matrices of rows so wide."""
         return self._following((result.type.elements // width if width else 0, width))
 
-    def ended(self, found: Following, result: Value, read_here: Sequence[Node] = ()) -> Ending:
+    def ended(self, found: EpilogueFusion, result: Value, read_here: Sequence[Node] = ()) -> Epilogue:
         """What was found is done with the result; these nodes read of it what is still in SBUF."""
         chain = self._chained(found, read_here)
-        return Ending(self.k, result, replace(chain, kept=kept_rows(self.k, chain.sources)))
+        return Epilogue(self.k, result, replace(chain, kept=broadcast_rows(self.k, chain.sources)))
 
     def only(self, value: Value) -> Node | None:
         """The one node that reads a value, if nobody else wants to find it."""
@@ -161,7 +161,7 @@ class Lowering:
 
         return [node for node in self._reading.beside(value, result) if self.is_due(node) and others(node)]
 
-    def chain(self, node: Node) -> Chain:
+    def chain(self, node: Node) -> ElementwiseChain:
         """An elementwise node, and those behind it."""
         found = self._following(node.result.type.shape)
         if not found.start(node):
@@ -169,7 +169,7 @@ class Lowering:
         found.follow(node.result)
         return self._chained(found)
 
-    def goes_by_row(self, chain: Chain) -> bool:
+    def goes_by_row(self, chain: ElementwiseChain) -> bool:
         """Whether it reads rows as they were made elsewhere, a row to a lane; then it goes on so, since such rows may
         stay where they are."""
         made = any(view.buffer in self._by_row and view.rank > 1 for view in chain.sources)
@@ -177,20 +177,20 @@ class Lowering:
             self._by_row.update(view.buffer for _, view in chain.homes)
         return made
 
-    def _following(self, shape: tuple[int, ...]) -> Following:
-        return Following(shape, self.places, self._reading, self._meets_in_pieces, self._waiting.nodes)
+    def _following(self, shape: tuple[int, ...]) -> EpilogueFusion:
+        return EpilogueFusion(shape, self.places, self._reading, self._meets_in_pieces, self._waiting.nodes)
 
     def _meets_in_pieces(self, node: Node, shape: tuple[int, ...]) -> bool:
         rows, width = prod(shape[:-1]), shape[-1] if shape else 1
         degree = node.op.degree if isinstance(node.op, AllReduce) else 0
         dtype = on_device(node.result.type.dtype)
-        return degree == self.ranks and rows * width > 0 and pays_in_pieces(self.k.core, rows, width, dtype)
+        return degree == self.ranks and rows * width > 0 and piecewise_is_cheaper(self.k.core, rows, width, dtype)
 
-    def _chained(self, found: Following, read_here: Sequence[Node] = ()) -> Chain:
+    def _chained(self, found: EpilogueFusion, read_here: Sequence[Node] = ()) -> ElementwiseChain:
         done, stored = found.finished(read_here)
         self._done.update(done)
         found.sources = [self._in_runs(view) for view in found.sources]
-        return chained(found, [(value, self._home_in(value, found.shape)) for value in stored])
+        return chain_of(found, [(value, self._home_in(value, found.shape)) for value in stored])
 
     def _home_in(self, value: Value, shape: tuple[int, ...]) -> View:
         """As `home`, of a result that is made in pieces of this shape: what only becomes a part of a concatenation is
@@ -214,7 +214,7 @@ class Lowering:
     def _in_runs(self, view: View) -> View:
         """A view whose pieces do not come one element at a time, if turning it all at once prevents that."""
         (flat,) = view.merged()
-        turned = turned_axis(replace(flat, offset=Affine(), strides=packed(flat.shape)), flat)
+        turned = transposed_axis(replace(flat, offset=Affine(), strides=packed(flat.shape)), flat)
         return view if turned is None else self.packed(view)
 
     def updated(self, node: Node) -> View:
@@ -251,9 +251,9 @@ class Lowering:
         if not dst.elements:
             return
         to, source = dst.merged([src])
-        axis = turned_axis(to, source)
+        axis = transposed_axis(to, source)
         if axis is not None:
-            copy_turned(self.k, to, source, axis)
+            copy_transposed(self.k, to, source, axis)
             return
         outer = max(to.rank - 4, 0)
         self._copy_inside(to, source, outer)

@@ -14,7 +14,7 @@ from nxpipe.emulator.lower.kernel import PARTITIONS
 
 
 @dataclass(frozen=True)
-class Matrix:
+class SbufMatrix:
     """Scratch as rows so wide, in SBUF from this byte of each partition on."""
 
     width: int
@@ -99,7 +99,7 @@ def _reordered(axes: Sequence[Axis], at: int, blocks: int, within: int) -> tuple
     return (Axis(PARTITIONS, stride * within), *axes[:at], *parts, *axes[at + 1 :])
 
 
-def lying_in(step: Instruction, homes: Mapping[int, Matrix], counts: tuple[int, ...]) -> Instruction | None:
+def sbuf_copy(step: Instruction, homes: Mapping[int, SbufMatrix], counts: tuple[int, ...]) -> Instruction | None:
     """The copy between places in SBUF; None if it cannot be one."""
     if not isinstance(step, DmaCopy):
         return None

@@ -13,11 +13,11 @@ import numpy as np
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.instructions import Alu
 from nxpipe.emulator.isa.operands import Tile
-from nxpipe.emulator.lower.ending import load
+from nxpipe.emulator.lower.ending import load_tile
 from nxpipe.emulator.lower.integers import Words
 from nxpipe.emulator.lower.lanes import Lanes, bits
 from nxpipe.emulator.lower.lowering import Lowering
-from nxpipe.emulator.lower.sheets import WIDEST, sheets
+from nxpipe.emulator.lower.sheets import WIDEST, each_tile
 from nxpipe.emulator.lower.view import View
 
 
@@ -44,13 +44,13 @@ def row_numbers(low: Lowering, addresses: Sequence[Address], shape: tuple[int, .
     step = gcd(*(each.stride for each in addresses))
     made = low.scratch(DType.UINT32, shape)
     views = [each.indices.broadcast(shape) for each in addresses]
-    for rows, width, (to, *parts) in sheets(low.k, [made, *views], WIDEST // 2):
+    for rows, width, (to, *parts) in each_tile(low.k, [made, *views], WIDEST // 2):
         with low.k.room():
             words = Words(Lanes(low.k, rows, width), DType.INT32)
             total: Tile | None = None
             outside: list[Tile] = []
             for each, part in zip(addresses, parts, strict=True):
-                index = words.load(load(low.k, part))
+                index = words.load(load_tile(low.k, part))
                 if each.wraps:
                     below = words.with_number(Alu.LESS, index, 0)
                     index = words.two(Alu.ADD, index, words.with_number(Alu.MULTIPLY, below, each.size))

@@ -10,15 +10,15 @@ from nxpipe.emulator.ir.graph import Graph, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, turning
 from nxpipe.emulator.isa.program import RANK, Role
-from nxpipe.emulator.lower.buffers import Buffers, narrowed, on_device
-from nxpipe.emulator.lower.lifetimes import Lifetimes
-from nxpipe.emulator.lower.parameters import Stored, stored_parameters
+from nxpipe.emulator.lower.buffers import BufferTable, narrowed, on_device
+from nxpipe.emulator.lower.lifetimes import Liveness
+from nxpipe.emulator.lower.parameters import StoredParameter, stored_parameters
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.numerics import Array
 
 
 @dataclass(frozen=True)
-class Series:
+class BufferSeries:
     """What a value stands for in each turn of a repeat: tensors one behind the other in a buffer."""
 
     first: View
@@ -28,23 +28,23 @@ class Series:
         return replace(self.first, offset=self.first.offset + turn * self.first.elements)
 
 
-def half(halves: View, turn: Affine) -> View:
+def half_at(halves: View, turn: Affine) -> View:
     """Of what a turn hands to the next: it reads one and writes the other."""
     return replace(halves, offset=halves.offset + turning(turn, 2, halves.elements))
 
 
-class Places:
+class Placement:
     """`views` says where values lie, `homes` where some have to be put."""
 
-    def __init__(self, graph: Graph, lifetimes: Lifetimes) -> None:
+    def __init__(self, graph: Graph, lifetimes: Liveness) -> None:
         self._graph = graph
         self._lifetimes = lifetimes
-        self.buffers = Buffers()
+        self.buffers = BufferTable()
         self.constants: dict[str, bytes] = {}
         self.views: dict[Value, View] = {}
         self.homes: dict[Value, View] = {}
         self.states = {name: value for name, value in graph.inputs.items() if name in graph.outputs}
-        self.stored: Mapping[Value, Stored] = stored_parameters(graph)
+        self.stored: Mapping[Value, StoredParameter] = stored_parameters(graph)
         self._lying: dict[Value, View] = {}  # parameters in their own order of axes
         self._outputs: dict[str, View] = {}
         self._tables: dict[tuple[str, DType, tuple[int, ...]], View] = {}
@@ -113,7 +113,9 @@ class Places:
                 if all(names) and not any(name in self.states for name in names):
                     view = self.buffers.add(Role.OUTPUT, names, row[0].type.dtype, row[0].type.shape)
                     for number, value in enumerate(row):
-                        self.homes[value] = self._outputs[names[number]] = Series(view, len(row)).at(Affine(number))
+                        self.homes[value] = self._outputs[names[number]] = BufferSeries(view, len(row)).at(
+                            Affine(number)
+                        )
         for name, value in self._graph.outputs.items():
             if name in self.states:
                 if self._lifetimes.ends_in_place(value, self.states[name]):
@@ -132,23 +134,25 @@ class Places:
 
     # Repeats
 
-    def taken(self, first: Value, later: Sequence[Value]) -> Series:
-        return Series(self._lying.get(first, self.views[first]), 1 + len(later))
+    def taken(self, first: Value, later: Sequence[Value]) -> BufferSeries:
+        return BufferSeries(self._lying.get(first, self.views[first]), 1 + len(later))
 
     def take(self, first: Value, view: View) -> None:
         """In this turn, the value and all that the host has made of it lie there."""
         stored = [(value, made) for value, made in self.stored.items() if made.parameter == first]
         self.views |= {value: made.seen(view) for value, made in stored} or {first: view}
 
-    def given(self, value: Value, row: Sequence[Value]) -> Series:
+    def given(self, value: Value, row: Sequence[Value]) -> BufferSeries:
         """A series of its own, unless the values are outputs that have one already."""
         homes = [self.homes.get(each) for each in row]
         first = homes[0]
-        if first is not None and homes == [Series(first, len(row)).at(Affine(number)) for number in range(len(row))]:
-            return Series(first, len(row))
-        return Series(self.scratch(value.type.dtype, value.type.shape, count=len(row)), len(row))
+        if first is not None and homes == [
+            BufferSeries(first, len(row)).at(Affine(number)) for number in range(len(row))
+        ]:
+            return BufferSeries(first, len(row))
+        return BufferSeries(self.scratch(value.type.dtype, value.type.shape, count=len(row)), len(row))
 
 
 def _spread(view: View, values: Sequence[Value]) -> dict[Value, View]:
-    series = Series(view, len(values))
+    series = BufferSeries(view, len(values))
     return {value: series.at(Affine(number)) for number, value in enumerate(values)}

@@ -6,7 +6,7 @@ from nxpipe.emulator.ir.graph import Node
 from nxpipe.emulator.isa.operands import Memory
 from nxpipe.emulator.lower.elements import is_exact
 from nxpipe.emulator.lower.lowering import Lowering, lowers
-from nxpipe.emulator.lower.sheets import WIDEST, sheets
+from nxpipe.emulator.lower.sheets import WIDEST, each_tile
 from nxpipe.emulator.ops import Binary, Cast, Unary, Where
 from nxpipe.emulator.ops.base import Operator
 
@@ -21,6 +21,6 @@ def _elementwise(low: Lowering, node: Node, op: Operator) -> None:
     chain = low.chain(node)
     widest = low.k.left(Memory.SBUF) // chain.width // _STEP * _STEP
     by_row = low.goes_by_row(chain)
-    for _, _, pieces in sheets(low.k, chain.views, max(min(widest, WIDEST), _STEP), by_row):
+    for _, _, pieces in each_tile(low.k, chain.views, max(min(widest, WIDEST), _STEP), by_row):
         with low.k.room():
             chain.carry(low.k, pieces, {})

@@ -11,9 +11,9 @@ from nxpipe.emulator.isa.instructions import Alu, Engine, Memset, TensorCopy, Te
 from nxpipe.emulator.isa.operands import Memory, Tile
 from nxpipe.emulator.lower.buffers import on_device
 from nxpipe.emulator.lower.convolve import slab_rows
-from nxpipe.emulator.lower.ending import Ending, room_of
+from nxpipe.emulator.lower.ending import Epilogue, epilogue_bytes
 from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel
-from nxpipe.emulator.lower.lanes import held
+from nxpipe.emulator.lower.lanes import stored_number
 from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.lower.windows import (
@@ -71,7 +71,7 @@ class _Pool:
     op: Alu
     filling: float
     rows: int
-    ending: Ending
+    ending: Epilogue
     out: DType
 
     def write(self) -> None:
@@ -87,13 +87,13 @@ class _Pool:
                             self.ending.store(made, lanes, (place, prod(sizes)))
 
     def _widest(self) -> int:
-        by_place = 2 * (self.out.itemsize + DType.FLOAT32.itemsize) + room_of(self.ending)
+        by_place = 2 * (self.out.itemsize + DType.FLOAT32.itemsize) + epilogue_bytes(self.ending)
         return max(min(self.k.left(Memory.SBUF) * 3 // 4 // by_place, WIDEST), 1)
 
     def _folded(self, slab: Slab, count: int, starts: Starts, sizes: tuple[int, ...]) -> Tile:
         k, dtype = self.k, slab.block.dtype
         folded = k.tile(dtype, count, prod(sizes), turns=2).whole
-        k.emit(Memset(engine=Engine.VECTOR, dst=folded, value=held(self.filling, dtype)))
+        k.emit(Memset(engine=Engine.VECTOR, dst=folded, value=stored_number(self.filling, dtype)))
         engine = Engine.VECTOR if dtype.is_float else Engine.GPSIMD
         for _, at in each_place(k, self.over.window):
             right = slab.shifted(count, 0, starts, sizes, at)

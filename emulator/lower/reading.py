@@ -5,7 +5,7 @@ from collections.abc import Set
 from nxpipe.emulator.ir.graph import Graph, Node, Value
 
 
-class Reading:
+class ValueReaders:
     def __init__(self, graph: Graph) -> None:
         self._readers: dict[Value, list[Node]] = {}
         for node in graph.nodes:

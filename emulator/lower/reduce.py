@@ -15,13 +15,13 @@ from nxpipe.emulator.ir.graph import Node
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.instructions import Alu, Engine, PartitionReduce, TensorReduce
 from nxpipe.emulator.isa.operands import Tile
-from nxpipe.emulator.lower.ending import load
+from nxpipe.emulator.lower.ending import load_tile
 from nxpipe.emulator.lower.filling import fill
 from nxpipe.emulator.lower.integers import Words, is_wide
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.lanes import Lanes
 from nxpipe.emulator.lower.lowering import Lowering, lowers
-from nxpipe.emulator.lower.sheets import WIDEST, sheets
+from nxpipe.emulator.lower.sheets import WIDEST, each_tile
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import Reduce
 
@@ -94,9 +94,9 @@ def _reduce(low: Lowering, node: Node, op: Reduce) -> None:
 
 def _truths(low: Lowering, x: View) -> View:
     made = low.scratch(DType.UINT8, x.shape)
-    for rows, width, (to, source) in sheets(low.k, [made, x]):
+    for rows, width, (to, source) in each_tile(low.k, [made, x]):
         with low.k.room():
-            tile = load(low.k, source)
+            tile = load_tile(low.k, source)
             low.k.copy(to.far(), Lanes(low.k, rows, width).asked(Alu.NOT_EQUAL, tile, 0.0))
     return made
 
@@ -206,7 +206,7 @@ def _combined(k: Kernel, fold: Fold, source: View, columns: Span) -> Tile:
         Lanes(k, block.partitions, width).memset(block.whole, fold.start)
     for top, height in k.spans(depth, PARTITIONS):
         with k.room():
-            tile = load(k, source.cut((top, height), columns))
+            tile = load_tile(k, source.cut((top, height), columns))
             lanes = Lanes(k, height, width)
             if depth > PARTITIONS:
                 lanes.two(fold.op, block.cut(height), tile, block.cut(height))

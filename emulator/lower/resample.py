@@ -13,10 +13,10 @@ from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.instructions import Alu, Engine, GatherFree, Memset, TensorCopy, TensorTensor
 from nxpipe.emulator.isa.operands import Axis, Memory, Tile
 from nxpipe.emulator.lower.buffers import on_device
-from nxpipe.emulator.lower.ending import Ending
+from nxpipe.emulator.lower.ending import Epilogue
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block
 from nxpipe.emulator.lower.lowering import Lowering, lowers
-from nxpipe.emulator.lower.products import as_rows
+from nxpipe.emulator.lower.products import as_matrix
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Resample
@@ -36,7 +36,7 @@ def _resample(low: Lowering, node: Node, op: Resample) -> None:
     mixed = _Mixed(low, op, view.shape[last], op.sizes[-1], op.scales[-1], between)
     out = on_device(node.result.type.dtype)
     mixed.along_last(
-        as_rows(low, view, prod(view.shape[:-1]), view.shape[-1]), low.ending(node.result, op.sizes[-1]), out
+        as_matrix(low, view, prod(view.shape[:-1]), view.shape[-1]), low.ending(node.result, op.sizes[-1]), out
     )
 
 
@@ -82,7 +82,7 @@ class _Mixed:
                             mixed = self._mix(straight, tables, wide)
                             k.copy(dst.cut((top, count), (0, self.size), columns).far(), mixed.whole)
 
-    def along_last(self, x: View, ending: Ending, out: DType) -> None:
+    def along_last(self, x: View, ending: Epilogue, out: DType) -> None:
         k = self.low.k
         with k.room():
             tables = self._tables(min(x.shape[0], PARTITIONS), 1)

@@ -20,7 +20,7 @@ from nxpipe.emulator.isa.operands import Axis, Far, Memory
 from nxpipe.emulator.isa.program import Buffer, Loop, Role, Step
 from nxpipe.emulator.isa.transfer import moved
 from nxpipe.emulator.lower.kernel import PARTITIONS
-from nxpipe.emulator.lower.matrix import Matrix, lying_in
+from nxpipe.emulator.lower.matrix import SbufMatrix, sbuf_copy
 
 _ALIGNMENT: Final = 64
 
@@ -46,14 +46,14 @@ class _Use:
 @dataclass(frozen=True)
 class _Candidate:
     buffer: int
-    matrix: Matrix
+    matrix: SbufMatrix
     size: int  # bytes of each partition
     life: tuple[int, int]
     traffic: int
 
 
 @dataclass(frozen=True)
-class Settled:
+class Promotion:
     """`kept`: of nodes, the bytes of a partition that what stays takes while the node is carried out; `refused`: the
     same of each that found no room, those first that would save most."""
 
@@ -63,22 +63,22 @@ class Settled:
     refused: tuple[Counter[object], ...]
 
 
-def settled(body: Sequence[Step], table: Sequence[Buffer], makers: Mapping[int, object], core: CoreSpec) -> Settled:
+def promote(body: Sequence[Step], table: Sequence[Buffer], makers: Mapping[int, object], core: CoreSpec) -> Promotion:
     """`makers`: of each step that a node wrote, by its identity, which node that is."""
     survey = _Survey(body, makers)
     candidates = sorted(_candidates(survey, table), key=lambda each: (-each.traffic / each.size, each.buffer))
     taken: list[tuple[_Candidate, int]] = []
     refused = []
     for each in candidates:
-        address = _place(each, survey.peaks, taken, core.sbuf_usable)
+        address = _find_address(each, survey.peaks, taken, core.sbuf_usable)
         if address is None:
             refused.append(each)
         else:
             taken.append((each, address))
     homes = {each.buffer: replace(each.matrix, address=address) for each, address in taken}
-    moving = _Moving(homes, table)
+    moving = _Rewriter(homes, table)
     loads = [moving.loaded(number) for number in homes if table[number].role is Role.CONSTANT]
-    return Settled(
+    return Promotion(
         (*loads, *moving.steps(body, ())),
         tuple(table[number] for number in moving.numbers),
         sum((survey.rooms(each) for each, _ in taken), Counter[object]()),
@@ -137,7 +137,7 @@ def _candidates(survey: _Survey, table: Sequence[Buffer]) -> Iterator[_Candidate
         buffer = table[number]
         if buffer.role not in (Role.SCRATCH, Role.CONSTANT):
             continue
-        matrix = next((each for each in _matrices(buffer) if _fits(use, number, each, buffer.dtype)), None)
+        matrix = next((each for each in _matrices(buffer) if _is_promotable(use, number, each, buffer.dtype)), None)
         if matrix is not None:
             size = buffer.elements * len(buffer.names) // PARTITIONS * buffer.dtype.itemsize
             traffic = sum(
@@ -154,23 +154,25 @@ def _candidates(survey: _Survey, table: Sequence[Buffer]) -> Iterator[_Candidate
                 yield _Candidate(number, matrix, size, (0, last), traffic - buffer.nbytes)
 
 
-def _matrices(buffer: Buffer) -> Iterator[Matrix]:
+def _matrices(buffer: Buffer) -> Iterator[SbufMatrix]:
     """Ways to see it as rows that fill all lanes."""
     for axis in range(len(buffer.shape), 0, -1):
         rows, width = prod(buffer.shape[:axis]), prod(buffer.shape[axis:])
         if width > 1 and rows and not rows % PARTITIONS:
-            yield Matrix(width)
+            yield SbufMatrix(width)
 
 
-def _fits(use: _Use, number: int, matrix: Matrix, dtype: DType) -> bool:
+def _is_promotable(use: _Use, number: int, matrix: SbufMatrix, dtype: DType) -> bool:
     """Whether all copies can go there; rows of other elements would be as many elements wide as they are not."""
     places = [place for copy, _ in use.copies for place in copy.places.values()]
     own = [place for place in places if isinstance(place, Far) and place.buffer == number]
     alike = all(place.dtype.itemsize == dtype.itemsize for place in own)
-    return alike and all(lying_in(copy, {number: matrix}, counts) is not None for copy, counts in use.copies)
+    return alike and all(sbuf_copy(copy, {number: matrix}, counts) is not None for copy, counts in use.copies)
 
 
-def _place(each: _Candidate, peaks: Sequence[int], taken: Sequence[tuple[_Candidate, int]], usable: int) -> int | None:
+def _find_address(
+    each: _Candidate, peaks: Sequence[int], taken: Sequence[tuple[_Candidate, int]], usable: int
+) -> int | None:
     """The highest place that is free all its life."""
     first, last = each.life
     floor = max(peaks[first : last + 1])
@@ -190,10 +192,10 @@ def _place(each: _Candidate, peaks: Sequence[int], taken: Sequence[tuple[_Candid
     return top - each.size if top - each.size >= floor else None
 
 
-class _Moving:
+class _Rewriter:
     """`numbers`: of what remains in HBM, and those that it has then."""
 
-    def __init__(self, homes: Mapping[int, Matrix], table: Sequence[Buffer]) -> None:
+    def __init__(self, homes: Mapping[int, SbufMatrix], table: Sequence[Buffer]) -> None:
         self._homes, self._table = homes, table
         left = [number for number, each in enumerate(table) if number not in homes or each.role is Role.CONSTANT]
         self.numbers = {number: at for at, number in enumerate(left)}
@@ -218,7 +220,7 @@ class _Moving:
     def _step(self, step: Instruction, counts: tuple[int, ...]) -> Instruction:
         named = {place.buffer for place in step.places.values() if isinstance(place, Far)}
         if not named.isdisjoint(self._homes):
-            lying = lying_in(step, self._homes, counts)
+            lying = sbuf_copy(step, self._homes, counts)
             assert lying is not None  # or it would not have been given a place
             step = lying
         far = {name: place for name, place in step.places.items() if isinstance(place, Far)}

@@ -6,7 +6,7 @@ from nxpipe.emulator.ir.graph import Node
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.instructions import Alu, Engine, TensorTensorScan
 from nxpipe.emulator.isa.operands import Tile
-from nxpipe.emulator.lower.ending import load
+from nxpipe.emulator.lower.ending import load_tile
 from nxpipe.emulator.lower.integers import Words
 from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel
 from nxpipe.emulator.lower.lanes import Lanes
@@ -32,7 +32,7 @@ def _cumulate(low: Lowering, node: Node, op: Cumulate) -> None:
             Lanes(k, height, 1).memset(carried, fold.start)
             for left, size in k.spans(source.shape[1], WIDEST_ROW // 2):
                 with k.room():
-                    tile = load(k, source.cut((top, height), (left, size)))
+                    tile = load_tile(k, source.cut((top, height), (left, size)))
                     run = (_run_of_words if fold.is_exact else _run_of_floats)(k, fold, tile, carried)
                     result = k.tile(made.dtype, height, size, turns=2).whole
                     Lanes(k, height, size).copy(run, result)

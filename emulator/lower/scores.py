@@ -25,7 +25,7 @@ from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.lanes import repeated
 from nxpipe.emulator.lower.plan import BANK
-from nxpipe.emulator.lower.turned import each_chunk, passing_type
+from nxpipe.emulator.lower.turned import each_chunk, transpose_type
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.numerics import largest_finite
 from nxpipe.emulator.ops import Attention
@@ -238,8 +238,8 @@ class Scores:
                 operand0=inverse,
             )
         )
-        if passing_type(dtype) is dtype:
+        if transpose_type(dtype) is dtype:
             return made
-        wide = k.tile(passing_type(dtype), self.rows[1], size, turns=turns)
+        wide = k.tile(transpose_type(dtype), self.rows[1], size, turns=turns)
         k.emit(TensorCopy(engine=Engine.VECTOR, dst=wide.whole, src=made.whole))
         return wide

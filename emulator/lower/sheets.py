@@ -11,7 +11,7 @@ from nxpipe.emulator.lower.view import View
 WIDEST: Final = 2048  # free elements of a piece: enough that its fixed costs do not count
 
 
-def sheets(
+def each_tile(
     k: Kernel, views: Sequence[View], widest: int = WIDEST, by_row: bool = False
 ) -> Iterator[tuple[int, int, list[View]]]:
     """Partitions, free elements, and of each view the piece of that shape. For the head of a `for` loop, whose body is
@@ -22,9 +22,9 @@ def sheets(
     if merged[0].rank == 0:
         yield 1, 1, [_with_axes(view, 2) for view in merged]
     elif merged[0].rank == 1:
-        yield from _of_a_line(k, merged, widest)
+        yield from _line_tiles(k, merged, widest)
     else:
-        yield from _of_a_box(k, merged, widest)
+        yield from _box_tiles(k, merged, widest)
 
 
 def _by_row(views: Sequence[View]) -> tuple[View, ...]:
@@ -37,7 +37,7 @@ def _by_row(views: Sequence[View]) -> tuple[View, ...]:
     )
 
 
-def _of_a_line(k: Kernel, views: Sequence[View], widest: int) -> Iterator[tuple[int, int, list[View]]]:
+def _line_tiles(k: Kernel, views: Sequence[View], widest: int) -> Iterator[tuple[int, int, list[View]]]:
     """A line is folded into rows, as many as there are partitions, and what is left over is a row by itself."""
     size = views[0].shape[0]
     width = min(-(-size // PARTITIONS), widest)
@@ -49,7 +49,7 @@ def _of_a_line(k: Kernel, views: Sequence[View], widest: int) -> Iterator[tuple[
         yield 1, rest, [_folded(view, Affine(rows * width), 1, rest) for view in views]
 
 
-def _of_a_box(k: Kernel, views: Sequence[View], widest: int) -> Iterator[tuple[int, int, list[View]]]:
+def _box_tiles(k: Kernel, views: Sequence[View], widest: int) -> Iterator[tuple[int, int, list[View]]]:
     """The last axis lies along the partitions' free elements, the largest of the others across partitions."""
     shape = views[0].shape
     across = max(range(len(shape) - 1), key=lambda axis: shape[axis])

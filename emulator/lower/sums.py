@@ -13,13 +13,13 @@ COMBINED: Final = {"add": Alu.ADD, "maximum": Alu.MAXIMUM, "minimum": Alu.MINIMU
 
 
 @dataclass(frozen=True)
-class Sum:
+class Accumulator:
     """In which type values are combined: one that keeps everything until the result is stored."""
 
     dtype: DType
 
     @classmethod
-    def of(cls, dtype: DType) -> "Sum":
+    def of(cls, dtype: DType) -> "Accumulator":
         return cls(DType.FLOAT32 if dtype.is_float else DType.INT32)
 
     def two(self, lanes: Lanes, op: Alu, left: Tile, right: Tile, dst: Tile) -> Tile:

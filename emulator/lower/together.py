@@ -12,18 +12,18 @@ from itertools import product
 from nxpipe.emulator.isa.affine import Affine, divided
 from nxpipe.emulator.isa.instructions import Alu, Engine, Matmul, Memset, ReduceScatter, TensorCopy, TensorTensor
 from nxpipe.emulator.isa.operands import Axis, Memory, Tile
-from nxpipe.emulator.lower.factors import Fill, Part, Rows, Sharing
+from nxpipe.emulator.lower.factors import LoadableRows, LoadRows, OutputGroup, RowSharding
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
-from nxpipe.emulator.lower.plan import BANK, STRIP, Cut, Piece, best, strip_of, turns_of
-from nxpipe.emulator.lower.turned import chunks_of, each_chunk, each_slab, load
+from nxpipe.emulator.lower.plan import BANK, STRIP, TileShape, Tiling, cheapest_tiling, psum_buffers, strip_width
+from nxpipe.emulator.lower.turned import chunks_of, each_chunk, each_slab, load_matrix
 from nxpipe.emulator.lower.view import View
 
 
 @dataclass(frozen=True)
-class Products:
+class MatmulKernel:
     k: Kernel
-    rows: Rows
-    parts: tuple[Part, ...]
+    rows: LoadableRows
+    parts: tuple[OutputGroup, ...]
     first: Affine | int = 0  # row of what the endings see
 
     def write(self) -> None:
@@ -36,7 +36,7 @@ class Products:
                 replace(self, parts=parts)._write(cut)
         else:
             for part in self.parts:
-                _At(self, part, (0, part.columns)).write_empty_sums()
+                _Columns(self, part, (0, part.columns)).write_empty_sums()
         self.k.note = note
 
     @property
@@ -45,19 +45,21 @@ class Products:
         return sum(cut.ns for _, cut in self._plan)
 
     @cached_property
-    def _plan(self) -> list[tuple[tuple[Part, ...], Cut]]:
+    def _plan(self) -> list[tuple[tuple[OutputGroup, ...], Tiling]]:
         """Which parts are written together: all of them, or none where that is cheaper."""
         parts = tuple(part for part in self.parts if part.columns)
         if not parts:
             return []
         core, room = self.k.core, self.k.left(Memory.SBUF)
-        together = best(core, room, self.rows, [part.sizes for part in parts])
-        alone = [best(core, room, self.rows, [part.sizes]) for part in parts] if len(parts) > 1 else [together]
+        together = cheapest_tiling(core, room, self.rows, [part.sizes for part in parts])
+        alone = (
+            [cheapest_tiling(core, room, self.rows, [part.sizes]) for part in parts] if len(parts) > 1 else [together]
+        )
         if sum(cut.ns for cut in alone) < together.ns:
             return [((part,), cut) for part, cut in zip(parts, alone, strict=True)]
         return [(parts, together)]
 
-    def _write(self, cut: Cut) -> None:
+    def _write(self, cut: Tiling) -> None:
         with self.k.room():
             fill = self._noted(self.rows.begin())
             if cut.weights_stay:
@@ -65,7 +67,7 @@ class Products:
             else:
                 self._pass_weights(cut, fill)
 
-    def _noted(self, fill: Fill) -> Fill:
+    def _noted(self, fill: LoadRows) -> LoadRows:
         note = self.k.note
 
         def noted(turned: Block, rows: Span) -> None:
@@ -74,7 +76,7 @@ class Products:
 
         return noted
 
-    def _pass_weights(self, cut: Cut, fill: Fill) -> None:
+    def _pass_weights(self, cut: Tiling, fill: LoadRows) -> None:
         k = self.k
         for rows in k.spans(self.rows.shape[0], cut.height):
             with k.room():
@@ -84,14 +86,14 @@ class Products:
                 for part, piece in zip(self.parts, cut.pieces, strict=True):
                     for columns in k.spans(part.columns, piece.width):
                         with k.room():
-                            _At(self, part, columns).write(turned, rows, piece)
+                            _Columns(self, part, columns).write(turned, rows, piece)
 
-    def _pass_rows(self, cut: Cut, fill: Fill) -> None:
+    def _pass_rows(self, cut: Tiling, fill: LoadRows) -> None:
         """Only one part may go in blocks of columns."""
         k, (first, *others) = self.k, self.parts
         for columns in k.spans(first.columns, cut.pieces[0].width):
             with k.room():
-                places = [_At(self, first, columns), *(_At(self, part, (0, part.columns)) for part in others)]
+                places = [_Columns(self, first, columns), *(_Columns(self, part, (0, part.columns)) for part in others)]
                 ready = [place.begin(1 + cut.ahead) for place in places]
                 for rows in k.spans(self.rows.shape[0], cut.height):
                     with k.room():
@@ -103,23 +105,23 @@ class Products:
 
 
 @dataclass(frozen=True)
-class _At:
+class _Columns:
     """Some columns of a part."""
 
-    products: Products
-    part: Part
+    products: MatmulKernel
+    part: OutputGroup
     columns: Span
 
     @property
     def k(self) -> Kernel:
         return self.products.k
 
-    def begin(self, turns: int) -> "_Ready":
+    def begin(self, turns: int) -> "_LoadedColumns":
         """With their weights at hand, whole."""
         self.k.note = self.part.note
-        return _Ready(self, self.common(turns), self.weights(Affine(), self.products.rows.shape[1], turns))
+        return _LoadedColumns(self, self.common(turns), self.weights(Affine(), self.products.rows.shape[1], turns))
 
-    def write(self, turned: Block, rows: Span, piece: Piece) -> None:
+    def write(self, turned: Block, rows: Span, piece: TileShape) -> None:
         self.k.note = self.part.note
         if piece.slab < chunks_of(self.products.rows.shape[1]):
             self._write_in_slabs(turned, rows, piece.slab)
@@ -131,7 +133,7 @@ class _At:
         out."""
         k, height, width = self.k, rows[1], self.columns[1]
         tiles, banks, common = chunks_of(height), -(-width // BANK), self.common(2)
-        turns = turns_of(len(self.part.factors) * tiles * banks)
+        turns = psum_buffers(len(self.part.factors) * tiles * banks)
         waiting = [k.psum(min(height, PARTITIONS), tiles, banks, BANK, turns=turns) for _ in self.part.factors]
         rows_of = [(tile, min(height - tile * PARTITIONS, PARTITIONS)) for tile in range(tiles)]
         wide_of = [min(width - bank * BANK, BANK) for bank in range(banks)]
@@ -142,7 +144,7 @@ class _At:
                     for block, weight in zip(waiting, weights, strict=True):
                         sums = block.cut(count, (tile, 1), (bank, 1), (0, wide))
                         row, column = (tile * PARTITIONS, count), (bank * BANK, wide)
-                        multiply(k, sums, turned, weight, chunk, row, column, depth)
+                        emit_matmuls(k, sums, turned, weight, chunk, row, column, depth)
         for (tile, count), left in product(rows_of, range(0, width, STRIP)):
             with k.room():
                 strip = (left, min(width - left, STRIP))
@@ -158,12 +160,12 @@ class _At:
         found = []
         for factor in self.part.factors:
             block = self.k.tile(factor.dtype, PARTITIONS, chunks_of(depth), self.columns[1], turns=turns)
-            load(self.k, block, factor.weight.cut((chunk * PARTITIONS, depth), self.columns))
+            load_matrix(self.k, block, factor.weight.cut((chunk * PARTITIONS, depth), self.columns))
             found.append(block)
         return found
 
-    def common(self, turns: int) -> "_Common":
-        return _Common(self, [self._bias(factor.bias, turns) for factor in self.part.factors])
+    def common(self, turns: int) -> "_OutputTiles":
+        return _OutputTiles(self, [self._bias(factor.bias, turns) for factor in self.part.factors])
 
     def _bias(self, bias: View | None, turns: int) -> Block | None:
         """The same row on every partition."""
@@ -190,10 +192,10 @@ class _At:
 
 
 @dataclass(frozen=True)
-class _Common:
+class _OutputTiles:
     """What all rows of some columns have in common."""
 
-    at: _At
+    at: _Columns
     biases: Sequence[Block | None]
 
     def made(self, rows: int, width: int) -> list[Block]:
@@ -229,18 +231,18 @@ class _Common:
 
 
 @dataclass(frozen=True)
-class _Ready:
+class _LoadedColumns:
     """Some columns of a part with their weights."""
 
-    at: _At
-    common: _Common
+    at: _Columns
+    common: _OutputTiles
     weights: Sequence[Block]
 
     def write(self, turned: Block, rows: Span) -> None:
         k, ranks, sharing = self.at.k, self.at.part.ranks, self.at.part.sharing
         k.note = self.at.part.note
         for row, count in k.spans(rows[1], PARTITIONS * ranks):
-            for strip in k.spans(self.at.columns[1], strip_of(ranks)):
+            for strip in k.spans(self.at.columns[1], strip_width(ranks)):
                 with k.room():
                     made = self.common.made(count // ranks, strip[1])
                     for number, block in enumerate(made):
@@ -255,12 +257,12 @@ class _Ready:
             with k.room():
                 column = (strip[0] + bank, some)
                 sums, sharing = k.psum(row[1], some).whole, self.at.part.sharing
-                multiply(k, sums, turned, self.weights[number], Affine(), row, column, depth, sharing)
+                emit_matmuls(k, sums, turned, self.weights[number], Affine(), row, column, depth, sharing)
                 dst = made.cut(row[1], *([(rank, 1)] if sharing else []), (bank, some))
                 self.common.bring(number, dst, sums, column)
 
 
-def multiply(
+def emit_matmuls(
     k: Kernel,
     sums: Tile,
     turned: Block,
@@ -269,7 +271,7 @@ def multiply(
     row: Span,
     column: Span,
     depth: int,
-    sharing: Sharing | None = None,
+    sharing: RowSharding | None = None,
 ) -> None:
     """Some rows by some columns: a slab of the summed axis, which begins at this chunk. Of rows that ranks share, those
     of one rank in several runs."""

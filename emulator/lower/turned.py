@@ -17,7 +17,7 @@ from nxpipe.emulator.lower.view import View
 AT_ONCE: Final = 16  # chunks that are loaded for turning: 4 KiB of two-byte elements in each row
 
 
-def must_turn(view: View) -> bool:
+def must_transpose(view: View) -> bool:
     """Of a matrix [summed, others]."""
     return view.strides[0] == 1 and view.shape[0] > 1 and not (view.strides[1] == 1 or view.shape[1] == 1)
 
@@ -26,20 +26,20 @@ def chunks_of(size: int) -> int:
     return -(-size // PARTITIONS)
 
 
-def passing_type(dtype: DType) -> DType:
+def transpose_type(dtype: DType) -> DType:
     """Types of one byte are turned two bytes wide, which holds them exactly: from v3 on they cannot be turned."""
     return dtype if dtype.itemsize > 1 else DType.BFLOAT16
 
 
-def room_to_turn(dtype: DType) -> int:
+def transpose_bytes(dtype: DType) -> int:
     """Bytes in each partition that turning takes beside its result."""
-    return 2 * AT_ONCE * PARTITIONS * passing_type(dtype).itemsize
+    return 2 * AT_ONCE * PARTITIONS * transpose_type(dtype).itemsize
 
 
-def load(k: Kernel, dst: Block, view: View) -> None:
+def load_matrix(k: Kernel, dst: Block, view: View) -> None:
     """A matrix [summed, others] into a block [128, chunks, others]."""
-    if must_turn(view):
-        _load_turned(k, dst, view)
+    if must_transpose(view):
+        _load_transposed(k, dst, view)
     else:
         _load_straight(k, dst, view)
 
@@ -55,9 +55,9 @@ def _load_straight(k: Kernel, dst: Block, view: View) -> None:
         k.copy(dst.cut(rest, (full, 1), (0, width)), view.cut((full * PARTITIONS, rest)).far())
 
 
-def _load_turned(k: Kernel, dst: Block, view: View) -> None:
+def _load_transposed(k: Kernel, dst: Block, view: View) -> None:
     rows = view.transposed((1, 0))
-    dtype = passing_type(view.dtype)
+    dtype = transpose_type(view.dtype)
     full, rest = divmod(view.shape[0], PARTITIONS)
     for top, count in k.spans(view.shape[1], PARTITIONS):
         for first, number in k.spans(full, AT_ONCE):
@@ -65,15 +65,15 @@ def _load_turned(k: Kernel, dst: Block, view: View) -> None:
                 straight = k.tile(dtype, count, number, PARTITIONS, turns=2)
                 place = rows.cut((top, count), (first * PARTITIONS, number * PARTITIONS))
                 k.copy(straight.whole, place.far())
-                turn(k, dst, straight, first, (top, count))
+                transpose_block(k, dst, straight, first, (top, count))
         if rest:
             with k.room():
                 straight = k.tile(dtype, count, 1, rest, turns=2)
                 k.copy(straight.whole, rows.cut((top, count), (full * PARTITIONS, rest)).far())
-                turn(k, dst, straight, Affine(full), (top, count))
+                transpose_block(k, dst, straight, Affine(full), (top, count))
 
 
-def turn(
+def transpose_block(
     k: Kernel,
     dst: Block,
     straight: Block,
@@ -99,18 +99,20 @@ def turn(
                 k.emit(TensorCopy(engine=engine, dst=place, src=passing.whole))
 
 
-def turn_tile(k: Kernel, dst: Block, tile: Tile, left: Affine | int, rows: Span) -> None:
+def transpose_tile(k: Kernel, dst: Block, tile: Tile, left: Affine | int, rows: Span) -> None:
     """Rows in SBUF, from this column on, which begins a chunk, become columns of [128, chunks, rows]."""
     first = divided(left, PARTITIONS)
     full, rest = divmod(tile.elements, PARTITIONS)
     if full:
-        turn(k, dst, Block(tile.memory, tile.dtype, tile.partitions, (full, PARTITIONS), tile.offset), first, rows)
+        transpose_block(
+            k, dst, Block(tile.memory, tile.dtype, tile.partitions, (full, PARTITIONS), tile.offset), first, rows
+        )
     if rest:
         offset = tile.offset + full * PARTITIONS * tile.dtype.itemsize
-        turn(k, dst, Block(tile.memory, tile.dtype, tile.partitions, (1, rest), offset), first + full, rows)
+        transpose_block(k, dst, Block(tile.memory, tile.dtype, tile.partitions, (1, rest), offset), first + full, rows)
 
 
-def turn_heads(k: Kernel, dst: Block, source: View, first: int = 0) -> None:
+def transpose_heads(k: Kernel, dst: Block, source: View, first: int = 0) -> None:
     """Heads [heads, rows, elements] into [128, chunks, heads, rows], the elements being on the partitions."""
     heads, rows, elements = source.shape
     if not elements:
@@ -121,17 +123,17 @@ def turn_heads(k: Kernel, dst: Block, source: View, first: int = 0) -> None:
                 place = dst.cut(depth, (chunk, 1), (head + first, 1), (0, rows))
                 k.copy(place, source.pick(0, head).transposed((1, 0)).cut((chunk * PARTITIONS, depth)).far())
         return
-    dtype = passing_type(source.dtype)
+    dtype = transpose_type(source.dtype)
     for top, count in k.spans(rows, PARTITIONS):
         with k.room():
             straight = k.tile(dtype, count, heads, elements, turns=2)
             k.copy(straight.whole, source.transposed((1, 0, 2)).cut((top, count)).far())
             for head, some in k.spans(heads, k.core.psum_bank // (count * dtype.itemsize)):
                 for chunk, depth in each_chunk(k, elements):
-                    _turn_some(k, dst, straight, (chunk, depth), (head, some), first, (top, count))
+                    _transpose_some(k, dst, straight, (chunk, depth), (head, some), first, (top, count))
 
 
-def _turn_some(
+def _transpose_some(
     k: Kernel, dst: Block, straight: Block, chunk: tuple[Affine, int], heads: Span, first: int, rows: Span
 ) -> None:
     (number, depth), (head, some), count = chunk, heads, rows[1]

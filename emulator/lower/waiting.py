@@ -4,14 +4,14 @@ goes. So their results need not be stored in between."""
 from nxpipe.emulator.ir.graph import Graph, Node, Value
 from nxpipe.emulator.lower.elements import is_applicable, is_exact
 from nxpipe.emulator.lower.lifetimes import UPDATES
-from nxpipe.emulator.lower.places import Places
-from nxpipe.emulator.lower.reading import Reading
+from nxpipe.emulator.lower.places import Placement
+from nxpipe.emulator.lower.reading import ValueReaders
 
 
-class Waiting:
+class DeferredNodes:
     """`nodes` are those put off, by their results."""
 
-    def __init__(self, graph: Graph, places: Places, reading: Reading) -> None:
+    def __init__(self, graph: Graph, places: Placement, reading: ValueReaders) -> None:
         self._graph = graph
         self._places = places
         self._reading = reading

@@ -18,13 +18,13 @@ from nxpipe.emulator.isa.operands import Far
 from nxpipe.emulator.isa.program import Program
 from nxpipe.emulator.isa.totals import within
 from nxpipe.emulator.isa.transfer import moved, share_of_dma
-from nxpipe.emulator.lower.buffers import placed
+from nxpipe.emulator.lower.buffers import allocate
 from nxpipe.emulator.lower.lowering import LOWERINGS, Lowering, NotLowered
-from nxpipe.emulator.lower.places import Series, half
-from nxpipe.emulator.lower.residence import Settled, settled
+from nxpipe.emulator.lower.places import BufferSeries, half_at
+from nxpipe.emulator.lower.residence import Promotion, promote
 from nxpipe.emulator.lower.view import View
-from nxpipe.emulator.lower.work import Work
-from nxpipe.emulator.schedule.sync import synchronised
+from nxpipe.emulator.lower.work import KernelCost
+from nxpipe.emulator.schedule.sync import insert_waits
 
 _TRIALS: Final = 3  # that may fail, of nodes that leave room to something
 
@@ -39,7 +39,7 @@ def lower(graph: Graph, core: str, ranks: int = 1) -> Program:
         except OutOfMemory:
             other = best
         best, tried = min(best, other, key=lambda written: written.ns), tried + (other.ns >= best.ns)
-    return synchronised(best.program)
+    return insert_waits(best.program)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class _Written:
     """Nobody waits for anybody yet."""
 
     program: Program
-    settled: Settled
+    settled: Promotion
 
     @cached_property
     def ns(self) -> float:
@@ -60,7 +60,7 @@ class _Written:
             share = share_of_dma(instruction, core) if engine in DMA_QUEUES else 1.0
             engine = DMA_QUEUES[0] if engine in DMA_QUEUES else engine
             busy[instruction.note][engine] += times * cost(instruction, core).ns * share
-        return sum(max(engines.values()) for engines in busy.values()) + Work(bytes=traffic).ns(core)
+        return sum(max(engines.values()) for engines in busy.values()) + KernelCost(bytes=traffic).ns(core)
 
 
 class _Walk:
@@ -83,8 +83,8 @@ class _Walk:
             position = repeat.stop
         self._nodes(self._graph.nodes[position:])
         self._finish_outputs()
-        found = settled(low.k.body, places.buffers.table, low.k.makers, low.k.core)
-        buffers = placed(found.table, found.body)
+        found = promote(low.k.body, places.buffers.table, low.k.makers, low.k.core)
+        buffers = allocate(found.table, found.body)
         notes, constants = tuple(low.notes), dict(places.constants)
         return _Written(Program(low.core, low.ranks, buffers, found.body, notes, constants), found)
 
@@ -110,8 +110,8 @@ class _Walk:
             for first, series in taken.items():
                 places.take(first, series.at(turn))
             for entry, halves in carried.items():
-                places.views[entry] = half(halves, turn)
-                places.homes[repeat.carried[entry]] = half(halves, turn + 1)
+                places.views[entry] = half_at(halves, turn)
+                places.homes[repeat.carried[entry]] = half_at(halves, turn + 1)
             for value, series in given.items():
                 if value not in places.homes and value not in places.stored:
                     places.homes[value] = series.at(turn)
@@ -122,7 +122,7 @@ class _Walk:
         places.views |= before
         self._after(repeat, carried, given)
 
-    def _after(self, repeat: Repeat, carried: Mapping[Value, View], given: Mapping[Value, Series]) -> None:
+    def _after(self, repeat: Repeat, carried: Mapping[Value, View], given: Mapping[Value, BufferSeries]) -> None:
         """Seen from behind the loop, a value of the inside is what the last turn made of it."""
         views = self._places.views
         for value, row in repeat.given.items():
@@ -130,7 +130,7 @@ class _Walk:
                 views[each] = given[value].at(Affine(number))
             views[value] = given[value].at(Affine(repeat.count - 1))
         for entry, halves in carried.items():
-            views[repeat.carried[entry]] = half(halves, Affine(repeat.count))
+            views[repeat.carried[entry]] = half_at(halves, Affine(repeat.count))
 
     def _two_halves(self, entry: Value) -> View:
         """What a turn hands to the next: it reads one half and writes the other."""

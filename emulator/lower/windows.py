@@ -12,7 +12,7 @@ from nxpipe.emulator.isa.instructions import Engine, Memset
 from nxpipe.emulator.isa.operands import Axis, Tile
 from nxpipe.emulator.lower.filling import fill
 from nxpipe.emulator.lower.kernel import Block, Kernel, Span
-from nxpipe.emulator.lower.lanes import held
+from nxpipe.emulator.lower.lanes import stored_number
 from nxpipe.emulator.lower.lowering import Lowering
 from nxpipe.emulator.lower.view import View, packed
 
@@ -104,7 +104,7 @@ def load_slab(k: Kernel, over: Windows, view: View, rows: Span, dtype: DType, fi
     reach = over.reach(size)
     block = k.tile(dtype, min(lanes, 128), chunks, *reach, turns=2)
     if over.fills():
-        k.emit(Memset(engine=Engine.GPSIMD, dst=flat(block), value=held(filling, dtype)))
+        k.emit(Memset(engine=Engine.GPSIMD, dst=flat(block), value=stored_number(filling, dtype)))
     wanted = tuple(min(size, most) for size, most in zip(over.sizes, reach, strict=True))
     spans = [(margin, number) for margin, number in zip(over.margin, wanted, strict=True)]
     first = affine(rows[0]) * over.stride[0]

@@ -11,7 +11,7 @@ from nxpipe.emulator.isa.cycles import cost
 from nxpipe.emulator.isa.instructions import DmaCopy, Engine
 from nxpipe.emulator.isa.operands import Memory, Tile, contiguous
 from nxpipe.emulator.lower.kernel import PARTITIONS
-from nxpipe.emulator.lower.turned import must_turn
+from nxpipe.emulator.lower.turned import must_transpose
 from nxpipe.emulator.lower.view import View
 
 # Of the time that bytes take at HBM's full rate: counted even where engines take longer, since the energy is spent, and
@@ -20,7 +20,7 @@ _TRAFFIC: Final = 0.5
 
 
 @dataclass(frozen=True)
-class Work:
+class KernelCost:
     """Nanoseconds that engines work beside each other, and bytes between HBM and the core."""
 
     dma: float = 0.0
@@ -29,8 +29,8 @@ class Work:
     bytes: int = 0
     links: float = 0.0  # of ranks that meet
 
-    def __add__(self, other: "Work") -> "Work":
-        return Work(
+    def __add__(self, other: "KernelCost") -> "KernelCost":
+        return KernelCost(
             self.dma + other.dma,
             self.tensor + other.tensor,
             self.vector + other.vector,
@@ -38,31 +38,33 @@ class Work:
             self.links + other.links,
         )
 
-    def __mul__(self, times: int) -> "Work":
-        return Work(self.dma * times, self.tensor * times, self.vector * times, self.bytes * times, self.links * times)
+    def __mul__(self, times: int) -> "KernelCost":
+        return KernelCost(
+            self.dma * times, self.tensor * times, self.vector * times, self.bytes * times, self.links * times
+        )
 
     def ns(self, core: CoreSpec) -> float:
         traffic = self.bytes / (core.dma_engines * core.dma_engine_peak_gb_s)
         return max(self.dma, self.tensor, self.vector, self.links) + _TRAFFIC * traffic
 
 
-def load_work(core: CoreSpec, view: View, chunks: int, width: int) -> Work:
+def load_cost(core: CoreSpec, view: View, chunks: int, width: int) -> KernelCost:
     """Of a slab [chunks, width] of a matrix [summed, others], up to where it lies in SBUF."""
     summed, others = min(view.shape[0], chunks * PARTITIONS), min(view.shape[1], width)
     piece = view.cut((0, summed), (0, others))
-    ordered = piece.transposed((1, 0)) if must_turn(view) else piece
+    ordered = piece.transposed((1, 0)) if must_transpose(view) else piece
     lanes = min(ordered.shape[0], PARTITIONS)
-    tile = tile_of(view.dtype, lanes, ceil(ordered.shape[0] / lanes), ordered.shape[1])
+    tile = sbuf_tile(view.dtype, lanes, ceil(ordered.shape[0] / lanes), ordered.shape[1])
     copy = DmaCopy(engine=Engine.DMA0, dst=tile, src=ordered.far())
-    return Work(cost(copy, core).ns, bytes=summed * others * view.dtype.itemsize)
+    return KernelCost(cost(copy, core).ns, bytes=summed * others * view.dtype.itemsize)
 
 
-def turning_work(core: CoreSpec, dtype: DType, chunks: int, width: int) -> Work:
+def transpose_cost(core: CoreSpec, dtype: DType, chunks: int, width: int) -> KernelCost:
     """Of turning it on the tensor engine."""
     turned = ceil(width / PARTITIONS) * chunks * PARTITIONS
     slow = core.fp32_cycle_factor if dtype is DType.FLOAT32 else 1
-    return Work(0.0, slow * turned / core.tensor_ghz, turned / core.vector_ghz)
+    return KernelCost(0.0, slow * turned / core.tensor_ghz, turned / core.vector_ghz)
 
 
-def tile_of(dtype: DType, lanes: int, *shape: int) -> Tile:
+def sbuf_tile(dtype: DType, lanes: int, *shape: int) -> Tile:
     return Tile(Memory.SBUF, dtype, 0, lanes, Affine(), contiguous(*shape))

@@ -28,7 +28,7 @@ _AT_MOST: Final = 16  # facts about one engine
 _NUMBER: Final = {engine: number for number, engine in enumerate(Engine)}
 
 
-def without_implied(program: Program) -> Program:
+def eliminate_redundant_waits(program: Program) -> Program:
     """The same program with fewer waits."""
     walk = _Walk(program.body)
     for _ in range(_PASSES):

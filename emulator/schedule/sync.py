@@ -21,16 +21,16 @@ from nxpipe.emulator.isa.instructions import Engine, Wait
 from nxpipe.emulator.isa.operands import Far, Place, Tile, extent
 from nxpipe.emulator.isa.program import Loop, Program, Step
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.schedule.implied import without_implied
+from nxpipe.emulator.schedule.implied import eliminate_redundant_waits
 from nxpipe.emulator.schedule.numbering import Here, Numbering
 
 
-def synchronised(program: Program) -> Program:
+def insert_waits(program: Program) -> Program:
     """The same program with waits on its instructions."""
     everything = Numbering().walk(program.body)
     for accesses in _by_region(everything, program):
         _Region(accesses).keep_order()
-    return without_implied(replace(program, body=tuple(_with_waits(program.body, iter(everything)))))
+    return eliminate_redundant_waits(replace(program, body=tuple(_with_waits(program.body, iter(everything)))))
 
 
 @dataclass(eq=False)

@@ -16,7 +16,7 @@ from nxpipe.emulator.isa.instructions import DMA_QUEUES, Engine, Instruction, Wa
 from nxpipe.emulator.isa.parse import program as parsed
 from nxpipe.emulator.isa.program import Loop, Program, Step, executed, only
 from nxpipe.emulator.isa.transfer import share_of_dma
-from nxpipe.emulator.schedule.sync import synchronised
+from nxpipe.emulator.schedule.sync import insert_waits
 from nxpipe.emulator.schedule.timeline import latency_ns
 from tests.core.hands import in_order
 from tests.core.test_orders import bodies, program
@@ -78,7 +78,7 @@ def repeated(draw: st.DrawFn) -> Program:
     first, more = draw(bodies()), draw(bodies())
     many = Loop(draw(st.integers(1, 12)), tuple(_deeper(more)))
     body = (*first, many, *draw(st.sampled_from(((), more))))
-    waiting = in_order(body) if draw(st.booleans()) else synchronised(program(body)).body
+    waiting = in_order(body) if draw(st.booleans()) else insert_waits(program(body)).body
     less = draw(st.lists(st.integers(0, 3), min_size=2, max_size=2)) if draw(st.booleans()) else (0, 0)
     return program(tuple(_for_less(waiting, *less)))
 
