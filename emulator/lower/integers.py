@@ -12,7 +12,6 @@ import numpy as np
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.instructions import Alu
 from nxpipe.emulator.isa.operands import Tile
-from nxpipe.emulator.lower.buffers import on_device
 from nxpipe.emulator.lower.lanes import Lanes, Operand, bitcast_tile, bits, stored_number
 
 _SIGNED: Final = (DType.INT8, DType.INT16, DType.INT32, DType.INT64)
@@ -21,7 +20,7 @@ EXACT_IN_FLOATS: Final = 2**24
 
 def is_wide(dtype: DType) -> bool:
     """Whether float32 does not hold all of its numbers."""
-    return on_device(dtype).itemsize == 4
+    return dtype.on_device.itemsize == 4
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ _WRITTEN_OUT: Final[Mapping[str, Callable[[Words, Tile, Tile], Tile]]] = {
 
 def fitted(lanes: Lanes, source: DType, target: DType, operand: Operand) -> Operand:
     """An operand in the type that a function works in; a scalar that does not fit wraps."""
-    before, after = on_device(source), on_device(target)
+    before, after = source.on_device, target.on_device
     if np.can_cast(before.stored, after.stored):
         return operand
     if not isinstance(operand, Tile):
@@ -202,7 +201,7 @@ def combine(lanes: Lanes, op: Alu, dtype: DType, dst: Tile, left: Operand, right
 
 def convert(lanes: Lanes, source: DType, target: DType, dst: Tile, src: Operand) -> None:
     """One integer type to another: what is too wide is cut off."""
-    before, after = on_device(source).itemsize, on_device(target).itemsize
+    before, after = source.on_device.itemsize, target.on_device.itemsize
     if (after > before and (target in _SIGNED or source not in _SIGNED)) or (
         after == before and (target in _SIGNED) == (source in _SIGNED)
     ):

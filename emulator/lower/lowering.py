@@ -12,17 +12,20 @@ from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.ir.graph import Graph, Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.lower.buffers import on_device
-from nxpipe.emulator.lower.corners import copy_transposed, transposed_axis
-from nxpipe.emulator.lower.ending import ElementwiseChain, Epilogue, broadcast_rows, chain_of
-from nxpipe.emulator.lower.exchange import piecewise_is_cheaper
-from nxpipe.emulator.lower.following import EpilogueFusion
+from nxpipe.emulator.lower.dataflow import Liveness, ValueReaders
+from nxpipe.emulator.lower.epilogue import (
+    DeferredNodes,
+    ElementwiseChain,
+    Epilogue,
+    EpilogueFusion,
+    broadcast_rows,
+    chain_of,
+)
+from nxpipe.emulator.lower.hbm_buffers import Placement
 from nxpipe.emulator.lower.kernel import Kernel
-from nxpipe.emulator.lower.lifetimes import Liveness
-from nxpipe.emulator.lower.places import Placement
-from nxpipe.emulator.lower.reading import ValueReaders
+from nxpipe.emulator.lower.kernel_cost import piecewise_is_cheaper
+from nxpipe.emulator.lower.transpose import copy_transposed, transposed_axis
 from nxpipe.emulator.lower.view import View, packed
-from nxpipe.emulator.lower.waiting import DeferredNodes
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import AllReduce, Concat, Transpose
 from nxpipe.emulator.ops.base import Operator
@@ -80,7 +83,7 @@ class Lowering:
 
     def view(self, value: Value) -> View:
         """Where a value lies in its own type."""
-        view, dtype = self.lying(value), on_device(value.type.dtype)
+        view, dtype = self.lying(value), value.type.dtype.on_device
         if view.dtype is not dtype:
             self.places.views[value] = self.scratch(dtype, view.shape)
             self.copy(self.places.views[value], view)
@@ -183,7 +186,7 @@ class Lowering:
     def _meets_in_pieces(self, node: Node, shape: tuple[int, ...]) -> bool:
         rows, width = prod(shape[:-1]), shape[-1] if shape else 1
         degree = node.op.degree if isinstance(node.op, AllReduce) else 0
-        dtype = on_device(node.result.type.dtype)
+        dtype = node.result.type.dtype.on_device
         return degree == self.ranks and rows * width > 0 and piecewise_is_cheaper(self.k.core, rows, width, dtype)
 
     def _chained(self, found: EpilogueFusion, read_here: Sequence[Node] = ()) -> ElementwiseChain:

@@ -18,14 +18,13 @@ from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.instructions import Alu, Engine, Iota
 from nxpipe.emulator.isa.operands import Axis, Tile
-from nxpipe.emulator.lower.ending import load_tile
-from nxpipe.emulator.lower.filling import fill
+from nxpipe.emulator.lower.epilogue import load_tile
 from nxpipe.emulator.lower.integers import Words
 from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel
 from nxpipe.emulator.lower.lanes import Lanes, bitcast_tile, bits
 from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.reduce import matrix
-from nxpipe.emulator.lower.sheets import each_tile
+from nxpipe.emulator.lower.tiles import each_tile, fill
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import ArgSort
 

@@ -13,8 +13,8 @@ from nxpipe.emulator.isa.instructions import DmaCopy, Engine, Instruction, Memse
 from nxpipe.emulator.isa.limits import faults
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Loop, Program, Step, instructions
-from nxpipe.emulator.schedule.implied import eliminate_redundant_waits
-from nxpipe.emulator.schedule.sync import insert_waits
+from nxpipe.emulator.schedule.redundant_waits import eliminate_redundant_waits
+from nxpipe.emulator.schedule.waits import insert_waits
 from tests.core.hands import in_order
 from tests.core.test_orders import F32, LANES, ORDERS, WIDTH, bodies, program, run
 from tests.mutation.redundant import knowledge

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxpipe.emulator.analysis.utilisation import utilisation
+from nxpipe.emulator.analysis.utilization import utilisation
 from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.isa.affine import Affine, index
 from nxpipe.emulator.isa.cycles import cost
@@ -16,8 +16,8 @@ from nxpipe.emulator.isa.instructions import DMA_QUEUES, Engine, Instruction, Wa
 from nxpipe.emulator.isa.parse import program as parsed
 from nxpipe.emulator.isa.program import Loop, Program, Step, executed, only
 from nxpipe.emulator.isa.transfer import share_of_dma
-from nxpipe.emulator.schedule.sync import insert_waits
 from nxpipe.emulator.schedule.timeline import latency_ns
+from nxpipe.emulator.schedule.waits import insert_waits
 from tests.core.hands import in_order
 from tests.core.test_orders import bodies, program
 

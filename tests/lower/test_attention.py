@@ -15,7 +15,7 @@ from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.operands import Far
 from nxpipe.emulator.isa.program import instructions
 from nxpipe.emulator.lower import lower
-from nxpipe.emulator.lower.heads import AttentionTiling
+from nxpipe.emulator.lower.attention import AttentionTiling
 from nxpipe.emulator.ops import Attention, Transpose
 from tests.lower.harness import Case, Given, case, floats, of, require_equal, truths, wholes
 from tests.lower.sweep import Draw, Row, sweep

@@ -14,7 +14,7 @@ from nxpipe.emulator.isa.operands import Axis, Far, Memory
 from nxpipe.emulator.isa.program import Program, Role
 from nxpipe.emulator.isa.totals import HBM, totals
 from nxpipe.emulator.lower import lower
-from nxpipe.emulator.lower.matrix import SbufMatrix
+from nxpipe.emulator.lower.sbuf_residency import SbufMatrix
 from nxpipe.emulator.ops import Attention, Binary, Linear, Reshape, RmsNorm, Transpose, Unary
 from nxpipe.emulator.passes import PassOptions, run_passes
 from nxpipe.emulator.passes.roll import roll

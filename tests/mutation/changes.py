@@ -11,7 +11,7 @@ from random import Random
 from nxpipe.emulator.isa.instructions import Engine, Instruction
 from nxpipe.emulator.isa.operands import Far, Place, Tile
 from nxpipe.emulator.isa.program import Loop, Program, Step
-from nxpipe.emulator.schedule.sync import insert_waits
+from nxpipe.emulator.schedule.waits import insert_waits
 from tests.mutation import alter
 from tests.mutation.alter import Changed, having
 from tests.mutation.samples import Sample, samples
