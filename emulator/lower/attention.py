@@ -53,7 +53,7 @@ def split_heads(
 class AttentionTiling:
     heads: int  # key heads at once
     piece: int  # keys at once
-    turns: int  # of scores and probabilities
+    buffers: int  # of scores and probabilities
 
     @staticmethod
     def of(k: Kernel, op: Attention, views: Sequence[View], mask: View | None) -> "AttentionTiling":
@@ -61,10 +61,10 @@ class AttentionTiling:
         most = min(keys.shape[0], max(ceil(_LONG_RUN / (keys.shape[-1] * keys.dtype.itemsize + 1)), 1))
         sizes = _AttentionCosts(op, q, keys, values, out, mask)
         left = k.left(Memory.SBUF)
-        for turns in (2, 1):
+        for buffers in (2, 1):
             for heads in range(most, 0, -1):
-                if sizes.room(heads, keys.shape[1], turns) <= left:
-                    return AttentionTiling(heads, keys.shape[1], turns)
+                if sizes.room(heads, keys.shape[1], buffers) <= left:
+                    return AttentionTiling(heads, keys.shape[1], buffers)
         pieces = range(keys.shape[1] // PARTITIONS * PARTITIONS, PARTITIONS, -PARTITIONS)
         fitting = (piece for piece in pieces if sizes.room(1, piece, 1, loads=2) <= left)
         return AttentionTiling(1, next(fitting, PARTITIONS), 1)
@@ -84,9 +84,9 @@ class _AttentionCosts:
     out: View
     mask: View | None
 
-    def room(self, heads: int, piece: int, turns: int, loads: int = 1) -> int:
+    def room(self, heads: int, piece: int, buffers: int, loads: int = 1) -> int:
         """Bytes of each partition, keys and values being there once, or in as many turns as they are loaded."""
-        return loads * self._keys(heads, piece) + self._queries(heads) + turns * self._scores(piece) + 4096
+        return loads * self._keys(heads, piece) + self._queries(heads) + buffers * self._scores(piece) + 4096
 
     def _keys(self, heads: int, piece: int) -> int:
         elements, width = self.keys.shape[-1], self.values.shape[-1]
@@ -150,28 +150,28 @@ class _Attention:
     def write(self) -> None:
         k, whole = self.k, self.plan.piece == self.keys.shape[1]
         for heads in k.spans(self.keys.shape[0], self.plan.heads):
-            with k.room():
+            with k.scope():
                 nowhere = Nowhere.of(k, self.op, self.q.dtype, self.mask) if self.mask and self.q.shape[-1] else None
                 there = self.load(heads, (0, self.plan.piece)) if whole else None
                 for rows, first, extent in self._blocks():
-                    with k.room():
+                    with k.scope():
                         _Block(self, heads, rows, first, extent, there, nowhere).write()
 
     def load(self, heads: Span, piece: Span) -> tuple[Block, Block]:
         """Keys as [128 elements, chunks, heads, keys], values as [128 keys, chunks, heads, elements]."""
-        turns = 1 if piece[1] == self.keys.shape[1] else 2
-        return self._keys(heads, piece, turns), self._values(heads, piece, turns)
+        buffers = 1 if piece[1] == self.keys.shape[1] else 2
+        return self._keys(heads, piece, buffers), self._values(heads, piece, buffers)
 
-    def _keys(self, heads: Span, piece: Span, turns: int) -> Block:
+    def _keys(self, heads: Span, piece: Span, buffers: int) -> Block:
         k, elements = self.k, self.keys.shape[-1]
-        block = k.tile(self.keys.dtype, PARTITIONS, max(chunks_of(elements), 1), heads[1], piece[1], turns=turns)
+        block = k.tile(self.keys.dtype, PARTITIONS, max(chunks_of(elements), 1), heads[1], piece[1], buffers=buffers)
         transpose_heads(k, block, self.keys.cut(heads, piece))
         return block
 
-    def _values(self, heads: Span, piece: Span, turns: int) -> Block:
+    def _values(self, heads: Span, piece: Span, buffers: int) -> Block:
         k, width = self.k, self.values.shape[-1]
         dtype = self.values.dtype if is_matched(self.op, self.values.dtype) else DType.FLOAT32
-        block = k.tile(dtype, PARTITIONS, chunks_of(piece[1]), heads[1], width, turns=turns)
+        block = k.tile(dtype, PARTITIONS, chunks_of(piece[1]), heads[1], width, buffers=buffers)
         source = self.values.cut(heads, piece).transposed((1, 0, 2))
         for chunk, depth in each_chunk(k, piece[1]):
             k.copy(block.cut(depth, (chunk, 1)), source.cut((chunk * PARTITIONS, depth)).far())
@@ -206,15 +206,15 @@ class _Block:
     def write(self) -> None:
         k, whole, (heads, each, count) = self.k, self.whole, (self.heads[1], self.whole.q.shape[1], self.rows[1])
         elements, width = whole.q.shape[-1], whole.values.shape[-1]
-        turned = k.tile(whole.q.dtype, PARTITIONS, max(chunks_of(elements), 1), heads * each, count, turns=2)
+        turned = k.tile(whole.q.dtype, PARTITIONS, max(chunks_of(elements), 1), heads * each, count, buffers=2)
         rows = whole.q.cut(self.heads, (0, each), self.rows)
         for query in range(each):
             transpose_heads(k, turned, rows.pick(1, query), query * heads)
-        made = k.tile(whole.out.dtype, count, heads * each, width, turns=2)
+        made = k.tile(whole.out.dtype, count, heads * each, width, buffers=2)
         seen = None if self.nowhere else whole.mask
         masked = self._mask_of_all(seen) if seen and self.there else None
         for query in range(each):
-            with k.loop(heads) as head, k.room():
+            with k.loop(heads) as head, k.scope():
                 at = head + query * heads
                 mask = None if seen is None else seen.pick(1, query).pick(0, self.heads[0] + head)
                 place = made.cut(count, (at, 1))
@@ -230,7 +230,7 @@ class _Block:
             k=self.k,
             op=whole.op,
             causal=whole.causal,
-            turns=whole.plan.turns,
+            buffers=whole.plan.buffers,
             queries=turned,
             elements=whole.q.shape[-1],
             query=query,
@@ -246,7 +246,7 @@ class _Block:
         """Where all heads have the same."""
         if any(mask.strides[:2]):
             return None
-        block = self.k.tile(mask.dtype, self.rows[1], self.extent, turns=2)
+        block = self.k.tile(mask.dtype, self.rows[1], self.extent, buffers=2)
         self.k.copy(block.whole, mask.pick(0, 0).pick(0, 0).cut(self.rows, (0, self.extent)).far())
         return block
 
@@ -279,7 +279,7 @@ class _Rows:
         total = self.scores.column()
         self.scores.exponentials(scores, negative, total)
         probabilities = self.scores.probabilities(scores, self.scores.inverse(total))
-        with self.k.room():
+        with self.k.scope():
             sums = self._sums()
             self._multiply(sums, probabilities, values, Affine(), self.block.extent)
             self._bring(dst, sums)
@@ -289,21 +289,21 @@ class _Rows:
         highest, total = self.scores.column(), self.scores.column()
         self.scores.memset(highest, LOWEST)
         for piece in k.spans(self.block.extent, step):
-            with k.room():
+            with k.scope():
                 more = self.scores.highest(self.scores.made(self._loaded(piece)[0], piece))
                 self.scores.combine(highest, highest, Alu.MAXIMUM, more)
         negative = self.scores.negative(highest)
         self.scores.memset(total, 0.0)
         for piece in k.spans(self.block.extent, step):
-            with k.room():
+            with k.scope():
                 scores, some = self.scores.made(self._loaded(piece)[0], piece), self.scores.column()
                 self.scores.exponentials(scores, negative, some)
                 self.scores.combine(total, total, Alu.ADD, some)
         inverse = self.scores.inverse(total)
-        with k.room():
+        with k.scope():
             sums = self._sums()
             for start, size in k.spans(self.block.extent, step):
-                with k.room():
+                with k.scope():
                     keys, values = self._loaded((start, size))
                     scores = self.scores.made(keys, (start, size))
                     self.scores.exponentials(scores, negative, None)
@@ -316,12 +316,12 @@ class _Rows:
     def _sums(self) -> Block:
         width = self.block.whole.values.shape[-1]
         banks = -(-width // BANK)
-        return self.k.psum(self.count, banks, BANK, turns=2 if banks == 1 else 1)
+        return self.k.psum(self.count, banks, BANK, buffers=2 if banks == 1 else 1)
 
     def _multiply(self, sums: Block, probabilities: Block, values: Block, start: Affine, size: int) -> None:
         k, whole = self.k, self.block.whole
         dtype = whole.op.probabilities if is_matched(whole.op, whole.values.dtype) else DType.FLOAT32
-        turned = k.tile(dtype, PARTITIONS, chunks_of(size), self.count, turns=whole.plan.turns)
+        turned = k.tile(dtype, PARTITIONS, chunks_of(size), self.count, buffers=whole.plan.buffers)
         (full, rest), lanes = divmod(size, PARTITIONS), (0, self.count)
         if full:
             transpose_block(k, turned, replace(probabilities, shape=(full, PARTITIONS)), Affine(), lanes, Engine.SCALAR)

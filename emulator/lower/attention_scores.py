@@ -71,7 +71,7 @@ class Scores:
     k: Kernel
     op: Attention
     causal: bool
-    turns: int
+    buffers: int
     queries: Block  # [128 elements, chunks, heads, rows]
     elements: int
     query: Affine  # which of the heads
@@ -83,7 +83,7 @@ class Scores:
     masked: Block | None  # where it is at hand
 
     def column(self) -> Tile:
-        return self.k.tile(DType.FLOAT32, self.rows[1], 1, turns=2).whole
+        return self.k.tile(DType.FLOAT32, self.rows[1], 1, buffers=2).whole
 
     def memset(self, dst: Tile, number: float) -> None:
         self.k.emit(Memset(engine=Engine.VECTOR, dst=dst, value=number))
@@ -94,10 +94,10 @@ class Scores:
     def made(self, keys: Block, piece: Span) -> Block:
         """Scaled and masked."""
         k, (_, size) = self.k, piece
-        scores = k.tile(DType.FLOAT32, self.rows[1], size, turns=self.turns)
+        scores = k.tile(DType.FLOAT32, self.rows[1], size, buffers=self.buffers)
         mask = self._mask(piece)
         for start, width in k.spans(size, BANK):
-            with k.room():
+            with k.scope():
                 sums = k.psum(self.rows[1], width).whole
                 self._multiply_keys(sums, keys, (start, width))
                 self._add_nowhere(sums, affine(piece[0]) + start, width)
@@ -114,7 +114,7 @@ class Scores:
     def _mask(self, piece: Span) -> Block | None:
         if self.mask is None or self.masked is not None:
             return self.masked
-        block = self.k.tile(self.mask.dtype, self.rows[1], piece[1], turns=2)
+        block = self.k.tile(self.mask.dtype, self.rows[1], piece[1], buffers=2)
         self.k.copy(block.whole, self.mask.cut(self.rows, piece).far())
         return block
 
@@ -227,8 +227,8 @@ class Scores:
     def probabilities(self, exponentials: Block, inverse: Tile) -> Block:
         """Rounded to their type, in a form that can be turned."""
         k, dtype, size = self.k, self.op.probabilities, exponentials.shape[0]
-        turns = self.turns
-        made = k.tile(dtype, self.rows[1], size, turns=turns)
+        buffers = self.buffers
+        made = k.tile(dtype, self.rows[1], size, buffers=buffers)
         k.emit(
             TensorScalar(
                 engine=Engine.VECTOR,
@@ -240,6 +240,6 @@ class Scores:
         )
         if transpose_type(dtype) is dtype:
             return made
-        wide = k.tile(transpose_type(dtype), self.rows[1], size, turns=turns)
+        wide = k.tile(transpose_type(dtype), self.rows[1], size, buffers=buffers)
         k.emit(TensorCopy(engine=Engine.VECTOR, dst=wide.whole, src=made.whole))
         return wide

@@ -96,7 +96,7 @@ class _Walk:
             if function is None:
                 raise NotLowered.at(node)
             kept = self._kept.get(node.result, 0)
-            with self._low.k.room(), self._low.k.made_for(node.result, kept), _blamed(node):
+            with self._low.k.scope(), self._low.k.made_for(node.result, kept), _blamed(node):
                 function(self._low, node, node.op)
 
     def _repeat(self, repeat: Repeat) -> None:
@@ -105,19 +105,19 @@ class _Walk:
         carried = {entry: self._two_halves(entry) for entry in repeat.carried}
         taken = {first: places.taken(first, later) for first, later in repeat.taken.items()}
         given = {value: places.given(value, row) for value, row in repeat.given.items()}
-        with low.k.loop(repeat.count) as turn:
+        with low.k.loop(repeat.count) as index:
             for first, series in taken.items():
-                places.take(first, series.at(turn))
+                places.take(first, series.at(index))
             for entry, halves in carried.items():
-                places.views[entry] = half_at(halves, turn)
-                places.homes[repeat.carried[entry]] = half_at(halves, turn + 1)
+                places.views[entry] = half_at(halves, index)
+                places.homes[repeat.carried[entry]] = half_at(halves, index + 1)
             for value, series in given.items():
                 if value not in places.homes and value not in places.stored:
-                    places.homes[value] = series.at(turn)
+                    places.homes[value] = series.at(index)
             self._nodes(self._graph.nodes[repeat.start : repeat.stop])
             for value, series in given.items():
-                if places.homes.get(value) != series.at(turn):
-                    low.copy(series.at(turn), places.views[value])
+                if places.homes.get(value) != series.at(index):
+                    low.copy(series.at(index), places.views[value])
         places.views |= before
         self._after(repeat, carried, given)
 

@@ -50,8 +50,8 @@ def _all_gather(low: Lowering, node: Node, op: AllGather) -> None:
         return
     outer, inner = prod(source.shape[: op.axis]) * op.outer, prod(source.shape[op.axis + 1 :])
     if _in_order(low, op, outer, home):
-        with low.k.loop(outer) as turn:
-            dst, src = (_row(view, outer, turn) for view in (home, source))
+        with low.k.loop(outer) as index:
+            dst, src = (_row(view, outer, index) for view in (home, source))
             low.k.emit(isa.AllGather(engine=Engine.COLLECTIVE, dst=line(dst), src=line(src)))
         return
     gathered = low.scratch(source.dtype, (op.degree, *source.shape))
@@ -77,8 +77,8 @@ def _reduce_scatter(low: Lowering, node: Node, op: ReduceScatter) -> None:
         return
     outer, inner = prod(source.shape[: op.axis]) * op.outer, prod(source.shape[op.axis + 1 :])
     if _in_order(low, op, outer, source):
-        with low.k.loop(outer) as turn:
-            dst, src = (_row(view, outer, turn) for view in (home, source))
+        with low.k.loop(outer) as index:
+            dst, src = (_row(view, outer, index) for view in (home, source))
             low.k.emit(isa.ReduceScatter(engine=Engine.COLLECTIVE, dst=line(dst), src=line(src)))
         return
     whole = source.packed_as((outer, sum(op.sizes), inner))
@@ -102,8 +102,8 @@ def _in_order(low: Lowering, op: AllGather | ReduceScatter, outer: int, whole: V
     return outer == 1 or outer * START_NS <= START_NS + copying
 
 
-def _row(view: View, outer: int, turn: Affine) -> View:
-    return view.packed_as((outer, view.elements // outer)).pick(0, turn)
+def _row(view: View, outer: int, index: Affine) -> View:
+    return view.packed_as((outer, view.elements // outer)).pick(0, index)
 
 
 @dataclass(frozen=True)
@@ -143,12 +143,12 @@ def _rank_slice(low: Lowering, node: Node, op: RankSlice) -> None:
     count, width = table.shape[1], unit * inner
     places = low.constant(table, DType.UINT32)
     rows = home.packed_as((count, width))
-    with k.room():
+    with k.scope():
         rank = k.tile(DType.UINT32, 1, 1).whole
         k.copy(rank, low.rank().far())
         for top, some in k.spans(count, PARTITIONS):
-            with k.room():
-                numbers = k.tile(DType.UINT32, some, 1, turns=2).whole
+            with k.scope():
+                numbers = k.tile(DType.UINT32, some, 1, buffers=2).whole
                 own = Far(places.buffer, DType.UINT32, places.offset + top, (Axis(1, count), Axis(some, 1)), rank)
                 k.copy(numbers, own)
                 axes = (Axis(some, width), Axis(width, 1))

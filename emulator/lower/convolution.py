@@ -106,7 +106,7 @@ def load_slab(k: Kernel, over: Windows, view: View, rows: Span, dtype: DType, fi
     size, lanes = rows[1], view.shape[0]
     chunks = -(-lanes // 128)
     reach = over.reach(size)
-    block = k.tile(dtype, min(lanes, 128), chunks, *reach, turns=2)
+    block = k.tile(dtype, min(lanes, 128), chunks, *reach, buffers=2)
     if over.fills():
         k.emit(Memset(engine=Engine.GPSIMD, dst=flat(block), value=stored_number(filling, dtype)))
     wanted = tuple(min(size, most) for size, most in zip(over.sizes, reach, strict=True))
@@ -138,7 +138,7 @@ def load_folded(k: Kernel, over: Windows, view: View, rows: Span, dtype: DType) 
     are there only where all rows of results are."""
     lanes, number = view.shape[0], over.window[0]
     alone = folded(over)
-    block = k.tile(dtype, lanes * number, 1, *alone.reach(rows[1]), turns=2)
+    block = k.tile(dtype, lanes * number, 1, *alone.reach(rows[1]), buffers=2)
     if over.fills():
         k.emit(Memset(engine=Engine.GPSIMD, dst=flat(block), value=0.0))
     reach = zip(alone.margin, alone.sizes, block.shape[1:], strict=True)
@@ -170,9 +170,9 @@ def blocks(k: Kernel, shape: Sequence[int], most: int) -> Iterator[tuple[Starts,
         return
     inner = prod(shape[1:])
     if inner > most:
-        with k.loop(shape[0]) as turn:
+        with k.loop(shape[0]) as index:
             for starts, sizes in blocks(k, shape[1:], most):
-                yield (turn, *starts), (1, *sizes)
+                yield (index, *starts), (1, *sizes)
         return
     for start, size in k.spans(shape[0], max(most // max(inner, 1), 1)):
         yield (start, *(Affine() for _ in shape[1:])), (size, *shape[1:])
@@ -183,9 +183,9 @@ def each_place(k: Kernel, window: Sequence[int]) -> Iterator[tuple[Affine, Start
     if not window:
         yield Affine(), ()
         return
-    with k.loop(window[0]) as turn:
+    with k.loop(window[0]) as index:
         for number, inner in each_place(k, window[1:]):
-            yield turn * prod(window[1:]) + number, (turn, *inner)
+            yield index * prod(window[1:]) + number, (index, *inner)
 
 
 def linear(starts: Starts, shape: Sequence[int]) -> Affine:
@@ -261,7 +261,7 @@ class _Convolution:
         matrices = ordered.reshaped(shape) or low.packed(ordered).reshaped(shape)
         assert matrices is not None  # packed windows are two axes
         lanes, places = (channels * window[0], prod(window[1:])) if self.fold else (channels, prod(window))
-        with k.loop(self.groups) as group, k.room():
+        with k.loop(self.groups) as group, k.scope():
             own = matrices.cut((0, channels), (0, window[0]), (0, shape[2]), (group * each, each))
             room, by_output = k.left(Memory.SBUF) // 4, chunks_of(lanes) * places * own.dtype.itemsize
             kept = self._weights(own, 1) if by_output * each <= room else None
@@ -269,11 +269,11 @@ class _Convolution:
             with k.loop(self.x.shape[0]) as image:
                 source = self.x.pick(0, image).cut((group * channels, channels))
                 for rows in k.spans(self.over.places[0], self.rows):
-                    with k.room():
+                    with k.scope():
                         slab = self._slab(source, rows)
                         first = image * outputs + group * each
                         for output in k.spans(each, step):
-                            with k.room():
+                            with k.scope():
                                 self._write_outputs(slab, own, kept, rows, output, first, group * each)
 
     def _slab(self, source: View, rows: Span) -> Slab:
@@ -281,16 +281,16 @@ class _Convolution:
             return load_folded(self.k, self.over, source, rows, self.x.dtype)
         return load_slab(self.k, self.over, source, rows, self.x.dtype, 0.0)
 
-    def _weights(self, matrices: View, turns: int) -> Block:
+    def _weights(self, matrices: View, buffers: int) -> Block:
         """Of [channels, rows of the window, places of a row, outputs], as [128, chunks, places, outputs]."""
         k, (channels, rows, places, outputs) = self.k, matrices.shape
         if self.fold:
-            block = k.tile(matrices.dtype, channels * rows, 1, places, outputs, turns=turns)
+            block = k.tile(matrices.dtype, channels * rows, 1, places, outputs, buffers=buffers)
             for row in range(rows):
                 dst = block.cut((row * channels, channels), (0, 1))
                 k.copy(replace(dst, axes=dst.axes[1:]), matrices.pick(1, row).far())
             return block
-        block = k.tile(matrices.dtype, PARTITIONS, max(chunks_of(channels), 1), rows * places, outputs, turns=turns)
+        block = k.tile(matrices.dtype, PARTITIONS, max(chunks_of(channels), 1), rows * places, outputs, buffers=buffers)
         for chunk, depth in each_chunk(k, channels):
             dst = replace(block, shape=(block.shape[0], rows, places, outputs)).cut(depth, (chunk, 1))
             k.copy(replace(dst, axes=dst.axes[1:]), matrices.cut((chunk * PARTITIONS, depth)).far())
@@ -308,10 +308,10 @@ class _Convolution:
         at: Span = (start, count) if kept is not None else (0, count)
         shape = (rows[1], *self.over.places[1:])
         for starts, sizes in blocks(k, shape, self._widest()):
-            with k.room():
-                made = k.tile(self.out, count, prod(sizes), turns=2)
+            with k.scope():
+                made = k.tile(self.out, count, prod(sizes), buffers=2)
                 for inner, some in blocks(k, sizes, _BANK):
-                    with k.room():
+                    with k.scope():
                         sums = k.psum(count, prod(some)).whole
                         here = tuple(one + other for one, other in zip(starts, inner, strict=True))
                         self._multiply(sums, slab, block, at, here, some)
@@ -328,7 +328,7 @@ class _Convolution:
     def _column(self, view: View | None, start: Affine, count: int) -> Tile | float:
         if view is None:
             return 0.0
-        column = self.k.tile(DType.FLOAT32, count, 1, turns=2).whole
+        column = self.k.tile(DType.FLOAT32, count, 1, buffers=2).whole
         self.k.copy(column, view.cut((start, count)).far())
         return column
 
@@ -361,22 +361,22 @@ class _Convolution:
         k, channels, places = self.k, self.weight.shape[0], prod(self.over.window)
         with k.loop(self.x.shape[0]) as image:
             for first, count in k.spans(channels, PARTITIONS):
-                with k.room():
-                    weight = k.tile(DType.FLOAT32, count, places, turns=2)
+                with k.scope():
+                    weight = k.tile(DType.FLOAT32, count, places, buffers=2)
                     by_channel = self.weight.pick(1, 0).cut((first, count))
                     k.copy(replace(weight, shape=self.over.window).whole, by_channel.far())
                     bias = self._column(self.bias, first, count)
                     source = self.x.pick(0, image).cut((first, count))
                     for rows in k.spans(self.over.places[0], self.rows):
-                        with k.room():
+                        with k.scope():
                             slab = load_slab(k, self.over, source, rows, DType.FLOAT32, 0.0)
                             self._fold(slab, weight, bias, rows, (image * channels + first, count))
 
     def _fold(self, slab: Slab, weight: Block, bias: Tile | float, rows: Span, lanes: Span) -> None:
         k, count = self.k, lanes[1]
         for starts, sizes in blocks(k, (rows[1], *self.over.places[1:]), self._widest() // 2):
-            with k.room():
-                sums = k.tile(DType.FLOAT32, count, prod(sizes), turns=2).whole
+            with k.scope():
+                sums = k.tile(DType.FLOAT32, count, prod(sizes), buffers=2).whole
                 k.emit(Memset(engine=Engine.VECTOR, dst=sums, value=0.0))
                 for number, at in each_place(k, self.over.window):
                     k.emit(
@@ -390,7 +390,7 @@ class _Convolution:
                             right=sums,
                         )
                     )
-                made = k.tile(self.out, count, prod(sizes), turns=2).whole
+                made = k.tile(self.out, count, prod(sizes), buffers=2).whole
                 self._bring(made, sums, bias)
                 place = linear((starts[0] + rows[0], *starts[1:]), self.over.places)
                 self.ending.store(made, lanes, (place, prod(sizes)))

@@ -22,5 +22,5 @@ def _elementwise(low: Lowering, node: Node, op: Operator) -> None:
     widest = low.k.left(Memory.SBUF) // chain.width // _STEP * _STEP
     by_row = low.goes_by_row(chain)
     for _, _, pieces in each_tile(low.k, chain.views, max(min(widest, WIDEST), _STEP), by_row):
-        with low.k.room():
+        with low.k.scope():
             chain.carry(low.k, pieces, {})

@@ -82,7 +82,7 @@ def temporaries(node: Node) -> int:
 
 def apply(k: Kernel, node: Node, dst: Tile, operands: Sequence[Operand]) -> None:
     """An operand is a tile, or the number that a constant is."""
-    with k.room():
+    with k.scope():
         _APPLIED[type(node.op)](Lanes(k, dst.partitions, dst.elements), node, dst, operands)
 
 

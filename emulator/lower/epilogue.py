@@ -231,7 +231,7 @@ def _result(k: Kernel, node: Node, operands: Sequence[Tile | float], shape: tupl
         assert isinstance(mine, Tile)  # numbers are no results, and only those are added up
         k.emit(isa.AllReduce(engine=Engine.COLLECTIVE, dst=mine, src=mine))
         return mine
-    block = k.tile(node.result.type.dtype.on_device, *shape, turns=2)
+    block = k.tile(node.result.type.dtype.on_device, *shape, buffers=2)
     apply(k, node, block.whole, operands)
     return block.whole
 
@@ -240,7 +240,7 @@ def load_tile(k: Kernel, piece: View) -> Tile:
     """A piece of rows; where all elements of a row are one and the same, it is brought once."""
     rows, width = piece.shape
     once = width > 1 and piece.strides[1] == 0
-    block = k.tile(piece.dtype, rows, 1 if once else width, turns=2)
+    block = k.tile(piece.dtype, rows, 1 if once else width, buffers=2)
     k.copy(block.whole, (piece.cut((0, rows), (0, 1)) if once else piece).far())
     return repeated(block.whole, width) if once else block.whole
 

@@ -51,14 +51,14 @@ def pick(low: Lowering, lines: View, numbers: View, home: View) -> None:
     target = home.reshaped(shape)
     made = target or low.scratch(home.dtype, shape)
     for top, height in k.spans(shape[0], PARTITIONS):
-        with k.room():
-            line = k.tile(source.dtype, height, size, turns=2).whole
+        with k.scope():
+            line = k.tile(source.dtype, height, size, buffers=2).whole
             k.copy(line, source.cut((top, height)).far())
             for left, width in k.spans(count, WIDEST):
-                with k.room():
+                with k.scope():
                     lanes = Lanes(k, height, width)
                     index = bits(Words(lanes, DType.INT32).load(load_tile(k, places.cut((top, height), (left, width)))))
-                    found = k.tile(home.dtype, height, width, turns=2).whole
+                    found = k.tile(home.dtype, height, width, buffers=2).whole
                     k.emit(GatherFree(engine=Engine.GPSIMD, dst=found, src=line, indices=index))
                     k.copy(made.cut((top, height), (left, width)).far(), found)
     if target is None:
@@ -106,7 +106,7 @@ def _scatter_along(low: Lowering, node: Node, op: ScatterAlong) -> None:
     news, places = (matrix(low, view.transposed(order), home.rank - 1) for view in (update, indices))
     scatter = _Scatter(k, Accumulator.of(node.result.type.dtype), op.combine, node.result.type.dtype)
     for top, height in k.spans(shape[0], PARTITIONS):
-        with k.room():
+        with k.scope():
             news_here, places_here = (view.cut((top, height)) for view in (news, places))
             scatter.write(made.cut((top, height)), news_here, places_here, size)
     if work is None:
@@ -123,7 +123,7 @@ class _Scatter:
     def write(self, lines: View, update: View, indices: View, size: int) -> None:
         k, rows = self.k, lines.shape[0]
         for left, width in k.spans(size, WIDEST):
-            with k.room():
+            with k.scope():
                 lanes = Lanes(k, rows, width)
                 piece = lines.cut((0, rows), (left, width))
                 old = load_tile(k, piece)
@@ -131,7 +131,7 @@ class _Scatter:
                 number = lanes.tile(DType.INT32)
                 k.emit(Counting(engine=Engine.GPSIMD, dst=number, start=left, by_partition=0, steps=(1,)))
                 for begin, count in k.spans(indices.shape[1], WIDEST // 4):
-                    with k.room():
+                    with k.scope():
                         self._lay_down(lanes, sums, number, update, indices, (begin, count), size)
                 k.copy(piece.far(), self.exact.store(lanes, sums, lanes.tile(lines.dtype), self.dtype))
 
@@ -146,9 +146,9 @@ class _Scatter:
         own.copy(words, where.whole)
         own.copy(self.exact.load(own, load_tile(k, update.cut((0, rows), span))), news.whole)
         meets, together = lanes.tile(DType.UINT8), lanes.tile(self.exact.dtype)
-        with k.loop(count) as turn:
-            lanes.two(Alu.EQUAL, number, repeated(where.cut(rows, (turn, 1)), lanes.width), meets)
-            new = repeated(news.cut(rows, (turn, 1)), lanes.width)
+        with k.loop(count) as index:
+            lanes.two(Alu.EQUAL, number, repeated(where.cut(rows, (index, 1)), lanes.width), meets)
+            new = repeated(news.cut(rows, (index, 1)), lanes.width)
             if self.combine:
                 new = self.exact.two(lanes, COMBINED[self.combine], sums, new, together)
             lanes.choose(sums, meets, new)
@@ -173,7 +173,7 @@ def _iota(low: Lowering, node: Node, op: Iota) -> None:
     full, rest = divmod(op.length, width)
     folded = replace(home, shape=(full, width), strides=(width, 1))
     for top, height in k.spans(full, PARTITIONS):
-        with k.room():
+        with k.scope():
             start = top * (width * op.step) + op.start
             k.copy(folded.cut((top, height)).far(), _counted(k, op, start, height, width))
     if rest:
@@ -257,9 +257,9 @@ def _index_update(low: Lowering, node: Node, op: IndexUpdate) -> None:
 def _settled(low: Lowering, work: View, home: View, dtype: DType) -> None:
     exact = Accumulator.of(dtype)
     for rows, width, (to, source) in each_tile(low.k, [home, work]):
-        with low.k.room():
+        with low.k.scope():
             lanes = Lanes(low.k, rows, width)
-            made = low.k.tile(home.dtype, rows, width, turns=2).whole
+            made = low.k.tile(home.dtype, rows, width, buffers=2).whole
             low.k.copy(to.far(), exact.store(lanes, load_tile(low.k, source), made, dtype))
 
 
@@ -268,16 +268,16 @@ def _combine_rows(low: Lowering, rows: Rows, update: View, exact: Accumulator, o
     k = low.k
     rows, straight = merged_rows(rows, update)
     if rows.table.rank > MOST_AXES:
-        with k.loop(rows.table.shape[0]) as turn:
-            inner = replace(rows, table=rows.table.pick(0, turn))
-            _combine_rows(low, inner, straight.pick(1, turn), exact, op)
+        with k.loop(rows.table.shape[0]) as index:
+            inner = replace(rows, table=rows.table.pick(0, index))
+            _combine_rows(low, inner, straight.pick(1, index), exact, op)
         return
-    with k.loop(rows.numbers.shape[0]) as turn, k.room():
+    with k.loop(rows.numbers.shape[0]) as index, k.scope():
         number = k.tile(DType.UINT32, 1, 1).whole
-        k.copy(number, rows.numbers.cut((turn, 1)).far())
+        k.copy(number, rows.numbers.cut((index, 1)).far())
         lanes = Lanes(k, 1, rows.table.elements)
         old, new = lanes.tile(rows.table.dtype), lanes.tile(straight.dtype)
         k.copy(old, rows.far(number))
-        k.copy(new, straight.cut((turn, 1)).far())
+        k.copy(new, straight.cut((index, 1)).far())
         exact.two(lanes, op, old, exact.load(lanes, new), old)
         k.copy(rows.far(number), old)

@@ -87,13 +87,13 @@ class BufferSeries:
     first: View
     count: int
 
-    def at(self, turn: Affine) -> View:
-        return replace(self.first, offset=self.first.offset + turn * self.first.elements)
+    def at(self, index: Affine) -> View:
+        return replace(self.first, offset=self.first.offset + index * self.first.elements)
 
 
-def half_at(halves: View, turn: Affine) -> View:
+def half_at(halves: View, index: Affine) -> View:
     """Of what a turn hands to the next: it reads one and writes the other."""
-    return replace(halves, offset=halves.offset + turning(turn, 2, halves.elements))
+    return replace(halves, offset=halves.offset + turning(index, 2, halves.elements))
 
 
 class Placement:

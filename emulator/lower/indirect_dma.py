@@ -47,7 +47,7 @@ def row_numbers(low: Lowering, addresses: Sequence[Address], shape: tuple[int, .
     made = low.scratch(DType.UINT32, shape)
     views = [each.indices.broadcast(shape) for each in addresses]
     for rows, width, (to, *parts) in each_tile(low.k, [made, *views], WIDEST // 2):
-        with low.k.room():
+        with low.k.scope():
             words = Words(Lanes(low.k, rows, width), DType.INT32)
             total: Tile | None = None
             outside: list[Tile] = []
@@ -123,12 +123,12 @@ def move(low: Lowering, rows: Rows, other: View, *, gather: bool) -> None:
     k = low.k
     rows, straight = merged_rows(rows, other)
     if rows.table.rank > MOST_AXES:
-        with k.loop(rows.table.shape[0]) as turn:
-            move(low, replace(rows, table=rows.table.pick(0, turn)), straight.pick(1, turn), gather=gather)
+        with k.loop(rows.table.shape[0]) as index:
+            move(low, replace(rows, table=rows.table.pick(0, index)), straight.pick(1, index), gather=gather)
         return
     for top, count in k.spans(rows.numbers.shape[0], PARTITIONS):
-        with k.room():
-            tile = k.tile(DType.UINT32, count, 1, turns=2).whole
+        with k.scope():
+            tile = k.tile(DType.UINT32, count, 1, buffers=2).whole
             k.copy(tile, rows.numbers.cut((top, count)).far())
             near, far = straight.cut((top, count)).far(), rows.far(tile)
             k.copy(*((near, far) if gather else (far, near)))

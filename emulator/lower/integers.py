@@ -125,7 +125,7 @@ def _raised(words: Words, a: Tile, b: Tile) -> Tile:
     exponent = words.two(Alu.ADD, b, words.load(0))
     one = words.load(1)
     made = words.two(Alu.SUBTRACT, words.two(Alu.ADD, a, one), a)
-    with words.lanes.k.loop(32), words.lanes.k.room():
+    with words.lanes.k.loop(32), words.lanes.k.scope():
         odd = words.bit(Alu.BITWISE_AND, exponent, 1)
         factor = words.two(Alu.MULTIPLY, odd, words.two(Alu.SUBTRACT, base, one))
         words.two(Alu.MULTIPLY, made, words.two(Alu.ADD, factor, one), made)
@@ -157,7 +157,7 @@ def fitted(lanes: Lanes, source: DType, target: DType, operand: Operand) -> Oper
     if not isinstance(operand, Tile):
         return stored_number(operand, after)
     made = lanes.tile(after)
-    with lanes.k.room():
+    with lanes.k.scope():
         convert(lanes, source, target, made, operand)
     return made
 

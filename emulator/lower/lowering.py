@@ -105,12 +105,12 @@ class Lowering:
     def turned_home(self, value: Value) -> View:
         """As `home`, of a result that may be written in any order: if all that becomes of it is a transposition, it is
         written where that would be."""
-        turn = self.only(value)
-        if turn is None or not isinstance(turn.op, Transpose):
+        index = self.only(value)
+        if index is None or not isinstance(index.op, Transpose):
             return self.home(value)
-        self._done.add(turn.result)
-        back = tuple(turn.op.order.index(axis) for axis in range(value.type.rank))
-        self.places.views[value] = self.home(turn.result).transposed(back)
+        self._done.add(index.result)
+        back = tuple(index.op.order.index(axis) for axis in range(value.type.rank))
+        self.places.views[value] = self.home(index.result).transposed(back)
         return self.lying(value)
 
     def constant(self, data: Array, dtype: DType) -> View:
@@ -265,8 +265,8 @@ class Lowering:
         if not outer:
             self.k.copy(dst.far(), src.far())
             return
-        with self.k.loop(dst.shape[0]) as turn:
-            self._copy_inside(dst.pick(0, turn), src.pick(0, turn), outer - 1)
+        with self.k.loop(dst.shape[0]) as index:
+            self._copy_inside(dst.pick(0, index), src.pick(0, index), outer - 1)
 
 
 def laid_out(whole: View, node: Node) -> list[View]:

@@ -150,8 +150,8 @@ class ComputedRows:
     def begun(self, core: CoreSpec) -> KernelCost:
         return KernelCost()
 
-    def block(self, height: int, turns: int) -> Block:
-        return allocate_rows(self.source.k, self, height, turns)
+    def block(self, height: int, buffers: int) -> Block:
+        return allocate_rows(self.source.k, self, height, buffers)
 
     def work(self, core: CoreSpec, height: int) -> KernelCost:
         return self.made(core, height) + transpose_cost(core, self.tile.type.dtype, chunks_of(self.shape[1]), height)

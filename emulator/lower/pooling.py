@@ -79,10 +79,10 @@ class _Pool:
         k, dtype = self.k, _folded_type(self.x.dtype)
         for lanes in k.spans(self.x.shape[0], PARTITIONS):
             for rows in k.spans(self.over.places[0], self.rows):
-                with k.room():
+                with k.scope():
                     slab = load_slab(k, self.over, self.x.cut(lanes), rows, dtype, self.filling)
                     for starts, sizes in blocks(k, (rows[1], *self.over.places[1:]), self._widest()):
-                        with k.room():
+                        with k.scope():
                             made = self._folded(slab, lanes[1], starts, sizes)
                             place = linear((starts[0] + rows[0], *starts[1:]), self.over.places)
                             self.ending.store(made, lanes, (place, prod(sizes)))
@@ -93,7 +93,7 @@ class _Pool:
 
     def _folded(self, slab: Slab, count: int, starts: Starts, sizes: tuple[int, ...]) -> Tile:
         k, dtype = self.k, slab.block.dtype
-        folded = k.tile(dtype, count, prod(sizes), turns=2).whole
+        folded = k.tile(dtype, count, prod(sizes), buffers=2).whole
         k.emit(Memset(engine=Engine.VECTOR, dst=folded, value=stored_number(self.filling, dtype)))
         engine = Engine.VECTOR if dtype.is_float else Engine.GPSIMD
         for _, at in each_place(k, self.over.window):
@@ -101,7 +101,7 @@ class _Pool:
             k.emit(TensorTensor(engine=engine, dst=folded, left=folded, right=right, op=self.op))
         if self.out is dtype:
             return folded
-        made = k.tile(self.out, count, prod(sizes), turns=2).whole
+        made = k.tile(self.out, count, prod(sizes), buffers=2).whole
         k.emit(TensorCopy(engine=Engine.VECTOR, dst=made, src=folded))
         return made
 
@@ -155,28 +155,28 @@ class _Mixed:
         for number, wide, start in ((full, width, 0), (1, rest, full * width)):
             if not wide or not number:
                 continue
-            with k.room():
+            with k.scope():
                 tables = self._tables(min(outer, PARTITIONS), wide)
-                with k.loop(number) as turn:
+                with k.loop(number) as index:
                     for top, count in k.spans(outer, PARTITIONS):
-                        with k.room():
-                            columns = (turn * wide + start, wide)
-                            straight = k.tile(self.dtype, count, self.old, wide, turns=2)
+                        with k.scope():
+                            columns = (index * wide + start, wide)
+                            straight = k.tile(self.dtype, count, self.old, wide, buffers=2)
                             k.copy(straight.whole, source.cut((top, count), (0, self.old), columns).far())
                             mixed = self._mix(straight, tables, wide)
                             k.copy(dst.cut((top, count), (0, self.size), columns).far(), mixed.whole)
 
     def along_last(self, x: View, ending: Epilogue, out: DType) -> None:
         k = self.low.k
-        with k.room():
+        with k.scope():
             tables = self._tables(min(x.shape[0], PARTITIONS), 1)
             for top, count in k.spans(x.shape[0], PARTITIONS):
-                with k.room():
-                    straight = k.tile(self.dtype, count, self.old, 1, turns=2)
+                with k.scope():
+                    straight = k.tile(self.dtype, count, self.old, 1, buffers=2)
                     k.copy(straight.whole, x.cut((top, count)).far())
                     mixed = self._mix(straight, tables, 1).whole
                     if out is not self.dtype:
-                        rounded = k.tile(out, count, self.size, turns=2).whole
+                        rounded = k.tile(out, count, self.size, buffers=2).whole
                         k.emit(TensorCopy(engine=Engine.VECTOR, dst=rounded, src=mixed))
                         mixed = rounded
                     ending.store(mixed, (top, count), (0, self.size))
@@ -206,7 +206,7 @@ class _Mixed:
 
     def _mix(self, straight: Block, tables: _Tables, wide: int) -> Block:
         k, count = self.low.k, straight.partitions
-        total = k.tile(self.dtype, count, self.size, wide, turns=2)
+        total = k.tile(self.dtype, count, self.size, wide, buffers=2)
         for number, (near, share) in enumerate(zip(tables.near, tables.shares, strict=True)):
             dst = total if share is None else k.tile(DType.FLOAT32, count, self.size, wide)
             lanes = replace(near, partitions=count)

@@ -119,7 +119,7 @@ def _reduce(low: Lowering, node: Node, op: Reduce) -> None:
 def _truths(low: Lowering, x: View) -> View:
     made = low.scratch(DType.UINT8, x.shape)
     for rows, width, (to, source) in each_tile(low.k, [made, x]):
-        with low.k.room():
+        with low.k.scope():
             tile = load_tile(low.k, source)
             low.k.copy(to.far(), Lanes(low.k, rows, width).asked(Alu.NOT_EQUAL, tile, 0.0))
     return made
@@ -135,7 +135,7 @@ class _Ending:
 
     def store(self, total: Tile, target: View) -> None:
         lanes = Lanes(self.k, total.partitions, total.elements)
-        made = self.k.tile(target.dtype, total.partitions, total.elements, turns=2).whole
+        made = self.k.tile(target.dtype, total.partitions, total.elements, buffers=2).whole
         if self.factor is None:
             lanes.copy(total, made)
         else:
@@ -159,7 +159,7 @@ def _reduce_along(low: Lowering, ending: _Ending, source: View, target: View) ->
         _reduce_along(low, _Ending(k, ending.fold, None), split, partial)
         source = partial.packed_as((rows, parts))
     for top, height in k.spans(rows, PARTITIONS):
-        with k.room():
+        with k.scope():
             total = folded(k, source, (top, height), ending.fold)
             ending.store(total, target.cut((top, height)))
 
@@ -171,8 +171,8 @@ def folded(k: Kernel, source: View, rows: Span, fold: Fold) -> Tile:
     if width > WIDEST_ROW:
         lanes.memset(total, fold.start)
     for left, size in k.spans(width, WIDEST_ROW):
-        with k.room():
-            tile = k.tile(source.dtype, rows[1], size, turns=2)
+        with k.scope():
+            tile = k.tile(source.dtype, rows[1], size, buffers=2)
             k.copy(tile.whole, source.cut(rows, (left, size)).far())
             if width <= WIDEST_ROW:
                 fold_row(k, fold, tile, total)
@@ -214,10 +214,10 @@ def _reduce_downwards(low: Lowering, ending: _Ending, x: View, outer: int, home:
     shape = (prod(x.shape[:outer]), prod(x.shape[outer:-1]), width)
     flat = x.reshaped(shape) or low.packed(x).packed_as(shape)
     target = home.packed_as((shape[0], 1, width))
-    with k.loop(shape[0]) as turn:
-        source, to = flat.pick(0, turn), target.pick(0, turn)
+    with k.loop(shape[0]) as index:
+        source, to = flat.pick(0, index), target.pick(0, index)
         for left, columns in k.spans(width, WIDEST):
-            with k.room():
+            with k.scope():
                 total = _combined(k, ending.fold, source, (left, columns))
                 ending.store(_across(k, ending.fold, total), to.cut((0, 1), (left, columns)))
 
@@ -229,7 +229,7 @@ def _combined(k: Kernel, fold: Fold, source: View, columns: Span) -> Tile:
     if depth > PARTITIONS:
         Lanes(k, block.partitions, width).memset(block.whole, fold.start)
     for top, height in k.spans(depth, PARTITIONS):
-        with k.room():
+        with k.scope():
             tile = load_tile(k, source.cut((top, height), columns))
             lanes = Lanes(k, height, width)
             if depth > PARTITIONS:
@@ -262,13 +262,13 @@ def _arg_reduce(low: Lowering, node: Node, op: ArgReduce) -> None:
     fold = fold_of("max" if op.function == "argmax" else "min", dtype)
     target = low.home(node.result).packed_as((source.shape[0], 1))
     for top, height in k.spans(source.shape[0], PARTITIONS):
-        with k.room():
+        with k.scope():
             extreme = folded(k, source, (top, height), fold)
             place, lanes = k.tile(DType.INT32, height, 1).whole, Lanes(k, height, 1)
             lanes.memset(place, _LEAST.start)
             for left, size in k.spans(source.shape[1], WIDEST_ROW // 2):
-                with k.room():
-                    tile = k.tile(source.dtype, height, size, turns=2)
+                with k.scope():
+                    tile = k.tile(source.dtype, height, size, buffers=2)
                     k.copy(tile.whole, source.cut((top, height), (left, size)).far())
                     part = k.tile(DType.INT32, height, 1).whole
                     fold_row(k, _LEAST, _places(k, tile, extreme, left, fold), part)
@@ -305,14 +305,14 @@ def _cumulate(low: Lowering, node: Node, op: Cumulate) -> None:
     made = target or low.scratch(node.result.type.dtype, source.shape)
     fold = fold_of(_RUNNING[op.function], dtype)
     for top, height in k.spans(source.shape[0], PARTITIONS):
-        with k.room():
+        with k.scope():
             carried = k.tile(fold.dtype, height, 1).whole
             Lanes(k, height, 1).memset(carried, fold.start)
             for left, size in k.spans(source.shape[1], WIDEST_ROW // 2):
-                with k.room():
+                with k.scope():
                     tile = load_tile(k, source.cut((top, height), (left, size)))
                     run = (_run_of_words if fold.is_exact else _run_of_floats)(k, fold, tile, carried)
-                    result = k.tile(made.dtype, height, size, turns=2).whole
+                    result = k.tile(made.dtype, height, size, buffers=2).whole
                     Lanes(k, height, size).copy(run, result)
                     k.copy(made.cut((top, height), (left, size)).far(), result)
     if target is None:

@@ -66,7 +66,7 @@ class RowKernel:
     between: int  # bytes of each element that its folding keeps
     piece: int  # columns that are at hand
     strip: int  # columns that are finished at once
-    turns: int = 2
+    buffers: int = 2
 
     @staticmethod
     def of(
@@ -81,11 +81,11 @@ class RowKernel:
         """Whole rows if they fit, in two turns if they fit so, finished in strips as wide as can be; else in pieces."""
         width, left = x.shape[1], k.left(Memory.SBUF) - 4096
         whole = RowKernel(k, x, shared, ending, out, fold, between, width, width)
-        for turns, strip in product((2, 1), (width, *_STRIPS)):
-            each = replace(whole, strip=min(strip, width), turns=turns)
+        for buffers, strip in product((2, 1), (width, *_STRIPS)):
+            each = replace(whole, strip=min(strip, width), buffers=buffers)
             if each.kept + each.room <= left:
                 return each
-        single = replace(whole, turns=1)
+        single = replace(whole, buffers=1)
         piece = left // (single._by_column + single._by_strip + 2 * single._by_shared)
         piece = max(piece // 64 * 64, 64)
         return replace(single, piece=piece, strip=piece)
@@ -93,9 +93,9 @@ class RowKernel:
     def narrower(self) -> Iterator["RowKernel"]:
         """Ways to make whole rows that leave room for others, strips being whole chunks."""
         if self.is_whole:
-            for turns, strip in ((self.turns, self.strip), (2, _STRIPS[1]), (1, _STRIPS[-1])):
-                if turns <= self.turns and strip <= self.strip and (strip % PARTITIONS == 0 or strip == self.piece):
-                    yield replace(self, turns=turns, strip=strip)
+            for buffers, strip in ((self.buffers, self.strip), (2, _STRIPS[1]), (1, _STRIPS[-1])):
+                if buffers <= self.buffers and strip <= self.strip and (strip % PARTITIONS == 0 or strip == self.piece):
+                    yield replace(self, buffers=buffers, strip=strip)
 
     @property
     def is_whole(self) -> bool:
@@ -117,14 +117,14 @@ class RowKernel:
 
     @property
     def _by_column(self) -> int:
-        return self.turns * (self.x.dtype.itemsize + self.between) + _UNREAD.itemsize
+        return self.buffers * (self.x.dtype.itemsize + self.between) + _UNREAD.itemsize
 
     @property
     def _by_strip(self) -> int:
-        return self.turns * (DType.FLOAT32.itemsize + self.out.itemsize) + epilogue_bytes(self.ending)
+        return self.buffers * (DType.FLOAT32.itemsize + self.out.itemsize) + epilogue_bytes(self.ending)
 
     def write(self, take: ConsumeStrip | None = None) -> None:
-        with self.k.room():
+        with self.k.scope():
             self.make((0, self.x.shape[0]), self.begin(), take)
 
     def begin(self) -> list[Block]:
@@ -135,7 +135,7 @@ class RowKernel:
         if not self.x.elements:
             return
         for top, count in self.k.spans(rows[1], PARTITIONS):
-            with self.k.room():
+            with self.k.scope():
                 loaded, span = None, (top + rows[0], count)
                 if self.is_whole:
                     shared = [block.cut(count) for block in common]
@@ -143,14 +143,14 @@ class RowKernel:
                 self.fold(RowBlock(self, span, top, loaded, take))
 
     def load(self, rows: Span, left: Span) -> Tile:
-        tile = self.k.tile(self.x.dtype, rows[1], left[1], turns=self.turns).whole
+        tile = self.k.tile(self.x.dtype, rows[1], left[1], buffers=self.buffers).whole
         self.k.copy(tile, self.x.cut(rows, left).far())
         return tile
 
-    def everywhere(self, view: View, left: Span, turns: int) -> Block:
+    def everywhere(self, view: View, left: Span, buffers: int) -> Block:
         """A row on every partition."""
         lanes = min(self.x.shape[0], PARTITIONS)
-        block = self.k.tile(view.dtype, lanes, left[1], turns=turns)
+        block = self.k.tile(view.dtype, lanes, left[1], buffers=buffers)
         self.k.copy(block.whole, view.cut(left).broadcast((lanes, left[1])).far())
         return block
 
@@ -175,10 +175,10 @@ class RowBlock:
 
     def column(self) -> Tile:
         """One number for each row."""
-        return self.k.tile(DType.FLOAT32, self.span[1], 1, turns=2).whole
+        return self.k.tile(DType.FLOAT32, self.span[1], 1, buffers=2).whole
 
     def tile(self, piece: RowPiece, dtype: DType = DType.FLOAT32) -> Tile:
-        return self.k.tile(dtype, self.span[1], piece.left[1], turns=self.rows.turns).whole
+        return self.k.tile(dtype, self.span[1], piece.left[1], buffers=self.rows.buffers).whole
 
     def fold(self, op: Alu, identity: float, function: Callable[[RowPiece, Tile], None]) -> Tile:
         """A number for each row, which the function finds of each piece."""
@@ -204,12 +204,12 @@ class RowBlock:
 
     def _strips(self, whole: RowPiece) -> Iterator[RowPiece]:
         for left in self.k.spans(self.width, self.rows.strip):
-            with self.k.room():
+            with self.k.scope():
                 yield whole.cut(left)
 
     def _pieces(self) -> Iterator[RowPiece]:
         for left in self.k.spans(self.width, self.rows.piece):
-            with self.k.room():
+            with self.k.scope():
                 shared = [self.rows.everywhere(view, left, 2) for view in self.rows.shared]
                 yield RowPiece(left, self.rows.load(self.span, left), [block.cut(self.span[1]) for block in shared])
 
@@ -238,7 +238,7 @@ class RowBlock:
         """Over each row."""
 
         def add(piece: RowPiece, total: Tile) -> None:
-            with self.k.room():
+            with self.k.scope():
                 unread = self.k.tile(_UNREAD, self.span[1], piece.left[1]).whole
                 self.function(unread, piece.source, function, total, bias)
 

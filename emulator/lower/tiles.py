@@ -62,8 +62,8 @@ def _box_tiles(k: Kernel, views: Sequence[View], widest: int) -> Iterator[tuple[
 
 def _inside(k: Kernel, views: Sequence[View], widest: int) -> Iterator[tuple[int, int, list[View]]]:
     if views[0].rank > 2:
-        with k.loop(views[0].shape[0]) as turn:
-            yield from _inside(k, [view.pick(0, turn) for view in views], widest)
+        with k.loop(views[0].shape[0]) as index:
+            yield from _inside(k, [view.pick(0, index) for view in views], widest)
         return
     rows, columns = views[0].shape
     for top, height in k.spans(rows, PARTITIONS):
@@ -83,7 +83,7 @@ def _with_axes(view: View, rank: int) -> View:
 def fill(k: Kernel, view: View, number: float) -> None:
     """From whole rows: reading one element again and again would cost DMA a descriptor for each."""
     for rows, width, (piece,) in each_tile(k, [view]):
-        with k.room():
+        with k.scope():
             block = k.tile(view.dtype, rows, width)
             k.emit(Memset(engine=Engine.GPSIMD, dst=block.whole, value=stored_number(number, view.dtype)))
             k.copy(piece.far(), block.whole)

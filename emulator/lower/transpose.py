@@ -61,14 +61,14 @@ def _load_transposed(k: Kernel, dst: Block, view: View) -> None:
     full, rest = divmod(view.shape[0], PARTITIONS)
     for top, count in k.spans(view.shape[1], PARTITIONS):
         for first, number in k.spans(full, AT_ONCE):
-            with k.room():
-                straight = k.tile(dtype, count, number, PARTITIONS, turns=2)
+            with k.scope():
+                straight = k.tile(dtype, count, number, PARTITIONS, buffers=2)
                 place = rows.cut((top, count), (first * PARTITIONS, number * PARTITIONS))
                 k.copy(straight.whole, place.far())
                 transpose_block(k, dst, straight, first, (top, count))
         if rest:
-            with k.room():
-                straight = k.tile(dtype, count, 1, rest, turns=2)
+            with k.scope():
+                straight = k.tile(dtype, count, 1, rest, buffers=2)
                 k.copy(straight.whole, rows.cut((top, count), (full * PARTITIONS, rest)).far())
                 transpose_block(k, dst, straight, Affine(full), (top, count))
 
@@ -87,8 +87,8 @@ def transpose_block(
     count = straight.partitions
     most = k.core.psum_bank // (count * straight.dtype.itemsize)
     for begin, some in k.spans(number, most):
-        with k.room():
-            passing = k.tile(straight.dtype, depth, some, count, memory=Memory.PSUM, turns=2)
+        with k.scope():
+            passing = k.tile(straight.dtype, depth, some, count, memory=Memory.PSUM, buffers=2)
             with k.loop(some) as at:
                 source = straight.cut(count, (begin + at, 1))
                 k.emit(Transpose(engine=Engine.TENSOR, dst=passing.cut(depth, (at, 1)), src=source))
@@ -125,8 +125,8 @@ def transpose_heads(k: Kernel, dst: Block, source: View, first: int = 0) -> None
         return
     dtype = transpose_type(source.dtype)
     for top, count in k.spans(rows, PARTITIONS):
-        with k.room():
-            straight = k.tile(dtype, count, heads, elements, turns=2)
+        with k.scope():
+            straight = k.tile(dtype, count, heads, elements, buffers=2)
             k.copy(straight.whole, source.transposed((1, 0, 2)).cut((top, count)).far())
             for head, some in k.spans(heads, k.core.psum_bank // (count * dtype.itemsize)):
                 for chunk, depth in each_chunk(k, elements):
@@ -137,8 +137,8 @@ def _transpose_some(
     k: Kernel, dst: Block, straight: Block, chunk: tuple[Affine, int], heads: Span, first: int, rows: Span
 ) -> None:
     (number, depth), (head, some), count = chunk, heads, rows[1]
-    with k.room():
-        passing = k.tile(straight.dtype, depth, some, count, memory=Memory.PSUM, turns=2)
+    with k.scope():
+        passing = k.tile(straight.dtype, depth, some, count, memory=Memory.PSUM, buffers=2)
         with k.loop(some) as at:
             source = straight.cut(count, (at + head, 1), (number * PARTITIONS, depth))
             k.emit(Transpose(engine=Engine.TENSOR, dst=passing.cut(depth, (at, 1)), src=source))
@@ -150,8 +150,8 @@ def each_slab(k: Kernel, size: int, chunks: int) -> Iterator[tuple[Affine, int]]
     """Of a summed axis in slabs of so many chunks: the number of the first chunk, and how many elements there are."""
     full, rest = divmod(size, chunks * PARTITIONS)
     if full:
-        with k.loop(full) as turn:
-            yield turn * chunks, chunks * PARTITIONS
+        with k.loop(full) as index:
+            yield index * chunks, chunks * PARTITIONS
     if rest:
         yield Affine(full * chunks), rest
 
@@ -184,15 +184,15 @@ def copy_transposed(k: Kernel, dst: View, src: View, axis: int) -> None:
 
 def _copy_matrix(k: Kernel, dst: View, src: View) -> None:
     if dst.rank > 2:
-        with k.loop(dst.shape[0]) as turn:
-            _copy_matrix(k, dst.pick(0, turn), src.pick(0, turn))
+        with k.loop(dst.shape[0]) as index:
+            _copy_matrix(k, dst.pick(0, index), src.pick(0, index))
         return
     rows, columns = dst.shape  # of the result; rows are contiguous in the source
     for left, width in k.spans(columns, _BLOCK):
         for top, height in k.spans(rows, _BLOCK):
-            with k.room():
+            with k.scope():
                 part = src.cut((top, height), (left, width)).transposed((1, 0))
-                block = k.tile(dst.dtype, min(height, PARTITIONS), -(-height // PARTITIONS), width, turns=2)
+                block = k.tile(dst.dtype, min(height, PARTITIONS), -(-height // PARTITIONS), width, buffers=2)
                 _bring(k, block, part)
                 for chunk, depth in k.chunks(height):
                     to = dst.cut((top + chunk * PARTITIONS, depth), (left, width))
@@ -205,11 +205,11 @@ def _bring(k: Kernel, block: Block, part: View) -> None:
     if k.core.nki_gen > 2 and part.dtype.itemsize in (2, 4):
         for chunk, depth in k.chunks(rows):
             far = part.cut((0, columns), (chunk * PARTITIONS, depth)).far()
-            k.turn(block.cut(depth, (chunk, 1)), far)
+            k.index(block.cut(depth, (chunk, 1)), far)
         return
     for left, width in k.spans(columns, PARTITIONS):
-        with k.room():
-            straight = k.tile(part.dtype, width, rows, turns=2)
+        with k.scope():
+            straight = k.tile(part.dtype, width, rows, buffers=2)
             k.copy(straight.whole, part.cut((left, width)).far())
             for chunk, depth in k.chunks(rows):
                 _transpose_blocks(k, block, straight, chunk, (left, depth))

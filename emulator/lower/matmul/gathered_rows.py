@@ -81,7 +81,7 @@ class GatheredRows:
 
     def begin(self) -> LoadRows:
         own = self._tiled(allocate_rows(self.k, self.own, self.own.shape[0], 1))
-        with self.k.room():
+        with self.k.scope():
             self.own.begin()(own, (0, self.own.shape[0]))
 
         def fill(turned: Block, rows: Span) -> None:

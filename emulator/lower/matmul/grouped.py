@@ -46,12 +46,12 @@ class _Groups:
         k, rows = self.k, self.x.shape[0]
         chunks = chunks_of(self.x.shape[1])
         for top, height in k.spans(rows, self._height(chunks)):
-            with k.room():
+            with k.scope():
                 turned = k.tile(self.x.dtype, PARTITIONS, max(chunks, 1), height)
                 load_matrix(k, turned, self.x.cut((top, height)).transposed((1, 0)))
                 owned = self._owned(top, height)
                 for left, width in k.spans(self.matrices.shape[2], self._width(chunks, height)):
-                    with k.room():
+                    with k.scope():
                         self._write_block(turned, owned, (top, height), (left, width))
 
     def _height(self, chunks: int) -> int:
@@ -74,8 +74,8 @@ class _Groups:
         ends = k.tile(self.ends.dtype, PARTITIONS, max(groups, 1))
         if groups:
             k.copy(ends.whole, self.ends.broadcast((PARTITIONS, groups)).far())
-        with k.loop(tiles) as tile, k.room():
-            number = k.tile(DType.FLOAT32, PARTITIONS, 1, turns=2).whole
+        with k.loop(tiles) as tile, k.scope():
+            number = k.tile(DType.FLOAT32, PARTITIONS, 1, buffers=2).whole
             start = top + tile * PARTITIONS
             k.emit(Iota(engine=Engine.GPSIMD, dst=number, start=start, by_partition=1, steps=(0,)))
             if groups:
@@ -95,16 +95,16 @@ class _Groups:
         kept = k.tile(DType.FLOAT32, PARTITIONS, chunks_of(height), width)
         k.emit(Memset(engine=Engine.VECTOR, dst=kept.whole, value=0.0))
         if groups and inner:
-            with k.loop(groups) as turn, k.room():
-                group = turn * -1 + (groups - 1)
-                weight = k.tile(self.matrices.dtype, PARTITIONS, turned.shape[0], width, turns=2)
+            with k.loop(groups) as index, k.scope():
+                group = index * -1 + (groups - 1)
+                weight = k.tile(self.matrices.dtype, PARTITIONS, turned.shape[0], width, buffers=2)
                 load_matrix(k, weight, self.matrices.pick(0, group).cut((0, inner), columns))
                 for row, count in self._tiles(height):
-                    with k.room():
+                    with k.scope():
                         self._keep(self._sums(turned, weight, (row * PARTITIONS, count)), kept, owned, row, group)
         for row, count in self._tiles(height):
-            with k.room():
-                made = k.tile(self.out, count, width, turns=2).whole
+            with k.scope():
+                made = k.tile(self.out, count, width, buffers=2).whole
                 k.emit(TensorCopy(engine=Engine.VECTOR, dst=made, src=kept.cut(count, (row, 1))))
                 self.ending.store(made, (row * PARTITIONS + rows[0], count), columns)
 

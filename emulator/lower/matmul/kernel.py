@@ -68,7 +68,7 @@ class MatmulKernel:
         return [(parts, together)]
 
     def _write(self, cut: Tiling) -> None:
-        with self.k.room():
+        with self.k.scope():
             fill = self._noted(self.rows.begin())
             if cut.weights_stay:
                 self._pass_rows(cut, fill)
@@ -87,26 +87,26 @@ class MatmulKernel:
     def _pass_weights(self, cut: Tiling, fill: LoadRows) -> None:
         k = self.k
         for rows in k.spans(self.rows.shape[0], cut.height):
-            with k.room():
+            with k.scope():
                 turned = self.rows.block(rows[1], 1)
-                with k.room():
+                with k.scope():
                     fill(turned, rows)
                 for part, piece in zip(self.parts, cut.pieces, strict=True):
                     for columns in k.spans(part.columns, piece.width):
-                        with k.room():
+                        with k.scope():
                             _Columns(self, part, columns).write(turned, rows, piece)
 
     def _pass_rows(self, cut: Tiling, fill: LoadRows) -> None:
         """Only one part may go in blocks of columns."""
         k, (first, *others) = self.k, self.parts
         for columns in k.spans(first.columns, cut.pieces[0].width):
-            with k.room():
+            with k.scope():
                 places = [_Columns(self, first, columns), *(_Columns(self, part, (0, part.columns)) for part in others)]
                 ready = [place.begin(1 + cut.ahead) for place in places]
                 for rows in k.spans(self.rows.shape[0], cut.height):
-                    with k.room():
-                        turned = self.rows.block(rows[1], cut.turns)
-                        with k.room():
+                    with k.scope():
+                        turned = self.rows.block(rows[1], cut.buffers)
+                        with k.scope():
                             fill(turned, rows)
                         for each in ready:
                             each.write(turned, rows)
@@ -124,10 +124,10 @@ class _Columns:
     def k(self) -> Kernel:
         return self.products.k
 
-    def begin(self, turns: int) -> "_LoadedColumns":
+    def begin(self, buffers: int) -> "_LoadedColumns":
         """With their weights at hand, whole."""
         self.k.note = self.part.note
-        return _LoadedColumns(self, self.common(turns), self.weights(Affine(), self.products.rows.shape[1], turns))
+        return _LoadedColumns(self, self.common(buffers), self.weights(Affine(), self.products.rows.shape[1], buffers))
 
     def write(self, turned: Block, rows: Span, piece: TileShape) -> None:
         self.k.note = self.part.note
@@ -141,12 +141,12 @@ class _Columns:
         out."""
         k, height, width = self.k, rows[1], self.columns[1]
         tiles, banks, common = chunks_of(height), -(-width // BANK), self.common(2)
-        turns = psum_buffers(len(self.part.factors) * tiles * banks)
-        waiting = [k.psum(min(height, PARTITIONS), tiles, banks, BANK, turns=turns) for _ in self.part.factors]
+        buffers = psum_buffers(len(self.part.factors) * tiles * banks)
+        waiting = [k.psum(min(height, PARTITIONS), tiles, banks, BANK, buffers=buffers) for _ in self.part.factors]
         rows_of = [(tile, min(height - tile * PARTITIONS, PARTITIONS)) for tile in range(tiles)]
         wide_of = [min(width - bank * BANK, BANK) for bank in range(banks)]
         for chunk, depth in each_slab(k, self.products.rows.shape[1], slab):
-            with k.room():
+            with k.scope():
                 weights = self.weights(chunk, depth, 2)
                 for (tile, count), (bank, wide) in product(rows_of, enumerate(wide_of)):
                     for block, weight in zip(waiting, weights, strict=True):
@@ -154,7 +154,7 @@ class _Columns:
                         row, column = (tile * PARTITIONS, count), (bank * BANK, wide)
                         emit_matmuls(k, sums, turned, weight, chunk, row, column, depth)
         for (tile, count), left in product(rows_of, range(0, width, STRIP)):
-            with k.room():
+            with k.scope():
                 strip = (left, min(width - left, STRIP))
                 made = common.made(count, strip[1])
                 for number, block in enumerate(waiting):
@@ -164,33 +164,33 @@ class _Columns:
                         common.bring(number, made[number].cut(count, place), sums, (bank * BANK, wide_of[bank]))
                 common.finish(made, (rows[0] + tile * PARTITIONS, count), strip)
 
-    def weights(self, chunk: Affine, depth: int, turns: int) -> list[Block]:
+    def weights(self, chunk: Affine, depth: int, buffers: int) -> list[Block]:
         found = []
         for factor in self.part.factors:
-            block = self.k.tile(factor.dtype, PARTITIONS, chunks_of(depth), self.columns[1], turns=turns)
+            block = self.k.tile(factor.dtype, PARTITIONS, chunks_of(depth), self.columns[1], buffers=buffers)
             load_matrix(self.k, block, factor.weight.cut((chunk * PARTITIONS, depth), self.columns))
             found.append(block)
         return found
 
-    def common(self, turns: int) -> "_OutputTiles":
-        return _OutputTiles(self, [self._bias(factor.bias, turns) for factor in self.part.factors])
+    def common(self, buffers: int) -> "_OutputTiles":
+        return _OutputTiles(self, [self._bias(factor.bias, buffers) for factor in self.part.factors])
 
-    def _bias(self, bias: View | None, turns: int) -> Block | None:
+    def _bias(self, bias: View | None, buffers: int) -> Block | None:
         """The same row on every partition."""
         if bias is None:
             return None
         lanes = min(self.products.rows.shape[0], PARTITIONS)
-        block = self.k.tile(bias.dtype, lanes, self.columns[1], turns=turns)
+        block = self.k.tile(bias.dtype, lanes, self.columns[1], buffers=buffers)
         self.k.copy(block.whole, bias.cut(self.columns).broadcast((lanes, self.columns[1])).far())
         return block
 
     def write_empty_sums(self) -> None:
         k = self.k
         for left, width in k.spans(self.part.columns, BANK):
-            with k.room():
+            with k.scope():
                 common = replace(self, columns=(left, width)).common(2)
                 for row, count in k.spans(self.products.rows.shape[0], PARTITIONS):
-                    with k.room():
+                    with k.scope():
                         made = common.made(count, width)
                         for block, bias in zip(made, common.biases, strict=True):
                             k.emit(Memset(engine=Engine.VECTOR, dst=block.whole, value=0.0))
@@ -210,7 +210,7 @@ class _OutputTiles:
         """Room for a piece of each result, of all ranks' rows."""
         k, part = self.at.k, self.at.part
         shape = (part.ranks, width) if part.ranks > 1 else (width,)
-        return [k.tile(factor.out, rows, *shape, turns=2) for factor in part.factors]
+        return [k.tile(factor.out, rows, *shape, buffers=2) for factor in part.factors]
 
     def bring(self, number: int, dst: Tile, sums: Tile, column: Span) -> None:
         bias = self.biases[number]
@@ -233,7 +233,7 @@ class _OutputTiles:
 
     def _own(self, of_all: Tile, width: int) -> Tile:
         k = self.at.k
-        own = k.tile(of_all.dtype, of_all.partitions, width, turns=2).whole
+        own = k.tile(of_all.dtype, of_all.partitions, width, buffers=2).whole
         k.emit(ReduceScatter(engine=Engine.COLLECTIVE, dst=own, src=of_all))
         return own
 
@@ -251,7 +251,7 @@ class _LoadedColumns:
         k.note = self.at.part.note
         for row, count in k.spans(rows[1], PARTITIONS * ranks):
             for strip in k.spans(self.at.columns[1], strip_width(ranks)):
-                with k.room():
+                with k.scope():
                     made = self.common.made(count // ranks, strip[1])
                     for number, block in enumerate(made):
                         with k.loop(ranks) as rank:
@@ -262,7 +262,7 @@ class _LoadedColumns:
     def _multiply(self, number: int, made: Block, rank: Affine, turned: Block, row: Span, strip: Span) -> None:
         k, depth = self.at.k, self.at.products.rows.shape[1]
         for bank, some in k.spans(strip[1], BANK):
-            with k.room():
+            with k.scope():
                 column = (strip[0] + bank, some)
                 sums, sharing = k.psum(row[1], some).whole, self.at.part.sharing
                 emit_matmuls(k, sums, turned, self.weights[number], Affine(), row, column, depth, sharing)

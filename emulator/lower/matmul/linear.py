@@ -153,6 +153,6 @@ def batch_loop(k: Kernel, views: Sequence[View], axes: int) -> Iterator[tuple[Af
     size = views[0].shape[0]
     if not size:
         return
-    with k.loop(size) as turn:
-        for inner, inside in batch_loop(k, [view.pick(0, turn) for view in views], axes - 1):
-            yield turn * prod(views[0].shape[1:axes]) + inner, inside
+    with k.loop(size) as index:
+        for inner, inside in batch_loop(k, [view.pick(0, index) for view in views], axes - 1):
+            yield index * prod(views[0].shape[1:axes]) + inner, inside

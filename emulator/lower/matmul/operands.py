@@ -22,7 +22,7 @@ class LoadableRows(tiling.RowSource, Protocol):
     def begin(self) -> LoadRows:
         """With what all rows need at hand, for as long as the room around is there."""
 
-    def block(self, height: int, turns: int) -> Block:
+    def block(self, height: int, buffers: int) -> Block:
         """Room for so many, turned."""
 
 
@@ -54,8 +54,8 @@ class HbmRows:
     def begun(self, core: CoreSpec) -> KernelCost:
         return KernelCost()
 
-    def block(self, height: int, turns: int) -> Block:
-        return allocate_rows(self.k, self, height, turns)
+    def block(self, height: int, buffers: int) -> Block:
+        return allocate_rows(self.k, self, height, buffers)
 
     def work(self, core: CoreSpec, height: int) -> KernelCost:
         chunks = chunks_of(self.view.shape[1])
@@ -70,8 +70,8 @@ class HbmRows:
         return must_transpose(self.view.transposed((1, 0)))
 
 
-def allocate_rows(k: Kernel, rows: tiling.RowSource, height: int, turns: int) -> Block:
-    return k.tile(rows.dtype, PARTITIONS, chunks_of(rows.shape[1]), height, turns=turns)
+def allocate_rows(k: Kernel, rows: tiling.RowSource, height: int, buffers: int) -> Block:
+    return k.tile(rows.dtype, PARTITIONS, chunks_of(rows.shape[1]), height, buffers=buffers)
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ class Tiling:
     pieces: tuple[TileShape, ...]
     ns: float
     weights_stay: bool = False
-    turns: int = 2  # of rows that pass by
+    buffers: int = 2  # of rows that pass by
     ahead: bool = False  # whether the next block of weights that stay comes while this one is worked on
 
 
@@ -140,7 +140,7 @@ def cheapest_tiling(core: CoreSpec, room: int, rows: RowSource, sizes: Sequence[
     least = Tiling(cuts.run, (TileShape(1, 1),) * len(sizes), inf)
     return min(
         cuts.all(),
-        key=lambda cut: (cut.ns, -cut.height, cut.weights_stay, -cut.turns, cut.ahead, cut.pieces),
+        key=lambda cut: (cut.ns, -cut.height, cut.weights_stay, -cut.buffers, cut.ahead, cut.pieces),
         default=least,
     )
 
@@ -201,9 +201,9 @@ class _TilingSearch:
             beside = sum(sizes.beside(piece.width) for sizes, piece in pairs)
             for ahead in (False, True) if blocks > 1 and self._rows.run > 1 else (False,):
                 left = self._room - weights * (1 + ahead) - beside - self._rows.room
-                for height, turns in product(self._in_runs(_PASSING) or {self.run}, (2, 1) if self.run > 1 else (2,)):
-                    if height < self._rows.shape[0] and turns * self._turned(height) <= left:
-                        cut = Tiling(height, pieces, inf, True, turns, ahead)
+                for height, buffers in product(self._in_runs(_PASSING) or {self.run}, (2, 1) if self.run > 1 else (2,)):
+                    if height < self._rows.shape[0] and buffers * self._turned(height) <= left:
+                        cut = Tiling(height, pieces, inf, True, buffers, ahead)
                         yield replace(cut, ns=self._passing(cut, blocks))
 
     def _passing(self, cut: Tiling, blocks: int) -> float:
@@ -215,7 +215,7 @@ class _TilingSearch:
         work = making * passes
         for number, (load, piece) in enumerate(zip(loads, cut.pieces, strict=True)):
             work += load * blocks + self._turning(number) + self._multiplied(number, piece.width)
-        first, waiting = sum(load.dma for load in loads), passes * making.ns(self._core) * (cut.turns == 1)
+        first, waiting = sum(load.dma for load in loads), passes * making.ns(self._core) * (cut.buffers == 1)
         later = 0.0 if cut.ahead else (blocks - 1) * first
         return work.ns(self._core) + max(first, self._begun.ns(self._core)) + later + waiting
 
