@@ -13,11 +13,12 @@ from nxpipe.emulator.lower import (
     reduce,
     sort,
 )
-from nxpipe.emulator.lower.backend import lower
+from nxpipe.emulator.lower.backend import BACKEND, lower, record_text
 from nxpipe.emulator.lower.lowering import LOWERINGS, NotLowered
 from nxpipe.emulator.lower.matmul import grouped, linear
 
 __all__ = [
+    "BACKEND",
     "LOWERINGS",
     "NotLowered",
     "attention",
@@ -31,6 +32,7 @@ __all__ = [
     "movement",
     "norm",
     "pooling",
+    "record_text",
     "reduce",
     "sort",
 ]

@@ -51,9 +51,14 @@ def split_heads(
 
 @dataclass(frozen=True)
 class AttentionTiling:
+    """How an attention kernel cuts its work: the largest tile that fits SBUF, since all tiles do the same work."""
+
     heads: int  # key heads at once
     piece: int  # keys at once
     buffers: int  # of scores and probabilities
+
+    def __str__(self) -> str:
+        return f"{self.heads} key heads, {self.piece} keys, {self.buffers} score buffers"
 
     @staticmethod
     def of(k: Kernel, op: Attention, views: Sequence[View], mask: View | None) -> "AttentionTiling":
@@ -132,6 +137,7 @@ def _attention(low: Lowering, node: Node, op: Attention) -> None:
     given = [view for view in views if view is not None]
     for _, here in batch_loop(low.k, given, axes):
         plan = AttentionTiling.of(low.k, op, here[:4], here[4] if mask else None)
+        low.k.tilings.append(plan)
         _Attention(low.k, op, causal, plan, *here).write()
 
 

@@ -1,161 +1,54 @@
-"""From a graph to a program: nodes are lowered in their order, layers that repeat inside one loop."""
+"""Back end on one page: the steps from a graph to a program, with a checker after each one.
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
-from math import prod
-from typing import Final
+Each step is a function from one frozen record to the next (`lower/records.py`), and `nxpipe explain --after STEP`
+prints the record. The order is that of what each step needs: a kernel needs the locations of its operands; residency
+needs to know which copies exist and how much of SBUF each kernel leaves free; a buffer's life, and with it its address,
+is known only when no copy moves any more; waits compare addresses.
+"""
 
-from nxpipe.emulator.errors import OutOfMemory, Taken
-from nxpipe.emulator.hardware import CORES
-from nxpipe.emulator.ir.graph import Graph, Node, Repeat, Value
-from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.cycles import cost
-from nxpipe.emulator.isa.instructions import DMA_QUEUES, Engine
-from nxpipe.emulator.isa.operands import Far
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.isa.program import Program
-from nxpipe.emulator.isa.totals import within
-from nxpipe.emulator.isa.transfer import moved, share_of_dma
-from nxpipe.emulator.lower.hbm_buffers import BufferSeries, allocate, half_at
-from nxpipe.emulator.lower.kernel_cost import KernelCost
-from nxpipe.emulator.lower.lowering import LOWERINGS, Lowering, NotLowered
-from nxpipe.emulator.lower.sbuf_residency import Promotion, promote
-from nxpipe.emulator.lower.view import View
+from nxpipe.emulator.lower.backend_check import check
+from nxpipe.emulator.lower.emission import emit_kernels
+from nxpipe.emulator.lower.hbm_buffers import allocate_hbm, place_interface
+from nxpipe.emulator.lower.records import Record, TargetGraph, text
+from nxpipe.emulator.lower.sbuf_residency import promote_to_sbuf, reserve_sbuf
+from nxpipe.emulator.schedule.redundant_waits import eliminate_redundant_waits
 from nxpipe.emulator.schedule.waits import insert_waits
 
-_TRIALS: Final = 3  # that may fail, of nodes that leave room to something
+BackendStep = Callable[[Any], Record]
+
+BACKEND: tuple[BackendStep, ...] = (
+    place_interface,  # buffers in HBM for inputs, parameters, constants and outputs
+    emit_kernels,  # nodes grouped into kernels, tilings chosen by cost, instructions in program order
+    promote_to_sbuf,  # buffers between kernels moved from HBM to SBUF where kernels leave space
+    reserve_sbuf,  # the same with kernels emitted again in less SBUF, where that is faster
+    allocate_hbm,  # addresses; scratch with disjoint lives shares them
+    insert_waits,  # semaphore waits that keep the program order of dependent accesses
+    eliminate_redundant_waits,  # without the waits that others imply
+)
 
 
 def lower(graph: Graph, core: str, ranks: int = 1) -> Program:
-    """The program of a graph for one core of this generation. What nodes leave each other lies in SBUF where they have
-    not taken all of it. For whatever finds no room there it is tried what they do if they have to leave some."""
-    best, tried = _Walk(graph, core, ranks, {}).written(), 0
-    while tried < min(_TRIALS, len(best.settled.refused)):
-        try:
-            other = _Walk(graph, core, ranks, best.settled.kept + best.settled.refused[tried]).written()
-        except OutOfMemory:
-            other = best
-        best, tried = min(best, other, key=lambda written: written.ns), tried + (other.ns >= best.ns)
-    return insert_waits(best.program)
+    """The program of a graph for one NeuronCore of this generation; all ranks of a division run the same one."""
+    *_, (_, program) = run_backend(TargetGraph(graph, core, ranks))
+    assert isinstance(program, Program)  # the last step's record
+    return program
 
 
-@dataclass(frozen=True)
-class _Written:
-    """Nobody waits for anybody yet."""
-
-    program: Program
-    settled: Promotion
-
-    @cached_property
-    def ns(self) -> float:
-        """What it is expected to take: the modules follow each other, in each of which all engines work at once."""
-        core, traffic = CORES[self.program.core], 0
-        busy: dict[int, dict[Engine, float]] = defaultdict(lambda: defaultdict(float))
-        for instruction, counts in within(self.program.body):
-            times, engine = prod(counts), instruction.engine
-            traffic += times * sum(moved(place) for place in instruction.places.values() if isinstance(place, Far))
-            share = share_of_dma(instruction, core) if engine in DMA_QUEUES else 1.0
-            engine = DMA_QUEUES[0] if engine in DMA_QUEUES else engine
-            busy[instruction.note][engine] += times * cost(instruction, core).ns * share
-        return sum(max(engines.values()) for engines in busy.values()) + KernelCost(bytes=traffic).ns(core)
+def run_backend(target: TargetGraph) -> Iterator[tuple[str, Record]]:
+    """Each step's name with the record that it returns, checked."""
+    record: Record = target
+    for step in BACKEND:
+        before, record = record, step(record)
+        check(before, record, after=step.__name__)
+        yield step.__name__, record
 
 
-class _Walk:
-    """`kept`: of nodes, how many bytes of each partition of SBUF they leave to what lies there."""
-
-    def __init__(self, graph: Graph, core: str, ranks: int, kept: Mapping[object, int]) -> None:
-        self._graph = graph
-        self._low = Lowering(graph, core, ranks)
-        self._places = self._low.places
-        self._kept = kept
-
-    def written(self) -> _Written:
-        low, places = self._low, self._places
-        places.place_inputs()
-        places.place_outputs()
-        position = 0
-        for repeat in self._graph.repeats:
-            self._nodes(self._graph.nodes[position : repeat.start])
-            self._repeat(repeat)
-            position = repeat.stop
-        self._nodes(self._graph.nodes[position:])
-        self._finish_outputs()
-        found = promote(low.k.body, places.buffers.table, low.k.makers, low.k.core)
-        buffers = allocate(found.table, found.body)
-        notes, constants = tuple(low.notes), dict(places.constants)
-        return _Written(Program(low.core, low.ranks, buffers, found.body, notes, constants), found)
-
-    def _nodes(self, nodes: Sequence[Node]) -> None:
-        for node in nodes:
-            if not self._low.is_due(node) or self._low.puts_off(node):
-                continue
-            self._low.k.note = self._low.note(node)
-            function = LOWERINGS.get(type(node.op))
-            if function is None:
-                raise NotLowered.at(node)
-            kept = self._kept.get(node.result, 0)
-            with self._low.k.scope(), self._low.k.made_for(node.result, kept), _blamed(node):
-                function(self._low, node, node.op)
-
-    def _repeat(self, repeat: Repeat) -> None:
-        low, places = self._low, self._places
-        before = dict(places.views)
-        carried = {entry: self._two_halves(entry) for entry in repeat.carried}
-        taken = {first: places.taken(first, later) for first, later in repeat.taken.items()}
-        given = {value: places.given(value, row) for value, row in repeat.given.items()}
-        with low.k.loop(repeat.count) as index:
-            for first, series in taken.items():
-                places.take(first, series.at(index))
-            for entry, halves in carried.items():
-                places.views[entry] = half_at(halves, index)
-                places.homes[repeat.carried[entry]] = half_at(halves, index + 1)
-            for value, series in given.items():
-                if value not in places.homes and value not in places.stored:
-                    places.homes[value] = series.at(index)
-            self._nodes(self._graph.nodes[repeat.start : repeat.stop])
-            for value, series in given.items():
-                if places.homes.get(value) != series.at(index):
-                    low.copy(series.at(index), places.views[value])
-        places.views |= before
-        self._after(repeat, carried, given)
-
-    def _after(self, repeat: Repeat, carried: Mapping[Value, View], given: Mapping[Value, BufferSeries]) -> None:
-        """Seen from behind the loop, a value of the inside is what the last turn made of it."""
-        views = self._places.views
-        for value, row in repeat.given.items():
-            for number, each in enumerate(row):
-                views[each] = given[value].at(Affine(number))
-            views[value] = given[value].at(Affine(repeat.count - 1))
-        for entry, halves in carried.items():
-            views[repeat.carried[entry]] = half_at(halves, Affine(repeat.count))
-
-    def _two_halves(self, entry: Value) -> View:
-        """What a turn hands to the next: it reads one half and writes the other."""
-        source = self._places.views[entry]
-        halves = self._places.scratch(entry.type.dtype, entry.type.shape, count=2)
-        self._low.copy(halves, source)
-        return halves
-
-    def _finish_outputs(self) -> None:
-        """What is an output by another name as well, or is no node's result, is copied; so is what a loop hands on."""
-        for name, value in self._graph.outputs.items():
-            home = self._places.output(name)
-            if self._places.views[value] != home:
-                self._low.copy(home, self._places.views[value])
-
-
-@contextmanager
-def _blamed(node: Node) -> Iterator[None]:
-    """A tile that does not fit is its node's: whoever has the model can make the node's tensors smaller."""
-    try:
-        yield
-    except OutOfMemory as fault:
-        who = f"{node.op.label} at {str(node.origin) or 'an unknown place'}, for {fault.who},"
-        ends = [(f"its operand {number}", value) for number, value in enumerate(node.operands)]
-        ends.append(("its result", node.result))
-        tensors = [Taken(what, str(value.type), value.type.nbytes) for what, value in ends]
-        largest = sorted(tensors, key=lambda taken: -taken.nbytes)
-        way_out = "make them narrower by a smaller bucket, or by dividing the model among more cores (--tp)"
-        raise OutOfMemory(who, fault.memory, fault.need, fault.room, largest, way_out) from fault
+def record_text(graph: Graph, core: str, ranks: int, after: str) -> str:
+    """The record after a step, as text."""
+    found = (record for name, record in run_backend(TargetGraph(graph, core, ranks)) if name == after)
+    return text(next(found))

@@ -1,4 +1,9 @@
-"""The table of what lies in HBM, as a program is written; addresses come last."""
+"""HBM layout of a program: the table of its buffers, the view of each graph value in them, and the buffers' addresses.
+
+`place_interface` is the first step of the back end: inputs, parameters, constants and outputs get their buffers before
+any instruction exists. Kernel emission then adds scratch and views to a `Placement` of its own, so that one placed
+graph can be emitted several times. `allocate_hbm` assigns addresses last, when the lives of scratch buffers are known.
+"""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,13 +12,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.graph import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, turning
 from nxpipe.emulator.isa.lives import Life, lives
-from nxpipe.emulator.isa.program import RANK, Buffer, Role, Step
+from nxpipe.emulator.isa.program import RANK, Buffer, Program, Role, Step
 from nxpipe.emulator.lower.dataflow import Liveness
-from nxpipe.emulator.lower.parameters import StoredParameter, stored_parameters
+from nxpipe.emulator.lower.parameters import stored_parameters
+from nxpipe.emulator.lower.records import PlacedGraph, ResidentProgram, TableKey, TargetGraph
 from nxpipe.emulator.lower.view import View, whole
 from nxpipe.emulator.numerics import Array
 
@@ -21,7 +27,7 @@ _ALIGNMENT: Final = 4096  # bytes: a DMA packet
 
 
 def narrowed(table: Array, dtype: DType) -> Array:
-    """A table as the device holds it: the limits of 64 bits, which stand for no limit, become those of 32."""
+    """A table in its type on the device. The limits of 64-bit integers, which mean "no limit", become those of 32."""
     if dtype not in (DType.INT64, DType.UINT64):
         return table
     limits = np.iinfo(dtype.on_device.stored)
@@ -29,13 +35,15 @@ def narrowed(table: Array, dtype: DType) -> Array:
 
 
 class BufferTable:
-    def __init__(self) -> None:
-        self._table: list[Buffer] = []
+    """Buffers in the order in which they were added; a view names its buffer by this position."""
+
+    def __init__(self, table: Sequence[Buffer] = ()) -> None:
+        self._table = list(table)
 
     def add(
         self, role: Role, names: Sequence[str], dtype: DType, shape: tuple[int, ...], order: tuple[int, ...] = ()
     ) -> View:
-        """Room for tensors of one shape; the view is of the first."""
+        """Add a buffer for tensors of one shape, one behind the other; returns the view of the first."""
         self._table.append(Buffer(role, tuple(names), dtype.on_device, shape, order))
         return whole(len(self._table) - 1, dtype.on_device, shape)
 
@@ -47,9 +55,20 @@ class BufferTable:
         return tuple(self._table)
 
 
+def allocate_hbm(resident: ResidentProgram) -> Program:
+    """Assign every buffer its address in HBM."""
+    target = resident.emitted.placed.target
+    buffers = allocate(resident.buffers, resident.body)
+    emitted = resident.emitted
+    return Program(target.core, target.ranks, buffers, resident.body, emitted.notes, dict(emitted.constants))
+
+
 def allocate(table: Sequence[Buffer], body: Sequence[Step]) -> tuple[Buffer, ...]:
-    """With addresses: what must stay has room of its own; scratch shares it with scratch that is needed at other
-    times."""
+    """The table with HBM addresses. Interface buffers and constants keep theirs for the whole run.
+
+    Scratch buffers whose lives do not meet share addresses. Placing intervals so that the highest address is least is
+    NP-hard; largest first, each at the lowest free address, wastes little since a few large activations dominate.
+    """
     lived = lives(body)
     found: dict[int, Buffer] = {}
     end = 0
@@ -82,7 +101,7 @@ def _aligned(size: int) -> int:
 
 @dataclass(frozen=True)
 class BufferSeries:
-    """What a value stands for in each turn of a repeat: tensors one behind the other in a buffer."""
+    """The tensors that one value stands for, one per iteration of a repeat, consecutive in a buffer."""
 
     first: View
     count: int
@@ -92,32 +111,55 @@ class BufferSeries:
 
 
 def half_at(halves: View, index: Affine) -> View:
-    """Of what a turn hands to the next: it reads one and writes the other."""
+    """The half of a loop-carried buffer that an iteration reads; it writes the half of the next iteration."""
     return replace(halves, offset=halves.offset + turning(index, 2, halves.elements))
 
 
-class Placement:
-    """`views` says where values lie, `homes` where some have to be put."""
+def place_interface(target: TargetGraph) -> PlacedGraph:
+    """Give inputs, states, parameters, constants and outputs their buffers."""
+    graph = target.graph
+    empty = PlacedGraph(target, Liveness(graph), stored_parameters(graph), (), {}, {}, {}, {}, {}, {})
+    placement = Placement(empty)
+    placement.place_inputs()
+    placement.place_outputs()
+    return placement.frozen()
 
-    def __init__(self, graph: Graph, lifetimes: Liveness) -> None:
-        self._graph = graph
-        self._lifetimes = lifetimes
-        self.buffers = BufferTable()
-        self.constants: dict[str, bytes] = {}
-        self.views: dict[Value, View] = {}
-        self.homes: dict[Value, View] = {}
-        self.states = {name: value for name, value in graph.inputs.items() if name in graph.outputs}
-        self.stored: Mapping[Value, StoredParameter] = stored_parameters(graph)
-        self._lying: dict[Value, View] = {}  # parameters in their own order of axes
-        self._outputs: dict[str, View] = {}
-        self._tables: dict[tuple[str, DType, tuple[int, ...]], View] = {}
+
+class Placement:
+    """Locations of values while kernels are emitted: `views` where values are, `homes` where they must be written."""
+
+    def __init__(self, placed: PlacedGraph) -> None:
+        self._placed = placed
+        self._graph = placed.target.graph
+        self._lifetimes = placed.liveness
+        self.buffers = BufferTable(placed.buffers)
+        self.constants = dict(placed.constants)
+        self.views = dict(placed.views)
+        self.homes = dict(placed.homes)
+        self.states = {name: value for name, value in self._graph.inputs.items() if name in self._graph.outputs}
+        self.stored = placed.stored
+        self._lying = dict(placed.parameters)
+        self._outputs = dict(placed.outputs)
+        self._tables: dict[TableKey, View] = dict(placed.tables)
         self._rank: View | None = None
+
+    def frozen(self) -> PlacedGraph:
+        return replace(
+            self._placed,
+            buffers=self.buffers.table,
+            constants=self.constants,
+            views=self.views,
+            homes=self.homes,
+            parameters=self._lying,
+            outputs=self._outputs,
+            tables=self._tables,
+        )
 
     def scratch(self, dtype: Any, shape: tuple[int, ...], count: int = 1) -> View:
         return self.buffers.add(Role.SCRATCH, [f"scratch.{number}" for number in range(count)], dtype, shape)
 
     def constant(self, data: Array, dtype: DType) -> View:
-        """A table that lies in HBM from the start, once however often it is asked for."""
+        """A table that the host loads into HBM; equal tables share one buffer."""
         raw = narrowed(data, dtype).astype(dtype.on_device.stored).tobytes()
         key = (hashlib.sha256(raw).hexdigest(), dtype, data.shape)
         self.constants[key[0]] = raw
@@ -126,17 +168,17 @@ class Placement:
         return self._tables[key]
 
     def rank(self) -> View:
-        """Where each rank finds its own number; the host puts it there."""
+        """The input in which the host tells each rank its number."""
         if self._rank is None:
             self._rank = self.buffers.add(Role.INPUT, [RANK], DType.UINT32, (1,))
         return self._rank
 
     def number(self, value: Value) -> float | None:
-        """Of a constant with one element, as it would lie on the device."""
+        """The number of a constant with one element, in its type on the device; None for any other value."""
         table = self._graph.constants.get(value)
         return None if table is None or table.size != 1 else narrowed(table, value.type.dtype).item()
 
-    # The two ends
+    # Interface
 
     def place_inputs(self) -> None:
         for first, values, names in self._rows(self._graph.inputs):
@@ -154,7 +196,7 @@ class Placement:
             self.views[value] = self.constant(data, value.type.dtype)
 
     def _rows(self, named: Mapping[str, Value]) -> list[tuple[Value, list[Value], list[str]]]:
-        """Tensors that belong into one buffer: those of a repeat's turns, or one alone."""
+        """Tensors that share a buffer: those of a repeat's iterations. Any other tensor has a buffer of its own."""
         name_of = {value: name for name, value in named.items()}
         rows: dict[Value, list[Value]] = {}
         for repeat in self._graph.repeats:
@@ -168,7 +210,8 @@ class Placement:
         return [(first, row, [name_of[value] for value in row]) for first, row in rows.items()]
 
     def place_outputs(self) -> None:
-        """States are written where they were read. Outputs of the turns of a repeat are one buffer."""
+        """States are written in place where nothing reads the old value later. The outputs of a repeat's iterations
+        share one buffer."""
         name_of = {value: name for name, value in self._graph.outputs.items()}
         for repeat in self._graph.repeats:
             for row in repeat.given.values():
@@ -187,7 +230,7 @@ class Placement:
                 self.homes[value] = self.output(name)
 
     def output(self, name: str) -> View:
-        """Where an output is found in the end."""
+        """The location in which the caller finds an output."""
         if name in self.states:
             return self.views[self.states[name]]
         if name not in self._outputs:
@@ -201,12 +244,12 @@ class Placement:
         return BufferSeries(self._lying.get(first, self.views[first]), 1 + len(later))
 
     def take(self, first: Value, view: View) -> None:
-        """In this turn, the value and all that the host has made of it lie there."""
+        """Move the value, and all that the host computes of it, to its location in this iteration."""
         stored = [(value, made) for value, made in self.stored.items() if made.parameter == first]
         self.views |= {value: made.seen(view) for value, made in stored} or {first: view}
 
     def given(self, value: Value, row: Sequence[Value]) -> BufferSeries:
-        """A series of its own, unless the values are outputs that have one already."""
+        """The series that a repeat writes: that of the outputs if the values have one, else scratch."""
         homes = [self.homes.get(each) for each in row]
         first = homes[0]
         if first is not None and homes == [

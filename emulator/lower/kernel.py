@@ -91,6 +91,7 @@ class Kernel:
         self.most = {Memory.SBUF: 0, Memory.PSUM: 0}
         self._next_queue = 0
         self.withheld = 0  # bytes of each partition of SBUF that are kept for others
+        self.tilings: list[object] = []  # that the kernel being emitted has chosen, for its record
         self.makers: dict[int, object] = {}  # of the steps of this and enclosing bodies, by identity, who wrote each
 
     @property

@@ -1,16 +1,20 @@
 """What kernels cost, by the machine's own rules: the time of each engine, and the bytes that HBM moves."""
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 from typing import Final
 
 from nxpipe.emulator.hardware import CoreSpec
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.cycles import cost
-from nxpipe.emulator.isa.instructions import AllReduce, DmaCopy, Engine, TensorCopy
+from nxpipe.emulator.isa.instructions import DMA_QUEUES, AllReduce, DmaCopy, Engine, TensorCopy
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
-from nxpipe.emulator.isa.transfer import START_NS
+from nxpipe.emulator.isa.program import Step
+from nxpipe.emulator.isa.totals import within
+from nxpipe.emulator.isa.transfer import START_NS, moved, share_of_dma
 from nxpipe.emulator.lower.kernel import PARTITIONS
 from nxpipe.emulator.lower.tiles import WIDEST
 from nxpipe.emulator.lower.transpose import must_transpose
@@ -96,3 +100,17 @@ def _copy_ns(core: CoreSpec, tile: Tile) -> float:
 
 def _tile(dtype: DType, lanes: int, width: int) -> Tile:
     return Tile(Memory.SBUF, dtype, 0, lanes, Affine(), contiguous(width))
+
+
+def expected_ns(body: Sequence[Step], core: CoreSpec) -> float:
+    """Time that a program without waits is expected to take: modules run one after the other, and within each module
+    all engines run at once, so that the busiest engine determines it."""
+    traffic = 0
+    busy: dict[int, dict[Engine, float]] = defaultdict(lambda: defaultdict(float))
+    for instruction, counts in within(body):
+        times, engine = prod(counts), instruction.engine
+        traffic += times * sum(moved(place) for place in instruction.places.values() if isinstance(place, Far))
+        share = share_of_dma(instruction, core) if engine in DMA_QUEUES else 1.0
+        engine = DMA_QUEUES[0] if engine in DMA_QUEUES else engine
+        busy[instruction.note][engine] += times * cost(instruction, core).ns * share
+    return sum(max(engines.values()) for engines in busy.values()) + KernelCost(bytes=traffic).ns(core)

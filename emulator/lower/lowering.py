@@ -1,7 +1,7 @@
 """What the operators' functions write instructions with. Every operator's function is found by its class in
 `LOWERINGS`; `Lowering` tells it where its operands lie and where its result goes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from math import prod
@@ -9,10 +9,10 @@ from typing import Any, TypeAlias, TypeVar
 
 from nxpipe.emulator.errors import CompileError
 from nxpipe.emulator.hardware import CORES
-from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.graph import Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.lower.dataflow import Liveness, ValueReaders
+from nxpipe.emulator.lower.dataflow import ValueReaders
 from nxpipe.emulator.lower.epilogue import (
     DeferredNodes,
     ElementwiseChain,
@@ -24,6 +24,7 @@ from nxpipe.emulator.lower.epilogue import (
 from nxpipe.emulator.lower.hbm_buffers import Placement
 from nxpipe.emulator.lower.kernel import Kernel
 from nxpipe.emulator.lower.kernel_cost import piecewise_is_cheaper
+from nxpipe.emulator.lower.records import PlacedGraph
 from nxpipe.emulator.lower.transpose import copy_transposed, transposed_axis
 from nxpipe.emulator.lower.view import View, packed
 from nxpipe.emulator.numerics import Array
@@ -56,17 +57,16 @@ class NotLowered(CompileError):
 class Lowering:
     """`k` writes instructions; `view` says where a value lies, `home` where it is to be put."""
 
-    def __init__(self, graph: Graph, core: str, ranks: int) -> None:
-        self.graph = graph
-        self.k = Kernel(CORES[core])
-        self.core = core
-        self.ranks = ranks
-        self._lifetimes = Liveness(graph)
+    def __init__(self, placed: PlacedGraph) -> None:
+        graph, self.core, self.ranks = placed.target.graph, placed.target.core, placed.target.ranks
+        self.k = Kernel(CORES[self.core])
+        self.places = Placement(placed)
+        self._lifetimes = placed.liveness
         self._reading = ValueReaders(graph)
-        self.places = Placement(graph, self._lifetimes)
         self._waiting = DeferredNodes(graph, self.places, self._reading)
         self._by_row: set[int] = set()  # buffers that are written a row to a lane
-        self._done: set[Value] = set()  # results of nodes that an earlier one has taken in
+        self._done: set[Value] = set()  # results of nodes that an earlier kernel has fused
+        self.fused: list[Value] = []  # in the kernel that is being emitted
         self.notes: dict[str, int] = {"": 0}
 
     def is_due(self, node: Node) -> bool:
@@ -108,7 +108,7 @@ class Lowering:
         index = self.only(value)
         if index is None or not isinstance(index.op, Transpose):
             return self.home(value)
-        self._done.add(index.result)
+        self._fuse([index.result])
         back = tuple(index.op.order.index(axis) for axis in range(value.type.rank))
         self.places.views[value] = self.home(index.result).transposed(back)
         return self.lying(value)
@@ -191,9 +191,13 @@ class Lowering:
 
     def _chained(self, found: EpilogueFusion, read_here: Sequence[Node] = ()) -> ElementwiseChain:
         done, stored = found.finished(read_here)
-        self._done.update(done)
+        self._fuse(done)
         found.sources = [self._in_runs(view) for view in found.sources]
         return chain_of(found, [(value, self._home_in(value, found.shape)) for value in stored])
+
+    def _fuse(self, results: Collection[Value]) -> None:
+        self._done.update(results)
+        self.fused.extend(results)
 
     def _home_in(self, value: Value, shape: tuple[int, ...]) -> View:
         """As `home`, of a result that is made in pieces of this shape: what only becomes a part of a concatenation is

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Final
 
-from nxpipe.emulator.hardware import CoreSpec
+from nxpipe.emulator.errors import OutOfMemory
+from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, Turn
 from nxpipe.emulator.isa.instructions import DMA_QUEUES, DmaCopy, Instruction
@@ -17,7 +18,10 @@ from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile
 from nxpipe.emulator.isa.places import MOST_AXES
 from nxpipe.emulator.isa.program import Buffer, Loop, Role, Step
 from nxpipe.emulator.isa.transfer import moved
+from nxpipe.emulator.lower.emission import emit_kernels
 from nxpipe.emulator.lower.kernel import PARTITIONS
+from nxpipe.emulator.lower.kernel_cost import expected_ns
+from nxpipe.emulator.lower.records import EmittedProgram, Resident, ResidentProgram
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,7 @@ def sbuf_copy(step: Instruction, homes: Mapping[int, SbufMatrix], counts: tuple[
 
 
 _ALIGNMENT: Final = 64
+_MOST_FAILURES: Final = 3  # second emissions that are not faster
 
 
 @dataclass
@@ -152,38 +157,58 @@ class _Candidate:
     traffic: int
 
 
-@dataclass(frozen=True)
-class Promotion:
-    """`kept`: of nodes, the bytes of a partition that what stays takes while the node is carried out; `refused`: the
-    same of each that found no room, those first that would save most."""
+def promote_to_sbuf(emitted: EmittedProgram) -> ResidentProgram:
+    """Move buffers to SBUF, those first that save the most traffic per byte of SBUF, as long as there is space.
 
-    body: tuple[Step, ...]
-    table: tuple[Buffer, ...]
-    kept: Counter[object]
-    refused: tuple[Counter[object], ...]
-
-
-def promote(body: Sequence[Step], table: Sequence[Buffer], makers: Mapping[int, object], core: CoreSpec) -> Promotion:
-    """`makers`: of each step that a node wrote, by its identity, which node that is."""
-    survey = _Survey(body, makers)
+    A greedy choice by density is near the optimum of this knapsack, since each buffer is small beside SBUF.
+    """
+    body, table = emitted.body, emitted.buffers
+    survey = _Survey(body, emitted.makers)
     candidates = sorted(_candidates(survey, table), key=lambda each: (-each.traffic / each.size, each.buffer))
     taken: list[tuple[_Candidate, int]] = []
     refused = []
     for each in candidates:
-        address = _find_address(each, survey.peaks, taken, core.sbuf_usable)
+        address = _find_address(each, survey.peaks, taken, CORES[emitted.placed.target.core].sbuf_usable)
         if address is None:
             refused.append(each)
         else:
             taken.append((each, address))
     homes = {each.buffer: replace(each.matrix, address=address) for each, address in taken}
-    moving = _Rewriter(homes, table)
-    loads = [moving.loaded(number) for number in homes if table[number].role is Role.CONSTANT]
-    return Promotion(
-        (*loads, *moving.steps(body, ())),
-        tuple(table[number] for number in moving.numbers),
-        sum((survey.rooms(each) for each, _ in taken), Counter[object]()),
-        tuple(survey.rooms(each) for each in refused),
+    rewriter = _Rewriter(homes, table)
+    loads = [rewriter.loaded(number) for number in homes if table[number].role is Role.CONSTANT]
+    return ResidentProgram(
+        emitted=emitted,
+        buffers=tuple(table[number] for number in rewriter.numbers),
+        body=(*loads, *rewriter.steps(body, ())),
+        residents=tuple(Resident(table[each.buffer], each.size, address) for each, address in taken),
+        kept=sum((survey.bytes_of(each) for each, _ in taken), Counter[object]()),
+        refused=tuple(survey.bytes_of(each) for each in refused),
     )
+
+
+def reserve_sbuf(resident: ResidentProgram) -> ResidentProgram:
+    """Emit the kernels again in less SBUF, so that a refused buffer finds space; keep what is expected to be faster.
+
+    Kernels take all of SBUF that helps them, for instance a weight of several MiB, before anything is known of what
+    could live beside them. Only a second emission tells what a kernel costs in less space, because its tiling changes
+    with it. Refused buffers are tried in the order of what they would save; after three that do not pay, the rest are
+    left in HBM, which bounds the compile time.
+    """
+    core = CORES[resident.emitted.placed.target.core]
+    best, failed = resident, 0
+    best_ns = expected_ns(best.body, core) if best.refused else 0.0
+    while failed < min(_MOST_FAILURES, len(best.refused)):
+        try:
+            other = promote_to_sbuf(emit_kernels(resident.emitted.placed, best.kept + best.refused[failed]))
+        except OutOfMemory:
+            failed += 1
+            continue
+        ns = expected_ns(other.body, core)
+        if ns < best_ns:
+            best, best_ns = other, ns
+        else:
+            failed += 1
+    return best
 
 
 class _Survey:
@@ -208,7 +233,7 @@ class _Survey:
                 self.peaks.append(0)
             self._note(step, counts, loop)
 
-    def rooms(self, each: _Candidate) -> Counter[object]:
+    def bytes_of(self, each: _Candidate) -> Counter[object]:
         """What it takes while each node is carried out."""
         return Counter(dict.fromkeys(self.nodes[each.life[0] : each.life[1] + 1], each.size))
 

@@ -22,7 +22,6 @@ from nxpipe.emulator.isa.operands import Far, Place, Tile, extent
 from nxpipe.emulator.isa.program import Loop, Program, Step
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.schedule.instruction_index import Here, Numbering
-from nxpipe.emulator.schedule.redundant_waits import eliminate_redundant_waits
 
 
 def insert_waits(program: Program) -> Program:
@@ -30,7 +29,7 @@ def insert_waits(program: Program) -> Program:
     everything = Numbering().walk(program.body)
     for accesses in _by_region(everything, program):
         _Region(accesses).keep_order()
-    return eliminate_redundant_waits(replace(program, body=tuple(_with_waits(program.body, iter(everything)))))
+    return replace(program, body=tuple(_with_waits(program.body, iter(everything))))
 
 
 @dataclass(eq=False)

@@ -14,8 +14,7 @@ from nxpipe.emulator.isa.limits import faults
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Loop, Program, Step, instructions
 from nxpipe.emulator.schedule.redundant_waits import eliminate_redundant_waits
-from nxpipe.emulator.schedule.waits import insert_waits
-from tests.core.hands import in_order
+from tests.core.hands import in_order, with_waits
 from tests.core.test_orders import F32, LANES, ORDERS, WIDTH, bodies, program, run
 from tests.mutation.redundant import knowledge
 
@@ -23,7 +22,7 @@ from tests.mutation.redundant import knowledge
 @settings(max_examples=60)
 @given(bodies())
 def test_programs_that_were_synchronised_give_the_same_bytes_in_every_order(body: tuple[Step, ...]) -> None:
-    safe = insert_waits(program(body))
+    safe = with_waits(program(body))
     assert not [fault for fault in faults(safe) if fault.broken.rule is Rule.WAIT]
     assert {run(safe.body, order) for order in ORDERS} == {run(in_order(body), "program")}
 
@@ -88,7 +87,7 @@ def test_places_that_take_turns_are_not_taken_again_too_early_however_their_turn
         Loop(outer, (Loop(inner, steps), *more)),
         DmaCopy(engine=Engine.DMA1, dst=y, src=room),
     )
-    safe = insert_waits(program(body))
+    safe = with_waits(program(body))
     assert {run(safe.body, order) for order in ORDERS} == {run(in_order(body), "program")}
 
 
@@ -97,7 +96,7 @@ def test_a_wait_of_a_turn_ago_implies_what_the_one_that_is_waited_for_saw_then()
     load = DmaCopy(engine=Engine.DMA0, dst=into, src=_rows(0, 4))
     work = TensorCopy(engine=Engine.VECTOR, dst=through, src=into)
     store = DmaCopy(engine=Engine.DMA1, dst=_rows(1, 4), src=through)
-    found = insert_waits(program((Loop(5, (load, work, store)),)))
+    found = with_waits(program((Loop(5, (load, work, store)),)))
     one = Affine(1, ((0, 1),))
     assert [step.waits for step in instructions(found.body)] == [
         (Wait(Engine.VECTOR, one + -1),),

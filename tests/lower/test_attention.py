@@ -74,7 +74,7 @@ def _hold(of_one: Case) -> None:
 def test_rows_that_are_too_long_pass_by_in_pieces(
     monkeypatch: pytest.MonkeyPatch, causal: bool, mask: Given | None
 ) -> None:
-    monkeypatch.setattr(AttentionTiling, "of", staticmethod(lambda *_: AttentionTiling(heads=1, piece=128, turns=1)))
+    monkeypatch.setattr(AttentionTiling, "of", staticmethod(lambda *_: AttentionTiling(heads=1, piece=128, buffers=1)))
     _hold(of(Attention(0.25, causal, BF16, BF16), *_heads((2,), 300, 300), *([mask] if mask else [])))
 
 

@@ -1,7 +1,7 @@
-"""Products of the same rows, written together: the rows are brought and turned once for all of them.
+"""Matmul kernel: matmuls that read the same rows, emitted together, so that the rows are loaded and transposed once.
 
-`plan` says in which pieces. Products whose results meet in what follows have the same block of columns at hand, so that
-only what becomes of them is stored.
+`tiling` chooses how the work is cut. Matmuls whose results meet in one elementwise node form an output group: the same
+columns of all of them are in SBUF together, so that only the result of that node is stored.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class MatmulKernel:
     k: Kernel
     rows: LoadableRows
     parts: tuple[OutputGroup, ...]
-    first: Affine | int = 0  # row of what the endings see
+    first: Affine | int = 0  # row of the epilogues' views that row 0 of this kernel is
 
     def write(self) -> None:
         if not self.rows.shape[0]:
@@ -49,12 +49,15 @@ class MatmulKernel:
 
     @property
     def ns(self) -> float:
-        """What it is expected to take."""
+        """Expected time."""
         return sum(cut.ns for _, cut in self._plan)
 
     @cached_property
     def _plan(self) -> list[tuple[tuple[OutputGroup, ...], Tiling]]:
-        """Which parts are written together: all of them, or none where that is cheaper."""
+        """Output groups with their tilings: all groups in one kernel, or each in its own where that is cheaper.
+
+        Together they share the loads of rows, but also SBUF, so that blocks are smaller.
+        """
         parts = tuple(part for part in self.parts if part.columns)
         if not parts:
             return []
@@ -68,12 +71,13 @@ class MatmulKernel:
         return [(parts, together)]
 
     def _write(self, cut: Tiling) -> None:
+        self.k.tilings.append(cut)
         with self.k.scope():
             fill = self._noted(self.rows.begin())
-            if cut.weights_stay:
-                self._pass_rows(cut, fill)
+            if cut.weight_stationary:
+                self._weight_stationary(cut, fill)
             else:
-                self._pass_weights(cut, fill)
+                self._activation_stationary(cut, fill)
 
     def _noted(self, fill: LoadRows) -> LoadRows:
         note = self.k.note
@@ -84,7 +88,7 @@ class MatmulKernel:
 
         return noted
 
-    def _pass_weights(self, cut: Tiling, fill: LoadRows) -> None:
+    def _activation_stationary(self, cut: Tiling, fill: LoadRows) -> None:
         k = self.k
         for rows in k.spans(self.rows.shape[0], cut.height):
             with k.scope():
@@ -96,13 +100,13 @@ class MatmulKernel:
                         with k.scope():
                             _Columns(self, part, columns).write(turned, rows, piece)
 
-    def _pass_rows(self, cut: Tiling, fill: LoadRows) -> None:
-        """Only one part may go in blocks of columns."""
+    def _weight_stationary(self, cut: Tiling, fill: LoadRows) -> None:
+        """Only a single output group may be cut into blocks of columns."""
         k, (first, *others) = self.k, self.parts
         for columns in k.spans(first.columns, cut.pieces[0].width):
             with k.scope():
                 places = [_Columns(self, first, columns), *(_Columns(self, part, (0, part.columns)) for part in others)]
-                ready = [place.begin(1 + cut.ahead) for place in places]
+                ready = [place.begin(1 + cut.prefetch) for place in places]
                 for rows in k.spans(self.rows.shape[0], cut.height):
                     with k.scope():
                         turned = self.rows.block(rows[1], cut.buffers)
@@ -114,7 +118,7 @@ class MatmulKernel:
 
 @dataclass(frozen=True)
 class _Columns:
-    """Some columns of a part."""
+    """Some columns of an output group."""
 
     products: MatmulKernel
     part: OutputGroup
@@ -125,7 +129,7 @@ class _Columns:
         return self.products.k
 
     def begin(self, buffers: int) -> "_LoadedColumns":
-        """With their weights at hand, whole."""
+        """Load their weights and biases, the whole contraction axis."""
         self.k.note = self.part.note
         return _LoadedColumns(self, self.common(buffers), self.weights(Affine(), self.products.rows.shape[1], buffers))
 
@@ -137,8 +141,8 @@ class _Columns:
             self.begin(2).write(turned, rows)
 
     def _write_in_slabs(self, turned: Block, rows: Span, slab: int) -> None:
-        """All sums wait in PSUM until the last slab of the weights has passed; there are few, so they are written
-        out."""
+        """All partial sums stay in PSUM until the last slab of the weights. The search admits few, so their loop is
+        unrolled."""
         k, height, width = self.k, rows[1], self.columns[1]
         tiles, banks, common = chunks_of(height), -(-width // BANK), self.common(2)
         buffers = psum_buffers(len(self.part.factors) * tiles * banks)
@@ -176,7 +180,7 @@ class _Columns:
         return _OutputTiles(self, [self._bias(factor.bias, buffers) for factor in self.part.factors])
 
     def _bias(self, bias: View | None, buffers: int) -> Block | None:
-        """The same row on every partition."""
+        """The bias row, copied to every partition."""
         if bias is None:
             return None
         lanes = min(self.products.rows.shape[0], PARTITIONS)
@@ -201,13 +205,13 @@ class _Columns:
 
 @dataclass(frozen=True)
 class _OutputTiles:
-    """What all rows of some columns have in common."""
+    """Output tiles of some columns, with the biases that all rows share."""
 
     at: _Columns
     biases: Sequence[Block | None]
 
     def made(self, rows: int, width: int) -> list[Block]:
-        """Room for a piece of each result, of all ranks' rows."""
+        """A tile for each result; with ranks, one for the partial result of each rank."""
         k, part = self.at.k, self.at.part
         shape = (part.ranks, width) if part.ranks > 1 else (width,)
         return [k.tile(factor.out, rows, *shape, buffers=2) for factor in part.factors]
@@ -221,7 +225,7 @@ class _OutputTiles:
             self.at.k.emit(TensorTensor(engine=Engine.VECTOR, dst=dst, left=sums, right=right, op=Alu.ADD))
 
     def finish(self, made: Sequence[Block], row: Span, column: Span) -> None:
-        """The rows are those of all ranks, of which each goes on with its own."""
+        """Run the epilogue. Rows are those of all ranks; after the reduce-scatter each rank continues with its own."""
         part, (start, count) = self.at.part, row
         whole = [block.whole for block in made]
         if part.ranks > 1:
@@ -240,7 +244,7 @@ class _OutputTiles:
 
 @dataclass(frozen=True)
 class _LoadedColumns:
-    """Some columns of a part with their weights."""
+    """Some columns of an output group with their weights in SBUF."""
 
     at: _Columns
     common: _OutputTiles
@@ -281,8 +285,9 @@ def emit_matmuls(
     depth: int,
     sharing: RowSharding | None = None,
 ) -> None:
-    """Some rows by some columns: a slab of the summed axis, which begins at this chunk. Of rows that ranks share, those
-    of one rank in several runs."""
+    """Emit the matmuls of some rows by some columns over a slab of the contraction axis that begins at chunk `first`.
+
+    Accumulation in PSUM starts with chunk 0. With row sharding the rows are those of one rank, in several runs."""
     rows = (row[0], sharing.rows) if sharing else row
     for chunk, deep in each_chunk(k, depth):
         stationary = turned.cut(deep, (first + chunk, 1), rows)
