@@ -19,8 +19,8 @@ from nxpipe.emulator.isa.operands import Axis, Far
 from nxpipe.emulator.isa.transfer import START_NS
 from nxpipe.emulator.lower.kernel import PARTITIONS
 from nxpipe.emulator.lower.lowering import Lowering, NotLowered, lowers
-from nxpipe.emulator.lower.matmul.gathered_rows import gathered_matmuls, write_gathered_matmuls
-from nxpipe.emulator.lower.matmul.linear import output_groups, row_matrix, row_sharding
+from nxpipe.emulator.lower.matmul.gathered_rows import write_gathered_matmuls
+from nxpipe.emulator.lower.matmul.linear import output_groups, row_matrix
 from nxpipe.emulator.lower.tiles import fill
 from nxpipe.emulator.lower.view import View, line
 from nxpipe.emulator.numerics import Array
@@ -40,7 +40,7 @@ def _all_reduce(low: Lowering, node: Node, op: AllReduce) -> None:
 def _all_gather(low: Lowering, node: Node, op: AllGather) -> None:
     """Where a rank's share is not one stretch of the whole, what was gathered is put in order afterwards."""
     _require_degree(low, node, op.degree)
-    readers, sharing = gathered_matmuls(low, node, node.result), row_sharding(low, node)
+    readers, sharing = low.groups.gathered_matmuls(node, node.result), low.groups.row_sharding(node)
     if readers and sharing:
         x = node.operands[0]
         write_gathered_matmuls(low, row_matrix(low, x), x.type.dtype.on_device, output_groups(low, readers), sharing)

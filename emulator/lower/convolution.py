@@ -209,7 +209,7 @@ def _convolution(low: Lowering, node: Node, op: Convolution) -> None:
     x, weight = map(low.view, node.operands[:2])
     bias = low.view(node.operands[2]) if len(node.operands) > 2 else None
     places = node.result.type.shape[2:]
-    ending = low.ending(node.result, prod(places))
+    epilogue = low.epilogue(node.result, prod(places))
     if not node.result.type.elements:
         return
     view, over = windows(x, weight.shape[2:], op.stride, op.dilation, op.before, places)
@@ -223,7 +223,7 @@ def _convolution(low: Lowering, node: Node, op: Convolution) -> None:
     if rows < places[0]:
         view, over = padded(low, view, over, 0.0)
     out = node.result.type.dtype.on_device
-    work = _Convolution(low.k, view, over, weight, bias, op.groups, fold, rows, ending, out)
+    work = _Convolution(low.k, view, over, weight, bias, op.groups, fold, rows, epilogue, out)
     if depthwise:
         work.write_depthwise()
     else:
@@ -248,7 +248,7 @@ class _Convolution:
     groups: int
     fold: bool  # the window's rows on partitions beside the channels
     rows: int  # of results for which places are at hand
-    ending: Epilogue
+    epilogue: Epilogue
     out: DType
 
     def write(self, low: Lowering) -> None:
@@ -318,11 +318,11 @@ class _Convolution:
                         dst = made.cut(count, (linear(inner, sizes), prod(some)))
                         self._bring(dst, sums, bias)
                 place = linear((starts[0] + rows[0], *starts[1:]), self.over.places)
-                self.ending.store(made.whole, (start + first, count), (place, prod(sizes)))
+                self.epilogue.store(made.whole, (start + first, count), (place, prod(sizes)))
 
     def _widest(self) -> int:
         """Places of a result that are stored at once: as long a run as there is room for what follows."""
-        by_place = 2 * self.out.itemsize + epilogue_bytes(self.ending)
+        by_place = 2 * self.out.itemsize + epilogue_bytes(self.epilogue)
         return max(min(self.k.left(Memory.SBUF) * 3 // 4 // by_place, WIDEST), 1)
 
     def _column(self, view: View | None, start: Affine, count: int) -> Tile | float:
@@ -393,4 +393,4 @@ class _Convolution:
                 made = k.tile(self.out, count, prod(sizes), buffers=2).whole
                 self._bring(made, sums, bias)
                 place = linear((starts[0] + rows[0], *starts[1:]), self.over.places)
-                self.ending.store(made, lanes, (place, prod(sizes)))
+                self.epilogue.store(made, lanes, (place, prod(sizes)))

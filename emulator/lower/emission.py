@@ -1,6 +1,5 @@
 """Kernel emission: from a placed graph to instructions, kernel by kernel, layers that repeat inside one loop."""
 
-from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -36,7 +35,6 @@ class _Emission:
         self._low = Lowering(placed)
         self._places = self._low.places
         self._reserved = reserved
-        self._position = {node.result: position for position, node in enumerate(self._graph.nodes)}
         self._kernels: list[KernelGroup] = []
 
     def emitted(self) -> EmittedProgram:
@@ -60,8 +58,9 @@ class _Emission:
         )
 
     def _nodes(self, nodes: Sequence[Node]) -> None:
+        groups = self._low.groups
         for node in nodes:
-            if not self._low.is_due(node) or self._low.puts_off(node):
+            if not groups.is_due(node) or groups.defers(node):
                 continue
             self._low.k.note = self._low.note(node)
             function = LOWERINGS.get(type(node.op))
@@ -70,17 +69,7 @@ class _Emission:
             reserved = self._reserved.get(node.result, 0)
             with self._low.k.scope(), self._low.k.made_for(node.result, reserved), _attributed(node):
                 function(self._low, node, node.op)
-            self._kernels.append(self._group(node))
-
-    def _group(self, node: Node) -> KernelGroup:
-        """The record of the kernel that has just been emitted for a node."""
-        positions = sorted({self._position[result] for result in self._low.fused} - {self._position[node.result]})
-        before = bisect(positions, self._position[node.result])
-        fused = [self._graph.nodes[position] for position in positions]
-        group = KernelGroup(node, tuple(fused[before:]), tuple(fused[:before]), tuple(self._low.k.tilings))
-        self._low.fused.clear()
-        self._low.k.tilings.clear()
-        return group
+            self._kernels.append(groups.recorded(node))
 
     def _repeat(self, repeat: Repeat) -> None:
         low, places = self._low, self._places

@@ -1,173 +1,24 @@
-"""Elementwise nodes that are better done later: what alone reads them waits for something else, and can do them as it
-goes. So their results need not be stored in between."""
+"""Epilogues: elementwise work that is applied to a result's tiles while they are in SBUF, up to where it is stored.
 
-from collections.abc import Callable, Mapping, Sequence
+Each fused node rounds to its own type, so that nothing changes but the traffic; a value that a node outside of the
+kernel reads is stored on the way.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Final
 
-from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.graph import Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa import instructions as isa
 from nxpipe.emulator.isa.instructions import Engine
 from nxpipe.emulator.isa.operands import Tile
-from nxpipe.emulator.lower.dataflow import UPDATES, ValueReaders
-from nxpipe.emulator.lower.elementwise_ops import apply, is_applicable, is_exact, temporaries
-from nxpipe.emulator.lower.hbm_buffers import Placement
+from nxpipe.emulator.lower.elementwise_ops import apply, temporaries
+from nxpipe.emulator.lower.grouping import ChainNode, EpilogueFusion, HbmOperand
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.lanes import repeated
 from nxpipe.emulator.lower.view import View
-from nxpipe.emulator.ops import AllReduce, Reshape
-
-
-class DeferredNodes:
-    """`nodes` are those put off, by their results."""
-
-    def __init__(self, graph: Graph, places: Placement, reading: ValueReaders) -> None:
-        self._graph = graph
-        self._places = places
-        self._reading = reading
-        self._position = {node.result: position for position, node in enumerate(graph.nodes)}
-        self.nodes: dict[Value, Node] = {}
-
-    def puts_off(self, node: Node) -> bool:
-        """What the node reads must be there, and must not be changed in between."""
-        reader, views = self._reading.only(node.result), self._places.views
-        if reader is None or node.result in self._places.homes or not (_is_work(node) and _is_work(reader)):
-            return False
-        alike = node.result.type.elements == reader.result.type.elements
-        at_once = all(operand == node.result or operand in views for operand in reader.operands)
-        if not alike or at_once or not all(operand in views for operand in node.operands):
-            return False
-        between = self._graph.nodes[self._position[node.result] : self._position[reader.result]]
-        if any(isinstance(other.op, UPDATES) for other in between):
-            return False
-        self.nodes[node.result] = node
-        return True
-
-
-def _is_work(node: Node) -> bool:
-    return is_applicable(node) and not is_exact(node)
-
-
-_MOST: Final = 8  # nodes taken in: all their tiles are at hand at once
-
-
-@dataclass(frozen=True)
-class HbmOperand:
-    """An operand that lies in HBM: its number among what is loaded."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class ChainNode:
-    """One node. An operand is a value made before it, one that is loaded, or a constant's number."""
-
-    node: Node
-    operands: tuple[Value | HbmOperand | float, ...]
-
-
-@dataclass
-class EpilogueFusion:
-    """`shape` is that of the pieces' whole; `meets` says whether ranks had better add up a result of that shape while
-    it is made."""
-
-    shape: tuple[int, ...]
-    places: Placement
-    reading: ValueReaders
-    meets: Callable[[Node, tuple[int, ...]], bool]
-    waiting: Mapping[Value, Node]  # nodes that have been put off until now
-    links: list[ChainNode] = field(default_factory=list)
-    sources: list[View] = field(default_factory=list)
-    known: dict[Value, Value] = field(default_factory=dict)  # a view of a tile is the value that the tile was made for
-
-    def start(self, node: Node) -> bool:
-        return self._take(node)
-
-    def follow(self, value: Value) -> None:
-        """From a value that is made here on: nodes in their order, for as long as there are any."""
-        self.known[value] = value
-        while len(self.links) < _MOST:
-            ready = [node for value in self.known for node in self.reading.behind(value)]
-            if not any(self._take(node) for node in ready if node.result not in self.known):
-                return
-
-    def combines(self, results: Sequence[Value]) -> bool:
-        """Whether all of these meet in one node."""
-        come = {result: {result} for result in results}
-        for link in self.links:
-            values = [each for each in link.operands if isinstance(each, Value)]
-            come[link.node.result] = set().union(*(come.get(value, ()) for value in values))
-        return any(len(each) == len(results) for each in come.values())
-
-    def finished(self, read_here: Sequence[Node] = ()) -> tuple[set[Value], list[Value]]:
-        """The results that nobody else has to make, and those of tiles that have to be stored, since others than these
-        nodes read them."""
-        done, needed = {*self.known, *(node.result for node in read_here)}, self.reading.is_needed
-        while True:
-            kept = {
-                value for value, tile in self.known.items() if tile != value and value in done and needed(value, done)
-            }
-            if not kept:
-                break
-            done -= kept  # a view of what is stored is made in its own time
-        return done, [value for value, tile in self.known.items() if tile == value and needed(value, done)]
-
-    def _take(self, node: Node) -> bool:
-        if self._is_view(node):
-            if node.operands[0] not in self.known:
-                return False
-            self.known[node.result] = self.known[node.operands[0]]
-            return True
-        if isinstance(node.op, AllReduce):
-            taken = self._adds_up(node)
-        else:
-            taken = is_applicable(node) and node.result.type.elements == prod(self.shape)
-        return taken and self._link(node)
-
-    def _is_view(self, node: Node) -> bool:
-        """Whether its result is the same numbers: engines and DMA widen what they read by themselves."""
-        return isinstance(node.op, Reshape) or (is_exact(node) and node.result not in self.places.homes)
-
-    def _adds_up(self, node: Node) -> bool:
-        """Ranks add where the tile lies, so that nobody else may want to see it before."""
-        tile = self.known.get(node.operands[0])
-        names = [value for value, known in self.known.items() if known == tile]
-        return tile is not None and all(map(self.reading.only, names)) and self.meets(node, self.shape)
-
-    def _link(self, node: Node) -> bool:
-        absent = [each for each in node.operands if each not in self.known and each not in self.places.views]
-        if not all(each in self.waiting for each in absent):
-            return False
-        if not all(each in self.known or self._take(self.waiting[each]) for each in absent):
-            return False
-        sources, operands = list(self.sources), []
-        for operand in node.operands:
-            found = self._operand(operand, node, sources)
-            if found is None:
-                return False
-            operands.append(found)
-        self.sources = sources
-        self.links.append(ChainNode(node, tuple(operands)))
-        self.known[node.result] = node.result
-        return True
-
-    def _operand(self, operand: Value, node: Node, sources: list[View]) -> Value | HbmOperand | float | None:
-        whole = operand.type.elements == node.result.type.elements
-        if operand in self.known:  # stretched by axes of size one at most
-            return self.known[operand] if whole else None
-        number = self.places.number(operand)
-        if number is not None:
-            return number
-        view = self.places.views.get(operand)
-        flat = view.broadcast(node.result.type.shape).reshaped(self.shape) if view else None
-        if flat is None:
-            return None
-        if flat not in sources:
-            sources.append(flat)
-        return HbmOperand(sources.index(flat))
-
+from nxpipe.emulator.ops import AllReduce
 
 _WIDEST_KEPT: Final = 16384  # bytes of a row that is kept for all pieces
 
@@ -266,9 +117,9 @@ class Epilogue:
         return made
 
 
-def epilogue_bytes(ending: Epilogue) -> int:
+def epilogue_bytes(epilogue: Epilogue) -> int:
     """Bytes that each column of a piece takes on its way to where it is stored."""
-    return ending.chain.width if ending.chain.links else 0
+    return epilogue.chain.width if epilogue.chain.links else 0
 
 
 def chain_of(found: EpilogueFusion, homes: Sequence[tuple[Value, View]]) -> ElementwiseChain:

@@ -4,7 +4,7 @@ What only products of the same rows read need not be stored. They are made anew 
 weights stay, so that it depends on what it costs.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf, prod
 from typing import Final
@@ -15,14 +15,15 @@ from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.instructions import Alu, Engine, Function, ScalarTensorTensor, TensorReduce
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.isa.transfer import moved
-from nxpipe.emulator.lower.epilogue import ElementwiseChain, Epilogue, EpilogueFusion
+from nxpipe.emulator.lower.epilogue import ElementwiseChain, Epilogue
+from nxpipe.emulator.lower.grouping import Consumers
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Span
 from nxpipe.emulator.lower.kernel_cost import KernelCost, load_cost, transpose_cost
 from nxpipe.emulator.lower.lowering import Lowering, lowers
-from nxpipe.emulator.lower.matmul.gathered_rows import GatheredRows, gathered_matmuls, write_gathered_matmuls
+from nxpipe.emulator.lower.matmul.gathered_rows import GatheredRows, write_gathered_matmuls
 from nxpipe.emulator.lower.matmul.kernel import MatmulKernel
-from nxpipe.emulator.lower.matmul.linear import as_matrix, matmuls_of, output_groups, row_sharding
-from nxpipe.emulator.lower.matmul.operands import HbmRows, LoadRows, OutputGroup, RowSharding, allocate_rows
+from nxpipe.emulator.lower.matmul.linear import as_matrix, output_groups
+from nxpipe.emulator.lower.matmul.operands import HbmRows, LoadRows, OutputGroup, allocate_rows
 from nxpipe.emulator.lower.matmul.operands import LoadableRows as Sources
 from nxpipe.emulator.lower.row_kernel import RowBlock, RowKernel, RowPiece, tile_columns
 from nxpipe.emulator.lower.transpose import chunks_of, transpose_tile
@@ -38,81 +39,53 @@ def write_row_kernel(low: Lowering, node: Node, axes: int, fold: Callable[[RowBl
     width = prod(x.shape[x.rank - axes :])
     flat = as_matrix(low, x, x.elements // width if width else 0, width)
     shared = [low.packed(low.view(operand)).packed_as((width,)) for operand in node.operands[1:]]
-    found = low.following(node.result, width)
-    found.follow(node.result)
-    behind = _consumers(low, found, node.result, width)
-    gathers = [behind.gather] if behind.gather else []
-    ending = low.ended(found, node.result, [*gathers, *behind.products])
-    rows = RowKernel.of(low.k, flat, shared, ending, node.result.type.dtype.on_device, fold, between)
-    if behind.products:
-        _write_with_matmuls(low, rows, found.known[behind.value], behind)
+    found = low.groups.epilogue(node.result, width)
+    consumers = low.groups.consumers(found, node.result, width)
+    epilogue = low.fuse_epilogue(found, node.result, consumers.nodes)
+    rows = RowKernel.of(low.k, flat, shared, epilogue, node.result.type.dtype.on_device, fold, between)
+    if consumers.matmuls:
+        _write_with_matmuls(low, rows, found.known[consumers.value], consumers)
     else:
         rows.write()
 
 
-@dataclass(frozen=True)
-class _Consumers:
-    """The products that read a value, or what of it ranks gather."""
-
-    value: Value
-    products: Sequence[Node] = ()
-    gather: Node | None = None
-    sharing: RowSharding | None = None
-
-
-def _consumers(low: Lowering, found: EpilogueFusion, result: Value, width: int) -> _Consumers:
-    """Of the values that are made of a result, that which most products read."""
-    values = [value for value in found.known if value.type.shape[-1:] == (width,)]
-    return max(
-        (each for value in values for each in _consumer_options(low, value, result)),
-        key=lambda each: len(each.products),
-        default=_Consumers(result),
-    )
-
-
-def _consumer_options(low: Lowering, value: Value, result: Value) -> Iterator[_Consumers]:
-    yield _Consumers(value, matmuls_of(low, value, result))
-    gather = low.only(value)
-    products = gathered_matmuls(low, gather, result) if gather else []
-    if gather and products:
-        yield _Consumers(value, products, gather, row_sharding(low, gather))
-
-
-def _write_with_matmuls(low: Lowering, rows: RowKernel, tile: Value, behind: _Consumers) -> None:
+def _write_with_matmuls(low: Lowering, rows: RowKernel, tile: Value, consumers: Consumers) -> None:
     """Where it is cheaper, or there is no room for both, the products' rows are stored first."""
-    k, dtype = low.k, behind.value.type.dtype.on_device
-    lying, parts = low.places.views.get(tile), _consumer_groups(low, rows, behind.products)
+    k, dtype = low.k, consumers.value.type.dtype.on_device
+    lying, parts = low.places.views.get(tile), _consumer_groups(low, rows, consumers.matmuls)
     flat = whole(0, tile.type.dtype.on_device, rows.x.shape)
     storing = ComputedRows(rows, tile, dtype).made(k.core, rows.x.shape[0]) + KernelCost(
         bytes=0 if lying else moved(flat.far())
     )
-    stored = [MatmulKernel(k, each, parts).ns for each in _row_sources(low, HbmRows(k, flat, dtype), behind)]
+    stored = [MatmulKernel(k, each, parts).ns for each in _row_sources(low, HbmRows(k, flat, dtype), consumers)]
     later = min(stored, default=inf) + storing.ns(k.core)
-    made = [each for narrow in rows.narrower() for each in _row_sources(low, ComputedRows(narrow, tile, dtype), behind)]
+    made = [
+        each for narrow in rows.narrower() for each in _row_sources(low, ComputedRows(narrow, tile, dtype), consumers)
+    ]
     at_once = min((MatmulKernel(k, each, parts) for each in made), key=lambda each: each.ns, default=None)
     if at_once is not None and at_once.ns <= later and tile.type.dtype.itemsize > 1:  # bytes cannot be turned
         at_once.write()
         return
     flat = as_matrix(low, lying or low.scratch(tile.type.dtype, rows.x.shape), *rows.x.shape)
     rows.write(None if lying else _store_rows(low, tile, flat))
-    if behind.sharing:
-        write_gathered_matmuls(low, flat, dtype, parts, behind.sharing)
+    if consumers.sharding:
+        write_gathered_matmuls(low, flat, dtype, parts, consumers.sharding)
     else:
         MatmulKernel(k, HbmRows(k, flat, dtype), parts).write()
 
 
-def _row_sources(low: Lowering, own: Sources, behind: _Consumers) -> list[Sources]:
+def _row_sources(low: Lowering, own: Sources, consumers: Consumers) -> list[Sources]:
     """The rows as products read them: a rank's own, or those of all ranks, if there is room to exchange them."""
-    if not behind.sharing:
+    if not consumers.sharding:
         return [own]
-    gathered = GatheredRows(low.k, own, behind.sharing)
+    gathered = GatheredRows(low.k, own, consumers.sharding)
     return [gathered] if gathered.fits else []
 
 
 def _consumer_groups(low: Lowering, rows: RowKernel, readers: Sequence[Node]) -> tuple[OutputGroup, ...]:
     """What follows the products cannot look into HBM for what is stored of the rows: not all of them may be there."""
     views = low.places.views
-    stored = {value: views.pop(value) for value, _ in rows.ending.chain.homes}
+    stored = {value: views.pop(value) for value, _ in rows.epilogue.chain.homes}
     parts = output_groups(low, readers)
     views |= stored
     return parts
@@ -158,7 +131,7 @@ class ComputedRows:
 
     def made(self, core: CoreSpec, height: int) -> KernelCost:
         """Up to where they lie in SBUF, row by row."""
-        x, chain = self.source.x, self.source.ending.chain
+        x, chain = self.source.x, self.source.epilogue.chain
         load = load_cost(core, x.transposed((1, 0)), chunks_of(x.shape[1]), height)
         elements = x.shape[1] * ceil(height / PARTITIONS) * (_PASSES + len(chain.links))
         beside = sum(view.dtype.itemsize for view in chain.views) * height * x.shape[1]
@@ -260,9 +233,9 @@ def _across(low: Lowering, node: Node, axis: int, work: Callable[[RowBlock], Non
     width = x.shape[-1]
     made = low.scratch(node.result.type.dtype, x.shape)
     target = made.packed_as((made.elements // width, width))
-    ending = Epilogue(low.k, node.result, ElementwiseChain((), (), ((node.result, target),)))
+    epilogue = Epilogue(low.k, node.result, ElementwiseChain((), (), ((node.result, target),)))
     flat = as_matrix(low, x, x.elements // width, width)
-    RowKernel.of(low.k, flat, (), ending, made.dtype, work, DType.FLOAT32.itemsize).write()
+    RowKernel.of(low.k, flat, (), epilogue, made.dtype, work, DType.FLOAT32.itemsize).write()
     low.copy(home, made)
 
 

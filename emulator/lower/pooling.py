@@ -35,7 +35,7 @@ from nxpipe.emulator.ops import Pool, Resample
 @lowers(Pool)
 def _pool(low: Lowering, node: Node, op: Pool) -> None:
     x, places = low.view(node.operands[0]), node.result.type.shape[2:]
-    ending = low.ending(node.result, prod(places))
+    epilogue = low.epilogue(node.result, prod(places))
     if not node.result.type.elements:
         return
     dtype = _folded_type(x.dtype)
@@ -49,7 +49,7 @@ def _pool(low: Lowering, node: Node, op: Pool) -> None:
         view, over = padded(low, view, over, filling)
     out = node.result.type.dtype.on_device
     _Pool(
-        low.k, view, over, Alu.MAXIMUM if op.function == "max_pool" else Alu.ADD, filling, height, ending, out
+        low.k, view, over, Alu.MAXIMUM if op.function == "max_pool" else Alu.ADD, filling, height, epilogue, out
     ).write()
 
 
@@ -72,7 +72,7 @@ class _Pool:
     op: Alu
     filling: float
     rows: int
-    ending: Epilogue
+    epilogue: Epilogue
     out: DType
 
     def write(self) -> None:
@@ -85,10 +85,10 @@ class _Pool:
                         with k.scope():
                             made = self._folded(slab, lanes[1], starts, sizes)
                             place = linear((starts[0] + rows[0], *starts[1:]), self.over.places)
-                            self.ending.store(made, lanes, (place, prod(sizes)))
+                            self.epilogue.store(made, lanes, (place, prod(sizes)))
 
     def _widest(self) -> int:
-        by_place = 2 * (self.out.itemsize + DType.FLOAT32.itemsize) + epilogue_bytes(self.ending)
+        by_place = 2 * (self.out.itemsize + DType.FLOAT32.itemsize) + epilogue_bytes(self.epilogue)
         return max(min(self.k.left(Memory.SBUF) * 3 // 4 // by_place, WIDEST), 1)
 
     def _folded(self, slab: Slab, count: int, starts: Starts, sizes: tuple[int, ...]) -> Tile:
@@ -120,7 +120,7 @@ def _resample(low: Lowering, node: Node, op: Resample) -> None:
     mixed = _Mixed(low, op, view.shape[last], op.sizes[-1], op.scales[-1], between)
     out = node.result.type.dtype.on_device
     mixed.along_last(
-        as_matrix(low, view, prod(view.shape[:-1]), view.shape[-1]), low.ending(node.result, op.sizes[-1]), out
+        as_matrix(low, view, prod(view.shape[:-1]), view.shape[-1]), low.epilogue(node.result, op.sizes[-1]), out
     )
 
 
@@ -166,7 +166,7 @@ class _Mixed:
                             mixed = self._mix(straight, tables, wide)
                             k.copy(dst.cut((top, count), (0, self.size), columns).far(), mixed.whole)
 
-    def along_last(self, x: View, ending: Epilogue, out: DType) -> None:
+    def along_last(self, x: View, epilogue: Epilogue, out: DType) -> None:
         k = self.low.k
         with k.scope():
             tables = self._tables(min(x.shape[0], PARTITIONS), 1)
@@ -179,7 +179,7 @@ class _Mixed:
                         rounded = k.tile(out, count, self.size, buffers=2).whole
                         k.emit(TensorCopy(engine=Engine.VECTOR, dst=rounded, src=mixed))
                         mixed = rounded
-                    ending.store(mixed, (top, count), (0, self.size))
+                    epilogue.store(mixed, (top, count), (0, self.size))
 
     def _by_column(self) -> int:
         """Bytes for each element behind the axis."""

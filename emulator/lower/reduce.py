@@ -106,14 +106,14 @@ def _reduce(low: Lowering, node: Node, op: Reduce) -> None:
     if op.function in ("all", "any") and dtype is not DType.BOOL:
         x = _truths(low, x)
     kept = tuple(axis for axis in range(x.rank) if axis not in op.axes)
-    ending = _Ending(low.k, fold_of(op.function, dtype), 1 / count if op.function == "mean" else None)
+    epilogue = _Ending(low.k, fold_of(op.function, dtype), 1 / count if op.function == "mean" else None)
     last = x.rank - 1
-    if last in kept and x.shape[last] >= _WIDE_ENOUGH and ending.fold.crosses_partitions:
+    if last in kept and x.shape[last] >= _WIDE_ENOUGH and epilogue.fold.crosses_partitions:
         ordered = x.transposed((*kept[:-1], *op.axes, last))
-        _reduce_downwards(low, ending, ordered, len(kept) - 1, home)
+        _reduce_downwards(low, epilogue, ordered, len(kept) - 1, home)
     else:
         source = matrix(low, x.transposed((*kept, *op.axes)), len(kept))
-        _reduce_along(low, ending, source, home.packed_as((source.shape[0], 1)))
+        _reduce_along(low, epilogue, source, home.packed_as((source.shape[0], 1)))
 
 
 def _truths(low: Lowering, x: View) -> View:
@@ -149,19 +149,19 @@ def matrix(low: Lowering, view: View, rows: int) -> View:
     return view.reshaped(shape) or low.packed(view).packed_as(shape)
 
 
-def _reduce_along(low: Lowering, ending: _Ending, source: View, target: View) -> None:
+def _reduce_along(low: Lowering, epilogue: _Ending, source: View, target: View) -> None:
     """Rows lie along the free axis. Few long ones are first folded in parts, so that all partitions have work."""
     k, (rows, width) = low.k, source.shape
     parts = max(part for part in range(1, PARTITIONS // min(rows, PARTITIONS) + 1) if width % part == 0)
     split = source.reshaped((rows * parts, width // parts)) if width >= _WORTH_PARTS and parts > 1 else None
     if split is not None:
-        partial = low.scratch(ending.fold.dtype, (rows * parts, 1))
-        _reduce_along(low, _Ending(k, ending.fold, None), split, partial)
+        partial = low.scratch(epilogue.fold.dtype, (rows * parts, 1))
+        _reduce_along(low, _Ending(k, epilogue.fold, None), split, partial)
         source = partial.packed_as((rows, parts))
     for top, height in k.spans(rows, PARTITIONS):
         with k.scope():
-            total = folded(k, source, (top, height), ending.fold)
-            ending.store(total, target.cut((top, height)))
+            total = folded(k, source, (top, height), epilogue.fold)
+            epilogue.store(total, target.cut((top, height)))
 
 
 def folded(k: Kernel, source: View, rows: Span, fold: Fold) -> Tile:
@@ -207,7 +207,7 @@ def fold_row(k: Kernel, fold: Fold, values: Block, dst: Tile) -> None:
     lanes.copy(words.cut(rows, (0, 1)), dst)
 
 
-def _reduce_downwards(low: Lowering, ending: _Ending, x: View, outer: int, home: View) -> None:
+def _reduce_downwards(low: Lowering, epilogue: _Ending, x: View, outer: int, home: View) -> None:
     """What is folded lies across partitions, and the last axis, which is kept, along the free one: rows are combined as
     they come, and partitions at the end."""
     k, width = low.k, x.shape[-1]
@@ -218,8 +218,8 @@ def _reduce_downwards(low: Lowering, ending: _Ending, x: View, outer: int, home:
         source, to = flat.pick(0, index), target.pick(0, index)
         for left, columns in k.spans(width, WIDEST):
             with k.scope():
-                total = _combined(k, ending.fold, source, (left, columns))
-                ending.store(_across(k, ending.fold, total), to.cut((0, 1), (left, columns)))
+                total = _combined(k, epilogue.fold, source, (left, columns))
+                epilogue.store(_across(k, epilogue.fold, total), to.cut((0, 1), (left, columns)))
 
 
 def _combined(k: Kernel, fold: Fold, source: View, columns: Span) -> Tile:

@@ -60,7 +60,7 @@ class RowKernel:
     k: Kernel
     x: View  # [rows, width]
     shared: Sequence[View]
-    ending: Epilogue
+    epilogue: Epilogue
     out: DType
     fold: Callable[["RowBlock"], None]
     between: int  # bytes of each element that its folding keeps
@@ -73,14 +73,14 @@ class RowKernel:
         k: Kernel,
         x: View,
         shared: Sequence[View],
-        ending: Epilogue,
+        epilogue: Epilogue,
         out: DType,
         fold: Callable[["RowBlock"], None],
         between: int = 0,
     ) -> "RowKernel":
         """Whole rows if they fit, in two turns if they fit so, finished in strips as wide as can be; else in pieces."""
         width, left = x.shape[1], k.left(Memory.SBUF) - 4096
-        whole = RowKernel(k, x, shared, ending, out, fold, between, width, width)
+        whole = RowKernel(k, x, shared, epilogue, out, fold, between, width, width)
         for buffers, strip in product((2, 1), (width, *_STRIPS)):
             each = replace(whole, strip=min(strip, width), buffers=buffers)
             if each.kept + each.room <= left:
@@ -121,7 +121,7 @@ class RowKernel:
 
     @property
     def _by_strip(self) -> int:
-        return self.buffers * (DType.FLOAT32.itemsize + self.out.itemsize) + epilogue_bytes(self.ending)
+        return self.buffers * (DType.FLOAT32.itemsize + self.out.itemsize) + epilogue_bytes(self.epilogue)
 
     def write(self, take: ConsumeStrip | None = None) -> None:
         with self.k.scope():
@@ -198,7 +198,7 @@ class RowBlock:
         for piece in self._pieces() if self.loaded is None else self._strips(self.loaded):
             made = self.tile(piece, self.rows.out)
             function(piece, made)
-            tiles = self.rows.ending.finish({self.rows.ending.result: made}, self.span, piece.left)
+            tiles = self.rows.epilogue.finish({self.rows.epilogue.result: made}, self.span, piece.left)
             if self.take is not None:
                 self.take(tiles, (self.first, self.span[1]), piece.left)
 

@@ -4,29 +4,26 @@ nobody turns what others have turned, and the whole of them need never lie in HB
 from dataclasses import dataclass, replace
 
 from nxpipe.emulator.hardware import CoreSpec
-from nxpipe.emulator.ir.graph import Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, divided
 from nxpipe.emulator.isa.cycles import cost
 from nxpipe.emulator.isa.instructions import AllGather, Engine
 from nxpipe.emulator.isa.operands import Memory, Tile, contiguous
 from nxpipe.emulator.isa.transfer import START_NS, moved
+from nxpipe.emulator.lower.grouping import RowSharding
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, RunMajorBlock, Span
 from nxpipe.emulator.lower.kernel_cost import KernelCost
 from nxpipe.emulator.lower.lowering import Lowering
 from nxpipe.emulator.lower.matmul.kernel import MatmulKernel
-from nxpipe.emulator.lower.matmul.linear import matmuls_of, reduce_scatter_of, row_sharding
 from nxpipe.emulator.lower.matmul.operands import (
     HbmRows,
     LoadableRows,
     LoadRows,
     OutputGroup,
-    RowSharding,
     allocate_rows,
 )
 from nxpipe.emulator.lower.transpose import chunks_of
 from nxpipe.emulator.lower.view import View, line, whole
-from nxpipe.emulator.ops import AllGather as AllRanks
 
 
 @dataclass(frozen=True)
@@ -116,15 +113,3 @@ def write_gathered_matmuls(
         lines = (line(all_.cut((row, count))), line(mine))
         k.emit(AllGather(engine=Engine.COLLECTIVE, dst=lines[0], src=lines[1]))
     MatmulKernel(k, HbmRows(k, all_, dtype), parts).write()
-
-
-def gathered_matmuls(low: Lowering, gather: Node, result: Value) -> list[Node]:
-    """The products of what is gathered that can be made together with the result of a node, if all its readers are.
-    Where ranks share their results again, it has to be in the same runs."""
-    sharing = row_sharding(low, gather) if isinstance(gather.op, AllRanks) else None
-    if sharing is None:
-        return []
-    readers = matmuls_of(low, gather.result, result)
-    sums = [sum_ for reader in readers if (sum_ := reduce_scatter_of(low, reader)) is not None]
-    alike = all(row_sharding(low, sum_) == sharing for sum_ in sums)
-    return readers if alike and not low.is_needed(gather.result, readers) else []

@@ -28,9 +28,9 @@ from nxpipe.emulator.ops import GroupedMatMul
 def _grouped(low: Lowering, node: Node, op: GroupedMatMul) -> None:
     rows, matrices, ends = map(low.view, node.operands)
     x = as_matrix(low, rows, *rows.shape)
-    ending = low.ending(node.result, matrices.shape[2])
+    epilogue = low.epilogue(node.result, matrices.shape[2])
     if node.result.type.elements:
-        _Groups(low.k, x, matrices, ends, ending, node.result.type.dtype.on_device).write()
+        _Groups(low.k, x, matrices, ends, epilogue, node.result.type.dtype.on_device).write()
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class _Groups:
     x: View  # [rows, summed]
     matrices: View  # [groups, summed, columns]
     ends: View
-    ending: Epilogue
+    epilogue: Epilogue
     out: DType
 
     def write(self) -> None:
@@ -63,7 +63,7 @@ class _Groups:
 
     def _width(self, chunks: int, height: int) -> int:
         by_column = 2 * chunks * self.matrices.dtype.itemsize + chunks_of(height) * DType.FLOAT32.itemsize
-        by_column += 2 * self.out.itemsize + epilogue_bytes(self.ending)
+        by_column += 2 * self.out.itemsize + epilogue_bytes(self.epilogue)
         most = (self.k.left(Memory.SBUF) - (20 << 10)) // by_column
         return max(min(most // 64 * 64, BANK), 1)
 
@@ -106,7 +106,7 @@ class _Groups:
             with k.scope():
                 made = k.tile(self.out, count, width, buffers=2).whole
                 k.emit(TensorCopy(engine=Engine.VECTOR, dst=made, src=kept.cut(count, (row, 1))))
-                self.ending.store(made, (row * PARTITIONS + rows[0], count), columns)
+                self.epilogue.store(made, (row * PARTITIONS + rows[0], count), columns)
 
     def _sums(self, turned: Block, weight: Block, row: Span) -> Tile:
         sums = self.k.psum(row[1], weight.shape[1]).whole

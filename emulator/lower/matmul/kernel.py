@@ -12,8 +12,9 @@ from itertools import product
 from nxpipe.emulator.isa.affine import Affine, divided
 from nxpipe.emulator.isa.instructions import Alu, Engine, Matmul, Memset, ReduceScatter, TensorCopy, TensorTensor
 from nxpipe.emulator.isa.operands import Axis, Memory, Tile
+from nxpipe.emulator.lower.grouping import RowSharding
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
-from nxpipe.emulator.lower.matmul.operands import LoadableRows, LoadRows, OutputGroup, RowSharding
+from nxpipe.emulator.lower.matmul.operands import LoadableRows, LoadRows, OutputGroup
 from nxpipe.emulator.lower.matmul.tiling import (
     BANK,
     STRIP,
@@ -233,7 +234,7 @@ class _OutputTiles:
             whole = [self._own(tile, column[1]) for tile in whole]
         tiles = {factor.result: tile for factor, tile in zip(part.factors, whole, strict=True)}
         columns = (self.at.columns[0] + column[0], column[1])
-        part.ending.finish(tiles, (start + self.at.products.first, count), columns)
+        part.epilogue.finish(tiles, (start + self.at.products.first, count), columns)
 
     def _own(self, of_all: Tile, width: int) -> Tile:
         k = self.at.k

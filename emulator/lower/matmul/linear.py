@@ -9,59 +9,40 @@ from math import prod
 
 from nxpipe.emulator.ir.graph import Node, Value
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.operands import Memory
-from nxpipe.emulator.lower.epilogue import EpilogueFusion
-from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel
+from nxpipe.emulator.lower.grouping import EpilogueFusion, has_one_weight
+from nxpipe.emulator.lower.kernel import Kernel
 from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.matmul.kernel import MatmulKernel
-from nxpipe.emulator.lower.matmul.operands import HbmRows, OutputGroup, RowSharding, WeightOperand
-from nxpipe.emulator.lower.transpose import chunks_of
+from nxpipe.emulator.lower.matmul.operands import HbmRows, OutputGroup, WeightOperand
 from nxpipe.emulator.lower.view import View
-from nxpipe.emulator.ops import AllGather, Linear, MatMul, ReduceScatter
+from nxpipe.emulator.ops import Linear, MatMul
 
 
 @lowers(Linear, MatMul)
 def _matmul(low: Lowering, node: Node, op: Linear | MatMul) -> None:
-    if not _has_one_weight(node):
+    if not has_one_weight(node):
         _batched_matmul(low, node)
         return
     x, *_ = node.operands
     rows = HbmRows(low.k, row_matrix(low, x), x.type.dtype.on_device)
-    MatmulKernel(low.k, rows, output_groups(low, matmuls_of(low, x, node.result))).write()
+    MatmulKernel(low.k, rows, output_groups(low, low.groups.matmuls_of(x, node.result))).write()
 
 
 def _batched_matmul(low: Lowering, node: Node) -> None:
     a, b = node.operands
     *batch, rows, columns = node.result.type.shape
-    ending = low.ending(node.result, columns)
+    epilogue = low.epilogue(node.result, columns)
     left, right = low.lying(a), low.view(b)
     views = [left.broadcast((*batch, *left.shape[-2:])), right.broadcast((*batch, *right.shape[-2:]))]
     for at, (left, right) in batch_loop(low.k, views, len(batch)):
         factor = WeightOperand(node.result, right, None, b.type.dtype.on_device, node.result.type.dtype.on_device)
         loaded = HbmRows(low.k, left, a.type.dtype.on_device)
-        MatmulKernel(low.k, loaded, (OutputGroup((factor,), ending, low.note(node)),), at * rows).write()
-
-
-def _has_one_weight(node: Node) -> bool:
-    """For all rows."""
-    return isinstance(node.op, Linear) or all(size == 1 for size in node.operands[1].type.shape[:-2])
-
-
-def matmuls_of(low: Lowering, rows: Value, result: Value) -> list[Node]:
-    """All that can be made of these rows together with the result of a node."""
-    return [
-        node
-        for node in low.at_hand(rows, result)
-        if isinstance(node.op, Linear | MatMul)
-        and _has_one_weight(node)
-        and node.operands[0] == rows
-        and rows not in node.operands[1:]
-    ]
+        MatmulKernel(low.k, loaded, (OutputGroup((factor,), epilogue, low.note(node)),), at * rows).write()
 
 
 def output_groups(low: Lowering, nodes: Sequence[Node]) -> tuple[OutputGroup, ...]:
     """Products of the same rows, with what follows them; those together whose results meet there."""
-    shared = {node: reduce_scatter_of(low, node) for node in nodes}
+    shared = {node: low.groups.reduce_scatter_of(node) for node in nodes}
     parts = [_sharded_group(low, node, sum_) for node, sum_ in shared.items() if sum_ is not None]
     return (*parts, *_fused_groups(low, [node for node, sum_ in shared.items() if sum_ is None]))
 
@@ -69,31 +50,10 @@ def output_groups(low: Lowering, nodes: Sequence[Node]) -> tuple[OutputGroup, ..
 def _sharded_group(low: Lowering, node: Node, sum_: Node) -> OutputGroup:
     """What follows is done by each rank to its share of the rows."""
     result = sum_.result
-    found = low.following(result, result.type.shape[-1])
-    found.follow(result)
-    ending = low.ended(found, result, [node])
-    return OutputGroup((replace(_operand(low, node), result=result),), ending, low.note(node), row_sharding(low, sum_))
-
-
-def reduce_scatter_of(low: Lowering, node: Node) -> Node | None:
-    """The node in which ranks add up this product, each its share of the rows, if that can be done as it is made: all
-    ranks' rows for all lanes have to be at hand, and leave as much room again for the weights and what follows."""
-    sum_ = low.only(node.result)
-    if sum_ is None or not isinstance(sum_.op, ReduceScatter) or row_sharding(low, sum_) is None:
-        return None
-    x = node.operands[0].type
-    room = chunks_of(x.shape[-1]) * PARTITIONS * low.ranks * x.dtype.on_device.itemsize
-    return sum_ if 0 < 2 * room <= low.k.left(Memory.SBUF) else None
-
-
-def row_sharding(low: Lowering, node: Node) -> RowSharding | None:
-    """How ranks share rows, if they do so in runs that fill their lanes together."""
-    op = node.op
-    if not isinstance(op, AllGather | ReduceScatter) or op.degree != low.ranks or op.axis != node.result.type.rank - 2:
-        return None
-    even = op.parts == (op.degree,) and not op.slots
-    fills = op.local > 0 == PARTITIONS % op.local == op.outer * op.local % PARTITIONS
-    return RowSharding(op.degree, op.local) if even and fills else None
+    epilogue = low.fuse_epilogue(low.groups.epilogue(result, result.type.shape[-1]), result, [node])
+    return OutputGroup(
+        (replace(_operand(low, node), result=result),), epilogue, low.note(node), low.groups.row_sharding(sum_)
+    )
 
 
 def _fused_groups(low: Lowering, nodes: Sequence[Node]) -> tuple[OutputGroup, ...]:
@@ -109,7 +69,9 @@ def _fused_groups(low: Lowering, nodes: Sequence[Node]) -> tuple[OutputGroup, ..
             assert alone is not None  # one meets itself
             meeting.append(([node], alone))
     return tuple(
-        OutputGroup(tuple(_operand(low, node) for node in group), low.ended(found, group[0].result), low.note(group[0]))
+        OutputGroup(
+            tuple(_operand(low, node) for node in group), low.fuse_epilogue(found, group[0].result), low.note(group[0])
+        )
         for group, found in meeting
     )
 
@@ -118,7 +80,7 @@ def _fusion(low: Lowering, nodes: Sequence[Node]) -> EpilogueFusion | None:
     """What follows these products, if they are equally wide and what follows combines all of them."""
     if len({node.result.type.shape[-1] for node in nodes}) > 1:
         return None
-    found = low.following(nodes[0].result, nodes[0].result.type.shape[-1])
+    found = low.groups.no_epilogue(nodes[0].result, nodes[0].result.type.shape[-1])
     for node in nodes:
         found.follow(node.result)
     return found if found.combines([node.result for node in nodes]) else None

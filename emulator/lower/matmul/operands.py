@@ -8,6 +8,7 @@ from nxpipe.emulator.hardware import CoreSpec
 from nxpipe.emulator.ir.graph import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.lower.epilogue import Epilogue, epilogue_bytes
+from nxpipe.emulator.lower.grouping import RowSharding
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.kernel_cost import KernelCost, load_cost, transpose_cost
 from nxpipe.emulator.lower.matmul import tiling
@@ -86,19 +87,11 @@ class WeightOperand:
 
 
 @dataclass(frozen=True)
-class RowSharding:
-    """Of each run of rows, every rank has so many."""
-
-    ranks: int
-    rows: int
-
-
-@dataclass(frozen=True)
 class OutputGroup:
     """Factors whose results meet, and all that follows them."""
 
     factors: tuple[WeightOperand, ...]
-    ending: Epilogue
+    epilogue: Epilogue
     note: int
     sharing: RowSharding | None = None  # of ranks that add up the results
 
@@ -119,7 +112,7 @@ class OutputGroup:
             tuple(factor.weight for factor in self.factors),
             max((factor.dtype for factor in self.factors), key=lambda dtype: dtype.itemsize),
             2 * biases,
-            results + epilogue_bytes(self.ending),
+            results + epilogue_bytes(self.epilogue),
             self.factors[0].out,
             self.ranks,
         )
