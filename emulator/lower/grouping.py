@@ -289,6 +289,15 @@ class KernelGrouping:
             and rows not in node.operands[1:]
         ]
 
+    def common_epilogue(self, nodes: Sequence[Node]) -> EpilogueFusion | None:
+        """The epilogue of several matmuls, if their results are equally wide and meet in one of its nodes."""
+        if len({node.result.type.shape[-1] for node in nodes}) > 1:
+            return None
+        found = self.no_epilogue(nodes[0].result, nodes[0].result.type.shape[-1])
+        for node in nodes:
+            found.follow(node.result)
+        return found if found.combines([node.result for node in nodes]) else None
+
     def reduce_scatter_of(self, node: Node) -> Node | None:
         """The reduce-scatter of a matmul's partial results, if it can run on the tiles as they are computed: a run of
         all ranks' rows has to fit in half of SBUF, which leaves the other half for weights and epilogue."""

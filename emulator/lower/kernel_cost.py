@@ -1,7 +1,6 @@
 """What kernels cost, by the machine's own rules: the time of each engine, and the bytes that HBM moves."""
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 from typing import Final
@@ -102,7 +101,7 @@ def _tile(dtype: DType, lanes: int, width: int) -> Tile:
     return Tile(Memory.SBUF, dtype, 0, lanes, Affine(), contiguous(width))
 
 
-def expected_ns(body: Sequence[Step], core: CoreSpec) -> float:
+def expected_ns(body: tuple[Step, ...], core: CoreSpec) -> float:
     """Time that a program without waits is expected to take: modules run one after the other, and within each module
     all engines run at once, so that the busiest engine determines it."""
     traffic = 0

@@ -1,7 +1,4 @@
-"""Matrix products: rows of activations times a weight, alone or for each of a batch.
-
-Products that read the same rows are found here and written `together`.
-"""
+"""Matmuls of rows by weights, alone or batched; matmuls that read the same rows are emitted as one kernel."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -41,32 +38,32 @@ def _batched_matmul(low: Lowering, node: Node) -> None:
 
 
 def output_groups(low: Lowering, nodes: Sequence[Node]) -> tuple[OutputGroup, ...]:
-    """Products of the same rows, with what follows them; those together whose results meet there."""
-    shared = {node: low.groups.reduce_scatter_of(node) for node in nodes}
-    parts = [_sharded_group(low, node, sum_) for node, sum_ in shared.items() if sum_ is not None]
-    return (*parts, *_fused_groups(low, [node for node, sum_ in shared.items() if sum_ is None]))
+    """Output groups of matmuls that read the same rows: those share a group whose results meet in an epilogue."""
+    sums = {node: low.groups.reduce_scatter_of(node) for node in nodes}
+    sharded = [_sharded_group(low, node, found) for node, found in sums.items() if found is not None]
+    return (*sharded, *_fused_groups(low, [node for node, found in sums.items() if found is None]))
 
 
-def _sharded_group(low: Lowering, node: Node, sum_: Node) -> OutputGroup:
-    """What follows is done by each rank to its share of the rows."""
-    result = sum_.result
+def _sharded_group(low: Lowering, node: Node, scatter: Node) -> OutputGroup:
+    """A matmul whose results ranks reduce-scatter; each rank applies the epilogue to its share of the rows."""
+    result = scatter.result
     epilogue = low.fuse_epilogue(low.groups.epilogue(result, result.type.shape[-1]), result, [node])
-    return OutputGroup(
-        (replace(_operand(low, node), result=result),), epilogue, low.note(node), low.groups.row_sharding(sum_)
-    )
+    operand = replace(_operand(low, node), result=result)
+    return OutputGroup((operand,), epilogue, low.note(node), low.groups.row_sharding(scatter))
 
 
 def _fused_groups(low: Lowering, nodes: Sequence[Node]) -> tuple[OutputGroup, ...]:
+    """Each matmul joins the first group with which its result meets in a common epilogue, else begins a new one."""
     meeting: list[tuple[list[Node], EpilogueFusion]] = []
     for node in nodes:
         for number, (others, _) in enumerate(meeting):
-            found = _fusion(low, [*others, node])
+            found = low.groups.common_epilogue([*others, node])
             if found is not None:
                 meeting[number] = ([*others, node], found)
                 break
         else:
-            alone = _fusion(low, [node])
-            assert alone is not None  # one meets itself
+            alone = low.groups.common_epilogue([node])
+            assert alone is not None  # a single result meets itself
             meeting.append(([node], alone))
     return tuple(
         OutputGroup(
@@ -74,16 +71,6 @@ def _fused_groups(low: Lowering, nodes: Sequence[Node]) -> tuple[OutputGroup, ..
         )
         for group, found in meeting
     )
-
-
-def _fusion(low: Lowering, nodes: Sequence[Node]) -> EpilogueFusion | None:
-    """What follows these products, if they are equally wide and what follows combines all of them."""
-    if len({node.result.type.shape[-1] for node in nodes}) > 1:
-        return None
-    found = low.groups.no_epilogue(nodes[0].result, nodes[0].result.type.shape[-1])
-    for node in nodes:
-        found.follow(node.result)
-    return found if found.combines([node.result for node in nodes]) else None
 
 
 def _operand(low: Lowering, node: Node) -> WeightOperand:
@@ -96,19 +83,19 @@ def _operand(low: Lowering, node: Node) -> WeightOperand:
 
 
 def row_matrix(low: Lowering, x: Value) -> View:
-    """As they lie."""
+    """A value as a matrix of rows, in the type in which it is stored."""
     return as_matrix(low, low.lying(x), prod(x.type.shape[:-1]), x.type.shape[-1])
 
 
 def as_matrix(low: Lowering, view: View, rows: int, width: int) -> View:
-    """As a matrix; packed where strides cannot say it."""
+    """A view as a matrix; copied to contiguous rows where strides cannot express it."""
     made = view.reshaped((rows, width)) or low.packed(view).reshaped((rows, width))
     assert made is not None  # packed rows are a matrix
     return made
 
 
 def batch_loop(k: Kernel, views: Sequence[View], axes: int) -> Iterator[tuple[Affine, list[View]]]:
-    """The number of each combination of the leading axes, and what the views are there."""
+    """Loops over the leading axes: the flat index of each combination, with the views there."""
     if not axes:
         yield Affine(), list(views)
         return
