@@ -49,7 +49,7 @@ class Lanes:
         return repeated(self.memset(block.whole, number), self.width)
 
     def memset(self, dst: Tile, number: float) -> Tile:
-        self.k.emit(Memset(engine=Engine.VECTOR, dst=dst, value=held(number, dst.dtype)))
+        self.k.emit(Memset(engine=Engine.VECTOR, dst=dst, value=stored_number(number, dst.dtype)))
         return dst
 
     def copy(self, src: Operand, dst: Tile) -> Tile:
@@ -143,7 +143,7 @@ def _is_column(tile: Tile) -> bool:
     return tile.dtype is DType.FLOAT32 and tile.axes == (Axis(tile.elements, 0),) and tile.memory is Memory.SBUF
 
 
-def held(number: float, dtype: DType) -> float:
+def stored_number(number: float, dtype: DType) -> float:
     """A number as a tile of this type holds it: whole numbers wrap, and floats are rounded."""
     if dtype.is_float:
         return float(settle(np.asarray(number, np.float32), dtype))
@@ -155,6 +155,6 @@ def bits(tile: Tile) -> Tile:
     return replace(tile, dtype=BITS_OF[tile.dtype.itemsize])
 
 
-def seen_as(tile: Tile, dtype: DType) -> Tile:
+def bitcast_tile(tile: Tile, dtype: DType) -> Tile:
     """The same bytes as elements of another type of that size."""
     return replace(tile, dtype=dtype)

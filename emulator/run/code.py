@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from nxpipe.emulator.analysis.memory import peak_bytes, states
+from nxpipe.emulator.analysis.graph_memory import peak_bytes, states
 from nxpipe.emulator.compile import Program
 from nxpipe.emulator.executable.port import Port
 from nxpipe.emulator.ir.types import TensorType

@@ -2,7 +2,7 @@
 
 from threading import Lock
 
-from nxpipe.emulator.analysis.memory import room
+from nxpipe.emulator.analysis.graph_memory import room
 from nxpipe.emulator.hardware import Instance
 from nxpipe.emulator.run.status import CoresUnavailable
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from nxpipe.emulator.analysis.memory import Footprint, footprints
+from nxpipe.emulator.analysis.graph_memory import GraphMemory, footprints
 from nxpipe.emulator.compile import compile_graph
 from nxpipe.emulator.errors import (
     CaptureError,
@@ -171,13 +171,13 @@ def _footprints(
     weights: Mapping[str, "TensorType"],
     degrees: tuple[int, ...],
     published: Mapping[str, str],
-) -> tuple[tuple[Footprint, ...], dict[int, str]]:
+) -> tuple[tuple[GraphMemory, ...], dict[int, str]]:
     """What each degree takes; without a program, at least what its share of the weights does."""
     if graphs:
         found, refused = footprints(graphs, degrees, published)
         return tuple(found), refused
     total = sum(kind.nbytes for kind in weights.values())
-    return tuple(Footprint(degree, -(-total // degree), 0, 0, 0, 0) for degree in degrees if total), {}
+    return tuple(GraphMemory(degree, -(-total // degree), 0, 0, 0, 0) for degree in degrees if total), {}
 
 
 def _program(name: str, graph: Graph) -> Program:

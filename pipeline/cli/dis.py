@@ -13,7 +13,7 @@ from nxpipe.pipeline.util.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.manifest import Executable, Manifest
-    from nxpipe.emulator.analysis.utilisation import Utilisation
+    from nxpipe.emulator.analysis.utilization import Utilisation
     from nxpipe.emulator.isa.program import Program
 
 # Here, so that `--help` imports no emulator; a test holds them to `emulator.isa`.
@@ -107,7 +107,7 @@ def _chosen(manifest: "Manifest", name: str | None) -> "Executable":
 
 def _used(program: "Program", source: str) -> "Utilisation":
     """A program that breaks a rule can be read, but not added up."""
-    from nxpipe.emulator.analysis.utilisation import utilisation
+    from nxpipe.emulator.analysis.utilization import utilisation
     from nxpipe.emulator.isa.faults import ProgramInvalid as Illegal
     from nxpipe.emulator.isa.limits import check
 

@@ -51,7 +51,9 @@ if TYPE_CHECKING:
     help="Whose compiler the build is for.  [default: what nxpipe.toml says, else emulator]",
 )
 @click.option("--no-verify", is_flag=True, help="Explain a build that verifies nothing.")
-@click.option("--after", metavar="PASS", help="Print the programs after this pass, or after `capture`, instead.")
+@click.option(
+    "--after", metavar="PASS", help="Print the programs after this pass or back-end step, or after `capture`, instead."
+)
 @click.option("--passes", "listed", is_flag=True, help="List the passes, in their order, and look at no model.")
 @axis_option
 @store_option
@@ -76,13 +78,16 @@ def explain(
     (MODEL@KEY, or a key), which is then compared with the others.
 
     With --after it prints the programs as they are after one of the compiler's passes. A pass that runs a second time
-    is listed with its turn: fold_constants, fold_constants:2. At --tp above 1 the program is that of every rank.
+    is listed with its turn: fold_constants, fold_constants:2. At --tp above 1 the program is that of every rank. The
+    steps of the back end follow the passes: place_interface, emit_kernels, promote_to_sbuf, reserve_sbuf,
+    allocate_hbm, insert_waits, eliminate_redundant_waits.
 
     \b
     Example:
       nxpipe explain bert
       nxpipe explain --model-id bert-base-uncased --weights random:0 --autocast all
       nxpipe explain --model-id ./my-llama --tp 8 --after shard
+      nxpipe explain --model-id ./my-llama --after emit_kernels
       nxpipe store explain bert-base-uncased@4e9ce0 --nearest 3
     """
     from nxpipe.pipeline.build.matrix import refuse_idle_words
@@ -235,20 +240,23 @@ def _list_passes(console: Console) -> None:
 
 def _print_programs(console: Console, asked: "Sequence[Asked]", after: str) -> None:
     from nxpipe.emulator.passes import PASSES
-    from nxpipe.pipeline.compile.after_pass import labels, programs
+    from nxpipe.pipeline.compile.after_pass import backend_labels, labels, lowered, programs
 
-    known = labels(PASSES)
+    backend = backend_labels()
+    known = [*labels(PASSES), *backend]
     if after not in known:
         raise click.BadParameter(f"there is no pass {after!r}; there are {', '.join(known)}", param_hint="--after")
     answers = []
     for one in asked:
         model, steps = one.order.model_id, PASSES[: known.index(after)]
         for program, graph, padding in programs(one, steps, console.step):
-            said = {"model": model, "program": program, "after": after, "graph": str(graph)}
+            text = lowered(one, graph, after) if after in backend else str(graph)
+            kind = "lowered" if after in backend else "graph"
+            said = {"model": model, "program": program, "after": after, kind: text}
             answers.append(said | {"padding": asdict(padding)})
             if not console.json:
                 padded = f"; padded with zeros: {padding}" if padding else ""
                 head = f"{model} {program} after {after}: {len(graph.nodes)} nodes{padded}"
-                console.page(f"{for_terminal(head)}\n{graph}\n")
+                console.page(f"{for_terminal(head)}\n{text}\n")
     if console.json:
         console.data(answers)

@@ -30,6 +30,21 @@ def labels(passes: "Sequence[Pass]") -> list[str]:
     return found
 
 
+def backend_labels() -> list[str]:
+    """Names of the back end's steps, which follow the passes."""
+    from nxpipe.emulator.lower import BACKEND
+
+    return [step.__name__ for step in BACKEND]
+
+
+def lowered(asked: "Asked", graph: "Graph", after: str) -> str:
+    """The record of the back end after one of its steps, for a graph that all passes have rewritten."""
+    from nxpipe.emulator.lower import record_text
+
+    (target,) = asked.order.targets()
+    return record_text(graph, target.core, asked.order.tp or 1, after)
+
+
 def programs(asked: "Asked", steps: "Sequence[Pass]", step: Step) -> "Iterator[tuple[str, Graph, Padding]]":
     """Each program by name, and what of it is padding; those of a model are captured exactly as a build of all of them
     captures them."""

@@ -73,7 +73,7 @@ def compiled(request: BuildRequest, shape: Shape, step: Step) -> "Program":
 
 def _emission_question(request: BuildRequest, program: "Program", graph: str) -> dict[str, object]:
     """All that the back end reads, down to the modules that it names in its figures."""
-    from nxpipe.emulator.analysis.memory import room
+    from nxpipe.emulator.analysis.graph_memory import room
 
     return {
         "format": "nxpipe.emission/1",
@@ -93,8 +93,8 @@ def _emitted(
     request: BuildRequest, shape: Shape, program: "Program", store: "Store", step: Step
 ) -> tuple[Mapping[str, "Blob"], dict[str, object]]:
     """Through the back end. A program that breaks a rule of its core is not stored."""
-    from nxpipe.emulator.analysis.memory import room
-    from nxpipe.emulator.analysis.utilisation import utilisation
+    from nxpipe.emulator.analysis.graph_memory import room
+    from nxpipe.emulator.analysis.utilization import utilisation
     from nxpipe.emulator.emit import emit
     from nxpipe.emulator.errors import OutOfMemory
     from nxpipe.emulator.executable.executable import to_bytes

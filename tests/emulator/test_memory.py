@@ -2,7 +2,7 @@
 
 import pytest
 
-from nxpipe.emulator.analysis.memory import capacity, code_bytes, footprints, peak_bytes, states
+from nxpipe.emulator.analysis.graph_memory import capacity, code_bytes, footprints, peak_bytes, states
 from nxpipe.emulator.capture import CaptureRequest, capture
 from nxpipe.emulator.compile import compile_graph
 from nxpipe.emulator.hardware import CORES, INSTANCES, instance

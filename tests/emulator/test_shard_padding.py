@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nxpipe.emulator.analysis.memory import footprints
+from nxpipe.emulator.analysis.graph_memory import footprints
 from nxpipe.emulator.compile import divided
 from nxpipe.emulator.emit import emit
 from nxpipe.emulator.errors import IllTyped

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.emulator.analysis.utilisation import utilisation
+from nxpipe.emulator.analysis.utilization import utilisation
 from nxpipe.emulator.executable.executable import Executable, to_bytes
 from nxpipe.emulator.isa.instructions import Engine
 from nxpipe.emulator.isa.parse import program

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nxpipe.emulator.analysis.footprint import footprint, require_room
-from nxpipe.emulator.analysis.utilisation import DMA, Spill, utilisation
+from nxpipe.emulator.analysis.program_memory import footprint, require_room
+from nxpipe.emulator.analysis.utilization import DMA, Spill, utilisation
 from nxpipe.emulator.errors import OutOfMemory
 from nxpipe.emulator.isa.affine import Affine, index
 from nxpipe.emulator.isa.instructions import DmaCopy, Engine

@@ -14,7 +14,7 @@ from nxpipe.emulator.isa.operands import Axis, Far, Memory
 from nxpipe.emulator.isa.program import Program, Role
 from nxpipe.emulator.isa.totals import HBM, totals
 from nxpipe.emulator.lower import lower
-from nxpipe.emulator.lower.matrix import Matrix
+from nxpipe.emulator.lower.sbuf_residency import SbufMatrix
 from nxpipe.emulator.ops import Attention, Binary, Linear, Reshape, RmsNorm, Transpose, Unary
 from nxpipe.emulator.passes import PassOptions, run_passes
 from nxpipe.emulator.passes.roll import roll
@@ -128,7 +128,7 @@ def test_what_is_larger_than_sbuf_goes_to_hbm_and_comes_back() -> None:
 def test_a_part_of_a_matrix_lies_in_lanes(
     offset: Affine | int, axes: tuple[Axis, ...], lanes: int, byte: Affine | int, inner: tuple[Axis, ...]
 ) -> None:
-    found = Matrix(10).tile(Far(0, BF16, Affine() + offset, axes), (4,))
+    found = SbufMatrix(10).tile(Far(0, BF16, Affine() + offset, axes), (4,))
     assert found is not None
     assert (found.memory, found.partitions, found.offset) == (Memory.SBUF, lanes, Affine() + byte)
     assert tuple(axis for axis in found.axes if axis.size > 1) == tuple(axis for axis in inner if axis.size > 1)
@@ -148,4 +148,4 @@ def test_a_part_of_a_matrix_lies_in_lanes(
     ],
 )
 def test_what_lanes_cannot_say_stays_in_hbm(offset: Affine | int, axes: tuple[Axis, ...]) -> None:
-    assert Matrix(10).tile(Far(0, BF16, Affine() + offset, axes), (4,)) is None
+    assert SbufMatrix(10).tile(Far(0, BF16, Affine() + offset, axes), (4,)) is None

@@ -2,8 +2,8 @@
 
 import pytest
 
-from nxpipe.emulator.analysis.footprint import footprint, require_room
-from nxpipe.emulator.analysis.memory import footprints, room
+from nxpipe.emulator.analysis.graph_memory import footprints, room
+from nxpipe.emulator.analysis.program_memory import footprint, require_room
 from nxpipe.emulator.capture import CaptureRequest
 from nxpipe.emulator.compile import compile_program
 from nxpipe.emulator.emit import emit

@@ -10,6 +10,7 @@ import pytest
 
 from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.builds import keep_step_result
+from nxpipe.emulator.lower import BACKEND
 from nxpipe.emulator.passes import PASSES
 from nxpipe.pipeline.models.weights import parse_weights
 from nxpipe.pipeline.request import BuildRequest
@@ -72,6 +73,24 @@ def test_each_pass_shows_its_work(nxpipe: InProcess, model: str) -> None:
 def test_the_program_of_a_rank_shows_its_exchanges(nxpipe: InProcess, model: str) -> None:
     assert "all_reduce(" in graph_after(nxpipe, model, "--tp", "2", "--after", "roll")
     assert "all_reduce(" not in graph_after(nxpipe, model, "--tp", "2", "--after", "autocast")
+
+
+def test_each_step_of_the_back_end_shows_its_record(nxpipe: InProcess, model: str) -> None:
+    def record_after(step: str) -> str:
+        answer = nxpipe("explain", "--json", "--model-id", model, "--buckets", "8", "--after", step)
+        assert answer.code == 0, answer.err
+        (program,) = json.loads(answer.out)
+        assert "graph" not in program
+        return str(program["lowered"])
+
+    records = {step.__name__: record_after(step.__name__) for step in BACKEND}
+    assert "is written to" in records["place_interface"]
+    assert "fused: " in records["emit_kernels"]
+    assert "activation-stationary, " in records["emit_kernels"]
+    assert "refused " in records["promote_to_sbuf"]
+    assert "  after " not in records["allocate_hbm"]
+    waits = [records[name].count("  after ") for name in ("insert_waits", "eliminate_redundant_waits")]
+    assert waits[0] >= waits[1] > 0
 
 
 def test_a_pass_that_does_not_exist_is_refused_with_those_that_do(nxpipe: InProcess, model: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nxpipe.emulator.analysis.memory import capacity, code_bytes
+from nxpipe.emulator.analysis.graph_memory import capacity, code_bytes
 from nxpipe.emulator.hardware import INSTANCES, instance
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.run import Fast, Model, Runtime, status
