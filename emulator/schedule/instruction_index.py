@@ -49,7 +49,7 @@ class IndexedInstruction:
         return tuple(loop.count for loop in self.loops)
 
     def done_ago(self, common: int, iterations: int) -> Affine:
-        """Its number so many iterations earlier of the last of the first `common` loops, at the end of all loops inside."""
+        """Its number so many iterations earlier of the innermost of `common` loops, at the end of all loops inside."""
         if (common, iterations) not in self._ago:
             done = self.done
             for depth in range(common, len(self.loops)):
