@@ -1,12 +1,15 @@
-"""Who waits for whom: a program written as if nothing ran beside anything, made safe to run all at once.
+"""Wait insertion: dependence analysis of a program in program order, and the semaphore waits that keep its order.
 
-An engine's semaphore is the number of instructions that it has done. Within loops that number is affine in their
-indices, so a wait is an affine number too, and the program stays as small as it was.
+Engines run concurrently, each in its own order. An engine's semaphore counts the instructions that it has completed.
+Within loops that count is affine in the loop indices, so that a wait is an affine number too, and the program does not
+grow with the number of iterations.
 
-Two accesses of different engines to places that may overlap, one of which writes, keep their program order: the later
-instruction waits for the last time before it that the other one was carried out. A wait never asks for more than what
-comes before it in program order, so program order itself is always a way to go on, and nothing can lock up. In the end
-those waits are left out that others imply.
+Two accesses of different engines depend on each other if their places may overlap and one of them writes. The later
+instruction then waits for the last time before it that the earlier one ran. Invariant: a wait never asks for more than
+what precedes it in program order. Program order is therefore always a possible execution, and no program deadlocks.
+
+The analysis may overestimate overlap, never underestimate it. Where the last conflicting iteration cannot be stated as
+an affine number, the wait asks for a later one that can. Waits that others imply are removed by `redundant_waits`.
 """
 
 from collections import defaultdict
@@ -21,12 +24,12 @@ from nxpipe.emulator.isa.instructions import Engine, Wait
 from nxpipe.emulator.isa.operands import Far, Place, Tile, extent
 from nxpipe.emulator.isa.program import Loop, Program, Step
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.schedule.instruction_index import Here, Numbering
+from nxpipe.emulator.schedule.instruction_index import IndexedInstruction, InstructionIndex
 
 
 def insert_waits(program: Program) -> Program:
-    """The same program with waits on its instructions."""
-    everything = Numbering().walk(program.body)
+    """The same program with the waits of all dependences; many of them are redundant."""
+    everything = InstructionIndex().walk(program.body)
     for accesses in _by_region(everything, program):
         _Region(accesses).keep_order()
     return replace(program, body=tuple(_with_waits(program.body, iter(everything))))
@@ -34,7 +37,9 @@ def insert_waits(program: Program) -> Program:
 
 @dataclass(eq=False)
 class _Access:
-    here: Here
+    """An instruction's read or write of one place."""
+
+    here: IndexedInstruction
     place: Place
     writes: bool
 
@@ -45,8 +50,7 @@ class _Access:
 
     @cached_property
     def counts_on(self) -> frozenset[int]:
-        """In how many loops, from the outermost on, each turn takes the next place, also where an inner one begins
-        anew."""
+        """Depths of loops at which each iteration uses the next buffer of the tile, also when inner loops restart."""
         linear, found = Affine(), set[int]()
         for depth, count in enumerate((1, *self.here.counts)):
             linear = linear * count + index(depth - 1) if depth else linear
@@ -56,11 +60,11 @@ class _Access:
 
     @cached_property
     def span(self) -> tuple[int, int]:
-        """Where it may reach when it is the first place's turn."""
+        """The bytes that it may touch while the first buffer of the tile is used."""
         return _span(self.place, replace(self.place.offset, turns=()), self.here.counts)
 
     def hull(self, program: Program) -> tuple[int, int, int, int]:
-        """The lanes and bytes that it may touch, in any turn."""
+        """The partitions and bytes that it may touch in any iteration."""
         place, counts = self.place, self.here.counts
         low, high = place.offset.bounds(counts)
         if isinstance(place, Tile):
@@ -75,7 +79,11 @@ class _Access:
 
 
 class _Region:
-    """Accesses to one memory, or to one buffer in HBM. What is far away in the text is looked at in bulk."""
+    """All accesses to one memory.
+
+    The number of pairs is quadratic. Candidates are found with array comparisons of bounding boxes, and pairs that
+    share at most one loop, which is nearly all of a deep model, are reduced to the last access of each engine.
+    """
 
     def __init__(self, accesses: Sequence[tuple[_Access, tuple[int, int, int, int]]]) -> None:
         self._accesses = [access for access, _ in accesses]
@@ -114,8 +122,8 @@ class _Region:
         return common
 
     def _far(self, later: _Access, rivals: Array, common: Array) -> None:
-        """Of each engine's accesses that share as many loops, the last one in the text stands for all of which no more
-        is known than that they may overlap."""
+        """Of each engine's accesses with as many common loops, the last in the text stands for all that are known only
+        to overlap: an engine runs in order, so that its last instruction implies those before."""
         for shared in np.unique(common):
             alike = rivals[common == shared]
             plain = [each for each in alike if not shared or self._is_plain(later, self._accesses[each])]
@@ -133,7 +141,7 @@ class _Region:
 
 
 def _keep(later: _Access, earlier: _Access, common: int) -> None:
-    """`later` waits for the last time before it that `earlier` was carried out, where both may touch the same."""
+    """Make `later` wait for the last time before it that `earlier` ran and may have touched the same bytes."""
     comes_first, engine = earlier.here.order < later.here.order, earlier.here.instruction.engine
     ago = _turns_ago(earlier, later, common)
     if ago is not None:
@@ -150,8 +158,8 @@ def _keep(later: _Access, earlier: _Access, common: int) -> None:
 
 
 def _turns_ago(earlier: _Access, later: _Access, common: int) -> set[int] | None:
-    """For buffers that take turns in the common loops: how many turns ago `earlier` may have touched what `later` does,
-    until all have had theirs. None where that cannot be said."""
+    """For tiles with several buffers: how many iterations ago `earlier` may have touched the buffer that `later`
+    touches, within one rotation of the buffers. None where the two do not rotate together."""
     one, other = earlier.turn, later.turn
     if one is None or other is None or one.count != other.count or not _comparable(earlier.place, later.place):
         return None
@@ -168,14 +176,14 @@ def _turns_ago(earlier: _Access, later: _Access, common: int) -> set[int] | None
 
 
 def _comparable(one: Place, other: Place) -> bool:
-    """Whether their offsets count the same thing from the same start."""
+    """True if both offsets have the same unit and origin."""
     if isinstance(one, Far) and isinstance(other, Far):
         return (one.buffer, one.dtype) == (other.buffer, other.dtype) and not one.rows and not other.rows
     return isinstance(one, Tile) and isinstance(other, Tile)
 
 
 def _span(place: Place, offset: Affine, counts: Sequence[int]) -> tuple[int, int]:
-    """From where to where it may reach, in bytes of a partition or in elements of a buffer."""
+    """The range that it may touch, in bytes of a partition or in elements of a buffer."""
     low, high = offset.bounds(counts)
     if isinstance(place, Tile):
         return low + place.reach[0], high + place.reach[1]
@@ -184,7 +192,8 @@ def _span(place: Place, offset: Affine, counts: Sequence[int]) -> tuple[int, int
 
 
 def _apart_in_turns(earlier: _Access, later: _Access, depth: int) -> bool:
-    """Whether two different turns of the loop at this depth never touch the same, the loops around it being equal."""
+    """True if different iterations of the loop at this depth never touch the same bytes: both places move by the same
+    step, and together they are no longer than it."""
     one, other = earlier.place, later.place
     if one.offset.turns or other.offset.turns or not _comparable(one, other):
         return False
@@ -199,7 +208,7 @@ def _apart_in_turns(earlier: _Access, later: _Access, depth: int) -> bool:
 
 
 def _by_region(
-    everything: Sequence[Here], program: Program
+    everything: Sequence[IndexedInstruction], program: Program
 ) -> Iterator[list[tuple[_Access, tuple[int, int, int, int]]]]:
     regions: dict[object, list[tuple[_Access, tuple[int, int, int, int]]]] = defaultdict(list)
     for here in everything:
@@ -210,7 +219,7 @@ def _by_region(
     yield from regions.values()
 
 
-def _with_waits(body: Sequence[Step], everything: Iterator[Here]) -> Iterator[Step]:
+def _with_waits(body: Sequence[Step], everything: Iterator[IndexedInstruction]) -> Iterator[Step]:
     for step in body:
         if isinstance(step, Loop):
             yield Loop(step.count, tuple(_with_waits(step.body, everything)))
