@@ -8,8 +8,8 @@ import numpy as np
 from nxpipe.emulator.core.cells import floats
 from nxpipe.emulator.core.faults import Malformed
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.instructions import Alu
-from nxpipe.emulator.isa.kinds import BITS, UNARY
+from nxpipe.emulator.isa.instruction import Alu
+from nxpipe.emulator.isa.instruction import BITS, UNARY
 from nxpipe.emulator.numerics import Array, Floats
 from nxpipe.emulator.ops.elementwise import Unary
 

@@ -8,7 +8,7 @@ import numpy as np
 from nxpipe.emulator.core.cells import floats
 from nxpipe.emulator.core.memory import Memories
 from nxpipe.emulator.core.places import RowsWindow, Window, window
-from nxpipe.emulator.isa.instructions import Engine, Instruction
+from nxpipe.emulator.isa.instruction import Engine, Instruction
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.numerics import Array, Floats
 

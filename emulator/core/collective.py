@@ -8,7 +8,8 @@ import numpy as np
 from nxpipe.emulator.core.alu import combine
 from nxpipe.emulator.core.bound import Bound
 from nxpipe.emulator.core.cells import floats
-from nxpipe.emulator.isa.instructions import AllGather, AllReduce, Instruction, ReduceScatter
+from nxpipe.emulator.isa.collective import AllGather, AllReduce, ReduceScatter
+from nxpipe.emulator.isa.instruction import Instruction
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.numerics import Array
 

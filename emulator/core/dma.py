@@ -4,7 +4,7 @@ from nxpipe.emulator.core.bound import Bound
 from nxpipe.emulator.core.cells import floats
 from nxpipe.emulator.core.places import Window
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.instructions import DmaCopy, DmaTranspose
+from nxpipe.emulator.isa.dma import DmaCopy, DmaTranspose
 
 _WORDS = (DType.INT32, DType.UINT32, DType.INT64, DType.UINT64)
 

@@ -6,8 +6,9 @@ from nxpipe.emulator.core.alu import combine, fold
 from nxpipe.emulator.core.bound import Bound
 from nxpipe.emulator.core.cells import raw
 from nxpipe.emulator.core.vector import bits
-from nxpipe.emulator.isa.instructions import BnAggregate, BnStats, PartitionReduce, TensorReduce, TensorTensorScan
-from nxpipe.emulator.isa.kinds import BITS
+from nxpipe.emulator.isa.gpsimd import PartitionReduce
+from nxpipe.emulator.isa.instruction import BITS
+from nxpipe.emulator.isa.vector import BnAggregate, BnStats, TensorReduce, TensorTensorScan
 from nxpipe.emulator.numerics import Array, Floats
 
 

@@ -7,7 +7,7 @@ from nxpipe.emulator.core.bound import Bound
 from nxpipe.emulator.core.cells import encode, floats, signed
 from nxpipe.emulator.core.vector import bits
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import AffineSelect, GatherFree, Iota
+from nxpipe.emulator.isa.gpsimd import AffineSelect, GatherFree, Iota
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops.base import require_indices

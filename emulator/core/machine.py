@@ -16,7 +16,7 @@ from nxpipe.emulator.core.race import Races
 from nxpipe.emulator.core.schedule import Due, Order, Streams, ordering
 from nxpipe.emulator.core.statistics import Statistics, count
 from nxpipe.emulator.errors import IndexOutOfRange
-from nxpipe.emulator.isa.instructions import Instruction
+from nxpipe.emulator.isa.instruction import Instruction
 from nxpipe.emulator.isa.operands import Far
 from nxpipe.emulator.isa.program import Program, instructions
 from nxpipe.emulator.isa.text import line

@@ -16,7 +16,7 @@ from nxpipe.emulator.core.faults import Race
 from nxpipe.emulator.core.memory import Memories
 from nxpipe.emulator.core.places import Pattern, Window, touch
 from nxpipe.emulator.core.schedule import Due
-from nxpipe.emulator.isa.instructions import Instruction
+from nxpipe.emulator.isa.instruction import Instruction
 from nxpipe.emulator.isa.operands import Far
 from nxpipe.emulator.isa.program import Buffer
 

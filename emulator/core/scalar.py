@@ -7,7 +7,7 @@ import numpy as np
 
 from nxpipe.emulator.core.bound import Bound
 from nxpipe.emulator.core.cells import floats
-from nxpipe.emulator.isa.instructions import Activation, Function
+from nxpipe.emulator.isa.scalar import Activation, Function
 from nxpipe.emulator.numerics import Array, Floats
 from nxpipe.emulator.ops.elementwise import Unary
 

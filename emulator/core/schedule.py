@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from nxpipe.emulator.core.bound import ENGINES, NUMBER, Bound
 from nxpipe.emulator.core.faults import Deadlock
 from nxpipe.emulator.errors import OptionsInvalid
-from nxpipe.emulator.isa.instructions import DMA_QUEUES, Engine, Instruction
+from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine, Instruction
 from nxpipe.emulator.isa.program import Step, executed, only
 
 Indices = tuple[int, ...]

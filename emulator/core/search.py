@@ -5,7 +5,7 @@ import numpy as np
 from nxpipe.emulator.core.bound import Bound
 from nxpipe.emulator.core.cells import encode, raw
 from nxpipe.emulator.core.vector import bits
-from nxpipe.emulator.isa.instructions import FindIndex8, MatchReplace8, Max8
+from nxpipe.emulator.isa.vector import FindIndex8, MatchReplace8, Max8
 from nxpipe.emulator.numerics import Array
 
 

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 
 from nxpipe.emulator.core.bound import Bound
-from nxpipe.emulator.isa.instructions import Engine, Matmul
+from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Far, Place, Tile
+from nxpipe.emulator.isa.tensor import Matmul
 
 
 @dataclass(frozen=True)

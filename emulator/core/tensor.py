@@ -8,7 +8,8 @@ from nxpipe.emulator.core.bound import Bound
 from nxpipe.emulator.core.cells import encode, floats
 from nxpipe.emulator.core.dma import same_bits
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.instructions import Engine, Matmul, Transpose
+from nxpipe.emulator.isa.instruction import Engine
+from nxpipe.emulator.isa.tensor import Matmul, Transpose
 from nxpipe.emulator.numerics import Array, Floats
 
 _ON_ONE_THREAD: Final = 1 << 18  # multiplications: up to here OpenBLAS does not use a second one

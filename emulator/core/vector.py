@@ -7,10 +7,11 @@ from nxpipe.emulator.core.bound import Bound
 from nxpipe.emulator.core.cells import encode, floats, raw
 from nxpipe.emulator.core.dma import move
 from nxpipe.emulator.core.faults import Malformed
-from nxpipe.emulator.isa.instructions import (
-    Alu,
+from nxpipe.emulator.isa.instruction import Alu, Engine
+from nxpipe.emulator.isa.instruction import BITS, UNARY
+from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.isa.vector import (
     CopyPredicated,
-    Engine,
     Memset,
     Reciprocal,
     ScalarTensorTensor,
@@ -18,8 +19,6 @@ from nxpipe.emulator.isa.instructions import (
     TensorScalar,
     TensorTensor,
 )
-from nxpipe.emulator.isa.kinds import BITS, UNARY
-from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.numerics import Array, Floats
 from nxpipe.emulator.ops.elementwise import Unary
 

@@ -31,7 +31,7 @@ from nxpipe.emulator.executable.tables import (
 )
 from nxpipe.emulator.executable.writing import write_code
 from nxpipe.emulator.ir.types import TensorType
-from nxpipe.emulator.isa.instructions import Engine
+from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.program import Program, Role, counted, instructions
 from nxpipe.emulator.passes.shard import Piece
 

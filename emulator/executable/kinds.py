@@ -6,9 +6,11 @@ from functools import cache
 from typing import Any, Final, get_type_hints
 
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import INSTRUCTIONS, Alu, Function, Instruction
+from nxpipe.emulator.isa.instruction import Alu, Instruction
+from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.operands import Far, Place, Tile
 from nxpipe.emulator.isa.program import Step
+from nxpipe.emulator.isa.scalar import Function
 
 LOOP: Final = "loop"
 MOST_LOOPS: Final = 16

@@ -20,11 +20,11 @@ from nxpipe.emulator.executable.kinds import (
 from nxpipe.emulator.executable.shared import Known, Words
 from nxpipe.emulator.executable.spelling import Reader
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.affine import Affine, Turn
-from nxpipe.emulator.isa.instructions import Alu, Engine, Function, Instruction, Wait
+from nxpipe.emulator.isa.affine import Affine, RotatingOffset
+from nxpipe.emulator.isa.instruction import Alu, Engine, Instruction, Wait
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile
-from nxpipe.emulator.isa.program import Loop, Step
-from nxpipe.emulator.isa.progress import Progress
+from nxpipe.emulator.isa.program import Loop, Progress, Step
+from nxpipe.emulator.isa.scalar import Function
 
 
 def read_code(source: Reader, buffers: int, notes: int) -> tuple[Step, ...]:
@@ -136,10 +136,10 @@ class _Reading:
         turns = tuple(self._turn() for _ in range(self._source.count("turns", MOST_TURNS)))
         return Affine(base, terms, turns)
 
-    def _turn(self) -> Turn:
+    def _turn(self) -> RotatingOffset:
         step, count = self._source.signed(), self._source.number()
         self._require(step != 0 and count > 1, f"a turn of {count} by {step} does not turn")
-        return Turn(step, count, Affine(*self._sum()))
+        return RotatingOffset(step, count, Affine(*self._sum()))
 
     def _sum(self) -> tuple[int, tuple[tuple[int, int], ...]]:
         base = self._source.signed()

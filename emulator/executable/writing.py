@@ -18,10 +18,9 @@ from nxpipe.emulator.executable.kinds import (
 from nxpipe.emulator.executable.shared import Written
 from nxpipe.emulator.executable.spelling import Writer
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import Instruction, Wait
+from nxpipe.emulator.isa.instruction import Instruction, Wait
 from nxpipe.emulator.isa.operands import Axis, Place, Tile
-from nxpipe.emulator.isa.program import Loop, Step, counted
-from nxpipe.emulator.isa.progress import Progress
+from nxpipe.emulator.isa.program import Loop, Progress, Step, counted
 
 
 def write_code(body: Sequence[Step]) -> bytes:

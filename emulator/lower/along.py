@@ -7,8 +7,9 @@ from math import prod
 from nxpipe.emulator.ir.graph import Node
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import Alu, Engine, GatherFree
-from nxpipe.emulator.isa.instructions import Iota as Counting
+from nxpipe.emulator.isa.gpsimd import GatherFree
+from nxpipe.emulator.isa.gpsimd import Iota as Counting
+from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Memory, Tile
 from nxpipe.emulator.lower.byrow import Rows, move, upwards
 from nxpipe.emulator.lower.ending import load

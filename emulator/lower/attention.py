@@ -12,8 +12,10 @@ from typing import Final
 from nxpipe.emulator.ir.graph import Node
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import Alu, Engine, Matmul, TensorCopy
+from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.isa.tensor import Matmul
+from nxpipe.emulator.isa.vector import TensorCopy
 from nxpipe.emulator.lower.filling import fill
 from nxpipe.emulator.lower.heads import Plan, matched, split
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span

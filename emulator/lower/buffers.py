@@ -7,8 +7,7 @@ from typing import Final
 import numpy as np
 
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.lives import Life, lives
-from nxpipe.emulator.isa.program import Buffer, Role, Step
+from nxpipe.emulator.isa.program import Buffer, Lifetime, Role, Step, lifetimes
 from nxpipe.emulator.lower.view import View, whole
 from nxpipe.emulator.numerics import Array
 
@@ -49,7 +48,7 @@ class Buffers:
 def placed(table: Sequence[Buffer], body: Sequence[Step]) -> tuple[Buffer, ...]:
     """With addresses: what must stay has room of its own; scratch shares it with scratch that is needed at other
     times."""
-    lived = lives(body)
+    lived = lifetimes(body)
     found: dict[int, Buffer] = {}
     end = 0
     for number, buffer in enumerate(table):
@@ -57,9 +56,9 @@ def placed(table: Sequence[Buffer], body: Sequence[Step]) -> tuple[Buffer, ...]:
             found[number] = replace(buffer, address=end)
             end += _aligned(buffer.nbytes)
     scratch = [number for number, buffer in enumerate(table) if buffer.role is Role.SCRATCH]
-    taken: list[tuple[Life, int, int]] = []
+    taken: list[tuple[Lifetime, int, int]] = []
     for number in sorted(scratch, key=lambda number: (-table[number].nbytes, number)):
-        size, life = _aligned(table[number].nbytes), lived.get(number, Life(0, 0))
+        size, life = _aligned(table[number].nbytes), lived.get(number, Lifetime(0, 0))
         address = _first_fit(end, size, [(at, to) for other, at, to in taken if other.meets(life)])
         taken.append((life, address, address + size))
         found[number] = replace(table[number], address=address)

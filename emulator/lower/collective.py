@@ -11,12 +11,12 @@ import numpy as np
 
 from nxpipe.emulator.ir.graph import Node
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa import instructions as isa
+from nxpipe.emulator.isa import collective
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.cycles import cost
-from nxpipe.emulator.isa.instructions import Engine
+from nxpipe.emulator.isa.cost import START_NS, cost
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Axis, Far
-from nxpipe.emulator.isa.transfer import START_NS
 from nxpipe.emulator.lower.buffers import on_device
 from nxpipe.emulator.lower.filling import fill
 from nxpipe.emulator.lower.gathered import products_gathered, write_gathered
@@ -34,7 +34,7 @@ def _all_reduce(low: Lowering, node: Node, op: AllReduce) -> None:
     _require_degree(low, node, op.degree)
     source, home = low.packed(low.view(node.operands[0])), low.home(node.result)
     if home.elements:
-        low.k.emit(isa.AllReduce(engine=Engine.COLLECTIVE, dst=line(home), src=line(source)))
+        low.k.emit(collective.AllReduce(engine=Engine.COLLECTIVE, dst=line(home), src=line(source)))
 
 
 @lowers(AllGather)
@@ -53,10 +53,10 @@ def _all_gather(low: Lowering, node: Node, op: AllGather) -> None:
     if _in_order(low, op, outer, home):
         with low.k.loop(outer) as turn:
             dst, src = (_row(view, outer, turn) for view in (home, source))
-            low.k.emit(isa.AllGather(engine=Engine.COLLECTIVE, dst=line(dst), src=line(src)))
+            low.k.emit(collective.AllGather(engine=Engine.COLLECTIVE, dst=line(dst), src=line(src)))
         return
     gathered = low.scratch(source.dtype, (op.degree, *source.shape))
-    low.k.emit(isa.AllGather(engine=Engine.COLLECTIVE, dst=line(gathered), src=line(source)))
+    low.k.emit(collective.AllGather(engine=Engine.COLLECTIVE, dst=line(gathered), src=line(source)))
     shares = gathered.packed_as((op.degree, outer, op.local, inner))
     whole = home.packed_as((outer, sum(op.sizes), inner))
     for run in _runs(op):
@@ -80,7 +80,7 @@ def _reduce_scatter(low: Lowering, node: Node, op: ReduceScatter) -> None:
     if _in_order(low, op, outer, source):
         with low.k.loop(outer) as turn:
             dst, src = (_row(view, outer, turn) for view in (home, source))
-            low.k.emit(isa.ReduceScatter(engine=Engine.COLLECTIVE, dst=line(dst), src=line(src)))
+            low.k.emit(collective.ReduceScatter(engine=Engine.COLLECTIVE, dst=line(dst), src=line(src)))
         return
     whole = source.packed_as((outer, sum(op.sizes), inner))
     parts = low.scratch(source.dtype, (op.degree, outer, op.local, inner))
@@ -90,7 +90,7 @@ def _reduce_scatter(low: Lowering, node: Node, op: ReduceScatter) -> None:
         for one in op.stretches(rank):
             place = parts.pick(0, rank).cut((0, outer), (one.own, one.size))
             low.copy(place, whole.cut((0, outer), (one.whole, one.size)))
-    low.k.emit(isa.ReduceScatter(engine=Engine.COLLECTIVE, dst=line(home), src=line(parts)))
+    low.k.emit(collective.ReduceScatter(engine=Engine.COLLECTIVE, dst=line(home), src=line(parts)))
 
 
 def _in_order(low: Lowering, op: AllGather | ReduceScatter, outer: int, whole: View) -> bool:
@@ -99,7 +99,7 @@ def _in_order(low: Lowering, op: AllGather | ReduceScatter, outer: int, whole: V
     if op.parts != (op.degree,) or op.slots:
         return False
     copied = Far(whole.buffer, whole.dtype, Affine(), (Axis(whole.elements, 1),))
-    copying = cost(isa.DmaCopy(engine=Engine.DMA0, dst=copied, src=copied), low.k.core).ns
+    copying = cost(DmaCopy(engine=Engine.DMA0, dst=copied, src=copied), low.k.core).ns
     return outer == 1 or outer * START_NS <= START_NS + copying
 
 

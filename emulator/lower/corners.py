@@ -9,7 +9,8 @@ keep every bit, which the tensor engine of v2 does not where there are infinitie
 from typing import Final
 
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import Engine, Transpose
+from nxpipe.emulator.isa.instruction import Engine
+from nxpipe.emulator.isa.tensor import Transpose
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.view import View
 

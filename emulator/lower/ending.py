@@ -10,8 +10,8 @@ from typing import Final
 
 from nxpipe.emulator.ir.graph import Node, Value
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa import instructions as isa
-from nxpipe.emulator.isa.instructions import Engine
+from nxpipe.emulator.isa import collective
+from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.lower.buffers import on_device
 from nxpipe.emulator.lower.elements import apply, temporaries
@@ -77,7 +77,7 @@ def _result(k: Kernel, node: Node, operands: Sequence[Tile | float], shape: tupl
     if isinstance(node.op, AllReduce):
         (mine,) = operands
         assert isinstance(mine, Tile)  # numbers are no results, and only those are added up
-        k.emit(isa.AllReduce(engine=Engine.COLLECTIVE, dst=mine, src=mine))
+        k.emit(collective.AllReduce(engine=Engine.COLLECTIVE, dst=mine, src=mine))
         return mine
     block = k.tile(on_device(node.result.type.dtype), *shape, turns=2)
     apply(k, node, block.whole, operands)

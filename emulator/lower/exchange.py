@@ -5,10 +5,12 @@ from math import ceil
 from nxpipe.emulator.hardware import CoreSpec
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.cycles import cost
-from nxpipe.emulator.isa.instructions import AllReduce, DmaCopy, Engine, TensorCopy
+from nxpipe.emulator.isa.collective import AllReduce
+from nxpipe.emulator.isa.cost import START_NS, cost
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
-from nxpipe.emulator.isa.transfer import START_NS
+from nxpipe.emulator.isa.vector import TensorCopy
 from nxpipe.emulator.lower.kernel import PARTITIONS
 from nxpipe.emulator.lower.sheets import WIDEST
 

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from nxpipe.emulator.ir.graph import Node
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import Alu, CopyPredicated, Engine, Iota, Matmul, Memset, TensorCopy, TensorScalar
+from nxpipe.emulator.isa.gpsimd import Iota
+from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Memory, Tile
+from nxpipe.emulator.isa.tensor import Matmul
+from nxpipe.emulator.isa.vector import CopyPredicated, Memset, TensorCopy, TensorScalar
 from nxpipe.emulator.lower.buffers import on_device
 from nxpipe.emulator.lower.ending import Ending, room_of
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span

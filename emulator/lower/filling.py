@@ -1,6 +1,7 @@
 """One number for all elements of a view in HBM."""
 
-from nxpipe.emulator.isa.instructions import Engine, Memset
+from nxpipe.emulator.isa.instruction import Engine
+from nxpipe.emulator.isa.vector import Memset
 from nxpipe.emulator.lower.kernel import Kernel
 from nxpipe.emulator.lower.lanes import held
 from nxpipe.emulator.lower.sheets import sheets

@@ -12,17 +12,10 @@ from typing import Final
 from nxpipe.emulator.ir.graph import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, affine
-from nxpipe.emulator.isa.instructions import (
-    Activation,
-    Alu,
-    Engine,
-    Function,
-    Memset,
-    Reciprocal,
-    TensorScalar,
-    TensorTensor,
-)
+from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Axis, Memory, Tile
+from nxpipe.emulator.isa.scalar import Activation, Function
+from nxpipe.emulator.isa.vector import Memset, Reciprocal, TensorScalar, TensorTensor
 from nxpipe.emulator.lower.ending import Ending, room_of
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.sheets import WIDEST

@@ -12,8 +12,8 @@ from typing import Final
 from nxpipe.emulator.hardware import CoreSpec
 from nxpipe.emulator.ir.graph import Node, Value
 from nxpipe.emulator.ir.types import DType
+from nxpipe.emulator.isa.cost import moved
 from nxpipe.emulator.isa.operands import Tile
-from nxpipe.emulator.isa.transfer import moved
 from nxpipe.emulator.lower.buffers import on_device
 from nxpipe.emulator.lower.factors import Fill, Loaded, Part, Sharing, room_for
 from nxpipe.emulator.lower.factors import Rows as Sources

@@ -7,10 +7,10 @@ from nxpipe.emulator.hardware import CoreSpec
 from nxpipe.emulator.ir.graph import Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, divided
-from nxpipe.emulator.isa.cycles import cost
-from nxpipe.emulator.isa.instructions import AllGather, Engine
+from nxpipe.emulator.isa.collective import AllGather
+from nxpipe.emulator.isa.cost import START_NS, cost, moved
+from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Memory, Tile, contiguous
-from nxpipe.emulator.isa.transfer import START_NS, moved
 from nxpipe.emulator.lower.factors import Fill, Loaded, Part, Rows, Sharing, room_for
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span, Tiled
 from nxpipe.emulator.lower.lowering import Lowering

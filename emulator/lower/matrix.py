@@ -6,10 +6,11 @@ What is written for a matrix in HBM, where any pattern of strides can be said, c
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nxpipe.emulator.isa.affine import Affine, Turn
-from nxpipe.emulator.isa.instructions import DmaCopy, Instruction
+from nxpipe.emulator.isa.affine import Affine, RotatingOffset
+from nxpipe.emulator.isa.constraints import MOST_AXES
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import Instruction
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile
-from nxpipe.emulator.isa.places import MOST_AXES
 from nxpipe.emulator.lower.kernel import PARTITIONS
 
 
@@ -48,7 +49,7 @@ class Matrix:
         offset = Affine(
             self.address + base * size,
             tuple((depth, (step or 0) * size) for depth, step in terms),
-            tuple(Turn((step or 0) * size, turn.count, turn.of) for turn, step in turns),
+            tuple(RotatingOffset((step or 0) * size, turn.count, turn.of) for turn, step in turns),
         )
         kept = tuple(axis for axis in inner if axis) or (Axis(1, 1),)
         return Tile(Memory.SBUF, far.dtype, lane, rows, offset, kept)

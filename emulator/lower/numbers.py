@@ -11,7 +11,7 @@ from math import gcd
 import numpy as np
 
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.instructions import Alu
+from nxpipe.emulator.isa.instruction import Alu
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.lower.ending import load
 from nxpipe.emulator.lower.integers import Words

@@ -8,7 +8,7 @@ from typing import Any
 
 from nxpipe.emulator.ir.graph import Graph, Value
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.affine import Affine, turning
+from nxpipe.emulator.isa.affine import Affine, rotating_offset
 from nxpipe.emulator.isa.program import RANK, Role
 from nxpipe.emulator.lower.buffers import Buffers, narrowed, on_device
 from nxpipe.emulator.lower.lifetimes import Lifetimes
@@ -30,7 +30,7 @@ class Series:
 
 def half(halves: View, turn: Affine) -> View:
     """Of what a turn hands to the next: it reads one and writes the other."""
-    return replace(halves, offset=halves.offset + turning(turn, 2, halves.elements))
+    return replace(halves, offset=halves.offset + rotating_offset(turn, 2, halves.elements))
 
 
 class Places:

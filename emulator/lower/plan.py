@@ -16,8 +16,10 @@ from typing import Final, Protocol
 from nxpipe.emulator.hardware import CoreSpec
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.cycles import ISSUE, cost
-from nxpipe.emulator.isa.instructions import DmaCopy, Engine, ReduceScatter
+from nxpipe.emulator.isa.collective import ReduceScatter
+from nxpipe.emulator.isa.cost import ISSUE, cost
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.lower.kernel import PARTITIONS
 from nxpipe.emulator.lower.sheets import WIDEST
 from nxpipe.emulator.lower.turned import chunks_of, must_turn, room_to_turn

@@ -7,8 +7,9 @@ import numpy as np
 
 from nxpipe.emulator.ir.graph import Node
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.instructions import Alu, Engine, Memset, TensorCopy, TensorTensor
+from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Memory, Tile
+from nxpipe.emulator.isa.vector import Memset, TensorCopy, TensorTensor
 from nxpipe.emulator.lower.buffers import on_device
 from nxpipe.emulator.lower.convolve import slab_rows
 from nxpipe.emulator.lower.ending import Ending, room_of

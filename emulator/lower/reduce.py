@@ -13,8 +13,10 @@ import numpy as np
 
 from nxpipe.emulator.ir.graph import Node
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.instructions import Alu, Engine, PartitionReduce, TensorReduce
+from nxpipe.emulator.isa.gpsimd import PartitionReduce
+from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.isa.vector import TensorReduce
 from nxpipe.emulator.lower.ending import load
 from nxpipe.emulator.lower.filling import fill
 from nxpipe.emulator.lower.integers import Words, is_wide

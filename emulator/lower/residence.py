@@ -15,10 +15,11 @@ from typing import Final
 from nxpipe.emulator.hardware import CoreSpec
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import DMA_QUEUES, DmaCopy, Instruction
+from nxpipe.emulator.isa.cost import moved
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import DMA_QUEUES, Instruction
 from nxpipe.emulator.isa.operands import Axis, Far, Memory
 from nxpipe.emulator.isa.program import Buffer, Loop, Role, Step
-from nxpipe.emulator.isa.transfer import moved
 from nxpipe.emulator.lower.kernel import PARTITIONS
 from nxpipe.emulator.lower.matrix import Matrix, lying_in
 

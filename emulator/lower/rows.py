@@ -4,8 +4,10 @@ from collections.abc import Callable, Sequence
 
 from nxpipe.emulator.ir.graph import Node
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.instructions import Alu, Engine, Function, ScalarTensorTensor, TensorReduce
+from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.isa.scalar import Function
+from nxpipe.emulator.isa.vector import ScalarTensorTensor, TensorReduce
 from nxpipe.emulator.lower.ending import Chain, Ending
 from nxpipe.emulator.lower.folding import Folding, Piece, Rows, columns_of
 from nxpipe.emulator.lower.fused import write_rows

@@ -4,8 +4,9 @@ from typing import Final
 
 from nxpipe.emulator.ir.graph import Node
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.instructions import Alu, Engine, TensorTensorScan
+from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.isa.vector import TensorTensorScan
 from nxpipe.emulator.lower.ending import load
 from nxpipe.emulator.lower.integers import Words
 from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel

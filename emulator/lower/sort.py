@@ -16,7 +16,8 @@ from typing import Final
 from nxpipe.emulator.ir.graph import Node
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import Alu, Engine, Iota
+from nxpipe.emulator.isa.gpsimd import Iota
+from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Axis, Tile
 from nxpipe.emulator.lower.ending import load
 from nxpipe.emulator.lower.filling import fill

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.instructions import Alu
+from nxpipe.emulator.isa.instruction import Alu
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.lower.integers import Words
 from nxpipe.emulator.lower.lanes import Lanes

@@ -10,8 +10,11 @@ from functools import cached_property
 from itertools import product
 
 from nxpipe.emulator.isa.affine import Affine, divided
-from nxpipe.emulator.isa.instructions import Alu, Engine, Matmul, Memset, ReduceScatter, TensorCopy, TensorTensor
+from nxpipe.emulator.isa.collective import ReduceScatter
+from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Axis, Memory, Tile
+from nxpipe.emulator.isa.tensor import Matmul
+from nxpipe.emulator.isa.vector import Memset, TensorCopy, TensorTensor
 from nxpipe.emulator.lower.factors import Fill, Part, Rows, Sharing
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.plan import BANK, STRIP, Cut, Piece, best, strip_of, turns_of

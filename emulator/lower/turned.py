@@ -9,8 +9,11 @@ from typing import Final
 
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, divided
-from nxpipe.emulator.isa.instructions import Activation, Engine, Function, TensorCopy, Transpose
+from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Memory, Tile
+from nxpipe.emulator.isa.scalar import Activation, Function
+from nxpipe.emulator.isa.tensor import Transpose
+from nxpipe.emulator.isa.vector import TensorCopy
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.view import View
 

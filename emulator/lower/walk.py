@@ -12,12 +12,10 @@ from nxpipe.emulator.errors import OutOfMemory, Taken
 from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.ir.graph import Graph, Node, Repeat, Value
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.cycles import cost
-from nxpipe.emulator.isa.instructions import DMA_QUEUES, Engine
+from nxpipe.emulator.isa.cost import cost, moved, share_of_dma
+from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine
 from nxpipe.emulator.isa.operands import Far
-from nxpipe.emulator.isa.program import Program
-from nxpipe.emulator.isa.totals import within
-from nxpipe.emulator.isa.transfer import moved, share_of_dma
+from nxpipe.emulator.isa.program import Program, within
 from nxpipe.emulator.lower.buffers import placed
 from nxpipe.emulator.lower.lowering import LOWERINGS, Lowering, NotLowered
 from nxpipe.emulator.lower.places import Series, half

@@ -8,8 +8,9 @@ from typing import Final
 
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, affine
-from nxpipe.emulator.isa.instructions import Engine, Memset
+from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Axis, Tile
+from nxpipe.emulator.isa.vector import Memset
 from nxpipe.emulator.lower.filling import fill
 from nxpipe.emulator.lower.kernel import Block, Kernel, Span
 from nxpipe.emulator.lower.lanes import held

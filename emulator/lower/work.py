@@ -7,8 +7,9 @@ from typing import Final
 from nxpipe.emulator.hardware import CoreSpec
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.cycles import cost
-from nxpipe.emulator.isa.instructions import DmaCopy, Engine
+from nxpipe.emulator.isa.cost import cost
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Memory, Tile, contiguous
 from nxpipe.emulator.lower.kernel import PARTITIONS
 from nxpipe.emulator.lower.turned import must_turn

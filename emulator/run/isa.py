@@ -12,7 +12,7 @@ from nxpipe.emulator.errors import MissingTensor
 from nxpipe.emulator.executable.executable import Executable
 from nxpipe.emulator.executable.port import Port
 from nxpipe.emulator.ir.types import TensorType
-from nxpipe.emulator.isa.limits import check
+from nxpipe.emulator.isa.legality import check
 from nxpipe.emulator.isa.program import RANK, Buffer, Role
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.run.ranks import States

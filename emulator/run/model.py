@@ -7,7 +7,7 @@ from threading import Lock
 
 from nxpipe.emulator.errors import ExecutionError, IndexOutOfRange, MissingTensor, WrongTensor
 from nxpipe.emulator.ir.types import TensorType
-from nxpipe.emulator.isa.faults import ProgramInvalid
+from nxpipe.emulator.isa.constraints import ProgramInvalid
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.run.buckets import fit
 from nxpipe.emulator.run.code import Code

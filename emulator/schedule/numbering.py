@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Final
 
 from nxpipe.emulator.isa.affine import Affine, index
-from nxpipe.emulator.isa.instructions import Engine, Instruction
+from nxpipe.emulator.isa.instruction import Engine, Instruction
 from nxpipe.emulator.isa.program import Loop, Step, counted
 
 _AT_MOST: Final = 4  # waits of one instruction for one engine

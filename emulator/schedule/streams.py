@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import Engine
+from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.program import Loop, Step, counted
 from nxpipe.emulator.numerics import Array
 

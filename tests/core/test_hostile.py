@@ -9,9 +9,12 @@ from nxpipe.emulator.core import Deadlock, Machine, OutOfBounds, Race, SumNotBeg
 from nxpipe.emulator.core.faults import Malformed
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, index
-from nxpipe.emulator.isa.instructions import Alu, DmaCopy, Engine, Matmul, Memset, TensorCopy, TensorTensor, Wait
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import Alu, Engine, Wait
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Loop, Program, Role, Step
+from nxpipe.emulator.isa.tensor import Matmul
+from nxpipe.emulator.isa.vector import Memset, TensorCopy, TensorTensor
 from tests.core.hands import in_order, table
 
 F32 = DType.FLOAT32

@@ -12,18 +12,12 @@ from nxpipe.emulator.core import Machine, Unwritten
 from nxpipe.emulator.errors import ExecutionError, MissingTensor, WrongTensor
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, index
-from nxpipe.emulator.isa.instructions import (
-    AllGather,
-    AllReduce,
-    Alu,
-    DmaCopy,
-    Engine,
-    Instruction,
-    ReduceScatter,
-    TensorTensor,
-)
+from nxpipe.emulator.isa.collective import AllGather, AllReduce, ReduceScatter
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import Alu, Engine, Instruction
 from nxpipe.emulator.isa.operands import Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
+from nxpipe.emulator.isa.vector import TensorTensor
 from nxpipe.emulator.numerics import Array, round_to
 from tests.core.hands import in_order, table
 

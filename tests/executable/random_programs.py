@@ -10,10 +10,12 @@ from nxpipe.emulator.executable.executable import Executable
 from nxpipe.emulator.executable.kinds import kind_of
 from nxpipe.emulator.executable.port import Port
 from nxpipe.emulator.ir.types import DType, TensorType
-from nxpipe.emulator.isa.affine import Affine, Turn
-from nxpipe.emulator.isa.instructions import INSTRUCTIONS, Alu, Engine, Function, Instruction, Wait
+from nxpipe.emulator.isa.affine import Affine, RotatingOffset
+from nxpipe.emulator.isa.instruction import Alu, Engine, Instruction, Wait
+from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
+from nxpipe.emulator.isa.scalar import Function
 from nxpipe.emulator.passes.shard import Piece
 
 WHOLE = st.integers(-(2**40), 2**40)
@@ -33,7 +35,7 @@ def sums(draw: Any, loops: int) -> Affine:
 @st.composite
 def affines(draw: Any, loops: int) -> Affine:
     plain = draw(sums(loops))
-    turns = st.builds(Turn, WHOLE.filter(bool), st.integers(2, 9), sums(loops))
+    turns = st.builds(RotatingOffset, WHOLE.filter(bool), st.integers(2, 9), sums(loops))
     return Affine(plain.base, plain.terms, tuple(draw(st.lists(turns, max_size=2))))
 
 

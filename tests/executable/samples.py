@@ -8,17 +8,19 @@ from nxpipe.emulator.executable.executable import Executable, to_bytes
 from nxpipe.emulator.executable.kinds import kind_of
 from nxpipe.emulator.executable.port import Port
 from nxpipe.emulator.ir.types import DType, TensorType
-from nxpipe.emulator.isa.affine import Affine, index, turning
-from nxpipe.emulator.isa.instructions import INSTRUCTIONS, Alu, Engine, Function, Instruction, Wait
+from nxpipe.emulator.isa.affine import Affine, index, rotating_offset
+from nxpipe.emulator.isa.instruction import Alu, Engine, Instruction, Wait
+from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.operands import Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role
+from nxpipe.emulator.isa.scalar import Function
 from nxpipe.emulator.passes.shard import Piece
 
 TABLE = bytes(range(64))
 
 
 def tile(seed: int, *sizes: int) -> Tile:
-    offset = turning(index(0) + seed % 2, 2, 2048) + seed * 64
+    offset = rotating_offset(index(0) + seed % 2, 2, 2048) + seed * 64
     return Tile(Memory.SBUF, DType.BFLOAT16, 32 * (seed % 4), 32, offset, contiguous(*(sizes or (16,))))
 
 

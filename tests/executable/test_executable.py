@@ -18,10 +18,14 @@ from nxpipe.emulator.executable.kinds import kind_of
 from nxpipe.emulator.executable.spelling import LONGEST_TEXT, Reader, Writer
 from nxpipe.emulator.executable.tables import MOST_RANKS, MOST_TENSORS
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.affine import Affine, Turn, index
-from nxpipe.emulator.isa.instructions import INSTRUCTIONS, Activation, DmaCopy, Engine, Function, Memset, Wait
+from nxpipe.emulator.isa.affine import Affine, RotatingOffset, index
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import Engine, Wait
+from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.operands import Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role
+from nxpipe.emulator.isa.scalar import Activation, Function
+from nxpipe.emulator.isa.vector import Memset
 from tests.executable.damage import DAMAGES, parts, sealed, survives
 from tests.executable.random_programs import executables
 
@@ -273,7 +277,7 @@ def test_a_program_has_the_same_bytes_on_every_machine_and_python() -> None:
 
 
 @pytest.mark.parametrize(
-    "offset", [Affine(0, ((0, 0),)), Affine(0, ((1, 2), (0, 2))), Affine(0, (), (Turn(1, 1, Affine()),))]
+    "offset", [Affine(0, ((0, 0),)), Affine(0, ((1, 2), (0, 2))), Affine(0, (), (RotatingOffset(1, 1, Affine()),))]
 )
 def test_a_number_in_another_than_its_canonical_form_is_not_written(offset: Affine) -> None:
     with pytest.raises(ExecutableInvalid, match=r"ascend|turn"):

@@ -10,18 +10,19 @@ from hypothesis import strategies as st
 from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, index
-from nxpipe.emulator.isa.cycles import cost
-from nxpipe.emulator.isa.instructions import INSTRUCTIONS, DmaCopy, Engine, Instruction, Matmul, Transpose
-from nxpipe.emulator.isa.kinds import ENGINES
+from nxpipe.emulator.isa.cost import cost, moved, transfer_ns
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import Engine, Instruction
+from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.operands import Axis, Memory, Tile
-from nxpipe.emulator.isa.parse import program
 from nxpipe.emulator.isa.program import Loop, Step, executed
+from nxpipe.emulator.isa.tensor import Matmul, Transpose
 from nxpipe.emulator.isa.totals import totals
-from nxpipe.emulator.isa.transfer import moved, transfer_ns
+from tests.isa.assembler import program
 from tests.isa.page import EXAMPLE
 from tests.isa.samples import around, changed, far, inside, plain, sums, tile
 
-CHOICES = [(name, engine) for name in sorted(INSTRUCTIONS) for engine in ENGINES[INSTRUCTIONS[name]]]
+CHOICES = [(name, engine) for name in sorted(INSTRUCTIONS) for engine in INSTRUCTIONS[name].engines]
 PLAIN = st.sampled_from(CHOICES).map(lambda choice: plain(*choice, lanes=64, size=48))
 BODIES: st.SearchStrategy[Step] = st.recursive(
     PLAIN,
@@ -95,7 +96,7 @@ def test_the_report_of_a_program_is_plain_and_does_not_change() -> None:
 def test_every_instruction_has_a_price_on_every_generation_that_has_it(name: str, engine: Engine) -> None:
     one = plain(name, engine)
     for core in CORES.values():
-        if ENGINES[type(one)][engine] <= core.nki_gen:
+        if one.engines[engine] <= core.nki_gen:
             assert cost(one, core).ns > 0
 
 

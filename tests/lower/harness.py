@@ -10,7 +10,7 @@ from nxpipe.emulator.core import Machine
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.graph import Graph, Value
 from nxpipe.emulator.ir.types import DType, TensorType
-from nxpipe.emulator.isa.limits import check
+from nxpipe.emulator.isa.legality import check
 from nxpipe.emulator.isa.program import RANK, Program, Role
 from nxpipe.emulator.lower import lower
 from nxpipe.emulator.numerics import Array

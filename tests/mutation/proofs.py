@@ -18,20 +18,14 @@ import numpy.typing as npt
 
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import (
-    Activation,
-    AllReduce,
-    DmaCopy,
-    Engine,
-    Instruction,
-    Reciprocal,
-    TensorCopy,
-    TensorScalar,
-    TensorTensor,
-    Transpose,
-)
+from nxpipe.emulator.isa.collective import AllReduce
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import Engine, Instruction
 from nxpipe.emulator.isa.operands import Far, Memory, Place, Tile
 from nxpipe.emulator.isa.program import Program, Role, executed
+from nxpipe.emulator.isa.scalar import Activation
+from nxpipe.emulator.isa.tensor import Transpose
+from nxpipe.emulator.isa.vector import Reciprocal, TensorCopy, TensorScalar, TensorTensor
 from nxpipe.emulator.lower.kernel import PARTITIONS
 
 Names = npt.NDArray[np.uint64]

@@ -14,8 +14,8 @@ from nxpipe.artifact_store.manifest import Executable as Stored
 from nxpipe.artifact_store.manifest import File, Manifest
 from nxpipe.emulator.executable.executable import Executable, from_bytes, to_bytes
 from nxpipe.emulator.ir.graph import Graph
-from nxpipe.emulator.isa.instructions import TensorTensor
 from nxpipe.emulator.isa.program import Loop, Role, Step
+from nxpipe.emulator.isa.vector import TensorTensor
 from nxpipe.emulator.lower import LOWERINGS
 from nxpipe.emulator.ops import LayerNorm
 from nxpipe.pipeline.verify.stored_program import read_instructions

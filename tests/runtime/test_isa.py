@@ -14,7 +14,9 @@ from nxpipe.emulator.hardware import instance
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import AllGather, DmaCopy, Engine, Wait
+from nxpipe.emulator.isa.collective import AllGather
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import Engine, Wait
 from nxpipe.emulator.isa.operands import Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Program, Role
 from nxpipe.emulator.numerics import stochastic_rounding
