@@ -11,7 +11,9 @@ import numpy as np
 
 from nxpipe.emulator.ir.graph import Node
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa import collective
+from nxpipe.emulator.isa.collective import AllGather as CollectiveAllGather
+from nxpipe.emulator.isa.collective import AllReduce as CollectiveAllReduce
+from nxpipe.emulator.isa.collective import ReduceScatter as CollectiveReduceScatter
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.cost import START_NS, cost
 from nxpipe.emulator.isa.dma import DmaCopy
@@ -34,7 +36,7 @@ def _all_reduce(low: Lowering, node: Node, op: AllReduce) -> None:
     _require_degree(low, node, op.degree)
     source, home = low.packed(low.view(node.operands[0])), low.home(node.result)
     if home.elements:
-        low.k.emit(collective.AllReduce(engine=Engine.COLLECTIVE, dst=line(home), src=line(source)))
+        low.k.emit(CollectiveAllReduce(engine=Engine.COLLECTIVE, dst=line(home), src=line(source)))
 
 
 @lowers(AllGather)
@@ -53,10 +55,10 @@ def _all_gather(low: Lowering, node: Node, op: AllGather) -> None:
     if _in_order(low, op, outer, home):
         with low.k.loop(outer) as turn:
             dst, src = (_row(view, outer, turn) for view in (home, source))
-            low.k.emit(collective.AllGather(engine=Engine.COLLECTIVE, dst=line(dst), src=line(src)))
+            low.k.emit(CollectiveAllGather(engine=Engine.COLLECTIVE, dst=line(dst), src=line(src)))
         return
     gathered = low.scratch(source.dtype, (op.degree, *source.shape))
-    low.k.emit(collective.AllGather(engine=Engine.COLLECTIVE, dst=line(gathered), src=line(source)))
+    low.k.emit(CollectiveAllGather(engine=Engine.COLLECTIVE, dst=line(gathered), src=line(source)))
     shares = gathered.packed_as((op.degree, outer, op.local, inner))
     whole = home.packed_as((outer, sum(op.sizes), inner))
     for run in _runs(op):
@@ -80,7 +82,7 @@ def _reduce_scatter(low: Lowering, node: Node, op: ReduceScatter) -> None:
     if _in_order(low, op, outer, source):
         with low.k.loop(outer) as turn:
             dst, src = (_row(view, outer, turn) for view in (home, source))
-            low.k.emit(collective.ReduceScatter(engine=Engine.COLLECTIVE, dst=line(dst), src=line(src)))
+            low.k.emit(CollectiveReduceScatter(engine=Engine.COLLECTIVE, dst=line(dst), src=line(src)))
         return
     whole = source.packed_as((outer, sum(op.sizes), inner))
     parts = low.scratch(source.dtype, (op.degree, outer, op.local, inner))
@@ -90,7 +92,7 @@ def _reduce_scatter(low: Lowering, node: Node, op: ReduceScatter) -> None:
         for one in op.stretches(rank):
             place = parts.pick(0, rank).cut((0, outer), (one.own, one.size))
             low.copy(place, whole.cut((0, outer), (one.whole, one.size)))
-    low.k.emit(collective.ReduceScatter(engine=Engine.COLLECTIVE, dst=line(home), src=line(parts)))
+    low.k.emit(CollectiveReduceScatter(engine=Engine.COLLECTIVE, dst=line(home), src=line(parts)))
 
 
 def _in_order(low: Lowering, op: AllGather | ReduceScatter, outer: int, whole: View) -> bool:

@@ -10,7 +10,7 @@ from typing import Final
 
 from nxpipe.emulator.ir.graph import Node, Value
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa import collective
+from nxpipe.emulator.isa.collective import AllReduce as CollectiveAllReduce
 from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.lower.buffers import on_device
@@ -77,7 +77,7 @@ def _result(k: Kernel, node: Node, operands: Sequence[Tile | float], shape: tupl
     if isinstance(node.op, AllReduce):
         (mine,) = operands
         assert isinstance(mine, Tile)  # numbers are no results, and only those are added up
-        k.emit(collective.AllReduce(engine=Engine.COLLECTIVE, dst=mine, src=mine))
+        k.emit(CollectiveAllReduce(engine=Engine.COLLECTIVE, dst=mine, src=mine))
         return mine
     block = k.tile(on_device(node.result.type.dtype), *shape, turns=2)
     apply(k, node, block.whole, operands)

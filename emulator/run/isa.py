@@ -108,12 +108,12 @@ class LoadedIsa:
                 for storage, share in zip(shelf[what], shares, strict=False):
                     put(storage, buffer, index, share)
         for storage, shared in zip(own, shelf[what], strict=True):
-            storage.become(shared)
+            storage.alias(shared)
 
     def _give(self, rank: int, states: Mapping[str, Array]) -> None:
         if isinstance(states, Resident):
             for number, buffer in self._code.buffers(Role.STATE):
-                self._machine.storage(number, rank).become(states.storage(buffer))
+                self._machine.storage(number, rank).alias(states.storage(buffer))
             return
         for name, array in states.items():
             self._machine.write(name, array, rank)

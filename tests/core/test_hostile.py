@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nxpipe.emulator.core import Deadlock, Machine, OutOfBounds, Race, SumNotBegun, Unwritten
-from nxpipe.emulator.core.faults import Malformed
+from nxpipe.emulator.core.faults import MalformedInstruction
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, index
 from nxpipe.emulator.isa.dma import DmaCopy
@@ -217,7 +217,7 @@ def test_engines_that_wait_for_each_other_are_all_listed(order: str) -> None:
 
 def test_operands_that_do_not_go_together_are_an_error() -> None:
     wrong = DmaCopy(engine=Engine.DMA0, dst=sbuf(size=4), src=X)
-    with pytest.raises(Malformed, match="32 elements come to sbuf"):
+    with pytest.raises(MalformedInstruction, match="32 elements come to sbuf"):
         machine(wrong).execute()
 
 
@@ -225,5 +225,5 @@ def test_weights_are_not_written_to() -> None:
     buffers = table(
         (Role.PARAMETER, "w", F32, (4, 8)),
     )
-    with pytest.raises(Malformed, match="writes to the parameter 'w'"):
+    with pytest.raises(MalformedInstruction, match="writes to the parameter 'w'"):
         Machine(Program("v2", 1, buffers, (DmaCopy(engine=Engine.DMA0, dst=X, src=sbuf()),)))

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxpipe.emulator.core.collective import COLLECTIVES
-from nxpipe.emulator.core.meanings import MEANINGS
+from nxpipe.emulator.core.engines import HANDLERS
+from nxpipe.emulator.core.engines.collective import EXCHANGES
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.gpsimd import AffineSelect, GatherFree, Iota, PartitionReduce
@@ -85,7 +85,7 @@ Laid = dict[str, Layout]
 
 
 def test_every_kind_of_instruction_has_a_meaning() -> None:
-    assert {*MEANINGS, *COLLECTIVES} == set(INSTRUCTIONS.values())
+    assert {*HANDLERS, *EXCHANGES} == set(INSTRUCTIONS.values())
 
 
 @pytest.mark.parametrize("op", TWO)

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxpipe.emulator.core.places import Pattern, pattern, touch
-from nxpipe.emulator.core.race import Access, Clocks, Log
+from nxpipe.emulator.core.access import Pattern, pattern, touch
+from nxpipe.emulator.core.races import Access, Clocks, Log
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.instruction import Engine

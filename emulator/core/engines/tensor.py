@@ -1,18 +1,18 @@
-"""What the tensor engine does: products, summed in float32 in PSUM, and transposes."""
+"""Semantics of the tensor engine: products, summed in float32 in PSUM, and transposes."""
 
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 
-from nxpipe.emulator.core.bound import Bound
-from nxpipe.emulator.core.cells import encode, floats
-from nxpipe.emulator.core.dma import same_bits
+from nxpipe.emulator.core.access import Bound, Handler, same_bits
+from nxpipe.emulator.core.arithmetic import encode, floats
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.instruction import Engine
+from nxpipe.emulator.isa.instruction import Engine, Instruction
 from nxpipe.emulator.isa.tensor import Matmul, Transpose
 from nxpipe.emulator.numerics import Array, Floats
 
-_ON_ONE_THREAD: Final = 1 << 18  # multiplications: up to here OpenBLAS does not use a second one
+_ON_ONE_THREAD: Final = 1 << 18  # multiplications: up to here OpenBLAS uses one thread
 
 
 def matmul(instruction: Matmul, at: Bound) -> None:
@@ -29,15 +29,15 @@ def transpose(instruction: Transpose, at: Bound) -> None:
     if not same_bits(src.dtype, dst.dtype):
         dst.put(floats(src.numbers()).T)
         return
-    turned = src.bits().reshape(src.flat).T
+    transposed = src.bits().reshape(src.flat).T
     if instruction.engine is Engine.TENSOR and at.core.nki_gen < 3 and src.dtype.is_float:
-        turned = _multiplied(turned, src.numbers().T, src.dtype)
-    dst.put_bits(turned)
+        transposed = _multiplied(transposed, src.numbers().T, src.dtype)
+    dst.put_bits(transposed)
 
 
 def multiply(left: Floats, right: Floats) -> Floats:
-    """A product of matrices, so few columns at a time that numpy's library does not share them out among threads:
-    products of tiles are too short to wait for a thread that a busy machine has to wake first."""
+    """A product of matrices, in blocks of columns so small that BLAS does not start threads for them: the products of
+    tiles are too short to wait for a thread that a busy machine has to wake first."""
     (height, inner), width = left.shape, right.shape[1]
     few = max(_ON_ONE_THREAD // (height * inner), 1)
     count = width // few
@@ -50,9 +50,12 @@ def multiply(left: Floats, right: Floats) -> Floats:
 
 
 def _multiplied(bits: Array, numbers: Array, dtype: DType) -> Array:
-    """Before v3 a transpose is a product with ones and zeros, in which an infinity or a NaN spoils its whole sum."""
+    """Before v3 a transpose is a product with an identity matrix, so an infinity or a NaN makes its whole sum NaN."""
     spoiled = ~np.isfinite(numbers).all(axis=1)
     if spoiled.any():
         bits = bits.copy()
         bits[spoiled] = encode(np.full(1, np.nan, np.float32), dtype)
     return bits
+
+
+HANDLERS: Final[Mapping[type[Instruction], Handler]] = {Matmul: matmul, Transpose: transpose}

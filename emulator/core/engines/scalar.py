@@ -1,22 +1,23 @@
-"""What the scalar engine does: functions of one number, looked up."""
+"""Semantics of the scalar engine: functions of one number."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
 
-from nxpipe.emulator.core.bound import Bound
-from nxpipe.emulator.core.cells import floats
+from nxpipe.emulator.core.access import Bound, Handler
+from nxpipe.emulator.core.arithmetic import floats
+from nxpipe.emulator.isa.instruction import Instruction
 from nxpipe.emulator.isa.scalar import Activation, Function
 from nxpipe.emulator.numerics import Array, Floats
 from nxpipe.emulator.ops.elementwise import Unary
 
-_SPELLED: Final = {Function.GELU_TANH: "gelu_tanh", Function.ARCTAN: "atan"}  # where the graph has another name
+_GRAPH_NAMES: Final = {Function.GELU_TANH: "gelu_tanh", Function.ARCTAN: "atan"}  # where they differ
 _sigmoid, _tanh, _softplus = (Unary(name).compute for name in ("sigmoid", "tanh", "softplus"))
 
 
 def _named(function: Function) -> Callable[[Floats], Array]:
-    return Unary(_SPELLED.get(function, function.value)).compute
+    return Unary(_GRAPH_NAMES.get(function, function.value)).compute
 
 
 def _gelu_sigmoid(x: Floats) -> Array:
@@ -28,7 +29,7 @@ def _mish(x: Floats) -> Array:
 
 
 def _within(function: Function, most: float) -> Callable[[Floats], Array]:
-    """Tables that end where models do go: what lies outside is invalid, so a forgotten reduction spoils the answer."""
+    """A table of a limited range: NaN outside, so that a missing range reduction shows in the result."""
     compute, limit = _named(function), np.float32(most)
 
     def bounded(x: Floats) -> Array:
@@ -58,3 +59,6 @@ def activation(instruction: Activation, at: Bound) -> None:
     at.put(results)
     if instruction.total is not None:
         at.put(results.sum(axis=1, keepdims=True), "total")
+
+
+HANDLERS: Final[Mapping[type[Instruction], Handler]] = {Activation: activation}

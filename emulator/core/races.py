@@ -1,9 +1,10 @@
-"""Proof that the order in which engines went did not matter: every two accesses to the same bytes, one of them a write,
-are put in order by an engine's own stream or by waits.
+"""Race detection: proof that the order of the engines did not matter in a run.
 
-An engine knows how far the others have come only from what it waited for: whoever waits for an instruction takes over
-all that its engine knew when it had done it (vector clocks). Which accesses are ordered is thus a matter of the program
-alone, and one run in any order finds every pair that is not.
+Every two accesses to the same bytes, one of them a write, must be ordered: by the stream of one engine or by waits.
+Happens-before is tracked with vector clocks (Lamport; Mattern 1988): an engine knows how far the others have come only
+from its waits, and a wait for an instruction takes over everything that its engine knew when it was done. Which
+accesses are ordered therefore depends on the program alone (and on its row numbers) and not on the order of this run:
+a run in any order finds a race if there is one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,22 +12,21 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from nxpipe.emulator.core.bound import ENGINES, Bound
+from nxpipe.emulator.core.access import ENGINES, Bound, Pattern, Window, touch
 from nxpipe.emulator.core.faults import Race
 from nxpipe.emulator.core.memory import Memories
-from nxpipe.emulator.core.places import Pattern, Window, touch
-from nxpipe.emulator.core.schedule import Due
+from nxpipe.emulator.core.scheduler import Due
 from nxpipe.emulator.isa.instruction import Instruction
 from nxpipe.emulator.isa.operands import Far
 from nxpipe.emulator.isa.program import Buffer
 
-Known = tuple[int, ...]  # by engine: how many of its instructions are known to be done
+Known = tuple[int, ...]  # vector clock: how many instructions of each engine are known to be done
 Describe = Callable[[Instruction, tuple[int, ...]], str]
 _NOTHING: Final[Known] = (0,) * len(ENGINES)
 
 
 class Clocks:
-    """What each engine knows of the others now, and knew when it had done its first, second ... instruction."""
+    """Vector clocks: what each engine knows of the others now, and knew after its first, second ... instruction."""
 
     def __init__(self) -> None:
         self.now: list[Known] = [_NOTHING] * len(ENGINES)
@@ -62,17 +62,22 @@ class Access(NamedTuple):
 
 
 class Log:
-    """Accesses to one memory that a later one may still meet, their boxes side by side so that most are passed over
-    at once."""
+    """Accesses to one memory that a later access may still race with.
+
+    Their bounding boxes (partitions x bytes) lie in one array, so that numpy discards all but the near ones at once.
+    """
 
     def __init__(self, engines: frozenset[int]) -> None:
-        self._engines = engines  # who ever comes here
+        self._engines = engines  # that ever access this memory
         self._boxes = np.zeros((4, 256), np.int64)
         self._found: list[Access | None] = []
 
     def meet(self, access: Access, known: Known) -> Access | None:
-        """Note an access; the one that it races with, if there is one. Nobody can race with what a later, ordered
-        access has taken the place of without racing with that as well."""
+        """Record an access, and return one that it races with, if any.
+
+        An ordered access that covers an older one replaces it: whatever races with the older access races with its
+        successor too. The log thus stays as short as the bytes that are in use.
+        """
         first, last, low, high = access.box
         boxes = self._boxes[:, : len(self._found)]
         near = (boxes[0] < last) & (boxes[1] > first) & (boxes[2] < high) & (boxes[3] > low)
@@ -87,7 +92,7 @@ class Log:
                     return other
             elif (access.writes or not other.writes) and _covers(access, other):
                 self._found[place] = None
-                boxes[1, place] = boxes[0, place]  # an empty box is near nobody
+                boxes[1, place] = boxes[0, place]  # an empty box overlaps nothing
         self._boxes[:, len(self._found)] = access.box
         self._found.append(access)
         return None
@@ -97,10 +102,10 @@ class Log:
         return len(self._found) == self._boxes.shape[1]
 
     def forget(self, clocks: Clocks, working: Iterable[int]) -> None:
-        """What everybody knows who is still to come here, nobody can race with."""
-        coming = [engine for engine in working if engine in self._engines]
+        """Drop the accesses that every engine with accesses to come already knows: nothing can race with them."""
+        engines = [engine for engine in working if engine in self._engines]
         oldest = [
-            min((clocks.now[each][of] for each in coming if each != of), default=1 << 62) for of in range(len(ENGINES))
+            min((clocks.now[each][of] for each in engines if each != of), default=1 << 62) for of in range(len(ENGINES))
         ]
         kept = [
             number
@@ -122,7 +127,7 @@ def _covers(access: Access, other: Access) -> bool:
 
 
 class Races:
-    """The accesses of one run of one core."""
+    """Race detection over the accesses of one run of one core."""
 
     def __init__(self, memories: Memories, everything: Sequence[Bound], describe: Describe) -> None:
         self._clocks = Clocks()
@@ -135,7 +140,7 @@ class Races:
                 visitors.setdefault(self._region(window), set()).add(bound.engine)
                 if writes:
                     written.add(self._region(window))
-        # What nobody writes nobody can race for; nor can one engine race with itself.
+        # Memory that is never written, or that one engine alone accesses, has no races.
         self._logs = {
             region: Log(frozenset(engines))
             for region, engines in visitors.items()
@@ -143,8 +148,7 @@ class Races:
         }
 
     def begin(self, due: Due, working: Sequence[int]) -> None:
-        """An instruction has seen what it waits for, and is at its places; `working` are the engines that still have
-        something to do."""
+        """An instruction's waits are fulfilled and its places located; `working` are the engines with work left."""
         for other, count in due.waits:
             self._clocks.wait(due.bound.engine, other, count)
         self._working = working
@@ -168,7 +172,7 @@ class Races:
                 other = self._describe(rival.instruction, rival.indices)
                 raise Race(
                     f"{'writes' if writes else 'reads'} {window}, part of which is "
-                    f"{'written' if rival.writes else 'read'} by ({other}), and no wait puts the two in order"
+                    f"{'written' if rival.writes else 'read'} by ({other}), and no wait orders the two"
                 )
 
     def end(self, bound: Bound) -> None:
@@ -179,7 +183,7 @@ class Races:
 
 
 def _overlapping(buffers: Sequence[Buffer]) -> list[int]:
-    """For each buffer a number that it shares with those that lie, in part, where it lies."""
+    """A group number for each buffer: buffers that overlap, directly or through others, share one."""
     groups, group, end = [0] * len(buffers), 0, 0
     for number in sorted(range(len(buffers)), key=lambda number: buffers[number].address):
         buffer = buffers[number]

@@ -1,7 +1,7 @@
-"""Who goes next. Each engine has its stream and goes through it in order; the streams are tied by waits only.
+"""The order in which engines proceed. Each engine executes its own stream in order; only waits tie the streams.
 
-Every order that respects the waits is legal and must give the same result, so the usual one is the least friendly that
-we know of, others are drawn by chance, and the order in which the program is written is one of them too.
+Every order that respects the waits is legal and must give the same result. The default is the least favourable order
+that we know (`Hostile`); others are random, and the order in which the program is written is one of them too.
 """
 
 import random
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from nxpipe.emulator.core.bound import ENGINES, NUMBER, Bound
+from nxpipe.emulator.core.access import ENGINES, NUMBER, Bound
 from nxpipe.emulator.core.faults import Deadlock
 from nxpipe.emulator.errors import OptionsInvalid
 from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine, Instruction
@@ -20,7 +20,7 @@ Indices = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What an engine has to do next, and how far others must have come before: (engine, count)."""
+    """The next instruction of an engine, and its waits in this iteration as (engine, count)."""
 
     bound: Bound
     indices: Indices
@@ -28,7 +28,7 @@ class Due:
 
 
 class Streams:
-    """All engines of a core, by number: what each has to do next, and how many instructions each has done."""
+    """The instruction streams of a core's engines, by number: the head of each, and how many instructions are done."""
 
     def __init__(self, body: Sequence[Step], bound: Callable[[Instruction], Bound]) -> None:
         self._bound = bound
@@ -43,7 +43,7 @@ class Streams:
         return due is not None and all(done[other] >= count for other, count in due.waits)
 
     def lacks(self, engine: int) -> list[tuple[int, int]]:
-        """For whom an engine waits, and how far they must come."""
+        """The unfulfilled waits of an engine's next instruction."""
         due = self.heads[engine]
         return [wait for wait in due.waits if self.done[wait[0]] < wait[1]] if due else []
 
@@ -76,17 +76,23 @@ class Streams:
             for engine in self.working
             for other, count in self.lacks(engine)
         ]
-        return Deadlock("no engine can go on, and some have work left", waiting=waiting)
+        return Deadlock("no engine can proceed, and some have instructions left", waiting=waiting)
 
 
 class Order(Protocol):
     def choose(self, streams: Streams) -> int | None:
-        """The engine that carries out its next instruction now; None where none can."""
+        """The engine that executes its next instruction now; None where none can."""
 
 
 class Hostile:
-    """Copies and collectives are put off until somebody waits for them and nothing else can be done: they read as late
-    as they may, and land as late. The other engines run ahead of each other as far as they get, consumers first."""
+    """Copies and collectives run as late as the waits allow, the other engines as early as they can, consumers first.
+
+    A missing wait is a bug that most orders hide: a copy usually lands in time. So a DMA or a collective runs only when
+    no other engine can proceed, and first one that the blocked engines wait for, directly or through others; its reads
+    and its writes are then as late as a real queue could make them. The other engines run ahead of each other
+    as far as their waits let them, in the order GpSimd, vector, scalar, tensor: readers of a result before its writers,
+    so that a consumer that does not wait reads poison.
+    """
 
     _EAGER: Final = tuple(NUMBER[each] for each in (Engine.GPSIMD, Engine.VECTOR, Engine.SCALAR, Engine.TENSOR))
     _LAZY: Final = tuple(NUMBER[each] for each in (Engine.COLLECTIVE, *reversed(DMA_QUEUES)))
@@ -106,36 +112,36 @@ class Hostile:
         return None
 
     def _demanded(self, streams: Streams) -> set[int]:
-        """For whom the others wait, and for whom those wait."""
-        asking = [engine for engine in self._EAGER if streams.heads[engine] is not None]
+        """The engines that the blocked ones wait for, directly or through others."""
+        blocked = [engine for engine in self._EAGER if streams.heads[engine] is not None]
         demanded: set[int] = set()
-        while asking:
-            for other, _ in streams.lacks(asking.pop()):
+        while blocked:
+            for other, _ in streams.lacks(blocked.pop()):
                 if other not in demanded:
                     demanded.add(other)
-                    asking.append(other)
+                    blocked.append(other)
         return demanded
 
 
 class Shuffled:
-    """Any engine that may go, by chance."""
+    """A random engine among those that may proceed."""
 
     def __init__(self, seed: str) -> None:
         self._random = random.Random(seed)  # noqa: S311 - an order, not a secret
 
     def choose(self, streams: Streams) -> int | None:
-        able = [engine for engine in range(len(ENGINES)) if streams.may_go(engine)]
-        return self._random.choice(able) if able else None
+        ready = [engine for engine in range(len(ENGINES)) if streams.may_go(engine)]
+        return self._random.choice(ready) if ready else None
 
 
 class AsWritten:
-    """In the order of the program."""
+    """The order of the program's text."""
 
     def __init__(self, body: tuple[Step, ...]) -> None:
-        self._turns = (NUMBER[instruction.engine] for instruction, _ in executed(body))
+        self._engines = (NUMBER[instruction.engine] for instruction, _ in executed(body))
 
     def choose(self, streams: Streams) -> int | None:
-        engine = next(self._turns, None)
+        engine = next(self._engines, None)
         return engine if engine is not None and streams.may_go(engine) else None
 
 
@@ -148,4 +154,4 @@ def ordering(name: str, body: tuple[Step, ...], rank: int) -> Order:
         return Hostile()
     if name == "program":
         return AsWritten(body)
-    raise OptionsInvalid(f"there is no order {name!r} of engines; take hostile, program or random:SEED")
+    raise OptionsInvalid(f"there is no order {name!r} of engines; use hostile, program or random:SEED")
