@@ -17,7 +17,7 @@ from nxpipe.emulator.executable.kinds import (
     Kind,
     kinds,
 )
-from nxpipe.emulator.executable.shared import Known, Words
+from nxpipe.emulator.executable.shared import SharedReader, WordReader
 from nxpipe.emulator.executable.spelling import Reader
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, RotatingOffset
@@ -43,11 +43,11 @@ class _Reading:
         self._notes = notes
         self._progress = Progress()
         self._note = self._steps = self._terms = 0
-        self._words = Words(source)
-        self._affines: Known[Affine] = Known(source)
-        self._axes: Known[tuple[Axis, ...]] = Known(source)
-        self._places: Known[Place] = Known(source)
-        self._reals: Known[float] = Known(source)
+        self._words = WordReader(source)
+        self._affines: SharedReader[Affine] = SharedReader(source)
+        self._axes: SharedReader[tuple[Axis, ...]] = SharedReader(source)
+        self._places: SharedReader[Place] = SharedReader(source)
+        self._reals: SharedReader[float] = SharedReader(source)
         self._forms: Mapping[str, Callable[[], Any]] = {
             "affine": self._affine,
             "tile": self._tile,

@@ -10,7 +10,7 @@ T = TypeVar("T")
 Word = TypeVar("Word", bound=StrEnum)
 
 
-class Written:
+class SharedWriter:
     """Values are known by their bytes, whose hashes nobody can choose so that many collide, as those of numbers."""
 
     def __init__(self, out: Writer) -> None:
@@ -30,7 +30,7 @@ class Written:
         self.put(value.encode(errors="surrogatepass"), lambda: self._out.text(value))
 
 
-class Known(Generic[T]):
+class SharedReader(Generic[T]):
     """The reader's side of `Written`."""
 
     def __init__(self, source: Reader) -> None:
@@ -48,7 +48,7 @@ class Known(Generic[T]):
         return value
 
 
-class Words(Known[str]):
+class WordReader(SharedReader[str]):
     def text(self) -> str:
         return self.get(self._source.text)
 

@@ -15,7 +15,7 @@ from nxpipe.emulator.executable.kinds import (
     kind_of,
     kind_text,
 )
-from nxpipe.emulator.executable.shared import Written
+from nxpipe.emulator.executable.shared import SharedWriter
 from nxpipe.emulator.executable.spelling import Writer
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.instruction import Instruction, Wait
@@ -36,7 +36,7 @@ class _Writing:
         self.out = Writer()
         self._progress = Progress()
         self._note = self._steps = self._terms = 0
-        self._words, self._affines, self._axes, self._places, self._reals = (Written(self.out) for _ in range(5))
+        self._words, self._affines, self._axes, self._places, self._reals = (SharedWriter(self.out) for _ in range(5))
         # By identity: objects live as long as the program, which shares most of them.
         self._spelled: dict[int, bytes] = {}
         self._forms: Mapping[str, Callable[[Any], None]] = {

@@ -4,7 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from nxpipe.emulator.isa.constraints import Rule, Site, Violation, Violations, length, operator, same_type, unequal
+from nxpipe.emulator.isa.constraints import (
+    InstructionContext,
+    Rule,
+    Violation,
+    Violations,
+    length,
+    operator,
+    same_type,
+    unequal,
+)
 from nxpipe.emulator.isa.cost import is_dense
 from nxpipe.emulator.isa.instruction import Alu, Engine, Instruction
 from nxpipe.emulator.isa.operands import Far, Place, Tile
@@ -14,7 +23,7 @@ _ACROSS_RANKS: Final = frozenset({Alu.ADD, Alu.MINIMUM, Alu.MAXIMUM})
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllReduce(Instruction, name="all_reduce"):
+class CollectiveAllReduce(Instruction, name="all_reduce"):
     """`op` over the `src` of all ranks, in the order of ranks and in float32; every rank gets the result."""
 
     dst: Place
@@ -23,13 +32,13 @@ class AllReduce(Instruction, name="all_reduce"):
 
     engines: ClassVar[Mapping[Engine, int]] = _COLLECTIVE
 
-    def violations(self, site: Site) -> Violations:
+    def violations(self, context: InstructionContext) -> Violations:
         yield from _exchanged(("dst", self.dst), ("src", self.src), 1)
         yield from operator("op", self.op, _ACROSS_RANKS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReduceScatter(Instruction, name="reduce_scatter"):
+class CollectiveReduceScatter(Instruction, name="reduce_scatter"):
     """As AllReduce, but the result is split into as many parts as there are ranks, and each rank gets its own."""
 
     dst: Place
@@ -38,13 +47,13 @@ class ReduceScatter(Instruction, name="reduce_scatter"):
 
     engines: ClassVar[Mapping[Engine, int]] = _COLLECTIVE
 
-    def violations(self, site: Site) -> Violations:
-        yield from _exchanged(("src", self.src), ("dst", self.dst), site.ranks)
+    def violations(self, context: InstructionContext) -> Violations:
+        yield from _exchanged(("src", self.src), ("dst", self.dst), context.ranks)
         yield from operator("op", self.op, _ACROSS_RANKS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllGather(Instruction, name="all_gather"):
+class CollectiveAllGather(Instruction, name="all_gather"):
     """The `src` of all ranks, concatenated in the order of ranks, for every rank."""
 
     dst: Place
@@ -52,8 +61,8 @@ class AllGather(Instruction, name="all_gather"):
 
     engines: ClassVar[Mapping[Engine, int]] = _COLLECTIVE
 
-    def violations(self, site: Site) -> Violations:
-        yield from _exchanged(("dst", self.dst), ("src", self.src), site.ranks)
+    def violations(self, context: InstructionContext) -> Violations:
+        yield from _exchanged(("dst", self.dst), ("src", self.src), context.ranks)
 
 
 def _exchanged(long: tuple[str, Place], short: tuple[str, Place], times: int) -> Violations:

@@ -90,7 +90,7 @@ STARTS = ((32, (0, 32, 64, 96)), (64, (0, 64)), (128, (0,)))
 
 
 @dataclass(frozen=True)
-class Site:
+class InstructionContext:
     """The context of an instruction: its core, its program's buffers and ranks, the counts of the loops around it."""
 
     core: CoreSpec

@@ -4,7 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from nxpipe.emulator.isa.constraints import Rule, Site, Violation, Violations, length, same_type, sized, unequal
+from nxpipe.emulator.isa.constraints import (
+    InstructionContext,
+    Rule,
+    Violation,
+    Violations,
+    length,
+    same_type,
+    sized,
+    unequal,
+)
 from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine, Instruction
 from nxpipe.emulator.isa.operands import Far, Place, Tile
 
@@ -20,7 +29,7 @@ class DmaCopy(Instruction, name="dma_copy"):
 
     engines: ClassVar[Mapping[Engine, int]] = dict.fromkeys(DMA_QUEUES, 2)
 
-    def violations(self, site: Site) -> Violations:
+    def violations(self, context: InstructionContext) -> Violations:
         if length(self.dst) != length(self.src):
             yield unequal(f"dst has {length(self.dst)} elements, src {length(self.src)}")
         if all(isinstance(place, Far) and place.rows for place in (self.dst, self.src)):
@@ -39,7 +48,7 @@ class DmaTranspose(Instruction, name="dma_transpose"):
     dma_rate: ClassVar[float] = TRANSPOSE_RATE
     dma_limited_by: ClassVar[tuple[str, ...]] = ("dst",)
 
-    def violations(self, site: Site) -> Violations:
+    def violations(self, context: InstructionContext) -> Violations:
         yield from same_type("dst", self.dst, "src", self.src)
         if self.src.dtype.itemsize not in (2, 4):
             yield Violation(Rule.DTYPE, f"src is {self.src.dtype}", "use a type of 2 or 4 bytes")

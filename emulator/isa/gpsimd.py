@@ -9,8 +9,8 @@ from nxpipe.emulator.hardware import CoreSpec
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.constraints import (
+    InstructionContext,
     Rule,
-    Site,
     Violation,
     Violations,
     equal,
@@ -30,7 +30,7 @@ _GATHERED_AT_ONCE: Final = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class Iota(Instruction, name="iota"):
+class IotaPattern(Instruction, name="iota"):
     """`start + p * by_partition + sum of index * step` over the axes of `dst`."""
 
     dst: Tile
@@ -40,8 +40,8 @@ class Iota(Instruction, name="iota"):
 
     engines: ClassVar[Mapping[Engine, int]] = _GPSIMD
 
-    def violations(self, site: Site) -> Violations:
-        yield from _pattern(self, site)
+    def violations(self, context: InstructionContext) -> Violations:
+        yield from _pattern(self, context)
 
     def cycles(self, core: CoreSpec) -> float:
         return GPSIMD_START + self.dst.elements
@@ -61,28 +61,28 @@ class AffineSelect(Instruction, name="affine_select"):
 
     engines: ClassVar[Mapping[Engine, int]] = _GPSIMD
 
-    def violations(self, site: Site) -> Violations:
+    def violations(self, context: InstructionContext) -> Violations:
         yield from equal("dst", self.dst, "src", self.src)
         yield from operator("compare", self.compare, COMPARISONS)
-        yield from _pattern(self, site)
+        yield from _pattern(self, context)
 
     def cycles(self, core: CoreSpec) -> float:
         return GPSIMD_START + self.dst.elements
 
 
-def _pattern(it: Iota | AffineSelect, site: Site) -> Violations:
+def _pattern(it: IotaPattern | AffineSelect, context: InstructionContext) -> Violations:
     """One step for each axis, and values that fit 32 bits in every iteration of the loops."""
     if len(it.steps) != len(it.dst.axes):
         yield Violation(
             Rule.SHAPE, f"{len(it.steps)} steps for {len(it.dst.axes)} axes", "give one step for each axis of dst"
         )
         return
-    wrong = list(site.loops_exist(it.start))
+    wrong = list(context.loops_exist(it.start))
     yield from wrong
     if not wrong:
         reach = [(it.dst.partitions - 1) * it.by_partition]
         reach += [(axis.size - 1) * step for axis, step in zip(it.dst.axes, it.steps, strict=True)]
-        low, high = it.start.bounds(site.counts)
+        low, high = it.start.bounds(context.counts)
         low, high = low + sum(min(each, 0) for each in reach), high + sum(max(each, 0) for each in reach)
         if low < -(2**31) or high >= 2**31:
             yield Violation(Rule.VALUE, f"numbers from {low} to {high}", "stay within 32 bits")
@@ -98,7 +98,7 @@ class GatherFree(Instruction, name="nc_n_gather"):
 
     engines: ClassVar[Mapping[Engine, int]] = _GPSIMD
 
-    def violations(self, site: Site) -> Violations:
+    def violations(self, context: InstructionContext) -> Violations:
         yield from equal("dst", self.dst, "indices", self.indices)
         yield from same_type("dst", self.dst, "src", self.src)
         yield from typed("indices", self.indices, (DType.UINT32,))
@@ -119,7 +119,7 @@ class PartitionReduce(Instruction, name="tensor_partition_reduce"):
 
     engines: ClassVar[Mapping[Engine, int]] = _GPSIMD
 
-    def violations(self, site: Site) -> Violations:
+    def violations(self, context: InstructionContext) -> Violations:
         yield from operator("op", self.op, _ACROSS_PARTITIONS)
         if self.op in BITS and (self.dst.dtype.is_float or self.src.dtype.is_float):
             types = f"{self.op} from {self.src.dtype} to {self.dst.dtype}"

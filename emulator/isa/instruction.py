@@ -16,7 +16,7 @@ from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.operands import Far, Place, Tile
 
 if TYPE_CHECKING:
-    from nxpipe.emulator.isa.constraints import Site, Violations
+    from nxpipe.emulator.isa.constraints import InstructionContext, Violations
 
 
 class Engine(StrEnum):
@@ -106,7 +106,7 @@ class Instruction:
         super().__init_subclass__()
         cls.name = name
 
-    def violations(self, site: "Site") -> "Violations":
+    def violations(self, context: "InstructionContext") -> "Violations":
         """The documented limits that it exceeds, beyond those that hold for every place of every instruction."""
         raise NotImplementedError(self.name)
 

@@ -9,7 +9,16 @@ PSUM banks are properties of remainders: there every coefficient must be a multi
 from collections.abc import Iterator
 
 from nxpipe.emulator.hardware import CORES
-from nxpipe.emulator.isa.constraints import WIDE, Fault, ProgramInvalid, Rule, Site, Violation, Violations, named
+from nxpipe.emulator.isa.constraints import (
+    WIDE,
+    Fault,
+    InstructionContext,
+    ProgramInvalid,
+    Rule,
+    Violation,
+    Violations,
+    named,
+)
 from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine, Instruction
 from nxpipe.emulator.isa.operands import Memory, Tile
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Progress, Role, Step, counted
@@ -29,51 +38,53 @@ def faults(program: Program) -> list[Fault]:
         return [Fault(Violation(Rule.GENERATION, f"there is no core {program.core!r}", f"there are {known}"))]
     found = [Fault(each) for each in _in_table(program)]
     labels = labelled(program.buffers)
-    for number, (step, site, before) in enumerate(_Walk(program).steps(program.body, ())):
+    for number, (step, context, before) in enumerate(_Walk(program).steps(program.body, ())):
         if isinstance(step, Loop):
             found.append(
                 Fault(Violation(Rule.LOOP, f"a loop runs {step.count} times", "run it once or more, or remove it"))
             )
             continue
-        for each in (*violations(step, site), *_waits(step, site, before), *_noted(step, program)):
+        for each in (*violations(step, context), *_waits(step, context, before), *_noted(step, program)):
             note = program.notes[step.note] if 0 <= step.note < len(program.notes) else ""
             found.append(Fault(each, number, line(step, labels), note))
     return found
 
 
 class _Walk:
-    """Each instruction with its site, and with the progress of all engines before it in program order."""
+    """Each instruction with its context, and with the progress of all engines before it in program order."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
         self._progress = Progress()
 
-    def steps(self, body: tuple[Step, ...], counts: tuple[int, ...]) -> Iterator[tuple[Step, Site, Progress]]:
-        site = Site(CORES[self._program.core], self._program.buffers, self._program.ranks, counts)
+    def steps(
+        self, body: tuple[Step, ...], counts: tuple[int, ...]
+    ) -> Iterator[tuple[Step, InstructionContext, Progress]]:
+        context = InstructionContext(CORES[self._program.core], self._program.buffers, self._program.ranks, counts)
         for step in body:
             if isinstance(step, Instruction):
-                yield step, site, self._progress
+                yield step, context, self._progress
                 self._progress.step(step.engine)
             elif step.count < 1:
-                yield step, site, self._progress
+                yield step, context, self._progress
             else:
                 self._progress.enter(step.count, counted(step.body))
                 yield from self.steps(step.body, (*counts, step.count))
                 self._progress.leave()
 
 
-def _waits(instruction: Instruction, site: Site, before: Progress) -> Violations:
+def _waits(instruction: Instruction, context: InstructionContext, before: Progress) -> Violations:
     for wait in instruction.waits:
         if wait.engine is instruction.engine:
             yield Violation(Rule.WAIT, f"{wait.engine} waits for itself", "leave it out: an engine keeps its order")
             continue
-        wrong = list(site.loops_exist(wait.done))
+        wrong = list(context.loops_exist(wait.done))
         if wrong:
             yield from wrong
             continue
-        if wait.done.bounds(site.counts)[1] < 1:
+        if wait.done.bounds(context.counts)[1] < 1:
             yield Violation(Rule.WAIT, f"it waits for nothing of {wait.engine} in any iteration", "leave it out")
-        short, _ = (before.done(wait.engine) + wait.done * -1).bounds(site.counts)
+        short, _ = (before.done(wait.engine) + wait.done * -1).bounds(context.counts)
         if short < 0:
             yield Violation(
                 Rule.WAIT,
@@ -127,22 +138,22 @@ def _buffer(buffer: Buffer) -> Violations:
         )
 
 
-def violations(instruction: Instruction, site: Site) -> Violations:
+def violations(instruction: Instruction, context: InstructionContext) -> Violations:
     """The rules that one instruction violates by itself: those of its engine and places first, then its own."""
     engines, engine = instruction.engines, instruction.engine
-    if engines.get(engine, site.core.nki_gen + 1) > site.core.nki_gen:
-        able = [name for name, since in engines.items() if since <= site.core.nki_gen]
+    if engines.get(engine, context.core.nki_gen + 1) > context.core.nki_gen:
+        able = [name for name, since in engines.items() if since <= context.core.nki_gen]
         yield Violation(
             Rule.ENGINE,
-            f"on {site.core.name}, {engine} does not execute {instruction.name}",
+            f"on {context.core.name}, {engine} does not execute {instruction.name}",
             f"give it to {' or '.join(able)}" if able else "use another instruction",
         )
         return
     for name, place in instruction.places.items():
-        yield from site.violations(place, engine)
+        yield from context.violations(place, engine)
         if isinstance(place, Tile):
             yield from _reachable(name, place, engine)
-    yield from instruction.violations(site)
+    yield from instruction.violations(context)
 
 
 def _reachable(name: str, tile: Tile, engine: Engine) -> Violations:

@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 
 from nxpipe.emulator.hardware import CoreSpec
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.constraints import Rule, Site, Violation, Violations, column, equal, typed
+from nxpipe.emulator.isa.constraints import InstructionContext, Rule, Violation, Violations, column, equal, typed
 from nxpipe.emulator.isa.cost import ISSUE
 from nxpipe.emulator.isa.instruction import Engine, Instruction
 from nxpipe.emulator.isa.operands import Tile
@@ -56,7 +56,7 @@ class Activation(Instruction, name="activation"):
     engines: ClassVar[Mapping[Engine, int]] = {Engine.SCALAR: 2}
     writes: ClassVar[tuple[str, ...]] = ("dst", "total")
 
-    def violations(self, site: Site) -> Violations:
+    def violations(self, context: InstructionContext) -> Violations:
         yield from equal("dst", self.dst, "src", self.src)
         yield from column("scale", self.scale, self.src)
         yield from column("bias", self.bias, self.src)
@@ -65,14 +65,14 @@ class Activation(Instruction, name="activation"):
             yield from typed("scale", self.scale, (DType.FLOAT32,))
         if isinstance(self.bias, Tile) and self.bias.dtype is DType.TFLOAT32:
             yield Violation(Rule.DTYPE, "bias is tfloat32", "use float32")
-        if site.core.nki_gen > 2 or self.bias == 0.0:
+        if context.core.nki_gen > 2 or self.bias == 0.0:
             return
         if isinstance(self.bias, float | int):
             yield Violation(
-                Rule.GENERATION, f"bias is the number {self.bias} on {site.core.name}", "give it as a column in SBUF"
+                Rule.GENERATION, f"bias is the number {self.bias} on {context.core.name}", "give it as a column in SBUF"
             )
         if self.function is Function.RECIPROCAL:
-            yield Violation(Rule.GENERATION, f"reciprocal has a bias on {site.core.name}", "add it before")
+            yield Violation(Rule.GENERATION, f"reciprocal has a bias on {context.core.name}", "add it before")
 
     def cycles(self, core: CoreSpec) -> float:
         return max(ISSUE, self.src.elements) + (_READ_OUT if self.total else 0)

@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 from nxpipe.emulator.hardware import CoreSpec
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.constraints import Rule, Site, Violation, Violations, same_type, sized, typed
+from nxpipe.emulator.isa.constraints import InstructionContext, Rule, Violation, Violations, same_type, sized, typed
 from nxpipe.emulator.isa.cost import ISSUE
 from nxpipe.emulator.isa.instruction import Engine, Instruction
 from nxpipe.emulator.isa.operands import Tile
@@ -40,8 +40,8 @@ class Matmul(Instruction, name="nc_matmul"):
     def reads_of_dst(self) -> tuple[str, ...]:
         return () if self.accumulate == Affine() else ("dst",)
 
-    def violations(self, site: Site) -> Violations:
-        core = site.core
+    def violations(self, context: InstructionContext) -> Violations:
+        core = context.core
         rows, columns = self.stationary.elements, self.moving.elements
         most = core.max_moving_free_fp32
         if self.dst.dtype is DType.BFLOAT16 and core.max_moving_free_bf16:
@@ -64,8 +64,8 @@ class Matmul(Instruction, name="nc_matmul"):
         yield from typed("stationary", self.stationary, _MULTIPLIED)
         yield from typed("moving", self.moving, _MULTIPLIED)
         yield from _paired(self.stationary.dtype, self.moving.dtype)
-        yield from site.bank(self.dst)
-        yield from site.loops_exist(self.accumulate)
+        yield from context.bank(self.dst)
+        yield from context.loops_exist(self.accumulate)
 
     def cycles(self, core: CoreSpec) -> float:
         slow = core.fp32_cycle_factor if DType.FLOAT32 in (self.stationary.dtype, self.moving.dtype) else 1
@@ -79,7 +79,7 @@ def _paired(one: DType, other: DType) -> Violations:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transpose(Instruction, name="nc_transpose"):
+class NcTranspose(Instruction, name="nc_transpose"):
     """`dst` [F, P] is `src` [P, F] with its axes exchanged: on the tensor engine up to 128 x 128 from SBUF into PSUM in
     the same type, on the vector engine up to 32 x 32 between any."""
 
@@ -88,7 +88,7 @@ class Transpose(Instruction, name="nc_transpose"):
 
     engines: ClassVar[Mapping[Engine, int]] = {Engine.TENSOR: 2, Engine.VECTOR: 2}
 
-    def violations(self, site: Site) -> Violations:
+    def violations(self, context: InstructionContext) -> Violations:
         most = _LARGEST_TRANSPOSE[self.engine]
         if self.src.partitions > most or self.src.elements > most:
             yield Violation(
@@ -100,8 +100,8 @@ class Transpose(Instruction, name="nc_transpose"):
         if self.engine is Engine.TENSOR:
             yield from same_type("dst", self.dst, "src", self.src)
             wide = tuple(dtype for dtype in _MULTIPLIED if dtype.itemsize > 1)
-            yield from typed("src", self.src, _MULTIPLIED if site.core.nki_gen < 3 else wide)
-            yield from site.bank(self.dst)
+            yield from typed("src", self.src, _MULTIPLIED if context.core.nki_gen < 3 else wide)
+            yield from context.bank(self.dst)
 
     def cycles(self, core: CoreSpec) -> float:
         if self.engine is Engine.VECTOR:

@@ -11,8 +11,8 @@ import numpy as np
 from nxpipe.emulator.hardware import CoreSpec
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.constraints import (
+    InstructionContext,
     Rule,
-    Site,
     Violation,
     Violations,
     bits,
@@ -59,7 +59,7 @@ class TensorTensor(Instruction, name="tensor_tensor"):
 
     engines: ClassVar[Mapping[Engine, int]] = _VECTOR_AND_GPSIMD
 
-    def violations(self, site: Site) -> Violations:
+    def violations(self, context: InstructionContext) -> Violations:
         yield from equal("dst", self.dst, "left", self.left)
         yield from equal("left", self.left, "right", self.right)
         yield from one_in_sbuf("left", self.left, "right", self.right)
@@ -96,7 +96,7 @@ class TensorScalar(Instruction, name="tensor_scalar"):
 
     engines: ClassVar[Mapping[Engine, int]] = _ALL_THREE
 
-    def violations(self, site: Site) -> Violations:
+    def violations(self, context: InstructionContext) -> Violations:
         yield from equal("dst", self.dst, "src", self.src)
         yield from column("operand0", self.operand0, self.src)
         yield from column("operand1", self.operand1, self.src)
@@ -105,13 +105,13 @@ class TensorScalar(Instruction, name="tensor_scalar"):
         yield from bits(self, self.op0, self.op1)
         if self.engine is Engine.GPSIMD and (self.op0 is not Alu.RSQRT or self.op1 is not None):
             yield Violation(Rule.OPERATOR, f"op0 is {self.op0} on gpsimd", "it takes rsqrt alone; give it to vector")
-        if self.engine is Engine.SCALAR and site.core.nki_gen < 4:
+        if self.engine is Engine.SCALAR and context.core.nki_gen < 4:
             legal = ((Alu.MULTIPLY, Alu.ADD), (Alu.MULTIPLY, None), (Alu.ADD, None))
             if (self.op0, self.op1) not in legal or self.reverse0 or self.reverse1:
                 yield Violation(
                     Rule.OPERATOR,
                     f"op0 is {self.op0} and op1 is {self.op1 or 'none'} on scalar",
-                    f"{site.core.name} takes multiply, add, or multiply and add; give it to vector",
+                    f"{context.core.name} takes multiply, add, or multiply and add; give it to vector",
                 )
 
     def cycles(self, core: CoreSpec) -> float:
@@ -135,7 +135,7 @@ class ScalarTensorTensor(Instruction, name="scalar_tensor_tensor"):
 
     engines: ClassVar[Mapping[Engine, int]] = _VECTOR
 
-    def violations(self, site: Site) -> Violations:
+    def violations(self, context: InstructionContext) -> Violations:
         yield from equal("dst", self.dst, "src", self.src)
         yield from equal("src", self.src, "right", self.right)
         yield from column("operand0", self.operand0, self.src)
@@ -162,7 +162,7 @@ class TensorReduce(Instruction, name="tensor_reduce"):
 
     engines: ClassVar[Mapping[Engine, int]] = _VECTOR
 
-    def violations(self, site: Site) -> Violations:
+    def violations(self, context: InstructionContext) -> Violations:
         yield from operator("op", self.op, _REDUCTIONS)
         yield from bits(self, self.op)
         if not 1 <= self.axes <= len(self.src.axes):
@@ -187,7 +187,7 @@ class TensorCopy(Instruction, name="tensor_copy"):
 
     engines: ClassVar[Mapping[Engine, int]] = _ALL_THREE
 
-    def violations(self, site: Site) -> Violations:
+    def violations(self, context: InstructionContext) -> Violations:
         yield from equal("dst", self.dst, "src", self.src)
 
     def cycles(self, core: CoreSpec) -> float:
@@ -208,7 +208,7 @@ class CopyPredicated(Instruction, name="tensor_copy_predicated"):
     engines: ClassVar[Mapping[Engine, int]] = _VECTOR
     updates: ClassVar[tuple[str, ...]] = ("dst",)
 
-    def violations(self, site: Site) -> Violations:
+    def violations(self, context: InstructionContext) -> Violations:
         yield from equal("dst", self.dst, "src", self.src)
         yield from equal("src", self.src, "predicate", self.predicate)
         yield from same_type("dst", self.dst, "src", self.src)
@@ -233,7 +233,7 @@ class TensorTensorScan(Instruction, name="tensor_tensor_scan"):
 
     engines: ClassVar[Mapping[Engine, int]] = _VECTOR
 
-    def violations(self, site: Site) -> Violations:
+    def violations(self, context: InstructionContext) -> Violations:
         yield from equal("dst", self.dst, "left", self.left)
         yield from equal("left", self.left, "right", self.right)
         yield from column("initial", self.initial, self.left)
@@ -254,7 +254,7 @@ class Memset(Instruction, name="memset"):
 
     engines: ClassVar[Mapping[Engine, int]] = _VECTOR_AND_GPSIMD
 
-    def violations(self, site: Site) -> Violations:
+    def violations(self, context: InstructionContext) -> Violations:
         if not _fits(self.value, self.dst.dtype):
             yield Violation(Rule.VALUE, f"{self.dst.dtype} does not hold {self.value}", "use another value or type")
 
@@ -274,7 +274,7 @@ class Reciprocal(Instruction, name="reciprocal"):
 
     engines: ClassVar[Mapping[Engine, int]] = _VECTOR
 
-    def violations(self, site: Site) -> Violations:
+    def violations(self, context: InstructionContext) -> Violations:
         yield from equal("dst", self.dst, "src", self.src)
 
     def cycles(self, core: CoreSpec) -> float:
@@ -290,7 +290,7 @@ class BnStats(Instruction, name="bn_stats"):
 
     engines: ClassVar[Mapping[Engine, int]] = _VECTOR
 
-    def violations(self, site: Site) -> Violations:
+    def violations(self, context: InstructionContext) -> Violations:
         n = self.src.elements
         if n > _MOST_STATISTICS:
             yield Violation(Rule.SHAPE, f"src has {n} elements", f"split it into pieces of {_MOST_STATISTICS}")
@@ -309,7 +309,7 @@ class BnAggregate(Instruction, name="bn_aggr"):
 
     engines: ClassVar[Mapping[Engine, int]] = _VECTOR
 
-    def violations(self, site: Site) -> Violations:
+    def violations(self, context: InstructionContext) -> Violations:
         if self.src.elements % 3:
             yield Violation(Rule.SHAPE, f"src has {self.src.elements} elements", "give it whole triples of bn_stats")
         yield from sized("dst", self.dst, self.src.partitions, 2)
@@ -327,7 +327,7 @@ class Max8(Instruction, name="max8"):
 
     engines: ClassVar[Mapping[Engine, int]] = _VECTOR
 
-    def violations(self, site: Site) -> Violations:
+    def violations(self, context: InstructionContext) -> Violations:
         yield from _searched(self.src)
         if len(self.src.axes) > 2:
             yield Violation(Rule.AXES, f"src has {len(self.src.axes)} axes beside its partition", "use up to 2")
@@ -347,7 +347,7 @@ class FindIndex8(Instruction, name="nc_find_index8"):
 
     engines: ClassVar[Mapping[Engine, int]] = _VECTOR
 
-    def violations(self, site: Site) -> Violations:
+    def violations(self, context: InstructionContext) -> Violations:
         yield from _searched(self.src)
         yield from sized("values", self.values, self.src.partitions, 8)
         yield from sized("dst", self.dst, self.src.partitions, 8)
@@ -368,7 +368,7 @@ class MatchReplace8(Instruction, name="nc_match_replace8"):
 
     engines: ClassVar[Mapping[Engine, int]] = _VECTOR
 
-    def violations(self, site: Site) -> Violations:
+    def violations(self, context: InstructionContext) -> Violations:
         yield from _searched(self.src)
         yield from sized("values", self.values, self.src.partitions, 8)
         yield from equal("dst", self.dst, "src", self.src)

@@ -11,10 +11,8 @@ import numpy as np
 
 from nxpipe.emulator.ir.graph import Node
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.collective import AllGather as CollectiveAllGather
-from nxpipe.emulator.isa.collective import AllReduce as CollectiveAllReduce
-from nxpipe.emulator.isa.collective import ReduceScatter as CollectiveReduceScatter
 from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.collective import CollectiveAllGather, CollectiveAllReduce, CollectiveReduceScatter
 from nxpipe.emulator.isa.cost import START_NS, cost
 from nxpipe.emulator.isa.dma import DmaCopy
 from nxpipe.emulator.isa.instruction import Engine

@@ -10,7 +10,7 @@ from typing import Final
 
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.instruction import Engine
-from nxpipe.emulator.isa.tensor import Transpose
+from nxpipe.emulator.isa.tensor import NcTranspose
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.view import View
 
@@ -76,4 +76,4 @@ def _turn(k: Kernel, block: Block, straight: Block, chunk: Affine, place: Span) 
             count = min(_CORNER, depth - first)
             dst = block.cut((first, count), (chunk, 1), (left + low, lanes))
             src = straight.cut((low, lanes), (chunk * PARTITIONS + first, count))
-            k.emit(Transpose(engine=Engine.VECTOR, dst=dst, src=src))
+            k.emit(NcTranspose(engine=Engine.VECTOR, dst=dst, src=src))

@@ -10,7 +10,7 @@ from typing import Final
 
 from nxpipe.emulator.ir.graph import Node, Value
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.collective import AllReduce as CollectiveAllReduce
+from nxpipe.emulator.isa.collective import CollectiveAllReduce
 from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.lower.buffers import on_device

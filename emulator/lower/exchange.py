@@ -5,7 +5,7 @@ from math import ceil
 from nxpipe.emulator.hardware import CoreSpec
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.collective import AllReduce
+from nxpipe.emulator.isa.collective import CollectiveAllReduce
 from nxpipe.emulator.isa.cost import START_NS, cost
 from nxpipe.emulator.isa.dma import DmaCopy
 from nxpipe.emulator.isa.instruction import Engine
@@ -30,7 +30,7 @@ def pays_in_pieces(core: CoreSpec, rows: int, width: int, dtype: DType) -> bool:
 
 
 def _meeting(core: CoreSpec, place: Far | Tile) -> float:
-    return cost(AllReduce(engine=Engine.COLLECTIVE, dst=place, src=place), core).ns
+    return cost(CollectiveAllReduce(engine=Engine.COLLECTIVE, dst=place, src=place), core).ns
 
 
 def _rounding(core: CoreSpec, tile: Tile) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from nxpipe.emulator.ir.graph import Node
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.gpsimd import Iota
+from nxpipe.emulator.isa.gpsimd import IotaPattern
 from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Memory, Tile
 from nxpipe.emulator.isa.tensor import Matmul
@@ -81,7 +81,7 @@ class _Groups:
         with k.loop(tiles) as tile, k.room():
             number = k.tile(DType.FLOAT32, PARTITIONS, 1, turns=2).whole
             start = top + tile * PARTITIONS
-            k.emit(Iota(engine=Engine.GPSIMD, dst=number, start=start, by_partition=1, steps=(0,)))
+            k.emit(IotaPattern(engine=Engine.GPSIMD, dst=number, start=start, by_partition=1, steps=(0,)))
             if groups:
                 k.emit(
                     TensorScalar(

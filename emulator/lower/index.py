@@ -8,7 +8,7 @@ from typing import Final
 from nxpipe.emulator.ir.graph import Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.gpsimd import Iota as Counting
+from nxpipe.emulator.isa.gpsimd import IotaPattern as Counting
 from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.lower.along import fits, pick

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from nxpipe.emulator.hardware import CoreSpec
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.collective import ReduceScatter
+from nxpipe.emulator.isa.collective import CollectiveReduceScatter
 from nxpipe.emulator.isa.cost import ISSUE, cost
 from nxpipe.emulator.isa.dma import DmaCopy
 from nxpipe.emulator.isa.instruction import Engine
@@ -272,4 +272,4 @@ def _store_ns(core: CoreSpec, sizes: Sizes, rows: int, width: int) -> float:
 
 def _meeting_ns(core: CoreSpec, sizes: Sizes, width: int) -> float:
     own, all_ = (tile_of(sizes.out, PARTITIONS, ranks * width) for ranks in (1, sizes.ranks))
-    return cost(ReduceScatter(engine=Engine.COLLECTIVE, dst=own, src=all_), core).ns
+    return cost(CollectiveReduceScatter(engine=Engine.COLLECTIVE, dst=own, src=all_), core).ns

@@ -16,7 +16,7 @@ from typing import Final
 from nxpipe.emulator.ir.graph import Node
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.gpsimd import Iota
+from nxpipe.emulator.isa.gpsimd import IotaPattern
 from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Axis, Tile
 from nxpipe.emulator.lower.ending import load
@@ -122,7 +122,9 @@ class _Sort:
                     Lanes(k, height, length).memset(keys.whole, _LAST)
                 with k.room():
                     self._write_keys(load(k, lines.cut((top, height))), keys.cut(height, (0, count)))
-                numbers = Iota(engine=Engine.GPSIMD, dst=places.whole, start=Affine(), by_partition=0, steps=(1,))
+                numbers = IotaPattern(
+                    engine=Engine.GPSIMD, dst=places.whole, start=Affine(), by_partition=0, steps=(1,)
+                )
                 k.emit(numbers)
                 pairs = _Pairs(keys.whole, places.whole)
                 for size in _sizes(2, length):
@@ -160,7 +162,7 @@ class _Sort:
             with k.room():
                 numbers = k.tile(DType.INT32, height, _BLOCK).whole
                 start = top * _BLOCK
-                k.emit(Iota(engine=Engine.GPSIMD, dst=numbers, start=start, by_partition=_BLOCK, steps=(1,)))
+                k.emit(IotaPattern(engine=Engine.GPSIMD, dst=numbers, start=start, by_partition=_BLOCK, steps=(1,)))
                 with k.loop(rows) as turn:
                     k.copy(table.cut((top, height)).pick(1, turn).far(), numbers)
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import product
 
 from nxpipe.emulator.isa.affine import Affine, divided
-from nxpipe.emulator.isa.collective import ReduceScatter
+from nxpipe.emulator.isa.collective import CollectiveReduceScatter
 from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Axis, Memory, Tile
 from nxpipe.emulator.isa.tensor import Matmul
@@ -227,7 +227,7 @@ class _Common:
     def _own(self, of_all: Tile, width: int) -> Tile:
         k = self.at.k
         own = k.tile(of_all.dtype, of_all.partitions, width, turns=2).whole
-        k.emit(ReduceScatter(engine=Engine.COLLECTIVE, dst=own, src=of_all))
+        k.emit(CollectiveReduceScatter(engine=Engine.COLLECTIVE, dst=own, src=of_all))
         return own
 
 

@@ -12,7 +12,7 @@ from nxpipe.emulator.isa.affine import Affine, divided
 from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Memory, Tile
 from nxpipe.emulator.isa.scalar import Activation, Function
-from nxpipe.emulator.isa.tensor import Transpose
+from nxpipe.emulator.isa.tensor import NcTranspose
 from nxpipe.emulator.isa.vector import TensorCopy
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.view import View
@@ -94,7 +94,7 @@ def turn(
             passing = k.tile(straight.dtype, depth, some, count, memory=Memory.PSUM, turns=2)
             with k.loop(some) as at:
                 source = straight.cut(count, (begin + at, 1))
-                k.emit(Transpose(engine=Engine.TENSOR, dst=passing.cut(depth, (at, 1)), src=source))
+                k.emit(NcTranspose(engine=Engine.TENSOR, dst=passing.cut(depth, (at, 1)), src=source))
             place = dst.cut(depth, (begin + first, some), columns)
             if engine is Engine.SCALAR:
                 k.emit(Activation(engine=engine, dst=place, src=passing.whole, function=Function.COPY))
@@ -142,7 +142,7 @@ def _turn_some(
         passing = k.tile(straight.dtype, depth, some, count, memory=Memory.PSUM, turns=2)
         with k.loop(some) as at:
             source = straight.cut(count, (at + head, 1), (number * PARTITIONS, depth))
-            k.emit(Transpose(engine=Engine.TENSOR, dst=passing.cut(depth, (at, 1)), src=source))
+            k.emit(NcTranspose(engine=Engine.TENSOR, dst=passing.cut(depth, (at, 1)), src=source))
         place = dst.cut(depth, (number, 1), (head + first, some), rows)
         k.emit(TensorCopy(engine=Engine.VECTOR, dst=place, src=passing.whole))
 

@@ -11,8 +11,8 @@ from nxpipe.emulator.executable.port import Port
 from nxpipe.emulator.ir.types import TensorType
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.passes.shard import Piece
-from nxpipe.emulator.run.ranks import Loaded, LoadedRanks
+from nxpipe.emulator.passes.shard import Sharding
+from nxpipe.emulator.run.ranks import LoadedRanks, Runnable
 from nxpipe.emulator.run.resident import Shelf
 
 
@@ -41,7 +41,7 @@ class Code(Protocol):
     def states(self) -> Mapping[str, TensorType]:
         """One rank's share of each."""
 
-    def load(self, weights: Mapping[str, Array], shelf: Shelf | None = None) -> Loaded:
+    def load(self, weights: Mapping[str, Array], shelf: Shelf | None = None) -> Runnable:
         """`shelf`: what programs of the same model have loaded already, on the same cores."""
 
 
@@ -75,9 +75,9 @@ class Fast:
     def states(self) -> Mapping[str, TensorType]:
         return {name: value.type for name, value in states(self.program.graph).items()}
 
-    def load(self, weights: Mapping[str, Array], shelf: Shelf | None = None) -> Loaded:
+    def load(self, weights: Mapping[str, Array], shelf: Shelf | None = None) -> Runnable:
         return LoadedRanks(self.program.graph, weights)
 
 
-def _share(whole: TensorType, piece: Piece | None) -> TensorType:
+def _share(whole: TensorType, piece: Sharding | None) -> TensorType:
     return piece.local(whole) if piece else whole

@@ -11,7 +11,7 @@ from nxpipe.emulator.isa.constraints import ProgramInvalid
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.run.buckets import fit
 from nxpipe.emulator.run.code import Code
-from nxpipe.emulator.run.ranks import Loaded, States
+from nxpipe.emulator.run.ranks import Runnable, States
 from nxpipe.emulator.run.resident import Resident, Shelf
 from nxpipe.emulator.run.status import (
     BadInput,
@@ -19,7 +19,7 @@ from nxpipe.emulator.run.status import (
     DeviceMemoryExhausted,
     ExecutionFailed,
     InvalidLoad,
-    OutOfBounds,
+    LookupOutOfBounds,
     Unloaded,
 )
 
@@ -50,7 +50,7 @@ class Model:
                 f"{_largest(codes)}; divide it among more cores, or load fewer of its programs"
             )
         shelf: Shelf = {}
-        self._loaded: Mapping[Code, Loaded] = {code: _load(code, weights, shelf) for code in codes}
+        self._loaded: Mapping[Code, Runnable] = {code: _load(code, weights, shelf) for code in codes}
         self._states = _common_states(codes)
 
     def allocate(self) -> StateSet:
@@ -85,7 +85,7 @@ class Model:
                     outputs, after = self._loaded[chosen.code].run(
                         chosen.padded(request), _those_of(chosen.code, states)
                     )
-            except (ExecutionFailed, OutOfBounds):
+            except (ExecutionFailed, LookupOutOfBounds):
                 if states is not None:
                     self.free(states)
                 raise
@@ -138,7 +138,7 @@ def _largest(codes: Sequence[Code]) -> str:
     return f" ({named}and scratch with {max(code.scratch for code in codes):,})"
 
 
-def _load(code: Code, weights: Mapping[str, Array], shelf: Shelf) -> Loaded:
+def _load(code: Code, weights: Mapping[str, Array], shelf: Shelf) -> Runnable:
     try:
         return code.load(weights, shelf)
     except (ExecutionError, ProgramInvalid) as fault:
@@ -167,7 +167,7 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except IndexOutOfRange as fault:
-        raise OutOfBounds(str(fault)) from fault
+        raise LookupOutOfBounds(str(fault)) from fault
     except (MissingTensor, WrongTensor) as fault:
         raise BadInput(str(fault)) from fault
     except ExecutionError as fault:

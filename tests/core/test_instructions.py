@@ -14,12 +14,12 @@ from nxpipe.emulator.core.engines import HANDLERS
 from nxpipe.emulator.core.engines.collective import EXCHANGES
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.gpsimd import AffineSelect, GatherFree, Iota, PartitionReduce
+from nxpipe.emulator.isa.gpsimd import AffineSelect, GatherFree, IotaPattern, PartitionReduce
 from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.operands import Memory
 from nxpipe.emulator.isa.scalar import Activation, Function
-from nxpipe.emulator.isa.tensor import Matmul, Transpose
+from nxpipe.emulator.isa.tensor import Matmul, NcTranspose
 from nxpipe.emulator.isa.vector import (
     BnAggregate,
     BnStats,
@@ -348,7 +348,7 @@ def test_a_value_that_is_absent_has_a_place_with_all_bits_set() -> None:
 def test_iota(
     shape: tuple[int, ...], dtype: DType, start: int, by_partition: int, steps: tuple[int, ...], layout: Layout
 ) -> None:
-    make = partial(Iota, engine=Engine.GPSIMD, start=Affine(start), by_partition=by_partition, steps=steps)
+    make = partial(IotaPattern, engine=Engine.GPSIMD, start=Affine(start), by_partition=by_partition, steps=steps)
     found = Bench(layouts={"dst": layout})(make, {}, (dtype, shape))
     np.testing.assert_array_equal(found["dst"], as_stored(wide(_counted(shape, start, (by_partition, *steps))), dtype))
 
@@ -488,7 +488,9 @@ def test_matmul_sums_exact_products(
 def test_transpose(random: np.random.Generator, count: int, size: int, dtype: DType, engine: Engine, core: str) -> None:
     x = values(random, dtype, (count, size))
     memory = Memory.PSUM if engine is Engine.TENSOR else Memory.SBUF
-    found = Bench(core, {"dst": memory})(partial(Transpose, engine=engine), {"src": (x, dtype)}, (dtype, (size, count)))
+    found = Bench(core, {"dst": memory})(
+        partial(NcTranspose, engine=engine), {"src": (x, dtype)}, (dtype, (size, count))
+    )
     np.testing.assert_array_equal(found["dst"], wide(x.T))
 
 
@@ -496,7 +498,7 @@ def test_transpose(random: np.random.Generator, count: int, size: int, dtype: DT
 def test_an_infinity_spoils_the_sums_of_a_transpose_before_v3(core: str, spoiled: bool) -> None:
     x = np.zeros((4, 3), np.float32)
     x[1, 2] = -np.inf
-    make = partial(Transpose, engine=Engine.TENSOR)
+    make = partial(NcTranspose, engine=Engine.TENSOR)
     found = Bench(core, {"dst": Memory.PSUM})(make, {"src": (x, F32)}, (F32, (3, 4)))["dst"]
     np.testing.assert_array_equal(found[:2], 0)
     np.testing.assert_array_equal(found[2], [np.nan] * 4 if spoiled else x[:, 2])

@@ -19,7 +19,7 @@ from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Binary, Linear, Operator, RankSlice, Reduce, Reshape, RmsNorm, Softmax, Unary, Where
 from nxpipe.emulator.ops.shares import Share, stretches, uneven
 from nxpipe.emulator.passes import PassOptions, run_passes
-from nxpipe.emulator.passes.shard import NO_PADDING, DegreeImpossible, Piece, padding, plan
+from nxpipe.emulator.passes.shard import NO_PADDING, DegreeImpossible, Sharding, padding, plan
 from nxpipe.emulator.run import Isa
 from nxpipe.emulator.run.fast import execute
 from nxpipe.emulator.run.ranks import LoadedProgram
@@ -176,7 +176,7 @@ def test_every_element_has_a_rank_or_the_share_is_refused(
         with pytest.raises(IllTyped, match="cannot be cut"):
             RankSlice(0, 1, (share.size,), (parts,), degree, *rooms).infer(TensorType((share.size,), F32))
         return
-    piece, whole = Piece(0, (share.size,), (parts,), *rooms), np.arange(1.0, share.size + 1)
+    piece, whole = Sharding(0, (share.size,), (parts,), *rooms), np.arange(1.0, share.size + 1)
     shares = piece.parted(whole, degree)
     assert {len(each) for each in shares} == {share.local}
     assert set(np.concatenate(shares)) - {0.0} == set(whole)

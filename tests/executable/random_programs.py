@@ -16,7 +16,7 @@ from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
 from nxpipe.emulator.isa.scalar import Function
-from nxpipe.emulator.passes.shard import Piece
+from nxpipe.emulator.passes.shard import Sharding
 
 WHOLE = st.integers(-(2**40), 2**40)
 COUNT = st.integers(0, 2**40)
@@ -112,8 +112,8 @@ def executables(draw: Any) -> Executable:
         Port("ids", Role.INPUT, TensorType((rows, columns), dtype), draw(st.sampled_from([(), ("batch", "")]))),
         Port("cache", Role.STATE, TensorType((held, columns), DType.FLOAT32)),
     )
-    divisions = {1: Piece(1, (2 * columns,), (2,)), 2: Piece(0, (2 * rows,), (2,))}
+    divisions = {1: Sharding(1, (2 * columns,), (2,)), 2: Sharding(0, (2 * rows,), (2,))}
     if held < 2 * rows:
-        divisions[2] = Piece(0, (held,), (1,), (1,), (rows,))
+        divisions[2] = Sharding(0, (held,), (1,), (1,), (rows,))
     constants = {digest: table} if draw(st.booleans()) else {}
     return Executable(Program("v3", 2, buffers, draw(bodies()), NOTES, constants), ports, divisions)

@@ -14,7 +14,7 @@ from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.operands import Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role
 from nxpipe.emulator.isa.scalar import Function
-from nxpipe.emulator.passes.shard import Piece
+from nxpipe.emulator.passes.shard import Sharding
 
 TABLE = bytes(range(64))
 
@@ -73,7 +73,7 @@ def sample(seed: int = 0) -> Executable:
         *(Port(f"cache.{n}.key", Role.STATE, TensorType((2, 7, 32), DType.BFLOAT16)) for n in range(2)),
         Port("logits", Role.OUTPUT, TensorType((2, 1, 99), DType.FLOAT32), ("batch", "", "")),
     )
-    divisions = {1: Piece(1, (7,), (1,), (1,), (4,)), 2: Piece(0, (16, 12), (2, 3), (1, 2), (8, 4))}
+    divisions = {1: Sharding(1, (7,), (1,), (1,), (4,)), 2: Sharding(0, (16, 12), (2, 3), (1, 2), (8, 4))}
     loops = Loop(4, (Loop(3 + seed, body[:half]), *(Loop(2, (step,)) for step in body[half:])))
     notes = ("", "model.layers.0", f"model.norm at model.py:{seed}")
     return Executable(Program("v2", 2, buffers, (loops,), notes, {digest: TABLE}), ports, divisions)

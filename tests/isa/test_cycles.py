@@ -16,7 +16,7 @@ from nxpipe.emulator.isa.instruction import Engine, Instruction
 from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.operands import Axis, Memory, Tile
 from nxpipe.emulator.isa.program import Loop, Step, executed
-from nxpipe.emulator.isa.tensor import Matmul, Transpose
+from nxpipe.emulator.isa.tensor import Matmul, NcTranspose
 from nxpipe.emulator.isa.totals import totals
 from tests.isa.assembler import program
 from tests.isa.page import EXAMPLE
@@ -79,7 +79,7 @@ def test_the_tensor_engine_is_fully_used_by_full_tiles_and_less_by_narrow_ones()
 
 
 def test_transposes_take_the_tensor_engine_and_multiply_nothing() -> None:
-    one = Transpose(engine=Engine.TENSOR, dst=sums(64, 128, DType.BFLOAT16), src=tile(128, 64, dtype=DType.BFLOAT16))
+    one = NcTranspose(engine=Engine.TENSOR, dst=sums(64, 128, DType.BFLOAT16), src=tile(128, 64, dtype=DType.BFLOAT16))
     total = totals(around(one))
     assert (total.tensor_cycles, total.multiply_adds) == (128, 0)
 

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, index, rotating_offset
-from nxpipe.emulator.isa.collective import AllGather, AllReduce, ReduceScatter
+from nxpipe.emulator.isa.collective import CollectiveAllGather, CollectiveAllReduce, CollectiveReduceScatter
 from nxpipe.emulator.isa.constraints import ProgramInvalid, Rule, starts
 from nxpipe.emulator.isa.dma import DmaCopy
-from nxpipe.emulator.isa.gpsimd import Iota
+from nxpipe.emulator.isa.gpsimd import IotaPattern
 from nxpipe.emulator.isa.instruction import BITS, DMA_QUEUES, Alu, Engine, Instruction, Wait
 from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.legality import check, faults
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step, executed
 from nxpipe.emulator.isa.scalar import Activation, Function
-from nxpipe.emulator.isa.tensor import Matmul, Transpose
+from nxpipe.emulator.isa.tensor import Matmul, NcTranspose
 from nxpipe.emulator.isa.vector import Memset, TensorCopy, TensorScalar, TensorTensor
 from tests.isa.samples import around, changed, far, inside, plain, programs, sums, tile
 
@@ -274,7 +274,7 @@ def test_v2_takes_a_bias_as_a_column_only_and_none_for_reciprocal() -> None:
 def test_the_tensor_engine_transposes_what_stays_whole() -> None:
     def transpose(dtype: DType, to: DType | None = None, core: str = V2) -> set[Rule]:
         dst, src = sums(64, 128, to or dtype), tile(128, 64, dtype=dtype)
-        return broken(Transpose(engine=Engine.TENSOR, dst=dst, src=src), core=core)
+        return broken(NcTranspose(engine=Engine.TENSOR, dst=dst, src=src), core=core)
 
     assert transpose(DType.BFLOAT16) == transpose(DType.FLOAT8_E4M3) == set()
     assert transpose(DType.BFLOAT16, DType.FLOAT32) == {Rule.DTYPE}
@@ -312,7 +312,7 @@ def test_memory_is_set_only_to_what_the_type_holds(dtype: DType, value: float, l
 
 
 def test_counted_numbers_fit_32_bits() -> None:
-    one = Iota(engine=Engine.GPSIMD, dst=tile(128, 8), start=Affine(2**31 - 9), by_partition=0, steps=(1,))
+    one = IotaPattern(engine=Engine.GPSIMD, dst=tile(128, 8), start=Affine(2**31 - 9), by_partition=0, steps=(1,))
     assert broken(one) == set()
     assert broken(replace(one, by_partition=1)) == {Rule.VALUE}
     assert broken(replace(one, steps=(1, 1))) == {Rule.SHAPE}
@@ -340,7 +340,7 @@ def test_a_gather_of_all_ranks_is_as_many_times_longer_and_contiguous() -> None:
 
 def test_ranks_add_up_equal_tiles_of_sbuf_or_stretches_of_hbm() -> None:
     def added(dst: Place, src: Place) -> set[Rule]:
-        return broken(AllReduce(engine=Engine.COLLECTIVE, dst=dst, src=src))
+        return broken(CollectiveAllReduce(engine=Engine.COLLECTIVE, dst=dst, src=src))
 
     assert added(tile(4, 8), tile(4, 8)) == set()
     assert added(tile(4, 8), far(32)) == {Rule.SHAPE}
@@ -352,8 +352,8 @@ def test_ranks_add_up_equal_tiles_of_sbuf_or_stretches_of_hbm() -> None:
 
 def test_ranks_share_tiles_as_wide_as_all_their_parts() -> None:
     def shared(long: Place, short: Place) -> list[set[Rule]]:
-        scattered = around(ReduceScatter(engine=Engine.COLLECTIVE, dst=short, src=long), ranks=2)
-        gathered = around(AllGather(engine=Engine.COLLECTIVE, dst=long, src=short), ranks=2)
+        scattered = around(CollectiveReduceScatter(engine=Engine.COLLECTIVE, dst=short, src=long), ranks=2)
+        gathered = around(CollectiveAllGather(engine=Engine.COLLECTIVE, dst=long, src=short), ranks=2)
         return [{fault.rule for fault in faults(program)} for program in (scattered, gathered)]
 
     assert shared(tile(4, 16), tile(4, 8)) == [set(), set()]

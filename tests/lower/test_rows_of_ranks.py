@@ -10,7 +10,7 @@ from nxpipe.emulator.emit import emit
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.graph import Graph, Value
 from nxpipe.emulator.ir.types import DType, TensorType
-from nxpipe.emulator.isa.collective import AllGather as Exchange
+from nxpipe.emulator.isa.collective import CollectiveAllGather as Exchange
 from nxpipe.emulator.isa.instruction import Instruction
 from nxpipe.emulator.isa.legality import faults
 from nxpipe.emulator.isa.operands import Far

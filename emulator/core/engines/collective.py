@@ -12,7 +12,7 @@ import numpy as np
 
 from nxpipe.emulator.core.access import Bound
 from nxpipe.emulator.core.arithmetic import combine, floats
-from nxpipe.emulator.isa.collective import AllGather, AllReduce, ReduceScatter
+from nxpipe.emulator.isa.collective import CollectiveAllGather, CollectiveAllReduce, CollectiveReduceScatter
 from nxpipe.emulator.isa.instruction import Alu, Instruction
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.numerics import Array, Floats
@@ -27,15 +27,15 @@ def contribution(at: Bound) -> Array:
     return at.numbers("src").reshape(src.partitions if isinstance(src, Tile) else 1, -1).copy()
 
 
-def all_reduce(instruction: AllReduce, at: Bound, contributions: Sequence[Array], rank: int) -> None:
+def all_reduce(instruction: CollectiveAllReduce, at: Bound, contributions: Sequence[Array], rank: int) -> None:
     at.put(_sum(instruction.op, contributions))
 
 
-def reduce_scatter(instruction: ReduceScatter, at: Bound, contributions: Sequence[Array], rank: int) -> None:
+def reduce_scatter(instruction: CollectiveReduceScatter, at: Bound, contributions: Sequence[Array], rank: int) -> None:
     at.put(np.split(_sum(instruction.op, contributions), len(contributions), axis=-1)[rank])
 
 
-def all_gather(_: AllGather, at: Bound, contributions: Sequence[Array], rank: int) -> None:
+def all_gather(_: CollectiveAllGather, at: Bound, contributions: Sequence[Array], rank: int) -> None:
     at.put(np.concatenate(contributions, axis=-1))
 
 
@@ -45,7 +45,7 @@ def _sum(op: Alu, contributions: Sequence[Array]) -> Floats:
 
 
 EXCHANGES: Final[Mapping[type[Instruction], Exchange]] = {
-    AllReduce: all_reduce,
-    ReduceScatter: reduce_scatter,
-    AllGather: all_gather,
+    CollectiveAllReduce: all_reduce,
+    CollectiveReduceScatter: reduce_scatter,
+    CollectiveAllGather: all_gather,
 }

@@ -16,14 +16,14 @@ from nxpipe.emulator.core.arithmetic import (
     signed,
 )
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.gpsimd import AffineSelect, GatherFree, Iota, PartitionReduce
+from nxpipe.emulator.isa.gpsimd import AffineSelect, GatherFree, IotaPattern, PartitionReduce
 from nxpipe.emulator.isa.instruction import BITS, Instruction
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops.base import require_indices
 
 
-def iota(instruction: Iota, at: Bound) -> None:
+def iota(instruction: IotaPattern, at: Bound) -> None:
     dst = at.window("dst")
     numbers = _pattern(instruction.dst, instruction.start, instruction.by_partition, instruction.steps, at)
     dst.put(numbers if dst.dtype in WORDS else floats(numbers))
@@ -61,7 +61,7 @@ def partition_reduce(instruction: PartitionReduce, at: Bound) -> None:
 
 
 HANDLERS: Final[Mapping[type[Instruction], Handler]] = {
-    Iota: iota,
+    IotaPattern: iota,
     AffineSelect: affine_select,
     GatherFree: gather_free,
     PartitionReduce: partition_reduce,

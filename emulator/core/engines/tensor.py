@@ -9,7 +9,7 @@ from nxpipe.emulator.core.access import Bound, Handler, same_bits
 from nxpipe.emulator.core.arithmetic import encode, floats
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.instruction import Engine, Instruction
-from nxpipe.emulator.isa.tensor import Matmul, Transpose
+from nxpipe.emulator.isa.tensor import Matmul, NcTranspose
 from nxpipe.emulator.numerics import Array, Floats
 
 _ON_ONE_THREAD: Final = 1 << 18  # multiplications: up to here OpenBLAS uses one thread
@@ -24,7 +24,7 @@ def matmul(instruction: Matmul, at: Bound) -> None:
         at.window("dst").begin_sum(product)
 
 
-def transpose(instruction: Transpose, at: Bound) -> None:
+def transpose(instruction: NcTranspose, at: Bound) -> None:
     dst, src = at.window("dst"), at.window("src")
     if not same_bits(src.dtype, dst.dtype):
         dst.put(floats(src.numbers()).T)
@@ -58,4 +58,4 @@ def _multiplied(bits: Array, numbers: Array, dtype: DType) -> Array:
     return bits
 
 
-HANDLERS: Final[Mapping[type[Instruction], Handler]] = {Matmul: matmul, Transpose: transpose}
+HANDLERS: Final[Mapping[type[Instruction], Handler]] = {Matmul: matmul, NcTranspose: transpose}

@@ -29,7 +29,7 @@ from nxpipe.emulator.ops import (
 from nxpipe.emulator.ops.shares import uneven
 from nxpipe.emulator.passes.shard.layout import Layout, Split
 from nxpipe.emulator.passes.shard.merge import merge_sums
-from nxpipe.emulator.passes.shard.plan import Plan
+from nxpipe.emulator.passes.shard.plan import ShardPlan
 from nxpipe.emulator.passes.shard.rows import divide_rows
 from nxpipe.emulator.passes.shard.walk import Verdict
 
@@ -38,7 +38,7 @@ _Attributes: TypeAlias = tuple[
 ]  # of a RankSlice, or an AllGather
 
 
-def apply(graph: Graph, plan: Plan) -> Graph:
+def apply(graph: Graph, plan: ShardPlan) -> Graph:
     """The program that every rank runs. It takes whole weights, and slices off what is this rank's own.
 
     Inputs and outputs are whole on every rank, but for states, which stay where they are: each rank has its heads.
@@ -49,7 +49,7 @@ def apply(graph: Graph, plan: Plan) -> Graph:
 
 
 class _Sharder:
-    def __init__(self, graph: Graph, plan: Plan) -> None:
+    def __init__(self, graph: Graph, plan: ShardPlan) -> None:
         self._old = graph
         self._plan = plan
         self._degree = plan.degree

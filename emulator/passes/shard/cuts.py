@@ -22,21 +22,21 @@ class Deal(NamedTuple):
     length: int
 
 
-class Cut:
+class AxisSplit:
     """Known by the most pieces that it allows. Cuts that turn out alike are joined."""
 
     def __init__(self, units: int, name: str) -> None:
-        self._joined: Cut | None = None
+        self._joined: AxisSplit | None = None
         self._units = units
         self._name = name
         self._even = False
         self._added = False
         self._unpadded = ""
         self._heads: set[int] = set()
-        self._finer: list[Cut] = []
-        self._coarser: list[Cut] = []
+        self._finer: list[AxisSplit] = []
+        self._coarser: list[AxisSplit] = []
 
-    def root(self) -> "Cut":
+    def root(self) -> "AxisSplit":
         cut = self
         while cut._joined is not None:
             cut = cut._joined
@@ -68,7 +68,7 @@ class Cut:
         return self.root()._unpadded
 
     @property
-    def served_by(self) -> "list[Cut]":
+    def served_by(self) -> "list[AxisSplit]":
         return self.root()._coarser
 
     def limit(self, size: int) -> None:
@@ -84,13 +84,13 @@ class Cut:
     def forbid_padding(self, why: str) -> None:
         self.root()._unpadded = self.unpadded or why
 
-    def serves(self, finer: "Cut", heads: int) -> None:
+    def serves(self, finer: "AxisSplit", heads: int) -> None:
         """Each unit of this cut is needed by a run of units of the finer one: of so many key heads, by query heads."""
         self.root()._heads.add(heads)
         self.root()._finer.append(finer)
         finer.root()._coarser.append(self)
 
-    def join(self, other: "Cut") -> None:
+    def join(self, other: "AxisSplit") -> None:
         """From now on, the two are one."""
         mine, theirs = self.root(), other.root()
         if mine is theirs:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nxpipe.emulator.ops.shares import Share
-from nxpipe.emulator.passes.shard.cuts import Cut
+from nxpipe.emulator.passes.shard.cuts import AxisSplit
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Split:
     axis: int
     outer: int
     sizes: tuple[int, ...]
-    cuts: tuple[Cut, ...]
+    cuts: tuple[AxisSplit, ...]
 
     def __post_init__(self) -> None:
         for size, cut in zip(self.sizes, self.cuts, strict=True):
@@ -83,7 +83,7 @@ class Repeated(Split):
     More ranks than key heads means that a rank repeats its key head for its own few query heads only.
     """
 
-    queries: Cut
+    queries: AxisSplit
 
     def local(self, shape: Sequence[int], degree: int) -> tuple[int, ...]:
         heads = self.queries.share(self.sizes[0] * shape[self.axis + 1], degree).local

@@ -14,7 +14,7 @@ from nxpipe.emulator.ir.types import TensorType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import AllGather, RankSlice
 from nxpipe.emulator.ops.shares import Share, shares_of, uneven
-from nxpipe.emulator.passes.shard.cuts import Cut
+from nxpipe.emulator.passes.shard.cuts import AxisSplit
 from nxpipe.emulator.passes.shard.layout import Layout
 from nxpipe.emulator.passes.shard.published import may_split, unmet
 from nxpipe.emulator.passes.shard.rules import rule_of
@@ -36,7 +36,7 @@ class DegreeImpossible(CompileError):
 
 
 @dataclass(frozen=True)
-class Piece:
+class Sharding:
     """A rank's share of a tensor: of each block of an axis, one of so many parts. One part means all of the block.
 
     `slots` and `lengths` say of each block what room a rank has, where blocks do not go up evenly; what they do not
@@ -72,12 +72,12 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShardPlan:
     """The division of a graph among `degree` ranks. What is not listed is whole on every rank."""
 
     degree: int
-    parameters: Mapping[str, Piece]
-    states: Mapping[str, Piece]
+    parameters: Mapping[str, Sharding]
+    states: Mapping[str, Sharding]
     refusal: DegreeImpossible | None  # why there is none
     walk: Walk = field(repr=False, compare=False)
 
@@ -99,10 +99,10 @@ class Division:
     walk: Walk
     unmet: tuple[str, ...]  # what of the published plan is not followed, and why
 
-    def plan(self, degree: int) -> Plan:
+    def plan(self, degree: int) -> ShardPlan:
         """The plan at a degree; `refusal` says why if there is none."""
         parameters, states = (self._pieces(side, degree) for side in (self.graph.parameters, self.graph.inputs))
-        return Plan(degree, parameters, states, self._obstacle(degree), self.walk)
+        return ShardPlan(degree, parameters, states, self._obstacle(degree), self.walk)
 
     def degrees(self) -> list[int]:
         """All that are possible: no rank of them is without work that must be shared, but for the last ones."""
@@ -111,18 +111,18 @@ class Division:
         most = min(even) if even else max((cut.units for cut in cuts if cut.added), default=1)
         return [degree for degree in range(1, most + 1) if self._possible(degree)]
 
-    def _pieces(self, values: Mapping[str, Value], degree: int) -> dict[str, Piece]:
+    def _pieces(self, values: Mapping[str, Value], degree: int) -> dict[str, Sharding]:
         pieces = {}
         for name, value in values.items():
             layout = self.walk.layout(value)
             if layout is not None and layout.is_divided(degree):
                 shares = layout.shares(degree)
                 parts = tuple(share.parts for share in shares)
-                pieces[name] = Piece(layout.axis, layout.sizes, parts, *uneven(shares, degree))
+                pieces[name] = Sharding(layout.axis, layout.sizes, parts, *uneven(shares, degree))
         return pieces
 
     @cached_property
-    def _cuts(self) -> dict[Cut, None]:
+    def _cuts(self) -> dict[AxisSplit, None]:
         layouts: list[Layout] = [*self.walk.layouts.values()]
         return dict.fromkeys(cut.root() for layout in layouts if layout is not None for cut in layout.cuts)
 
@@ -162,7 +162,7 @@ def divide(graph: Graph, published: Mapping[str, str] | None = None) -> Division
     raise CompileError("the division of this graph does not settle; compile it with a tensor-parallel degree of 1")
 
 
-def plan(graph: Graph, degree: int, published: Mapping[str, str] | None = None) -> Plan:
+def plan(graph: Graph, degree: int, published: Mapping[str, str] | None = None) -> ShardPlan:
     """The division of a graph among so many ranks."""
     return divide(graph, published).plan(degree)
 

@@ -10,7 +10,7 @@ from nxpipe.emulator.ir.graph import Graph, Node, Value
 from nxpipe.emulator.ops import Attention, Convolution, GroupedMatMul, Linear, MatMul
 from nxpipe.emulator.ops.shares import Share, stretches
 from nxpipe.emulator.passes.shard.layout import Layout, Split
-from nxpipe.emulator.passes.shard.plan import Plan
+from nxpipe.emulator.passes.shard.plan import ShardPlan
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def worst(several: Iterable[Padding]) -> Padding:
     return Padding(max(one.held for one in found), max(one.work for one in found))
 
 
-def padding(graph: Graph, plan: Plan) -> Padding:
+def padding(graph: Graph, plan: ShardPlan) -> Padding:
     """Of a plan of this graph, or of its first layers."""
     degree, layout = plan.degree, plan.walk.layout
     alike = {later: first for first, later in _counterparts(graph)}
@@ -73,7 +73,7 @@ def _shares_filled(shares: tuple[Share, ...], degree: int) -> tuple[float, float
     return real / max(size, 1), (degree * sum(share.local for share in shares) - real) / max(size, 1)
 
 
-def _products(graph: Graph, plan: Plan) -> Iterator[tuple[int, Layout]]:
+def _products(graph: Graph, plan: ShardPlan) -> Iterator[tuple[int, Layout]]:
     """The multiply-adds of each node, and how it is divided."""
     times = [1] * len(graph.nodes)
     for repeat in graph.repeats:

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from nxpipe.emulator.ir.graph import Graph, Node, Value
 from nxpipe.emulator.ops import Cast, Gather, Transpose
-from nxpipe.emulator.passes.shard.cuts import Cut
+from nxpipe.emulator.passes.shard.cuts import AxisSplit
 from nxpipe.emulator.passes.shard.layout import Layout, Split
 
 
@@ -129,7 +129,7 @@ class Walk:
         size = value.type.shape[axis]
         edges = [0, *self._hints.seams.get(name, ()), size]
         sizes = tuple(stop - start for start, stop in pairwise(edges))
-        layout = Split(axis, 1, sizes, tuple(Cut(block, name) for block in sizes))
+        layout = Split(axis, 1, sizes, tuple(AxisSplit(block, name) for block in sizes))
         if not self.adopt(value, layout):
             return None
         self._fresh.append((name, size, layout))

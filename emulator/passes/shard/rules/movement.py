@@ -2,7 +2,7 @@
 
 from nxpipe.emulator.ir.graph import Node, Value
 from nxpipe.emulator.ops import Concat, Gather, Index, IndexUpdate, Slice, SliceUpdate, Transpose
-from nxpipe.emulator.passes.shard.cuts import Cut
+from nxpipe.emulator.passes.shard.cuts import AxisSplit
 from nxpipe.emulator.passes.shard.layout import Layout, Repeated, Split
 from nxpipe.emulator.passes.shard.rules.general import everything_whole, one_operand
 from nxpipe.emulator.passes.shard.walk import Verdict, Walk, lined_up, shifted
@@ -25,7 +25,7 @@ def broadcast(walk: Walk, node: Node) -> Verdict:
     layout, x = walk.layout(node.operands[0]), node.operands[0].type
     if layout is not None and _repeats_heads(layout, x.shape, node.result.type.shape):
         heads = layout.sizes[0] * node.result.type.shape[layout.axis + 1]
-        queries = Cut(heads, layout.cuts[0].name)
+        queries = AxisSplit(heads, layout.cuts[0].name)
         layout.cuts[0].serves(queries, layout.sizes[0])
         repeated = Repeated(layout.axis, 1, layout.sizes, layout.cuts, queries)
         return one_operand(walk, node, repeated)
