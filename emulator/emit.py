@@ -6,7 +6,7 @@ from nxpipe.emulator.analysis.footprint import require_room
 from nxpipe.emulator.analysis.memory import states
 from nxpipe.emulator.compile import Program
 from nxpipe.emulator.executable.executable import Executable
-from nxpipe.emulator.executable.port import Port
+from nxpipe.emulator.executable.tables import Port
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.lower import lower
 from nxpipe.emulator.lower.parameters import sliced_parameters

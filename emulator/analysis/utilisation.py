@@ -11,7 +11,7 @@ from math import prod
 from typing import Any, Final
 
 from nxpipe.emulator.analysis.footprint import Footprint, footprint, writers
-from nxpipe.emulator.executable.writing import write_code
+from nxpipe.emulator.executable.code import write_code
 from nxpipe.emulator.isa.cost import moved
 from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine
 from nxpipe.emulator.isa.operands import Far

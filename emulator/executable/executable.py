@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Final
 
 from nxpipe.emulator.errors import ExecutableInvalid
+from nxpipe.emulator.executable.code import read_code, write_code
 from nxpipe.emulator.executable.container import BODY, LONGEST_FILE, Section, packed, unpacked
-from nxpipe.emulator.executable.port import Port
-from nxpipe.emulator.executable.reading import read_code
-from nxpipe.emulator.executable.shared import SharedWriter, WordReader
-from nxpipe.emulator.executable.spelling import Reader, Writer
+from nxpipe.emulator.executable.field_codecs import Reader, SharedWriter, WordReader, Writer
 from nxpipe.emulator.executable.tables import (
+    Port,
     constant_sizes,
     read_buffers,
     read_constants,
@@ -29,7 +28,6 @@ from nxpipe.emulator.executable.tables import (
     write_notes,
     write_ports,
 )
-from nxpipe.emulator.executable.writing import write_code
 from nxpipe.emulator.ir.types import TensorType
 from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.program import Program, Role, counted, instructions

@@ -1,19 +1,33 @@
-"""What stands beside the code: buffers, ports, divisions, notes and constants, as each is written and as it is read."""
+"""A tensor that goes into a program or comes out of it, as its caller sees it."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from typing import Final
 
-from nxpipe.emulator.executable.port import Port
-from nxpipe.emulator.executable.shared import SharedWriter, WordReader
-from nxpipe.emulator.executable.spelling import Reader, Writer
+from nxpipe.emulator.executable.field_codecs import Reader, SharedWriter, WordReader, Writer
 from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.ir.types import DType, TensorType, is_reasonable
 from nxpipe.emulator.isa.program import Buffer, Role
 from nxpipe.emulator.ops.shares import Share, uneven
 from nxpipe.emulator.passes.shard import Sharding
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """`type` is the caller's: of a state that ranks share, the whole; 64-bit integers although they lie narrower.
+
+    `sizes` is empty, or names each axis along which a request may be shorter ("batch", "sequence"; "" where it may
+    not): equally shorter wherever that name stands. The host pads such inputs behind, and cuts outputs back.
+    """
+
+    name: str
+    role: Role
+    type: TensorType
+    sizes: tuple[str, ...] = ()
+
 
 MOST_RANKS: Final = 1 << 16
 MOST_TENSORS: Final = 1 << 16

@@ -136,8 +136,3 @@ class LoadedProgram:
             shares = [own[name] for own in after]
             outputs[name] = program.states[name].joined(shares) if name in program.states else shares[0]
         return {name: outputs[name] for name in program.graph.outputs}
-
-
-def execute_ranks(graph: Graph, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """The outputs of a sharded graph without states, by name."""
-    return LoadedRanks(graph, parameters).run(inputs)[0]

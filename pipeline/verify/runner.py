@@ -86,7 +86,7 @@ class Runner:
 
             return Running(program, LoadedRanks(program.graph, weights))
         from nxpipe.emulator.emit import emit
-        from nxpipe.emulator.run import Isa
+        from nxpipe.emulator.run.isa import Isa
 
         cores = Isa(stored or emit(program, self.core), order=self.execution.order).load(weights)
         return Running(program, cores, counting=cores)

@@ -6,9 +6,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from nxpipe.emulator.executable.code import kind_of
 from nxpipe.emulator.executable.executable import Executable
-from nxpipe.emulator.executable.kinds import kind_of
-from nxpipe.emulator.executable.port import Port
+from nxpipe.emulator.executable.tables import Port
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.affine import Affine, RotatingOffset
 from nxpipe.emulator.isa.instruction import Alu, Engine, Instruction, Wait

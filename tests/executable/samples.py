@@ -4,9 +4,9 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from nxpipe.emulator.executable.code import kind_of
 from nxpipe.emulator.executable.executable import Executable, to_bytes
-from nxpipe.emulator.executable.kinds import kind_of
-from nxpipe.emulator.executable.port import Port
+from nxpipe.emulator.executable.tables import Port
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.affine import Affine, index, rotating_offset
 from nxpipe.emulator.isa.instruction import Alu, Engine, Instruction, Wait

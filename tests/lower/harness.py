@@ -16,7 +16,8 @@ from nxpipe.emulator.lower import lower
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops.base import Operator
 from nxpipe.emulator.run.fast import execute
-from nxpipe.emulator.run.ranks import degree_of, execute_ranks
+from nxpipe.emulator.run.ranks import degree_of
+from tests.emulator.divided_models import execute_ranks
 
 CORES = ("v2", "v3")
 ORDERS = ("hostile", "random:7")

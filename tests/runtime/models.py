@@ -15,7 +15,7 @@ from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import AllReduce, Binary, Gather, Linear, RankSlice, Unary
 from nxpipe.emulator.passes.options import PassOptions
 from nxpipe.emulator.passes.shard import Sharding
-from nxpipe.emulator.run import Fast
+from nxpipe.emulator.run.model import Fast
 from tests.emulator.divided_models import request
 from tests.emulator.models import captured, weights
 

@@ -9,7 +9,7 @@ from nxpipe.emulator import compile as compiled
 from nxpipe.emulator.core import Machine
 from nxpipe.emulator.emit import emit, ports_of
 from nxpipe.emulator.executable.executable import Executable, from_bytes, to_bytes
-from nxpipe.emulator.executable.port import Port
+from nxpipe.emulator.executable.tables import Port
 from nxpipe.emulator.hardware import instance
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.types import DType, TensorType
@@ -19,10 +19,12 @@ from nxpipe.emulator.isa.dma import DmaCopy
 from nxpipe.emulator.isa.instruction import Engine, Wait
 from nxpipe.emulator.isa.operands import Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Program, Role
-from nxpipe.emulator.numerics import stochastic_rounding
+from nxpipe.emulator.numerics import Draws, stochastic_rounding
 from nxpipe.emulator.ops import Binary, Linear, Operator, RankSlice, Slice, Unary
 from nxpipe.emulator.passes.shard import Sharding
-from nxpipe.emulator.run import Fast, Isa, Runtime
+from nxpipe.emulator.run.isa import Isa
+from nxpipe.emulator.run.model import Fast
+from nxpipe.emulator.run.runtime import Runtime
 from nxpipe.emulator.run.status import BadInput, ExecutionFailed, InvalidLoad, WrongGeneration
 from tests.emulator.models import relative_error
 from tests.runtime.models import running_sum, whole
@@ -83,7 +85,7 @@ def test_what_is_rounded_by_chance_is_the_same_in_every_order() -> None:
         machine = Machine(program, order=order)
         machine.write("x", numbers)
         answers = []
-        with stochastic_rounding(seed):
+        with stochastic_rounding(Draws(seed)):
             for _ in range(2):
                 machine.execute()
                 answers.append(machine.read("y").tobytes())

@@ -81,10 +81,6 @@ class ShardPlan:
     refusal: DegreeImpossible | None  # why there is none
     walk: Walk = field(repr=False, compare=False)
 
-    def bytes_per_rank(self, graph: Graph) -> int:
-        """What the weights take on each rank; all ranks hold the same."""
-        return sum(self.local(name, value.type).nbytes for name, value in graph.parameters.items())
-
     def local(self, name: str, whole: TensorType) -> TensorType:
         """The type of one rank's piece of a parameter or a state."""
         piece = self.parameters.get(name) or self.states.get(name)
