@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from nxpipe.emulator.errors import InputsInvalid
-from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array, round_to
 from nxpipe.emulator.ops import (

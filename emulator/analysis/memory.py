@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from nxpipe.emulator.hardware import CORES, Instance
-from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import TensorType
 from nxpipe.emulator.ops import (
     Binary,

@@ -14,7 +14,7 @@ from nxpipe.emulator.capture.model import build_model, tensor_type
 from nxpipe.emulator.capture.request import CaptureRequest
 from nxpipe.emulator.errors import CompileError
 from nxpipe.emulator.ir.graph import Graph
-from nxpipe.emulator.ir.resize import NotResizable, resize
+from nxpipe.emulator.ir.repeat import NotResizable, resize
 
 Finish = Callable[[Graph], Graph]
 

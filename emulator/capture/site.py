@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Origin, Value
+from nxpipe.emulator.ir.nodes import Origin, Value
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import Binary, Broadcast, Cast, Operator, Reshape, Slice, Unary
 

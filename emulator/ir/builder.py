@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from nxpipe.emulator.errors import GraphInvalid
-from nxpipe.emulator.ir.graph import NOWHERE, Graph, Node, Origin, Repeat, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import NOWHERE, Node, Origin, Repeat, Value
 from nxpipe.emulator.ir.repeat import require_sound_repeats
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array, settle

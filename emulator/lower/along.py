@@ -4,7 +4,7 @@ comparing their number with that of each place, one update after the other, for 
 from dataclasses import dataclass, replace
 from math import prod
 
-from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.gpsimd import GatherFree

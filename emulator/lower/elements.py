@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any, Final
 
-from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType, TensorType, promote
 from nxpipe.emulator.isa.instruction import Alu
 from nxpipe.emulator.isa.operands import Tile

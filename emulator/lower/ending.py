@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from nxpipe.emulator.ir.graph import Node, Value
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.collective import CollectiveAllReduce
 from nxpipe.emulator.isa.instruction import Engine

@@ -8,7 +8,7 @@ rows before its end; the first group that ends behind a row is then the one that
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.gpsimd import IotaPattern

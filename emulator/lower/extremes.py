@@ -3,7 +3,7 @@
 from math import inf
 from typing import Final
 
-from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.gpsimd import IotaPattern

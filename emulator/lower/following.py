@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Final
 
-from nxpipe.emulator.ir.graph import Node, Value
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.lower.elements import is_applicable, is_exact
 from nxpipe.emulator.lower.places import Places
 from nxpipe.emulator.lower.reading import Reading

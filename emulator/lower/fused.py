@@ -10,7 +10,7 @@ from math import ceil, inf, prod
 from typing import Final
 
 from nxpipe.emulator.hardware import CoreSpec
-from nxpipe.emulator.ir.graph import Node, Value
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.cost import moved
 from nxpipe.emulator.isa.operands import Tile

@@ -4,7 +4,7 @@ nobody turns what others have turned, and the whole of them need never lie in HB
 from dataclasses import dataclass, replace
 
 from nxpipe.emulator.hardware import CoreSpec
-from nxpipe.emulator.ir.graph import Node, Value
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, divided
 from nxpipe.emulator.isa.collective import CollectiveAllGather

@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import prod
 from typing import Final
 
-from nxpipe.emulator.ir.graph import Node, Value
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.gpsimd import IotaPattern as Counting

@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.lower.elements import is_exact
 from nxpipe.emulator.ops import (
     Bitcast,

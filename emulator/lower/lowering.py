@@ -9,7 +9,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from nxpipe.emulator.errors import CompileError
 from nxpipe.emulator.hardware import CORES
-from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.lower.buffers import on_device

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.lower.buffers import on_device
 from nxpipe.emulator.lower.filling import fill
 from nxpipe.emulator.lower.lowering import Lowering, NotLowered, laid_out, lowers

@@ -5,7 +5,7 @@ from math import prod
 
 import numpy as np
 
-from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Memory, Tile

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
-from nxpipe.emulator.ir.graph import Node, Value
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.operands import Memory
 from nxpipe.emulator.lower.buffers import on_device

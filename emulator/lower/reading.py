@@ -2,7 +2,8 @@
 
 from collections.abc import Set
 
-from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Value
 
 
 class Reading:

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.gpsimd import PartitionReduce
 from nxpipe.emulator.isa.instruction import Alu, Engine

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import nan
 from typing import Final
 
-from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.gpsimd import IotaPattern

@@ -1,7 +1,8 @@
 """Elementwise nodes that are better done later: what alone reads them waits for something else, and can do them as it
 goes. So their results need not be stored in between."""
 
-from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.lower.elements import is_applicable, is_exact
 from nxpipe.emulator.lower.lifetimes import UPDATES
 from nxpipe.emulator.lower.places import Places

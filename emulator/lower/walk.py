@@ -10,7 +10,8 @@ from typing import Final
 
 from nxpipe.emulator.errors import OutOfMemory, Taken
 from nxpipe.emulator.hardware import CORES
-from nxpipe.emulator.ir.graph import Graph, Node, Repeat, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Repeat, Value
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.isa.cost import cost, moved, share_of_dma
 from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine

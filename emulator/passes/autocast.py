@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import NOWHERE, Graph, Node, Origin, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import NOWHERE, Node, Origin, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import Cast, Operator, attributes
 from nxpipe.emulator.passes.options import PassOptions

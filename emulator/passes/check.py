@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from nxpipe.emulator.errors import GraphInvalid
-from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.repeat import require_sound_repeats
 from nxpipe.emulator.ops.base import result_type
 

@@ -4,7 +4,8 @@ import numpy as np
 
 from nxpipe.emulator.errors import IndexOutOfRange
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Graph, Node, Value, live_nodes
+from nxpipe.emulator.ir.graph import Graph, live_nodes
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.ir.types import TensorType
 from nxpipe.emulator.ops import Operator

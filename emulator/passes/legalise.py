@@ -11,7 +11,8 @@ import numpy as np
 
 from nxpipe.emulator.errors import CompileError
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import NOWHERE, Graph, Origin, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import NOWHERE, Origin, Value
 from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import Array

@@ -12,7 +12,8 @@ from itertools import count
 
 import numpy as np
 
-from nxpipe.emulator.ir.graph import Graph, Node, Repeat, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Repeat, Value
 from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.passes.options import PassOptions

@@ -7,7 +7,8 @@ import pytest
 
 from nxpipe.emulator.capture import example_inputs
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import (

@@ -13,7 +13,8 @@ from nxpipe.emulator.compile import divided
 from nxpipe.emulator.emit import emit
 from nxpipe.emulator.errors import IllTyped
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Binary, Linear, Operator, RankSlice, Reduce, Reshape, RmsNorm, Softmax, Unary, Where

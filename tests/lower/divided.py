@@ -12,7 +12,7 @@ import numpy as np
 
 from nxpipe.emulator.compile import divided
 from nxpipe.emulator.emit import emit
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Cast, Linear, Operator, Transpose, Unary, Where

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.lower import NotLowered, lower
 from nxpipe.emulator.ops import AllGather, AllReduce, RankSlice, ReduceScatter, Unary

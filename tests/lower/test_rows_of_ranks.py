@@ -8,7 +8,8 @@ import pytest
 from nxpipe.emulator.compile import divided
 from nxpipe.emulator.emit import emit
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.collective import CollectiveAllGather as Exchange
 from nxpipe.emulator.isa.instruction import Instruction

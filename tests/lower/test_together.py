@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.cost import moved
 from nxpipe.emulator.isa.instruction import Instruction

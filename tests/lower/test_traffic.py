@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.collective import CollectiveAllReduce as Exchange
 from nxpipe.emulator.isa.operands import Far, Tile

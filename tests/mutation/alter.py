@@ -6,8 +6,7 @@ from typing import Any
 
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, RotatingOffset
-from nxpipe.emulator.isa.instruction import DMA_QUEUES, Alu, Instruction, Wait
-from nxpipe.emulator.isa.instruction import BINARY, BITS, COMPARISONS, UNARY
+from nxpipe.emulator.isa.instruction import BINARY, BITS, COMPARISONS, DMA_QUEUES, UNARY, Alu, Instruction, Wait
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile
 from nxpipe.emulator.isa.scalar import Function
 from nxpipe.emulator.isa.tensor import Matmul

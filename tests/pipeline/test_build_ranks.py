@@ -10,7 +10,7 @@ from nxpipe.emulator.capture import CaptureRequest, parameter_specs, reference_o
 from nxpipe.emulator.compile import Program, compile_program
 from nxpipe.emulator.executable.executable import from_bytes
 from nxpipe.emulator.hardware import instance
-from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.decoding import decode
 from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.ops import RankSlice
@@ -41,7 +41,7 @@ def test_an_artifact_says_which_piece_of_which_tensor_each_rank_has(tmp_path: Pa
     (program,) = manifest.executables
     (file,) = [file for file in manifest.files if file.path == f"graphs/{program.name}"]
     said = from_bytes(store.read_blob(program.blob))
-    graph = unroll(Graph.from_bytes(store.read_blob(file.blob)))
+    graph = unroll(decode(store.read_blob(file.blob)))
     names = {value: name for name, value in graph.parameters.items()}
     sliced = {
         names[node.operands[0]]: Sharding(op.axis, op.sizes, op.parts)

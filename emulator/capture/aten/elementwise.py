@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from nxpipe.emulator.capture.aten.base import NotExpressible, Site, axis_of, imports
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import Where
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nxpipe.emulator.capture.aten.base import NotExpressible, Site, along_an_axis, axis_of, imports
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import Gather, Index, IndexUpdate, Iota, Reduce, TakeAlong, Transpose, Where
 

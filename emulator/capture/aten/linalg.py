@@ -5,7 +5,7 @@ from typing import Any
 
 from nxpipe.emulator.capture.aten.base import NotExpressible, Site, given, imports
 from nxpipe.emulator.capture.composites.products import matrix_product, vector_product
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import Attention, GroupedMatMul, Linear, Transpose
 

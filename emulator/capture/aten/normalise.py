@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nxpipe.emulator.capture.aten.base import Site, along_an_axis, axis_of, given, imports
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import LayerNorm, Reduce, RmsNorm, Softmax, Transpose
 

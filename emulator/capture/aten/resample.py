@@ -9,7 +9,7 @@ from nxpipe.emulator.capture.aten.window import Sizes
 from nxpipe.emulator.capture.composites.sample import grid_sampled
 from nxpipe.emulator.capture.composites.stretch import smoothing
 from nxpipe.emulator.capture.composites.windows import mixed
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ops import Resample
 
 

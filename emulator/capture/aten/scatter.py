@@ -3,7 +3,7 @@
 import numpy as np
 
 from nxpipe.emulator.capture.aten.base import Site, axis_of, imports
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import Cumulate, Gather, ScatterAlong, Where
 

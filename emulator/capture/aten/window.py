@@ -17,7 +17,7 @@ from nxpipe.emulator.capture.composites.windows import (
     stretched_places,
     transposed_convolution,
 )
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import Concat, Convolution, Pool, Transpose
 

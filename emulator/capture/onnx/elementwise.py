@@ -4,7 +4,7 @@ from functools import reduce
 
 from nxpipe.emulator.capture.onnx.base import OnnxSite, imports
 from nxpipe.emulator.capture.site import NotExpressible
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import largest_finite
 from nxpipe.emulator.ops import Bitcast, Where

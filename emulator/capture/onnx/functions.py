@@ -6,7 +6,7 @@ from typing import Any
 
 import onnx
 
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 
 
 @dataclass(frozen=True)

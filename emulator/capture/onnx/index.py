@@ -4,7 +4,7 @@ import numpy as np
 
 from nxpipe.emulator.capture.onnx.base import OnnxSite, axis_in, imports
 from nxpipe.emulator.capture.room import require_room
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import (
     ArgReduce,

@@ -5,7 +5,7 @@ import math
 from nxpipe.emulator.capture.composites.products import einsum, matrix_product, vector_product
 from nxpipe.emulator.capture.onnx.base import OnnxSite, imports
 from nxpipe.emulator.capture.site import NotExpressible, given
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import ArgReduce, Iota, LayerNorm, Linear, Reduce, RmsNorm, Softmax, Transpose
 

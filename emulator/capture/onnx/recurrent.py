@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from nxpipe.emulator.capture.onnx.base import IMPORTERS, OnnxSite, imports
 from nxpipe.emulator.capture.site import NotExpressible
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ops import Concat, Linear, Transpose, Where
 
 _State = tuple[Value, ...]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from nxpipe.emulator.capture.onnx.base import OnnxSite, axis_in, imports
 from nxpipe.emulator.capture.site import NotExpressible
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import Reduce
 

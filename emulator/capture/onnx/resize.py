@@ -10,7 +10,7 @@ from nxpipe.emulator.capture.composites.windows import mixed
 from nxpipe.emulator.capture.onnx.base import OnnxSite, axis_in, imports
 from nxpipe.emulator.capture.room import require_room
 from nxpipe.emulator.capture.site import NotExpressible
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Gather, Where

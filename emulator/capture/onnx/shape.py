@@ -9,7 +9,7 @@ from nxpipe.emulator.capture.onnx.base import OnnxSite, axis_in, imports
 from nxpipe.emulator.capture.onnx.elementwise import dtype_of
 from nxpipe.emulator.capture.room import require_room
 from nxpipe.emulator.capture.site import NotExpressible
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import Concat, Flip, Iota, Pad, Transpose, Where
 

@@ -16,7 +16,7 @@ from nxpipe.emulator.capture.composites.windows import (
 from nxpipe.emulator.capture.onnx.base import OnnxSite, imports
 from nxpipe.emulator.capture.room import require_room
 from nxpipe.emulator.capture.site import given
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import Convolution, Gather, Pool, Reduce
 

@@ -6,7 +6,8 @@ from typing import TypeAlias
 import numpy as np
 
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Graph, Node, Origin, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Origin, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import (
     AllGather,

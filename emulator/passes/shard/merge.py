@@ -7,7 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Graph, Node, Origin, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Origin, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import AllReduce, Binary, Cast
 from nxpipe.emulator.passes.clean import eliminate_dead_code

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from nxpipe.emulator.errors import CompileError
-from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import TensorType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import AllGather, RankSlice

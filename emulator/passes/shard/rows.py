@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Graph, Node, Origin, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Origin, Value
 from nxpipe.emulator.ops import (
     AllGather,
     AllReduce,

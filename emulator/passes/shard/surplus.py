@@ -6,7 +6,8 @@ from functools import lru_cache
 from math import prod
 from typing import Final
 
-from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ops import Attention, Convolution, GroupedMatMul, Linear, MatMul
 from nxpipe.emulator.ops.shares import Share, stretches
 from nxpipe.emulator.passes.shard.layout import Layout, Split

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
-from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ops import Cast, Gather, Transpose
 from nxpipe.emulator.passes.shard.cuts import AxisSplit
 from nxpipe.emulator.passes.shard.layout import Layout, Split

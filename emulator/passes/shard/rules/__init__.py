@@ -1,6 +1,6 @@
 """The rules of division, one for each kind of operator."""
 
-from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ops import (
     Attention,
     Binary,

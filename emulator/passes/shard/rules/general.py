@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from nxpipe.emulator.ir.graph import Node, Value
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.passes.shard.layout import Layout, Split
 from nxpipe.emulator.passes.shard.walk import Verdict, Walk, lined_up, shifted
 

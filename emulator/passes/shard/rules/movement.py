@@ -1,6 +1,6 @@
 """Rules of operators that move elements, or pick some of them: what is divided stays divided where it can."""
 
-from nxpipe.emulator.ir.graph import Node, Value
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ops import Concat, Gather, Index, IndexUpdate, Slice, SliceUpdate, Transpose
 from nxpipe.emulator.passes.shard.cuts import AxisSplit
 from nxpipe.emulator.passes.shard.layout import Layout, Repeated, Split

@@ -1,6 +1,6 @@
 """Rules of what the tensor engine does: weights divided by outputs, then by inputs, and sums over ranks."""
 
-from nxpipe.emulator.ir.graph import Node, Value
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ops import Convolution, Reduce
 from nxpipe.emulator.passes.shard.layout import Layout, Split
 from nxpipe.emulator.passes.shard.rules.general import aligned, elementwise, everything_whole, one_operand, summed
