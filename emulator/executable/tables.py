@@ -11,7 +11,7 @@ from nxpipe.emulator.executable.field_codecs import Reader, SharedWriter, WordRe
 from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.ir.types import DType, TensorType, is_reasonable
 from nxpipe.emulator.isa.program import Buffer, Role
-from nxpipe.emulator.ops.shares import Share, uneven
+from nxpipe.emulator.ops.collective import Share, uneven
 from nxpipe.emulator.passes.shard import Sharding
 
 

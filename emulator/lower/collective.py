@@ -26,7 +26,7 @@ from nxpipe.emulator.lower.products import parts_of, rows_of, sharing_of
 from nxpipe.emulator.lower.view import View, line
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import AllGather, AllReduce, RankSlice, ReduceScatter
-from nxpipe.emulator.ops.shares import Stretch
+from nxpipe.emulator.ops.collective import Stretch
 
 
 @lowers(AllReduce)

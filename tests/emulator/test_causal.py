@@ -12,7 +12,7 @@ from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Attention, Binary
 from nxpipe.emulator.passes import PassOptions
-from nxpipe.emulator.passes.causal import recognise_causal
+from nxpipe.emulator.passes.fuse import recognise_causal
 from nxpipe.emulator.run.fast import execute
 
 F32, I32 = DType.FLOAT32, DType.INT32

@@ -28,10 +28,10 @@ from nxpipe.emulator.ops import (
     Where,
 )
 from nxpipe.emulator.passes import PASSES, PassOptions, check, run_passes
-from nxpipe.emulator.passes.autocast import autocast
-from nxpipe.emulator.passes.canonicalise import canonicalise
-from nxpipe.emulator.passes.clean import (
+from nxpipe.emulator.passes.precision import autocast
+from nxpipe.emulator.passes.simplify import (
     LARGEST_FOLDED_CONSTANT,
+    canonicalise,
     eliminate_common_subexpressions,
     eliminate_dead_code,
     fold_constants,

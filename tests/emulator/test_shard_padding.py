@@ -18,7 +18,7 @@ from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Binary, Linear, Operator, RankSlice, Reduce, Reshape, RmsNorm, Softmax, Unary, Where
-from nxpipe.emulator.ops.shares import Share, stretches, uneven
+from nxpipe.emulator.ops.collective import Share, stretches, uneven
 from nxpipe.emulator.passes import PassOptions, run_passes
 from nxpipe.emulator.passes.shard import NO_PADDING, DegreeImpossible, Sharding, padding, plan
 from nxpipe.emulator.run.fast import execute

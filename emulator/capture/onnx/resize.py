@@ -14,7 +14,7 @@ from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Gather, Where
-from nxpipe.emulator.ops.pool import cubic_taps, linear_taps
+from nxpipe.emulator.ops.spatial import cubic_taps, linear_taps
 
 # Where a new place stands on the old axis, from its number, the scale, and the new and old sizes.
 _PLACES: dict[str, Callable[[Array, float, int, int], Array]] = {

@@ -27,12 +27,11 @@ from nxpipe.emulator.ops import (
     SliceUpdate,
     Where,
 )
-from nxpipe.emulator.ops.shares import uneven
+from nxpipe.emulator.ops.collective import uneven
+from nxpipe.emulator.passes.shard.collectives import divide_rows, merge_sums
 from nxpipe.emulator.passes.shard.layout import Layout, Split
-from nxpipe.emulator.passes.shard.merge import merge_sums
 from nxpipe.emulator.passes.shard.plan import ShardPlan
-from nxpipe.emulator.passes.shard.rows import divide_rows
-from nxpipe.emulator.passes.shard.walk import Verdict
+from nxpipe.emulator.passes.shard.propagation import Verdict
 
 _Attributes: TypeAlias = tuple[
     int, int, tuple[int, ...], tuple[int, ...], int, tuple[int, ...], tuple[int, ...]

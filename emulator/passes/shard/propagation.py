@@ -13,8 +13,7 @@ from itertools import pairwise
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ops import Cast, Gather, Transpose
-from nxpipe.emulator.passes.shard.cuts import AxisSplit
-from nxpipe.emulator.passes.shard.layout import Layout, Split
+from nxpipe.emulator.passes.shard.layout import AxisSplit, Layout, Split
 
 
 @dataclass(frozen=True)

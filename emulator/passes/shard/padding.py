@@ -9,7 +9,7 @@ from typing import Final
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ops import Attention, Convolution, GroupedMatMul, Linear, MatMul
-from nxpipe.emulator.ops.shares import Share, stretches
+from nxpipe.emulator.ops.collective import Share, stretches
 from nxpipe.emulator.passes.shard.layout import Layout, Split
 from nxpipe.emulator.passes.shard.plan import ShardPlan
 

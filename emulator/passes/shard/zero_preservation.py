@@ -43,7 +43,7 @@ from nxpipe.emulator.ops import (
     Unary,
     Where,
 )
-from nxpipe.emulator.passes.shard.walk import Walk
+from nxpipe.emulator.passes.shard.propagation import Walk
 
 # What stands in all of a tensor's padding: this number; not-a-number once something in it is not finite; or None, if
 # it is something finite, of a kind that stands elsewhere in the tensor too.
