@@ -1,4 +1,4 @@
-"""The one way to make graphs: values get fresh numbers, and every node's type comes from its operator's shape rule."""
+"""The builder of graphs: values get fresh numbers, and every node's type comes from its operator's shape rule."""
 
 from collections.abc import Mapping, Sequence
 

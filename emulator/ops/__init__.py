@@ -1,4 +1,4 @@
-"""The operators of the graph: few, ours, one class each with its shape rule and its numerics."""
+"""The operators of the graph: one class each, with its shape rule and its numerics."""
 
 from nxpipe.emulator.ops.base import OPERATORS, Attribute, Operator, attributes, result_type
 from nxpipe.emulator.ops.collective import AllGather, AllReduce, RankSlice, ReduceScatter

@@ -1,4 +1,7 @@
-"""Matrix products: the tensor engine's work. Operands of one float type, sums in float32, any float type out."""
+"""Matrix products and attention, the work of the tensor engine: operands of one float type, sums in float32.
+
+Attention is one operator because the hardware streams its softmax between two matrix products.
+"""
 
 import math
 from dataclasses import dataclass

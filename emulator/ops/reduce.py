@@ -1,4 +1,7 @@
-"""Work along an axis: sums, extremes, running sums, orders."""
+"""Operators along an axis: reductions, running sums, sorting, and normalisations.
+
+The statistics of normalisations are float32 for operands of any type, with one rounding at the end.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

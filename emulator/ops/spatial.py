@@ -1,4 +1,7 @@
-"""Convolutions: matrix products over windows. The weight is [outputs, inputs of a group, window ...]."""
+"""Operators on windows and grids: convolutions (matrix products over windows), pooling, resampling.
+
+The weight of a convolution is [outputs, inputs of a group, window ...].
+"""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The middle of the compiler: a visible list of rewrites, with the checker after each one."""
+"""The passes of the front end: a visible list of rewrites, with the checker after each one."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""What a valid graph is; run on the captured graph and after every pass."""
+"""Validity of a graph: run on the captured graph and after every pass."""
 
 from collections.abc import Iterable
 

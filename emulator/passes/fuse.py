@@ -1,7 +1,8 @@
-"""What the hardware does in one go becomes one operator: norms, activations, attention written out.
+"""Fusion: norms, activations and attention written out, replaced by operators that the hardware executes as one.
 
-Every fusion names a computation that stands in the graph already, operation for operation. The result may differ in
-the last bit of float32, because the parts' intermediate results are not rounded any more; never in more than that.
+Every pattern names a computation that stands in the graph already, operation for operation. The result may differ in
+the last bit of float32, because the parts' intermediate results are no longer rounded, and in no more than that.
+`recognise_causal` removes masks that attention knows by itself: each row sees the keys up to its own position.
 """
 
 from collections.abc import Callable

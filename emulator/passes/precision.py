@@ -56,8 +56,8 @@ def _internally_narrow(op: Operator, narrow: DType) -> Operator:
 
 
 def _narrow_everything(graph: Graph, narrow: DType) -> Graph:
-    """Narrow every float32 tensor where it is read first, so that a layer's weights and caches are cast in that layer and
-    layers stay alike; attributes that name float32 are narrowed too.
+    """Narrow every float32 tensor where it is read first, so that a layer's weights and caches are cast in that layer
+    and layers stay alike; attributes that name float32 are narrowed too.
 
     Scalars stay float32: they are immediates of instructions, which the engines apply in float32 anyway.
     """

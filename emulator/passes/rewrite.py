@@ -1,4 +1,4 @@
-"""How passes change a graph: by building it anew, node by node, from values that are already new."""
+"""Rewriting of graphs: node by node into a new graph, from values that are already new."""
 
 from collections.abc import Callable, Iterable
 

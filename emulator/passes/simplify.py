@@ -1,4 +1,8 @@
-"""Dead code, repeated code, and code whose result is known already."""
+"""Simplification: constant folding, canonical forms, common subexpressions and dead code.
+
+`canonicalise` gives each computation one form: no-ops vanish, and chains of moves become one move, so that equal
+computations are equal nodes and later passes need fewer patterns.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace

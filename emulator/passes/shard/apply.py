@@ -1,4 +1,4 @@
-"""One rank's program, from a plan: local shapes, and collectives where the plan needs them."""
+"""The program of one rank, from a plan: local shapes, and collectives where the plan needs them."""
 
 from dataclasses import replace
 from typing import TypeAlias

@@ -1,6 +1,12 @@
-"""Sums over ranks that are added to each other become one sum: a meeting of all ranks costs more than an addition.
+"""Placement of collectives: fewer all-reduces, and work on shares of rows between them.
 
-Blocks that compute attention and MLP side by side, as GPT-J's and Falcon's do, so meet once instead of twice.
+`merge_sums`: two sums over ranks that are added become one, because an all-reduce costs more than an addition. Blocks
+that compute attention and MLP side by side, as GPT-J's and Falcon's do, then need one all-reduce instead of two.
+
+`divide_rows` (sequence parallelism): an all-reduce is a reduce-scatter and an all-gather. Where each row is processed
+by itself after a sum, as in norms and residuals, each rank does that for its share of the rows between the two halves,
+so that ranks neither hold nor process the whole residual stream. It applies only where every lane of a core has a row
+of the share. A share consists of a few rows of every short run, so that products can be fed run by run.
 """
 
 from collections import Counter

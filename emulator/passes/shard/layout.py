@@ -1,11 +1,13 @@
-"""One way of dividing work: into so many indivisible units, of which each rank gets its share.
+"""Layouts of tensors across ranks, for an open number of ranks.
 
-Query heads are a cut, and so are the inner features of an MLP. A number of units that ranks cannot share evenly is
-padded with units of zeros, whose weights are zeros, so that every rank has equally many.
+An *axis split* is one way of dividing work: into indivisible units, of which each rank gets its share. Query heads are
+one, the inner features of an MLP are another. Every tensor that is divided alike shares the split, and each may find
+that its units are coarser than was thought; only at the end are degrees tried against the units. A number of units that
+ranks cannot share evenly is padded with units of zeros, whose weights are zeros, so that every rank has equally many.
 
-Few key heads serve many query heads. Ranks get places for key heads, each with equally many query heads that it serves:
-a key head that has several places is there several times, and the query heads that it serves are padded until they go
-up in its places. How many places a rank has is chosen by what ranks then compute.
+Few key heads serve many query heads (GQA). Ranks get slots for key heads, each with equally many query heads that it
+serves: a key head with several slots is replicated, and the query heads that it serves are padded until they fill its
+slots. The number of slots of a rank is chosen by what ranks then compute.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What padding costs: units of zeros are held and multiplied like any others."""
+"""Cost of padding: units of zeros are stored and multiplied like any others."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

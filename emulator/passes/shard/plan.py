@@ -1,7 +1,9 @@
-"""The plan that a model's authors published: what it lets be divided, and what of it could not be followed.
+"""The sharding plan: each rank's part of each weight, found once for a graph and then asked for any degree.
 
-transformers names modules and how each is divided, `("layers.*.mlp.up_proj", "colwise")`. Where weights are divided
-by outputs is a choice, so the plan decides it. The rest follows: what meets divided rows is divided by inputs.
+The division follows from the graph: a weight that multiplies whole rows is divided by its outputs (column parallel),
+one that multiplies divided rows by its inputs (row parallel). The plan that a model's authors published in
+transformers, such as `("layers.*.mlp.up_proj", "colwise")`, decides where weights are divided by outputs, which is a
+choice; the rest follows from the graph.
 """
 
 import re

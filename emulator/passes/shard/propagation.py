@@ -1,7 +1,7 @@
-"""One walk over a graph, deciding for each node how its operands must lie across ranks and how its result then does.
+"""Sharding propagation: one walk over a graph decides how each node's operands and result lie across ranks.
 
-Whatever a rule does not understand is computed whole, on every rank: a walk is always right, and the next one, which
-knows where this one had to gather, is better.
+Operands that a rule does not cover are computed whole on every rank, so a walk is always correct. The walk is repeated
+with what the one before found: where it had to gather, the next one chooses a better layout.
 """
 
 from collections import defaultdict

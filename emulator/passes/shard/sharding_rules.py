@@ -1,4 +1,9 @@
-"""What most rules are made of: compute it whole, in step with the operands, or apart from some axes."""
+"""Sharding rules, one for each kind of operator: how it divides, given the layouts of its operands.
+
+Elementwise operators keep the layout that they find. Operators that move elements keep a division where the axis stays
+intact. Products are divided by the outputs of a weight, then by its inputs with a sum over ranks. Without a rule, or
+where a rule does not apply, every rank computes the whole.
+"""
 
 from collections.abc import Callable
 

@@ -1,8 +1,8 @@
-"""Where units of zeros would change an answer, so that work may not be padded with them.
+"""Zero preservation: where units of zeros would change a result, so that work may not be padded with them.
 
-Padding begins as zeros, for its weights are zeros, and goes through the graph beside everything else. It does no harm
-as long as it is multiplied with zeros before anything is summed over it: unless it has become infinite by then, or
-not a number, as the reciprocal of zero has. So what becomes of it is followed.
+Padding begins as zeros, for its weights are zeros, and flows through the graph beside everything else. It does no harm
+as long as it is multiplied with zeros before anything is summed over it, unless it has become infinite or NaN by then,
+as the reciprocal of zero does. So the value of the padding is computed along with the graph, node by node.
 """
 
 from collections.abc import Callable, Mapping
