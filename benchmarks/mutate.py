@@ -60,7 +60,7 @@ def page(verdicts: Sequence[Verdict], each: int, seed: int) -> Iterator[str]:
 def _judges() -> Iterator[str]:
     yield "## Judges\n"
     yield "Asked in this order; the first that objects has caught it.\n"
-    yield "- **Validator**: `emulator.isa.limits`, which does not run the program."
+    yield "- **Validator**: `emulator.isa.legality`, which does not run the program."
     yield "- **Hostile memory**: reads of what nobody has written, accesses outside, sums not begun, deadlocks."
     yield "- **Race check**: two accesses that no wait puts in order. The memory may stop a run before it does."
     yield "- **Outputs**: all outputs and states of every rank beside `emulator.fast`, within what sums in another"

@@ -11,7 +11,7 @@ from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.passes import PassOptions, run_passes
 from nxpipe.emulator.passes.roll import roll
-from nxpipe.emulator.passes.shard import NO_PADDING, Padding, Piece, apply, padding, plan
+from nxpipe.emulator.passes.shard import NO_PADDING, Padding, Sharding, apply, padding, plan
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Program:
     whole: Graph
     graph: Graph
     degree: int
-    parameters: Mapping[str, Piece]
-    states: Mapping[str, Piece]
+    parameters: Mapping[str, Sharding]
+    states: Mapping[str, Sharding]
     padding: Padding = NO_PADDING
 
     def require_inputs(self, given: Mapping[str, Array]) -> None:

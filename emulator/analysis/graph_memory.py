@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from nxpipe.emulator.hardware import CORES, Instance
-from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import TensorType
 from nxpipe.emulator.ops import (
     Binary,
@@ -25,7 +26,7 @@ from nxpipe.emulator.ops import (
     Unary,
     Where,
 )
-from nxpipe.emulator.passes.shard import NO_PADDING, Padding, Plan, divide, padding, worst
+from nxpipe.emulator.passes.shard import NO_PADDING, Padding, ShardPlan, divide, padding, worst
 
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
@@ -120,7 +121,7 @@ def _first_iteration(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes), outputs=outputs, repeats=())
 
 
-def _size_on_rank(graph: Graph, plan: Plan) -> Size:
+def _size_on_rank(graph: Graph, plan: ShardPlan) -> Size:
     # What later iterations of a repeat take or give lies across ranks as its counterpart in the first does.
     alike = {
         value: first

@@ -7,11 +7,9 @@ from math import prod
 
 from nxpipe.emulator.errors import OutOfMemory, Taken
 from nxpipe.emulator.ir.types import DType, TensorType
-from nxpipe.emulator.isa.lives import lives
+from nxpipe.emulator.isa.cost import moved
 from nxpipe.emulator.isa.operands import Far
-from nxpipe.emulator.isa.program import Buffer, Program, Role
-from nxpipe.emulator.isa.totals import within
-from nxpipe.emulator.isa.transfer import moved
+from nxpipe.emulator.isa.program import Buffer, Program, Role, lifetimes, within
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ def _at_the_peak(program: Program) -> Iterator[Taken]:
 def _live_at_most(program: Program) -> set[int]:
     """The scratch that is needed at the moment when most is."""
     scratch = {
-        number: life for number, life in lives(program.body).items() if program.buffers[number].role is Role.SCRATCH
+        number: life for number, life in lifetimes(program.body).items() if program.buffers[number].role is Role.SCRATCH
     }
     moments = (
         {number for number, life in scratch.items() if life.first <= start <= life.last}

@@ -11,13 +11,12 @@ from math import prod
 from typing import Any, Final
 
 from nxpipe.emulator.analysis.program_memory import ProgramMemory, footprint, writers
-from nxpipe.emulator.executable.writing import write_code
-from nxpipe.emulator.isa.instructions import DMA_QUEUES, Engine
+from nxpipe.emulator.executable.code import write_code
+from nxpipe.emulator.isa.cost import moved
+from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine
 from nxpipe.emulator.isa.operands import Far
-from nxpipe.emulator.isa.program import Program, Role
-from nxpipe.emulator.isa.totals import HBM, Totals, totals, within
-from nxpipe.emulator.isa.touched import touched
-from nxpipe.emulator.isa.transfer import moved
+from nxpipe.emulator.isa.program import Program, Role, within
+from nxpipe.emulator.isa.totals import HBM, Totals, buffer_traffic, totals
 from nxpipe.emulator.schedule.timeline import latency_ns
 
 DMA: Final = "dma"  # all queues together, for they share their engines
@@ -153,7 +152,7 @@ def utilisation(program: Program) -> Utilisation:
 
 def _compulsory(program: Program) -> dict[Role, int]:
     least = dict.fromkeys((*_READ, Role.OUTPUT), 0)
-    for buffer, found in zip(program.buffers, touched(program), strict=True):
+    for buffer, found in zip(program.buffers, buffer_traffic(program), strict=True):
         least[buffer.role] = least.get(buffer.role, 0)
         least[buffer.role] += found.read * (buffer.role in _READ) + found.written * (buffer.role in _WRITTEN)
     return {role: nbytes for role, nbytes in least.items() if role is not Role.SCRATCH}

@@ -16,7 +16,8 @@ from nxpipe.emulator.capture.model import tensor_type
 from nxpipe.emulator.capture.provenance import origin_of
 from nxpipe.emulator.errors import CaptureError, Finding, IllTyped, UnsupportedOperators
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Graph, Origin, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Origin, Value
 from nxpipe.emulator.ir.types import TensorType
 from nxpipe.emulator.numerics import Array
 

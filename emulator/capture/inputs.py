@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from nxpipe.emulator.given import lookups
-from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.numerics import Array, round_to
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from nxpipe.emulator.ir.graph import Origin
+from nxpipe.emulator.ir.nodes import Origin
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _READ = re.compile(r"\b((?:self\.)?config|self)\.(\w+)")

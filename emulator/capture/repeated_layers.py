@@ -20,7 +20,7 @@ from nxpipe.emulator.capture.model import build_model, tensor_type
 from nxpipe.emulator.capture.request import CaptureRequest
 from nxpipe.emulator.errors import CaptureError, CompileError
 from nxpipe.emulator.ir.graph import Graph
-from nxpipe.emulator.ir.resize import NotResizable, resize
+from nxpipe.emulator.ir.repeat import NotResizable, resize
 
 # Settings and attributes that count layers, that number one, and that matter in training only.
 _COUNTS_LAYERS = re.compile(r"layer|depth|block")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Origin, Value
+from nxpipe.emulator.ir.nodes import Origin, Value
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import Binary, Broadcast, Cast, Operator, Reshape, Slice, Unary
 

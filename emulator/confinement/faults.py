@@ -4,7 +4,7 @@ import traceback
 from typing import Any, Final
 
 from nxpipe.emulator import errors
-from nxpipe.emulator.passes.legalise import ConstantTooLarge
+from nxpipe.emulator.passes.precision import ConstantTooLarge
 
 # Of other errors of ours the nearest of these stands for them: what they have beside a sentence is not told.
 _TOLD: Final = (*vars(errors).values(), ConstantTooLarge)

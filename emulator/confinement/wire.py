@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from nxpipe.emulator.capture.request import CaptureRequest
+from nxpipe.emulator.ir.decoding import decode
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.passes import PassOptions
@@ -147,7 +148,7 @@ _KINDS: Final[dict[str, Callable[[Any, Buffers], Any]]] = {
     "tuple": lambda parts, buffers: tuple(_unpacked(part, buffers) for part in parts),
     "dict": _mapping,
     "array": _array,
-    "graph": lambda number, buffers: Graph.from_bytes(bytes(buffers[number])),
+    "graph": lambda number, buffers: decode(bytes(buffers[number])),
     "type": lambda parts, _: TensorType(tuple(_size(each) for each in parts[0]), DType(parts[1])),
     "path": lambda text, _: Path(_text(text)),
     "request": lambda parts, buffers: CaptureRequest(*(_unpacked(part, buffers) for part in parts)),

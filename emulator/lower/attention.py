@@ -5,11 +5,13 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
 
-from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import Alu, Engine, Matmul, TensorCopy
+from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Memory, Tile
+from nxpipe.emulator.isa.tensor import Matmul
+from nxpipe.emulator.isa.vector import TensorCopy
 from nxpipe.emulator.lower.attention_scores import LOWEST, Nowhere, Scores
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.lowering import Lowering, lowers

@@ -5,14 +5,13 @@ from typing import Final
 
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, affine
-from nxpipe.emulator.isa.instructions import (
-    Activation,
-    AffineSelect,
-    Alu,
+from nxpipe.emulator.isa.gpsimd import AffineSelect
+from nxpipe.emulator.isa.instruction import Alu, Engine
+from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.isa.scalar import Activation, Function
+from nxpipe.emulator.isa.tensor import Matmul
+from nxpipe.emulator.isa.vector import (
     CopyPredicated,
-    Engine,
-    Function,
-    Matmul,
     Memset,
     Reciprocal,
     ScalarTensorTensor,
@@ -21,7 +20,6 @@ from nxpipe.emulator.isa.instructions import (
     TensorScalar,
     TensorTensor,
 )
-from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.lanes import repeated
 from nxpipe.emulator.lower.matmul.tiling import BANK

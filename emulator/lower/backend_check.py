@@ -6,8 +6,8 @@ A failure is a defect of the compiler, not of the model; the error names the ste
 from collections.abc import Iterable, Iterator, Sequence
 
 from nxpipe.emulator.errors import CompileError
-from nxpipe.emulator.isa.instructions import Instruction
-from nxpipe.emulator.isa.limits import faults
+from nxpipe.emulator.isa.instruction import Instruction
+from nxpipe.emulator.isa.legality import faults
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Step
 from nxpipe.emulator.lower.records import EmittedProgram, PlacedGraph, Record, ResidentProgram, unaddressed
 from nxpipe.emulator.lower.view import View

@@ -9,14 +9,14 @@ from math import gcd, prod
 
 import numpy as np
 
-from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa import instructions as isa
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.cycles import cost
-from nxpipe.emulator.isa.instructions import Engine
+from nxpipe.emulator.isa.collective import CollectiveAllGather, CollectiveAllReduce, CollectiveReduceScatter
+from nxpipe.emulator.isa.cost import START_NS, cost
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Axis, Far
-from nxpipe.emulator.isa.transfer import START_NS
 from nxpipe.emulator.lower.kernel import PARTITIONS
 from nxpipe.emulator.lower.lowering import Lowering, NotLowered, lowers
 from nxpipe.emulator.lower.matmul.gathered_rows import write_gathered_matmuls
@@ -25,7 +25,7 @@ from nxpipe.emulator.lower.tiles import fill
 from nxpipe.emulator.lower.view import View, line
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import AllGather, AllReduce, RankSlice, ReduceScatter
-from nxpipe.emulator.ops.shares import Stretch
+from nxpipe.emulator.ops.collective import Stretch
 
 
 @lowers(AllReduce)
@@ -33,7 +33,7 @@ def _all_reduce(low: Lowering, node: Node, op: AllReduce) -> None:
     _require_degree(low, node, op.degree)
     source, home = low.packed(low.view(node.operands[0])), low.home(node.result)
     if home.elements:
-        low.k.emit(isa.AllReduce(engine=Engine.COLLECTIVE, dst=line(home), src=line(source)))
+        low.k.emit(CollectiveAllReduce(engine=Engine.COLLECTIVE, dst=line(home), src=line(source)))
 
 
 @lowers(AllGather)
@@ -52,10 +52,10 @@ def _all_gather(low: Lowering, node: Node, op: AllGather) -> None:
     if _in_order(low, op, outer, home):
         with low.k.loop(outer) as index:
             dst, src = (_row(view, outer, index) for view in (home, source))
-            low.k.emit(isa.AllGather(engine=Engine.COLLECTIVE, dst=line(dst), src=line(src)))
+            low.k.emit(CollectiveAllGather(engine=Engine.COLLECTIVE, dst=line(dst), src=line(src)))
         return
     gathered = low.scratch(source.dtype, (op.degree, *source.shape))
-    low.k.emit(isa.AllGather(engine=Engine.COLLECTIVE, dst=line(gathered), src=line(source)))
+    low.k.emit(CollectiveAllGather(engine=Engine.COLLECTIVE, dst=line(gathered), src=line(source)))
     shares = gathered.packed_as((op.degree, outer, op.local, inner))
     whole = home.packed_as((outer, sum(op.sizes), inner))
     for run in _runs(op):
@@ -79,7 +79,7 @@ def _reduce_scatter(low: Lowering, node: Node, op: ReduceScatter) -> None:
     if _in_order(low, op, outer, source):
         with low.k.loop(outer) as index:
             dst, src = (_row(view, outer, index) for view in (home, source))
-            low.k.emit(isa.ReduceScatter(engine=Engine.COLLECTIVE, dst=line(dst), src=line(src)))
+            low.k.emit(CollectiveReduceScatter(engine=Engine.COLLECTIVE, dst=line(dst), src=line(src)))
         return
     whole = source.packed_as((outer, sum(op.sizes), inner))
     parts = low.scratch(source.dtype, (op.degree, outer, op.local, inner))
@@ -89,7 +89,7 @@ def _reduce_scatter(low: Lowering, node: Node, op: ReduceScatter) -> None:
         for one in op.stretches(rank):
             place = parts.pick(0, rank).cut((0, outer), (one.own, one.size))
             low.copy(place, whole.cut((0, outer), (one.whole, one.size)))
-    low.k.emit(isa.ReduceScatter(engine=Engine.COLLECTIVE, dst=line(home), src=line(parts)))
+    low.k.emit(CollectiveReduceScatter(engine=Engine.COLLECTIVE, dst=line(home), src=line(parts)))
 
 
 def _in_order(low: Lowering, op: AllGather | ReduceScatter, outer: int, whole: View) -> bool:
@@ -98,7 +98,7 @@ def _in_order(low: Lowering, op: AllGather | ReduceScatter, outer: int, whole: V
     if op.parts != (op.degree,) or op.slots:
         return False
     copied = Far(whole.buffer, whole.dtype, Affine(), (Axis(whole.elements, 1),))
-    copying = cost(isa.DmaCopy(engine=Engine.DMA0, dst=copied, src=copied), low.k.core).ns
+    copying = cost(DmaCopy(engine=Engine.DMA0, dst=copied, src=copied), low.k.core).ns
     return outer == 1 or outer * START_NS <= START_NS + copying
 
 

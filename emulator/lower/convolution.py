@@ -6,11 +6,14 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
-from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, affine
-from nxpipe.emulator.isa.instructions import Activation, Alu, Engine, Function, Matmul, Memset, ScalarTensorTensor
+from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Axis, Memory, Tile
+from nxpipe.emulator.isa.scalar import Activation, Function
+from nxpipe.emulator.isa.tensor import Matmul
+from nxpipe.emulator.isa.vector import Memset, ScalarTensorTensor
 from nxpipe.emulator.lower.epilogue import Epilogue, epilogue_bytes
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.lanes import stored_number

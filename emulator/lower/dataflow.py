@@ -3,7 +3,8 @@
 from collections.abc import Set
 from typing import Final
 
-from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.lower.elementwise_ops import is_exact
 from nxpipe.emulator.ops import (
     Bitcast,

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.isa.operands import Memory
 from nxpipe.emulator.lower.elementwise_ops import is_exact
 from nxpipe.emulator.lower.lowering import Lowering, lowers

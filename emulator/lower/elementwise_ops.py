@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any, Final
 
-from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType, TensorType, promote
-from nxpipe.emulator.isa.instructions import Alu, Function
+from nxpipe.emulator.isa.instruction import Alu
 from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.isa.scalar import Function
 from nxpipe.emulator.lower import integers
 from nxpipe.emulator.lower.functions import (
     COMPOSED,

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from nxpipe.emulator.errors import OutOfMemory, Taken
-from nxpipe.emulator.ir.graph import Node, Repeat, Value
+from nxpipe.emulator.ir.nodes import Node, Repeat, Value
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.lower.hbm_buffers import BufferSeries, half_at
 from nxpipe.emulator.lower.lowering import LOWERINGS, Lowering, NotLowered

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from nxpipe.emulator.ir.graph import Node, Value
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa import instructions as isa
-from nxpipe.emulator.isa.instructions import Engine
+from nxpipe.emulator.isa.collective import CollectiveAllReduce
+from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.lower.elementwise_ops import apply, temporaries
 from nxpipe.emulator.lower.grouping import ChainNode, EpilogueFusion, HbmOperand
@@ -80,7 +80,7 @@ def _result(k: Kernel, node: Node, operands: Sequence[Tile | float], shape: tupl
     if isinstance(node.op, AllReduce):
         (mine,) = operands
         assert isinstance(mine, Tile)  # numbers are no results, and only those are added up
-        k.emit(isa.AllReduce(engine=Engine.COLLECTIVE, dst=mine, src=mine))
+        k.emit(CollectiveAllReduce(engine=Engine.COLLECTIVE, dst=mine, src=mine))
         return mine
     block = k.tile(node.result.type.dtype.on_device, *shape, buffers=2)
     apply(k, node, block.whole, operands)

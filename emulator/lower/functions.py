@@ -8,8 +8,9 @@ from math import inf, log, pi
 from typing import Final
 
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.instructions import Alu, Function
+from nxpipe.emulator.isa.instruction import Alu
 from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.isa.scalar import Function
 from nxpipe.emulator.lower.lanes import Lanes, Operand, bitcast_tile, bits
 
 _SIGN_BIT: Final = 0x80000000

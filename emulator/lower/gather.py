@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
-from nxpipe.emulator.ir.graph import Node, Value
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import Alu, Engine, GatherFree
-from nxpipe.emulator.isa.instructions import Iota as Counting
+from nxpipe.emulator.isa.gpsimd import GatherFree
+from nxpipe.emulator.isa.gpsimd import IotaPattern as Counting
+from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Memory, Tile
 from nxpipe.emulator.lower.epilogue import load_tile
 from nxpipe.emulator.lower.indirect_dma import (

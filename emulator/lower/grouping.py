@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Final
 
-from nxpipe.emulator.ir.graph import Node, Value
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.isa.operands import Memory
 from nxpipe.emulator.lower.dataflow import UPDATES, ValueReaders
 from nxpipe.emulator.lower.elementwise_ops import is_applicable, is_exact

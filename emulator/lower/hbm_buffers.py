@@ -12,11 +12,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.affine import Affine, turning
-from nxpipe.emulator.isa.lives import Life, lives
-from nxpipe.emulator.isa.program import RANK, Buffer, Program, Role, Step
+from nxpipe.emulator.isa.affine import Affine, rotating_offset
+from nxpipe.emulator.isa.program import RANK, Buffer, Lifetime, Program, Role, Step, lifetimes
 from nxpipe.emulator.lower.dataflow import Liveness
 from nxpipe.emulator.lower.parameters import stored_parameters
 from nxpipe.emulator.lower.records import PlacedGraph, ResidentProgram, TableKey, TargetGraph
@@ -69,7 +68,7 @@ def allocate(table: Sequence[Buffer], body: Sequence[Step]) -> tuple[Buffer, ...
     Scratch buffers whose lives do not meet share addresses. Placing intervals so that the highest address is least is
     NP-hard; largest first, each at the lowest free address, wastes little since a few large activations dominate.
     """
-    lived = lives(body)
+    lived = lifetimes(body)
     found: dict[int, Buffer] = {}
     end = 0
     for number, buffer in enumerate(table):
@@ -77,9 +76,9 @@ def allocate(table: Sequence[Buffer], body: Sequence[Step]) -> tuple[Buffer, ...
             found[number] = replace(buffer, address=end)
             end += _aligned(buffer.nbytes)
     scratch = [number for number, buffer in enumerate(table) if buffer.role is Role.SCRATCH]
-    taken: list[tuple[Life, int, int]] = []
+    taken: list[tuple[Lifetime, int, int]] = []
     for number in sorted(scratch, key=lambda number: (-table[number].nbytes, number)):
-        size, life = _aligned(table[number].nbytes), lived.get(number, Life(0, 0))
+        size, life = _aligned(table[number].nbytes), lived.get(number, Lifetime(0, 0))
         address = _first_fit(end, size, [(at, to) for other, at, to in taken if other.meets(life)])
         taken.append((life, address, address + size))
         found[number] = replace(table[number], address=address)
@@ -112,7 +111,7 @@ class BufferSeries:
 
 def half_at(halves: View, index: Affine) -> View:
     """The half of a loop-carried buffer that an iteration reads; it writes the half of the next iteration."""
-    return replace(halves, offset=halves.offset + turning(index, 2, halves.elements))
+    return replace(halves, offset=halves.offset + rotating_offset(index, 2, halves.elements))
 
 
 def place_interface(target: TargetGraph) -> PlacedGraph:

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.instructions import Alu
+from nxpipe.emulator.isa.instruction import Alu
 from nxpipe.emulator.isa.operands import Axis, Far, Tile
 from nxpipe.emulator.lower.epilogue import load_tile
 from nxpipe.emulator.lower.integers import Words

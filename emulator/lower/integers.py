@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.instructions import Alu
+from nxpipe.emulator.isa.instruction import Alu
 from nxpipe.emulator.isa.operands import Tile
 from nxpipe.emulator.lower.lanes import Lanes, Operand, bitcast_tile, bits, stored_number
 

@@ -13,8 +13,9 @@ from typing import Final
 from nxpipe.emulator.errors import OutOfMemory
 from nxpipe.emulator.hardware import CoreSpec
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.affine import Affine, affine, index, turning
-from nxpipe.emulator.isa.instructions import DMA_QUEUES, DmaCopy, DmaTranspose, Engine, Instruction
+from nxpipe.emulator.isa.affine import Affine, affine, index, rotating_offset
+from nxpipe.emulator.isa.dma import DmaCopy, DmaTranspose
+from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine, Instruction
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile, contiguous
 from nxpipe.emulator.isa.program import Loop, Step
 
@@ -160,7 +161,7 @@ class Kernel:
             what = f"a tile of {partitions} x {list(shape)} {dtype}"
             where = f"each partition of {memory.upper()}"
             raise OutOfMemory(what, where, step * buffers, self.left(memory), (), "make it smaller")
-        offset = turning(self._iteration(), buffers, step) + self._taken[memory]
+        offset = rotating_offset(self._iteration(), buffers, step) + self._taken[memory]
         self._taken[memory] += step * buffers
         self.most[memory] = max(self.most[memory], self._taken[memory])
         return Block(memory, dtype, partitions, shape, offset)

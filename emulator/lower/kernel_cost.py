@@ -8,12 +8,13 @@ from typing import Final
 from nxpipe.emulator.hardware import CoreSpec
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.cycles import cost
-from nxpipe.emulator.isa.instructions import DMA_QUEUES, AllReduce, DmaCopy, Engine, TensorCopy
+from nxpipe.emulator.isa.collective import CollectiveAllReduce
+from nxpipe.emulator.isa.cost import START_NS, cost, moved, share_of_dma
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
-from nxpipe.emulator.isa.program import Step
-from nxpipe.emulator.isa.totals import within
-from nxpipe.emulator.isa.transfer import START_NS, moved, share_of_dma
+from nxpipe.emulator.isa.program import Step, within
+from nxpipe.emulator.isa.vector import TensorCopy
 from nxpipe.emulator.lower.kernel import PARTITIONS
 from nxpipe.emulator.lower.tiles import WIDEST
 from nxpipe.emulator.lower.transpose import must_transpose
@@ -90,7 +91,7 @@ def piecewise_is_cheaper(core: CoreSpec, rows: int, width: int, dtype: DType) ->
 
 
 def _all_reduce_ns(core: CoreSpec, place: Far | Tile) -> float:
-    return cost(AllReduce(engine=Engine.COLLECTIVE, dst=place, src=place), core).ns
+    return cost(CollectiveAllReduce(engine=Engine.COLLECTIVE, dst=place, src=place), core).ns
 
 
 def _copy_ns(core: CoreSpec, tile: Tile) -> float:

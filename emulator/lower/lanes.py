@@ -10,12 +10,11 @@ from typing import Final
 import numpy as np
 
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.instructions import (
-    Activation,
-    Alu,
+from nxpipe.emulator.isa.instruction import Alu, Engine
+from nxpipe.emulator.isa.operands import Axis, Memory, Tile, contiguous
+from nxpipe.emulator.isa.scalar import Activation, Function
+from nxpipe.emulator.isa.vector import (
     CopyPredicated,
-    Engine,
-    Function,
     Memset,
     Reciprocal,
     ScalarTensorTensor,
@@ -23,7 +22,6 @@ from nxpipe.emulator.isa.instructions import (
     TensorScalar,
     TensorTensor,
 )
-from nxpipe.emulator.isa.operands import Axis, Memory, Tile, contiguous
 from nxpipe.emulator.lower.kernel import Kernel
 from nxpipe.emulator.numerics import settle
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from nxpipe.emulator.errors import CompileError
 from nxpipe.emulator.hardware import CORES
-from nxpipe.emulator.ir.graph import Node, Value
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.lower.epilogue import ElementwiseChain, Epilogue, broadcast_rows, chain_of

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.lower.lowering import Lowering, NotLowered, laid_out, lowers
 from nxpipe.emulator.lower.tiles import fill
 from nxpipe.emulator.lower.view import View

@@ -10,11 +10,13 @@ from math import ceil, inf, prod
 from typing import Final
 
 from nxpipe.emulator.hardware import CoreSpec
-from nxpipe.emulator.ir.graph import Node, Value
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.instructions import Alu, Engine, Function, ScalarTensorTensor, TensorReduce
+from nxpipe.emulator.isa.cost import moved
+from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Tile
-from nxpipe.emulator.isa.transfer import moved
+from nxpipe.emulator.isa.scalar import Function
+from nxpipe.emulator.isa.vector import ScalarTensorTensor, TensorReduce
 from nxpipe.emulator.lower.epilogue import ElementwiseChain, Epilogue
 from nxpipe.emulator.lower.grouping import Consumers
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Span

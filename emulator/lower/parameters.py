@@ -7,7 +7,8 @@ convolutions, lies with its inputs first, as the tensor engine wants it.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import Cast, Convolution, Linear, RankSlice

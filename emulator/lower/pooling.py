@@ -5,10 +5,12 @@ from math import prod
 
 import numpy as np
 
-from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.instructions import Alu, Engine, GatherFree, Memset, TensorCopy, TensorTensor
+from nxpipe.emulator.isa.gpsimd import GatherFree
+from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Axis, Memory, Tile
+from nxpipe.emulator.isa.vector import Memset, TensorCopy, TensorTensor
 from nxpipe.emulator.lower.convolution import (
     WIDEST,
     Slab,

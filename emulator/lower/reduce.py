@@ -6,11 +6,13 @@ from typing import Final
 
 import numpy as np
 
-from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import Alu, Engine, Iota, PartitionReduce, TensorReduce, TensorTensorScan
+from nxpipe.emulator.isa.gpsimd import IotaPattern, PartitionReduce
+from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.isa.vector import TensorReduce, TensorTensorScan
 from nxpipe.emulator.lower.epilogue import load_tile
 from nxpipe.emulator.lower.integers import Words, is_wide
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
@@ -281,7 +283,7 @@ def _places(k: Kernel, tile: Block, extreme: Tile, left: Affine, fold: Fold) -> 
     rows, size = tile.partitions, tile.shape[0]
     lanes = Lanes(k, rows, size)
     block = k.tile(DType.INT32, rows, size)
-    k.emit(Iota(engine=Engine.GPSIMD, dst=block.whole, start=left, by_partition=0, steps=(1,)))
+    k.emit(IotaPattern(engine=Engine.GPSIMD, dst=block.whole, start=left, by_partition=0, steps=(1,)))
     column = repeated(extreme, size)
     if fold.is_exact:
         words = Words(lanes, fold.dtype)

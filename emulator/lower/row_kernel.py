@@ -9,20 +9,13 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
 
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, affine
-from nxpipe.emulator.isa.instructions import (
-    Activation,
-    Alu,
-    Engine,
-    Function,
-    Memset,
-    Reciprocal,
-    TensorScalar,
-    TensorTensor,
-)
+from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Axis, Memory, Tile
+from nxpipe.emulator.isa.scalar import Activation, Function
+from nxpipe.emulator.isa.vector import Memset, Reciprocal, TensorScalar, TensorTensor
 from nxpipe.emulator.lower.epilogue import Epilogue, epilogue_bytes
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.tiles import WIDEST

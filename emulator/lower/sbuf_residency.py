@@ -12,12 +12,13 @@ from typing import Final
 from nxpipe.emulator.errors import OutOfMemory
 from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.affine import Affine, Turn
-from nxpipe.emulator.isa.instructions import DMA_QUEUES, DmaCopy, Instruction
+from nxpipe.emulator.isa.affine import Affine, RotatingOffset
+from nxpipe.emulator.isa.constraints import MOST_AXES
+from nxpipe.emulator.isa.cost import moved
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import DMA_QUEUES, Instruction
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile
-from nxpipe.emulator.isa.places import MOST_AXES
 from nxpipe.emulator.isa.program import Buffer, Loop, Role, Step
-from nxpipe.emulator.isa.transfer import moved
 from nxpipe.emulator.lower.emission import emit_kernels
 from nxpipe.emulator.lower.kernel import PARTITIONS
 from nxpipe.emulator.lower.kernel_cost import expected_ns
@@ -59,7 +60,7 @@ class SbufMatrix:
         offset = Affine(
             self.address + base * size,
             tuple((depth, (step or 0) * size) for depth, step in terms),
-            tuple(Turn((step or 0) * size, turn.count, turn.of) for turn, step in turns),
+            tuple(RotatingOffset((step or 0) * size, turn.count, turn.of) for turn, step in turns),
         )
         kept = tuple(axis for axis in inner if axis) or (Axis(1, 1),)
         return Tile(Memory.SBUF, far.dtype, lane, rows, offset, kept)

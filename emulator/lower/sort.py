@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from math import nan
 from typing import Final
 
-from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import Alu, Engine, Iota
+from nxpipe.emulator.isa.gpsimd import IotaPattern
+from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Axis, Tile
 from nxpipe.emulator.lower.epilogue import load_tile
 from nxpipe.emulator.lower.integers import Words
@@ -120,7 +121,9 @@ class _Sort:
                     Lanes(k, height, length).memset(keys.whole, _LAST)
                 with k.scope():
                     self._write_keys(load_tile(k, lines.cut((top, height))), keys.cut(height, (0, count)))
-                numbers = Iota(engine=Engine.GPSIMD, dst=places.whole, start=Affine(), by_partition=0, steps=(1,))
+                numbers = IotaPattern(
+                    engine=Engine.GPSIMD, dst=places.whole, start=Affine(), by_partition=0, steps=(1,)
+                )
                 k.emit(numbers)
                 pairs = _Pairs(keys.whole, places.whole)
                 for size in _sizes(2, length):
@@ -158,7 +161,7 @@ class _Sort:
             with k.scope():
                 numbers = k.tile(DType.INT32, height, _BLOCK).whole
                 start = top * _BLOCK
-                k.emit(Iota(engine=Engine.GPSIMD, dst=numbers, start=start, by_partition=_BLOCK, steps=(1,)))
+                k.emit(IotaPattern(engine=Engine.GPSIMD, dst=numbers, start=start, by_partition=_BLOCK, steps=(1,)))
                 with k.loop(rows) as index:
                     k.copy(table.cut((top, height)).pick(1, index).far(), numbers)
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Final
 
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import Engine, Memset
+from nxpipe.emulator.isa.instruction import Engine
+from nxpipe.emulator.isa.vector import Memset
 from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel
 from nxpipe.emulator.lower.lanes import stored_number
 from nxpipe.emulator.lower.view import View

@@ -9,8 +9,11 @@ from typing import Final
 
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, divided
-from nxpipe.emulator.isa.instructions import Activation, Engine, Function, TensorCopy, Transpose
+from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Memory, Tile
+from nxpipe.emulator.isa.scalar import Activation, Function
+from nxpipe.emulator.isa.tensor import NcTranspose
+from nxpipe.emulator.isa.vector import TensorCopy
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.view import View
 
@@ -91,7 +94,7 @@ def transpose_block(
             passing = k.tile(straight.dtype, depth, some, count, memory=Memory.PSUM, buffers=2)
             with k.loop(some) as at:
                 source = straight.cut(count, (begin + at, 1))
-                k.emit(Transpose(engine=Engine.TENSOR, dst=passing.cut(depth, (at, 1)), src=source))
+                k.emit(NcTranspose(engine=Engine.TENSOR, dst=passing.cut(depth, (at, 1)), src=source))
             place = dst.cut(depth, (begin + first, some), columns)
             if engine is Engine.SCALAR:
                 k.emit(Activation(engine=engine, dst=place, src=passing.whole, function=Function.COPY))
@@ -141,7 +144,7 @@ def _transpose_some(
         passing = k.tile(straight.dtype, depth, some, count, memory=Memory.PSUM, buffers=2)
         with k.loop(some) as at:
             source = straight.cut(count, (at + head, 1), (number * PARTITIONS, depth))
-            k.emit(Transpose(engine=Engine.TENSOR, dst=passing.cut(depth, (at, 1)), src=source))
+            k.emit(NcTranspose(engine=Engine.TENSOR, dst=passing.cut(depth, (at, 1)), src=source))
         place = dst.cut(depth, (number, 1), (head + first, some), rows)
         k.emit(TensorCopy(engine=Engine.VECTOR, dst=place, src=passing.whole))
 
@@ -223,4 +226,4 @@ def _transpose_blocks(k: Kernel, block: Block, straight: Block, chunk: Affine, p
             count = min(_CORNER, depth - first)
             dst = block.cut((first, count), (chunk, 1), (left + low, lanes))
             src = straight.cut((low, lanes), (chunk * PARTITIONS + first, count))
-            k.emit(Transpose(engine=Engine.VECTOR, dst=dst, src=src))
+            k.emit(NcTranspose(engine=Engine.VECTOR, dst=dst, src=src))

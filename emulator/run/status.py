@@ -88,7 +88,7 @@ class CoreBusy(RuntimeFault):
     deterministic = False
 
 
-class OutOfBounds(RuntimeFault):
+class LookupOutOfBounds(RuntimeFault):
     """A lookup behind the end of its table."""
 
     status = Status.NRT_EXEC_OOB

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from nxpipe.emulator.isa.affine import Affine, index
-from nxpipe.emulator.isa.instructions import Engine, Instruction
+from nxpipe.emulator.isa.instruction import Engine, Instruction
 from nxpipe.emulator.isa.program import Loop, Step, counted
 from nxpipe.emulator.numerics import Array
 

@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from nxpipe.emulator.isa.instructions import Engine, Instruction, Wait
+from nxpipe.emulator.isa.instruction import Engine, Instruction, Wait
 from nxpipe.emulator.isa.program import Loop, Program, Step, counted
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.schedule.instruction_index import Iterations, form_of, plus, streams

@@ -16,10 +16,9 @@ from heapq import heappop, heappush
 from typing import Final
 
 from nxpipe.emulator.hardware import CORES, CoreSpec
-from nxpipe.emulator.isa.cycles import cost
-from nxpipe.emulator.isa.instructions import DMA_QUEUES, Engine, Instruction
+from nxpipe.emulator.isa.cost import START_NS, cost, share_of_dma
+from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine, Instruction
 from nxpipe.emulator.isa.program import Loop, Program, Step, counted, instructions, only
-from nxpipe.emulator.isa.transfer import START_NS, share_of_dma
 
 _ENGINES: Final = tuple(Engine)
 _NUMBER: Final = {engine: number for number, engine in enumerate(_ENGINES)}

@@ -19,8 +19,8 @@ from functools import cached_property
 
 import numpy as np
 
-from nxpipe.emulator.isa.affine import Affine, Turn, index
-from nxpipe.emulator.isa.instructions import Engine, Wait
+from nxpipe.emulator.isa.affine import Affine, RotatingOffset, index
+from nxpipe.emulator.isa.instruction import Engine, Wait
 from nxpipe.emulator.isa.operands import Far, Place, Tile, extent
 from nxpipe.emulator.isa.program import Loop, Program, Step
 from nxpipe.emulator.numerics import Array
@@ -44,7 +44,7 @@ class _Access:
     writes: bool
 
     @cached_property
-    def turn(self) -> Turn | None:
+    def turn(self) -> RotatingOffset | None:
         turns = self.place.offset.turns
         return turns[0] if len(turns) == 1 else None
 

@@ -16,7 +16,7 @@ from nxpipe.emulator.errors import (
 )
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.passes import PassOptions
-from nxpipe.emulator.passes.legalise import ConstantTooLarge
+from nxpipe.emulator.passes.precision import ConstantTooLarge
 from nxpipe.emulator.passes.shard import divide
 from nxpipe.pipeline.check.bounds import lookups_outside
 from nxpipe.pipeline.check.finding import (

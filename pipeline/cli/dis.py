@@ -55,7 +55,7 @@ def dis(
     console: Console = ctx.obj
     if totalled and (only or tables):
         raise click.UsageError("--totals are those of the whole program: leave --only and --tables out")
-    from nxpipe.emulator.isa.instructions import Engine
+    from nxpipe.emulator.isa.instruction import Engine
     from nxpipe.emulator.isa.text import lines, text
 
     program = _in_file(Path(source), name, store) if _is_file(source) else _in_store(ctx, source, name)
@@ -108,8 +108,8 @@ def _chosen(manifest: "Manifest", name: str | None) -> "Executable":
 def _used(program: "Program", source: str) -> "Utilisation":
     """A program that breaks a rule can be read, but not added up."""
     from nxpipe.emulator.analysis.utilization import utilisation
-    from nxpipe.emulator.isa.faults import ProgramInvalid as Illegal
-    from nxpipe.emulator.isa.limits import check
+    from nxpipe.emulator.isa.constraints import ProgramInvalid as Illegal
+    from nxpipe.emulator.isa.legality import check
 
     try:
         check(program)

@@ -98,7 +98,7 @@ def _emitted(
     from nxpipe.emulator.emit import emit
     from nxpipe.emulator.errors import OutOfMemory
     from nxpipe.emulator.executable.executable import to_bytes
-    from nxpipe.emulator.isa.limits import check
+    from nxpipe.emulator.isa.legality import check
 
     with step(f"emit {shape.name}"):
         try:

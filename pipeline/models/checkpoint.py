@@ -14,7 +14,7 @@ from nxpipe.pipeline.util.errors import ModelSourceError
 if TYPE_CHECKING:
     import numpy as np
 
-    from nxpipe.emulator.ir.graph import TensorType
+    from nxpipe.emulator.ir.types import TensorType
 
 _LARGEST_INDEX = 128 * MiB  # that of a model of 91,991 tensors has 9 MB
 

@@ -14,7 +14,7 @@ from nxpipe.pipeline.util.folders import expanded
 if TYPE_CHECKING:
     import numpy as np
 
-    from nxpipe.emulator.ir.graph import TensorType
+    from nxpipe.emulator.ir.types import TensorType
 
 _CHUNK = 1 << 16  # elements at a time: stays in the processor's cache
 GENERATOR = 1  # goes into the request key: raise it when `random_tensor` changes a single bit

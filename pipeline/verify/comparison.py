@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from nxpipe.emulator.capture.request import Answer
     from nxpipe.emulator.compile import Program
     from nxpipe.emulator.core import Statistics
-    from nxpipe.emulator.ir.graph import Graph, Value
+    from nxpipe.emulator.ir.graph import Graph
+    from nxpipe.emulator.ir.nodes import Value
 
 Batches: TypeAlias = Sequence[Arrays]
 Asked: TypeAlias = "Callable[[Batches], list[Answer]]"

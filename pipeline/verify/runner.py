@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nxpipe.emulator.core import Statistics
     from nxpipe.emulator.executable.executable import Executable
     from nxpipe.emulator.run.isa import LoadedIsa
-    from nxpipe.emulator.run.ranks import Loaded
+    from nxpipe.emulator.run.ranks import Runnable
 
 Mode: TypeAlias = Literal["fast", "isa"]
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -86,7 +86,7 @@ class Runner:
 
             return Running(program, LoadedRanks(program.graph, weights))
         from nxpipe.emulator.emit import emit
-        from nxpipe.emulator.run import Isa
+        from nxpipe.emulator.run.isa import Isa
 
         cores = Isa(stored or emit(program, self.core), order=self.execution.order).load(weights)
         return Running(program, cores, counting=cores)
@@ -95,7 +95,7 @@ class Runner:
 class Running:
     """A program with its weights: whole tensors go in, and whole ones come out."""
 
-    def __init__(self, program: "Program", ranks: "Loaded", counting: "LoadedIsa | None" = None) -> None:
+    def __init__(self, program: "Program", ranks: "Runnable", counting: "LoadedIsa | None" = None) -> None:
         from nxpipe.emulator.run.ranks import LoadedProgram
 
         self._whole = LoadedProgram(program, ranks)

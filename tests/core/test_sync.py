@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxpipe.emulator.isa.affine import Affine, affine, index, turning
-from nxpipe.emulator.isa.faults import Rule
-from nxpipe.emulator.isa.instructions import DmaCopy, Engine, Instruction, Memset, TensorCopy, Wait
-from nxpipe.emulator.isa.limits import faults
+from nxpipe.emulator.isa.affine import Affine, affine, index, rotating_offset
+from nxpipe.emulator.isa.constraints import Rule
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import Engine, Instruction, Wait
+from nxpipe.emulator.isa.legality import faults
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Loop, Program, Step, instructions
+from nxpipe.emulator.isa.vector import Memset, TensorCopy
 from nxpipe.emulator.schedule.redundant_waits import eliminate_redundant_waits
 from tests.core.hands import in_order, with_waits
 from tests.core.test_orders import F32, LANES, ORDERS, WIDTH, bodies, program, run
@@ -23,7 +25,7 @@ from tests.mutation.redundant import knowledge
 @given(bodies())
 def test_programs_that_were_synchronised_give_the_same_bytes_in_every_order(body: tuple[Step, ...]) -> None:
     safe = with_waits(program(body))
-    assert not [fault for fault in faults(safe) if fault.broken.rule is Rule.WAIT]
+    assert not [fault for fault in faults(safe) if fault.rule is Rule.WAIT]
     assert {run(safe.body, order) for order in ORDERS} == {run(in_order(body), "program")}
 
 
@@ -73,7 +75,7 @@ def test_places_that_take_turns_are_not_taken_again_too_early_however_their_turn
     tiles = []
     for base, by_outer, by_inner, step, is_usual in turns:
         of = index(0) * inner + index(1) if is_usual else index(0) * by_outer + index(1) * by_inner
-        tiles.append(_tile(turning(of + base, places, 8 * step + 16)))
+        tiles.append(_tile(rotating_offset(of + base, places, 8 * step + 16)))
     x, y = (_rows(buffer, WIDTH) for buffer in (0, 1))
     room = Tile(Memory.SBUF, F32, 0, LANES, Affine(), contiguous(WIDTH))
     steps = (

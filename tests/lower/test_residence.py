@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType, TensorType
-from nxpipe.emulator.isa.affine import Affine, index, turning
-from nxpipe.emulator.isa.limits import faults
+from nxpipe.emulator.isa.affine import Affine, index, rotating_offset
+from nxpipe.emulator.isa.legality import faults
 from nxpipe.emulator.isa.operands import Axis, Far, Memory
 from nxpipe.emulator.isa.program import Program, Role
 from nxpipe.emulator.isa.totals import HBM, totals
@@ -122,7 +123,13 @@ def test_what_is_larger_than_sbuf_goes_to_hbm_and_comes_back() -> None:
         (1280 + 3, (Axis(128, 10), Axis(4, 2)), 128, 26, (Axis(4, 2),)),
         (50, (Axis(7, 10), Axis(3, 1280), Axis(2, 1)), 7, 0, (Axis(3, 10), Axis(2, 1))),
         (index(0) * 2560, (Axis(128, 10), Axis(10, 1)), 128, index(0) * 40, (Axis(10, 1),)),
-        (turning(index(0), 2, 1280), (Axis(5, 10), Axis(1, 1)), 5, turning(index(0), 2, 20), (Axis(1, 1),)),
+        (
+            rotating_offset(index(0), 2, 1280),
+            (Axis(5, 10), Axis(1, 1)),
+            5,
+            rotating_offset(index(0), 2, 20),
+            (Axis(1, 1),),
+        ),
     ],
 )
 def test_a_part_of_a_matrix_lies_in_lanes(

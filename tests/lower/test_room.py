@@ -10,7 +10,7 @@ from nxpipe.emulator.emit import emit
 from nxpipe.emulator.errors import OutOfMemory
 from nxpipe.emulator.hardware import CORES, instance
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Origin
+from nxpipe.emulator.ir.nodes import Origin
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.lower import lower

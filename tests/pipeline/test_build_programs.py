@@ -13,9 +13,9 @@ from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.manifest import Executable as Stored
 from nxpipe.artifact_store.manifest import File, Manifest
 from nxpipe.emulator.executable.executable import Executable, from_bytes, to_bytes
-from nxpipe.emulator.ir.graph import Graph
-from nxpipe.emulator.isa.instructions import TensorTensor
+from nxpipe.emulator.ir.decoding import decode
 from nxpipe.emulator.isa.program import Loop, Role, Step
+from nxpipe.emulator.isa.vector import TensorTensor
 from nxpipe.emulator.lower import LOWERINGS
 from nxpipe.emulator.ops import LayerNorm
 from nxpipe.pipeline.verify.stored_program import read_instructions
@@ -73,7 +73,7 @@ def test_each_shape_is_stored_as_a_program_for_the_target_s_cores_beside_its_gra
     files = {file.path: file.blob for file in manifest.files}
     for stored in manifest.executables:
         executable = program_of(store, stored)
-        graph = Graph.from_bytes(store.read_blob(files[path_of(stored)]))
+        graph = decode(store.read_blob(files[path_of(stored)]))
         assert (executable.program.core, executable.program.ranks) == ("v3", degree)
         assert graph.key == stored.graph_key
         assert executable.of_role(Role.INPUT).keys() | executable.of_role(Role.STATE).keys() == graph.inputs.keys()

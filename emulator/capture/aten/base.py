@@ -10,7 +10,7 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from nxpipe.emulator.capture.site import NotExpressible, Site, given
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 
 __all__ = [
     "NotExpressible",

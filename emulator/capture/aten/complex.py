@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from nxpipe.emulator.capture.aten.base import NotExpressible, Site, axis_of, importer_of, imports
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import Concat, MatMul, Transpose
 

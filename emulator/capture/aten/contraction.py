@@ -21,7 +21,7 @@ from nxpipe.emulator.capture.composites import (
     transposed_convolution,
     vector_product,
 )
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import Attention, Concat, Convolution, GroupedMatMul, Linear, Pool, Resample, Transpose
 

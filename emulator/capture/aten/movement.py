@@ -7,7 +7,7 @@ import numpy as np
 
 from nxpipe.emulator.capture.aten.base import NotExpressible, Site, along_an_axis, axes_of, axis_of, imports
 from nxpipe.emulator.capture.composites import continued
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import (
     Bitcast,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nxpipe.emulator.capture.aten.base import Site, along_an_axis, axes_of, axis_of, given, imports
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import (
     ArgReduce,

@@ -13,7 +13,7 @@ import numpy as np
 
 from nxpipe.emulator.capture.onnx.limits import BoundedBuilder
 from nxpipe.emulator.capture.site import NotExpressible, Site
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import Array, settle
 from nxpipe.emulator.ops import Convolution, Operator, Pool, result_type

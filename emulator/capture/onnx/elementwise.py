@@ -9,7 +9,7 @@ import numpy as np
 from nxpipe.emulator.capture.onnx.base import OnnxSite, imports
 from nxpipe.emulator.capture.onnx.spatial import geometry_of
 from nxpipe.emulator.capture.site import NotExpressible
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import largest_finite
 from nxpipe.emulator.ops import Bitcast, Convolution, MatMul, Where

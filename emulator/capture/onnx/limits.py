@@ -13,7 +13,7 @@ from onnx import ModelProto
 
 from nxpipe.emulator.errors import CaptureError
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import NOWHERE, Origin, Value
+from nxpipe.emulator.ir.nodes import NOWHERE, Origin, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Operator

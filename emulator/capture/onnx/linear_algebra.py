@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from nxpipe.emulator.capture.composites import einsum, matrix_product, vector_product
 from nxpipe.emulator.capture.onnx.base import IMPORTERS, OnnxSite, axis_in, imports
 from nxpipe.emulator.capture.site import NotExpressible, given
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import ArgReduce, Concat, Iota, LayerNorm, Linear, Reduce, RmsNorm, Softmax, Transpose, Where
 

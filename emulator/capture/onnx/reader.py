@@ -36,7 +36,8 @@ from nxpipe.emulator.capture.onnx.subgraphs import (
 )
 from nxpipe.emulator.capture.site import NotExpressible
 from nxpipe.emulator.errors import CaptureError, CompileError, Finding, IllTyped, UnsupportedOperators
-from nxpipe.emulator.ir.graph import Graph, Origin, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Origin, Value
 from nxpipe.emulator.ir.types import TensorType, is_reasonable
 from nxpipe.emulator.numerics import Array
 

@@ -22,11 +22,11 @@ from nxpipe.emulator.capture.composites import (
 )
 from nxpipe.emulator.capture.onnx.base import OnnxSite, axis_in, imports
 from nxpipe.emulator.capture.site import NotExpressible, given, require_room
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Concat, Convolution, Flip, Gather, MatMul, Pad, Pool, Reduce, Transpose, Where
-from nxpipe.emulator.ops.pool import cubic_taps, linear_taps
+from nxpipe.emulator.ops.spatial import cubic_taps, linear_taps
 
 Sizes = tuple[int, ...]
 

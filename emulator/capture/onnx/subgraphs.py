@@ -11,7 +11,7 @@ import onnx
 from nxpipe.emulator.capture.onnx.base import OnnxSite, axis_in
 from nxpipe.emulator.capture.onnx.limits import LOOP_TURNS
 from nxpipe.emulator.capture.site import NotExpressible
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import Concat
 

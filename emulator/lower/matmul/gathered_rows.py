@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from nxpipe.emulator.hardware import CoreSpec
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, divided
-from nxpipe.emulator.isa.cycles import cost
-from nxpipe.emulator.isa.instructions import AllGather, Engine
+from nxpipe.emulator.isa.collective import CollectiveAllGather
+from nxpipe.emulator.isa.cost import START_NS, cost, moved
+from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Memory, Tile, contiguous
-from nxpipe.emulator.isa.transfer import START_NS, moved
 from nxpipe.emulator.lower.grouping import RowSharding
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, RunMajorBlock, Span
 from nxpipe.emulator.lower.kernel_cost import KernelCost
@@ -70,7 +70,7 @@ class GatheredRows:
         size = chunks_of(self.shape[1]) * self.sharing.rows
         own = Tile(Memory.SBUF, self.dtype, 0, PARTITIONS, Affine(), contiguous(size))
         run = replace(own, axes=contiguous(size * self.sharing.ranks))
-        gather = cost(AllGather(engine=Engine.COLLECTIVE, dst=run, src=own), core).ns
+        gather = cost(CollectiveAllGather(engine=Engine.COLLECTIVE, dst=run, src=own), core).ns
         return KernelCost(links=(START_NS + gather) * (height // self.run))
 
     def block(self, height: int, turns: int) -> Block:
@@ -85,7 +85,7 @@ class GatheredRows:
             assert isinstance(turned, RunMajorBlock)  # as `block` made it
             for at, count in self.k.spans(rows[1], self.run):
                 mine = own.run(divided(at + rows[0], self.sharing.ranks), self.sharing.rows)
-                gather = AllGather(engine=Engine.COLLECTIVE, dst=turned.run(at, count), src=mine)
+                gather = CollectiveAllGather(engine=Engine.COLLECTIVE, dst=turned.run(at, count), src=mine)
                 self.k.emit(gather)
 
         return fill
@@ -111,5 +111,5 @@ def write_gathered_matmuls(
     for row, count in k.spans(near.shape[0], near.run):
         mine = own.cut((divided(row, sharing.ranks), sharing.rows))
         lines = (line(all_.cut((row, count))), line(mine))
-        k.emit(AllGather(engine=Engine.COLLECTIVE, dst=lines[0], src=lines[1]))
+        k.emit(CollectiveAllGather(engine=Engine.COLLECTIVE, dst=lines[0], src=lines[1]))
     MatmulKernel(k, HbmRows(k, all_, dtype), parts).write()

@@ -8,11 +8,14 @@ rows before its end; the first group that ends behind a row is then the one that
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import Alu, CopyPredicated, Engine, Iota, Matmul, Memset, TensorCopy, TensorScalar
+from nxpipe.emulator.isa.gpsimd import IotaPattern
+from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Memory, Tile
+from nxpipe.emulator.isa.tensor import Matmul
+from nxpipe.emulator.isa.vector import CopyPredicated, Memset, TensorCopy, TensorScalar
 from nxpipe.emulator.lower.epilogue import Epilogue, epilogue_bytes
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.lanes import repeated
@@ -77,7 +80,7 @@ class _Groups:
         with k.loop(tiles) as tile, k.scope():
             number = k.tile(DType.FLOAT32, PARTITIONS, 1, buffers=2).whole
             start = top + tile * PARTITIONS
-            k.emit(Iota(engine=Engine.GPSIMD, dst=number, start=start, by_partition=1, steps=(0,)))
+            k.emit(IotaPattern(engine=Engine.GPSIMD, dst=number, start=start, by_partition=1, steps=(0,)))
             if groups:
                 k.emit(
                     TensorScalar(

@@ -10,8 +10,11 @@ from functools import cached_property
 from itertools import product
 
 from nxpipe.emulator.isa.affine import Affine, divided
-from nxpipe.emulator.isa.instructions import Alu, Engine, Matmul, Memset, ReduceScatter, TensorCopy, TensorTensor
+from nxpipe.emulator.isa.collective import CollectiveReduceScatter
+from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Axis, Memory, Tile
+from nxpipe.emulator.isa.tensor import Matmul
+from nxpipe.emulator.isa.vector import Memset, TensorCopy, TensorTensor
 from nxpipe.emulator.lower.grouping import RowSharding
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.matmul.operands import LoadableRows, LoadRows, OutputGroup
@@ -239,7 +242,7 @@ class _OutputTiles:
     def _own(self, of_all: Tile, width: int) -> Tile:
         k = self.at.k
         own = k.tile(of_all.dtype, of_all.partitions, width, buffers=2).whole
-        k.emit(ReduceScatter(engine=Engine.COLLECTIVE, dst=own, src=of_all))
+        k.emit(CollectiveReduceScatter(engine=Engine.COLLECTIVE, dst=own, src=of_all))
         return own
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
-from nxpipe.emulator.ir.graph import Node, Value
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.isa.affine import Affine
 from nxpipe.emulator.lower.grouping import EpilogueFusion, has_one_weight
 from nxpipe.emulator.lower.kernel import Kernel

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nxpipe.emulator.hardware import CoreSpec
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.lower.epilogue import Epilogue, epilogue_bytes
 from nxpipe.emulator.lower.grouping import RowSharding

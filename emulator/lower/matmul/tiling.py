@@ -23,8 +23,10 @@ from typing import Final, Protocol
 from nxpipe.emulator.hardware import CoreSpec
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.cycles import ISSUE, cost
-from nxpipe.emulator.isa.instructions import DmaCopy, Engine, ReduceScatter
+from nxpipe.emulator.isa.collective import CollectiveReduceScatter
+from nxpipe.emulator.isa.cost import ISSUE, cost
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.lower.kernel import PARTITIONS
 from nxpipe.emulator.lower.kernel_cost import KernelCost, load_cost, sbuf_tile, transpose_cost
 from nxpipe.emulator.lower.tiles import WIDEST
@@ -291,4 +293,4 @@ def _store_ns(core: CoreSpec, sizes: TileCosts, rows: int, width: int) -> float:
 
 def _reduce_scatter_ns(core: CoreSpec, sizes: TileCosts, width: int) -> float:
     own, all_ = (sbuf_tile(sizes.out, PARTITIONS, ranks * width) for ranks in (1, sizes.ranks))
-    return cost(ReduceScatter(engine=Engine.COLLECTIVE, dst=own, src=all_), core).ns
+    return cost(CollectiveReduceScatter(engine=Engine.COLLECTIVE, dst=own, src=all_), core).ns

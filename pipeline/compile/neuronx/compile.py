@@ -26,7 +26,8 @@ from nxpipe.pipeline.verify.verify import Arrays
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.emulator.capture import CaptureRequest
-    from nxpipe.emulator.ir.graph import Graph, Value
+    from nxpipe.emulator.ir.graph import Graph
+    from nxpipe.emulator.ir.nodes import Value
 
 LONGEST: Final = 2 * 3600.0  # seconds that one program may take
 _READ: Final = 1 << 20  # bytes of the end of a log, where the errors are
