@@ -17,14 +17,14 @@ from canary_cells import Cells
 from canary_peers import RULES, TITLES, caught
 from canary_plots import Curve, Panel, drawn
 
-from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.rollout.latency import AS_BEFORE, Slowness
 from nxpipe.pipeline.rollout.simulate import simulate
 from nxpipe.pipeline.rollout.world import Scenario, World
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
 BASE: Final = 0.005
-PLAN: Final = Plan.of()
+PLAN: Final = CanaryPlan.of()
 TRAFFIC: Final = (5, 50)
 SCALED, TAIL = Slowness(scale=1.2), Slowness(tail=1.5)
 

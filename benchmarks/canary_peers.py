@@ -16,9 +16,8 @@ import numpy as np
 
 from nxpipe.pipeline.canary.counts import Arm, Batch
 from nxpipe.pipeline.canary.evidence import Evidence
-from nxpipe.pipeline.canary.judge import Moment, judge
-from nxpipe.pipeline.canary.plan import Plan
-from nxpipe.pipeline.canary.verdict import Decision
+from nxpipe.pipeline.canary.judge import Decision, Moment, judge
+from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.rollout.latency import AS_BEFORE, FROZEN, P95, SPREAD, Slowness
 from nxpipe.pipeline.rollout.world import INCIDENT, INCIDENT_BEGINS, INCIDENT_ERRORS, INCIDENT_MINUTES, World
 
@@ -93,7 +92,7 @@ def _counted(random: np.random.Generator, requests: int, error: float, slow: Slo
     return Arm(requests, int(random.binomial(requests, min(error, 1))), requests, slower)
 
 
-def caught(plan: Plan, world: World, runs: int, seed: int) -> dict[str, list[int | None]]:
+def caught(plan: CanaryPlan, world: World, runs: int, seed: int) -> dict[str, list[int | None]]:
     """For each rule the minute at which it rolled back, run by run."""
     seeds = np.random.SeedSequence(seed).spawn(runs)
     thresholds = tuned(world.rps, world.base_error)
@@ -104,7 +103,7 @@ def caught(plan: Plan, world: World, runs: int, seed: int) -> dict[str, list[int
 
 
 def _run(
-    plan: Plan, world: World, thresholds: tuple[float, float], seed: np.random.SeedSequence
+    plan: CanaryPlan, world: World, thresholds: tuple[float, float], seed: np.random.SeedSequence
 ) -> dict[str, int | None]:
     drawn = hour(world, np.random.default_rng(seed))
     fixed = (2 * world.base_error, 1.2 * float(_LATENCIES[4]))
@@ -117,7 +116,7 @@ def _run(
     }
 
 
-def _ours(plan: Plan, drawn: Hour) -> int | None:
+def _ours(plan: CanaryPlan, drawn: Hour) -> int | None:
     evidence = Evidence()
     for batch in drawn.batches:
         judged = judge(plan, evidence, [batch], Moment(0, 0, batch.minute + 1))

@@ -1,7 +1,8 @@
 """What one minute brings: how many requests each version had, and how many of them were bad."""
 
+import bisect
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeAlias
 
@@ -39,7 +40,7 @@ class Pairs:
     stable_alone: tuple[Count, ...]
 
 
-NOBODY: Final = Arm(0, 0)
+NO_REQUESTS: Final = Arm(0, 0)
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def _arm(document: Mapping[str, Any]) -> Arm:
 
 def fault(batch: Batch) -> str | None:
     """Why no evidence can be made of this minute; None when it can."""
-    if not whole(batch.minute):
+    if not is_whole(batch.minute):
         return "its minute is no whole number"
     for name, arm in (("the canary", batch.canary), ("the stable version", batch.stable)):
         if said := _arm_fault(arm):
@@ -86,7 +87,7 @@ def fault(batch: Batch) -> str | None:
 
 def _arm_fault(arm: Arm) -> str | None:
     counts = (arm.requests, arm.errors, arm.timed, *arm.slower)
-    if not all(map(whole, counts)):
+    if not all(map(is_whole, counts)):
         return "has a count that is no whole number"
     if min(counts) < 0:
         return "has a negative count"
@@ -105,11 +106,45 @@ def _pairs_fault(pairs: Pairs) -> str | None:
     for counts in (pairs.canary_alone, pairs.stable_alone):
         if len(counts) != len(METRICS):
             return f"the pairs have {len(counts)} metrics instead of {len(METRICS)}"
-        if not all(whole(count) and 0 <= count <= _MOST for count in counts):
+        if not all(is_whole(count) and 0 <= count <= _MOST for count in counts):
             return "the pairs have a count that is no whole number"
     return None
 
 
-def whole(count: Count) -> bool:
+def is_whole(count: Count) -> bool:
     """A service of metrics answers in floats: 12.0 is a count, 12.5 and NaN are none."""
     return isinstance(count, int | float) and math.isfinite(count) and count == int(count)
+
+
+@dataclass(frozen=True)
+class Minutes:
+    ranges: tuple[tuple[int, int], ...] = ()  # first and last, ascending, never touching
+
+    @staticmethod
+    def of(minutes: Iterable[int]) -> "Minutes":
+        return Minutes().joined(Minutes(tuple((minute, minute) for minute in minutes)))
+
+    @staticmethod
+    def from_json(document: Sequence[Sequence[int]]) -> "Minutes":
+        return Minutes(tuple((first, last) for first, last in document))
+
+    def __contains__(self, minute: int) -> bool:
+        at = bisect.bisect_right(self.ranges, minute, key=lambda each: each[0]) - 1
+        return at >= 0 and minute <= self.ranges[at][1]
+
+    @property
+    def newest(self) -> int | None:
+        return self.ranges[-1][1] if self.ranges else None
+
+    def since(self, begun: int) -> int:
+        """How many minutes from `begun` on are in the set."""
+        return sum(last - max(first, begun) + 1 for first, last in self.ranges if last >= begun)
+
+    def joined(self, other: "Minutes") -> "Minutes":
+        ranges: list[tuple[int, int]] = []
+        for first, last in sorted(self.ranges + other.ranges):
+            if ranges and first <= ranges[-1][1] + 1:
+                ranges[-1] = (ranges[-1][0], max(last, ranges[-1][1]))
+            else:
+                ranges.append((first, last))
+        return Minutes(tuple(ranges))

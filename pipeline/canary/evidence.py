@@ -4,15 +4,15 @@ A curve is kept in whole grains of 2**-30 nats. Sums of whole numbers are exact:
 evidence, to the bit, in whatever order they come, and JSON carries it unchanged.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from nxpipe.pipeline.canary.canonical import digest_of
-from nxpipe.pipeline.canary.counts import METRICS
-from nxpipe.pipeline.canary.errors import EvidenceInvalid
-from nxpipe.pipeline.canary.minutes import Minutes
-from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.counts import METRICS, Batch, Minutes, Pairs
+from nxpipe.pipeline.canary.documents import EvidenceInvalid, digest_of
+from nxpipe.pipeline.canary.likelihood import informative, log_likelihoods, mixed_log_likelihoods
+from nxpipe.pipeline.canary.plan import CanaryPlan
 
 GRAIN: Final = 2.0**-30
 
@@ -32,14 +32,14 @@ class StepEvidence:
     def __add__(self, other: "StepEvidence") -> "StepEvidence":
         return StepEvidence(
             min(self.begun, other.begun),
-            tuple(added(mine, theirs) for mine, theirs in zip(self.curves, other.curves, strict=True)),
+            tuple(sum_curves(mine, theirs) for mine, theirs in zip(self.curves, other.curves, strict=True)),
             self.requests + other.requests,
             self.errors + other.errors,
             self.untimed + other.untimed,
         )
 
 
-def added(one: Curve, other: Curve) -> Curve:
+def sum_curves(one: Curve, other: Curve) -> Curve:
     return tuple(map(int.__add__, one, other))
 
 
@@ -78,7 +78,7 @@ def _step(document: Mapping[str, Any]) -> StepEvidence:
     return StepEvidence(document["begun"], curves, document["requests"], document["errors"], document.get("untimed", 0))
 
 
-def begin(plan: Plan, minute: int) -> StepEvidence:
+def empty_step(plan: CanaryPlan, minute: int) -> StepEvidence:
     """A step of which nothing is known yet."""
     return StepEvidence(minute, ((0,) * len(plan.ratios),) * len(METRICS))
 
@@ -101,3 +101,35 @@ def pooled(regions: Sequence[Evidence]) -> Evidence:
             first.set_aside + other.set_aside,
         )
     return first
+
+
+def evidence_of_minute(plan: CanaryPlan, batch: Batch) -> tuple[Curve, ...]:
+    thetas = plan.log_ratios
+    if batch.pairs is not None:
+        return _of_pairs(batch.pairs, thetas)
+    arms = zip(batch.canary.tallies(), batch.stable.tallies(), plan.bursts, strict=True)
+    return tuple(
+        _of_arms((int(n), int(bad)), (int(m), int(others)), thetas, tau) for (n, bad), (m, others), tau in arms
+    )
+
+
+def _of_arms(canary: tuple[int, int], stable: tuple[int, int], thetas: tuple[float, ...], tau: float) -> Curve:
+    if not informative(canary, stable):
+        return (0,) * len(thetas)
+    if tau:
+        return _in_grains(mixed_log_likelihoods(canary, stable, thetas, tau), thetas)
+    return _in_grains(log_likelihoods(canary, stable, thetas), thetas)
+
+
+def _of_pairs(pairs: Pairs, thetas: tuple[float, ...]) -> tuple[Curve, ...]:
+    """A pair of which one alone was bad is a minute of one request each: the same curve in closed form."""
+    counts = [(int(pairs.canary_alone[at]), int(pairs.stable_alone[at])) for at in range(len(METRICS))]
+    return tuple(
+        _in_grains([canary * theta - (canary + stable) * math.log1p(math.exp(theta)) for theta in thetas], thetas)
+        for canary, stable in counts
+    )
+
+
+def _in_grains(logs: list[float], thetas: tuple[float, ...]) -> Curve:
+    at_one = logs[thetas.index(0.0)]
+    return tuple(round((log - at_one) / GRAIN) for log in logs)

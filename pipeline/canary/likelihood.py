@@ -1,20 +1,20 @@
-"""Fisher's noncentral hypergeometric distribution: how likely the canary's share of the bad requests is.
+"""Sums of numbers that are known by their logarithms.
 
-Given how many requests each version had and how many were bad in all, it depends on the odds ratio alone. Its
-normaliser is a sum over all shares that are possible: a polynomial in the ratio. A short one is simply evaluated. Two
-facts keep a long one short, and exact to the precision of a float:
-
-- Its terms are log-concave: walking away from the largest one, what is left is soon below a 1e-17th of the sum.
-- Its zeros are real, so the distribution is that of a sum of independent Bernoulli variables, and its characteristic
-  function at t is at most exp(-variance (1 - cos t)). Every h-th term, taken h times, therefore gives the whole sum to
-  within 2 exp(-variance (1 - cos(2 pi / h))): below 1e-17 for h up to two thirds of the standard deviation.
-
-Which terms are summed follows from the counts that are conditioned on, never from the canary's share.
+Floats are added by `fsum` wherever the judge adds them: `sum` rounds in one way up to Python 3.11 and in another since,
+and a replay must find what the function has found, whichever Python each of them runs on.
 """
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Final
+
+
+def log_sum(logs: Sequence[float]) -> float:
+    """The log of the sum of what these are the logs of."""
+    top = max(logs)
+    return top if top == -math.inf else top + math.log(math.fsum([math.exp(log - top) for log in logs]))
+
 
 _NEGLIGIBLE: Final = 1e-17
 _STRIDE: Final = 0.65  # in standard deviations
@@ -126,3 +126,65 @@ def _strided(n: int, m: int, k: int, centre: int, theta: float, stride: int) -> 
             if term < _NEGLIGIBLE * total:
                 break
     return stride * total
+
+
+_REACH: Final = 5.0  # tau to either side
+_TAUS: Final = tuple(step / 20 for step in range(61))
+_UPPER: Final = 1.353  # half of chi-squared's 90 % point: a one-sided limit of 95 %
+
+Tallies = tuple[tuple[int, int], tuple[int, int]]
+
+
+def mixed_log_likelihoods(
+    canary: tuple[int, int], stable: tuple[int, int], log_ratios: Sequence[float], tau: float
+) -> list[float]:
+    """What `log_likelihoods` says, when ratios stray by tau from minute to minute."""
+    reach = _REACH * tau
+    lattice = _lattice(canary, stable, min(log_ratios) - reach, max(log_ratios) + reach, tau)
+    known = log_likelihoods(canary, stable, lattice)
+    return [_mixed(lattice, known, theta, tau) for theta in log_ratios]
+
+
+def fitted_tau(history: Sequence[Tallies]) -> float:
+    """The upper 95 % limit of tau, by the likelihood of minutes in which nothing differed.
+
+    The limit and not the estimate: a short history must make the judge careful, not bold.
+    """
+    minutes = [minute for minute in history if informative(*minute)]
+    if not minutes:
+        return 0.0
+    tables = []
+    for minute in minutes:
+        lattice = _lattice(*minute, -_REACH, _REACH, 0.2)
+        tables.append((lattice, log_likelihoods(*minute, lattice)))
+
+    @cache
+    def fit(at: int) -> float:
+        tau = _TAUS[at]
+        return math.fsum(_mixed(*table, 0.0, tau) if tau else _at_zero(*table) for table in tables)
+
+    low, high = 0, len(_TAUS) - 1
+    while low < high:  # it rises to one best tau, and falls behind it
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if fit(middle) < fit(middle + 1) else (low, middle)
+    best, limit = low, low
+    while limit + 1 < len(_TAUS) and fit(limit + 1) >= fit(best) - _UPPER:
+        limit += 1
+    return _TAUS[limit]
+
+
+def _lattice(canary: tuple[int, int], stable: tuple[int, int], low: float, high: float, tau: float) -> list[float]:
+    """Zero is always on it."""
+    k = canary[1] + stable[1]
+    shares = min(canary[0], k) - max(0, k - stable[0])
+    step = (1 / tau**2 + shares / 4) ** -0.5  # a sum of `shares` Bernoulli variables varies by a quarter of them
+    return [step * at for at in range(math.floor(low / step), math.ceil(high / step) + 1)]
+
+
+def _mixed(lattice: Sequence[float], known: Sequence[float], theta: float, tau: float) -> float:
+    weights = [-0.5 * ((at - theta) / tau) ** 2 for at in lattice]
+    return log_sum([weight + log for weight, log in zip(weights, known, strict=True)]) - log_sum(weights)
+
+
+def _at_zero(lattice: Sequence[float], known: Sequence[float]) -> float:
+    return known[lattice.index(0.0)]

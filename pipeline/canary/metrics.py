@@ -1,18 +1,55 @@
-"""What is asked of CloudWatch, and how many requests its answers say there were, minute by minute.
+"""Requests that got no answer at all, from two counts that need not fall into the same minute.
 
-A minute is asked for until it has settled, and then taken as it is. A series without a value for it has counted
-nothing: the load balancer publishes a count only when there is something to count.
+A target that hangs, crashes or closes the connection has no answer: the load balancer sends a 502 or a 504 in its
+place, which it counts for itself and not for the target group. What is left is the difference: a request was sent to
+the group, and no target answered it.
 
-An error is whatever is no good answer of a target: a 5XX, and a request that no target answered (`answers`). What the
-load balancer sends in place of an answer, 502 and 504, is counted for all target groups together only.
+A request may be counted in one minute and its answer in the next, so that the difference of one minute says little,
+and the balance of all minutes is kept: how many requests were open at the end of each. Of those, the ones of the last
+minute that came within the slowest latency of its end may still be in flight. What remains above the highest remainder
+so far is new, and counts as unanswered. So healthy versions have none, however much of their traffic is in flight, and
+a version that stops to answer has more in every minute.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
-from nxpipe.pipeline.canary.answers import Open
-from nxpipe.pipeline.canary.counts import Arm, Batch, Count
+from nxpipe.pipeline.canary.counts import Arm, Batch, Count, is_whole
+
+
+@dataclass(frozen=True)
+class UnansweredRequests:
+    """Requests without an answer, since the first minute of a rollout."""
+
+    now: int = 0
+    most: int = 0  # that were overdue at any time, as far as they have been counted
+    busiest: int = 0  # requests in one minute: at most so many were open when the rollout began
+
+    @staticmethod
+    def from_json(document: Sequence[int]) -> "UnansweredRequests":
+        return UnansweredRequests(*document)
+
+    def as_json(self) -> list[int]:
+        return [self.now, self.most, self.busiest]
+
+    def after(
+        self, requests: Count, answers: Count, *, failed: Count, in_flight: float
+    ) -> tuple["UnansweredRequests", Count]:
+        """A minute later, and how many requests have proved to be without an answer: at most so many as the minute has
+        beside its `failed` ones, the rest in the next. `in_flight` is the share of a minute's requests that may be open
+        at its end. A minute that cannot be changes nothing.
+        """
+        if not all(is_whole(count) and count >= 0 for count in (requests, answers, failed)):
+            return self, 0
+        busiest = max(self.busiest, int(requests))
+        now = max(-busiest, self.now + int(requests) - int(answers))
+        overdue = now - math.ceil(int(requests) * in_flight)
+        proved = max(0, min(overdue - self.most, int(requests - failed)))
+        return UnansweredRequests(now, self.most + proved, busiest), proved
+
 
 Results: TypeAlias = Sequence[Mapping[str, Any]]  # MetricDataResults of one answer
 _Values: TypeAlias = Mapping[str, Mapping[int, Count]]  # by the id of the query, by minute
@@ -59,8 +96,12 @@ def complete(results: Results) -> bool:
 
 
 def batches(
-    results: Results, minutes: Iterable[int], latencies: Sequence[float], period: int, opened: tuple[Open, Open]
-) -> tuple[list[Batch], tuple[Open, Open]]:
+    results: Results,
+    minutes: Iterable[int],
+    latencies: Sequence[float],
+    period: int,
+    opened: tuple[UnansweredRequests, UnansweredRequests],
+) -> tuple[list[Batch], tuple[UnansweredRequests, UnansweredRequests]]:
     """Of the given minutes, each with both arms; and how many requests are open after them, canary and stable. Where no
     latency is known, a request may take a minute.
     """
@@ -80,7 +121,9 @@ def batches(
     return made, (canary, stable)
 
 
-def _arm(name: str, values: _Values, minute: int, latencies: int, opened: tuple[Open, float]) -> tuple[Open, Arm]:
+def _arm(
+    name: str, values: _Values, minute: int, latencies: int, opened: tuple[UnansweredRequests, float]
+) -> tuple[UnansweredRequests, Arm]:
     def count(of: str) -> Count:
         return values.get(f"{name}_{of}", {}).get(minute, 0)
 
@@ -100,7 +143,7 @@ def minute_of(timestamp: str, period: int, *, earlier: int = 0) -> int:
     return (int(_moment(timestamp).timestamp()) - earlier) // period
 
 
-def beginning_of(minute: int, period: int) -> str:
+def start_of(minute: int, period: int) -> str:
     return datetime.fromtimestamp(minute * period, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

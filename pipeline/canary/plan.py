@@ -2,20 +2,17 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any, Final
 
-from nxpipe.pipeline.canary.canonical import digest_of
+from nxpipe.pipeline.canary.constants import BASELINE_SHARE, RATIO_STAKES, TOLERATED_RISE
 from nxpipe.pipeline.canary.counts import LATENCIES, METRICS
-from nxpipe.pipeline.canary.errors import PlanInvalid
-from nxpipe.pipeline.canary.ratios import grid_with
-
-HELD_BACK: Final = 5  # percent that stays with the stable version until the end: without it nothing can be compared
+from nxpipe.pipeline.canary.documents import PlanInvalid, digest_of
 
 
 @dataclass(frozen=True)
-class Step:
+class TrafficStep:
     """A share of traffic, in percent, and the odds ratio that must be ruled out before the next share."""
 
     share: int
@@ -24,17 +21,17 @@ class Step:
     @property
     def weight(self) -> int:
         """The percentage that the canary gets while the step lasts."""
-        return min(self.share, 100 - HELD_BACK)
+        return min(self.share, 100 - BASELINE_SHARE)
 
 
-def tolerance_of(share: int) -> float:
+def tolerated_odds(share: int) -> float:
     """What would raise the errors of all traffic by a half: the more a version has of it, the less it is forgiven."""
-    return round(1 + 50 / min(share, 100 - HELD_BACK), 2)
+    return round(1 + TOLERATED_RISE / min(share, 100 - BASELINE_SHARE), 2)
 
 
 @dataclass(frozen=True)
-class Plan:
-    steps: tuple[Step, ...]
+class CanaryPlan:
+    steps: tuple[TrafficStep, ...]
     bake_min: int  # minutes
     bake_max: int
     alpha: float
@@ -60,15 +57,15 @@ class Plan:
         margin: float = 1.0,
         bursts: Sequence[float] = (0.0,) * len(METRICS),
         latencies: Sequence[float] = (),
-    ) -> "Plan":
+    ) -> "CanaryPlan":
         """A plan whose steps tolerate what their shares call for."""
-        steps = tuple(Step(share, tolerance_of(share)) for share in shares)
-        return Plan(steps, bake_min, bake_max, alpha, beta, objective, margin, tuple(bursts), tuple(latencies))
+        steps = tuple(TrafficStep(share, tolerated_odds(share)) for share in shares)
+        return CanaryPlan(steps, bake_min, bake_max, alpha, beta, objective, margin, tuple(bursts), tuple(latencies))
 
     @cached_property
     def ratios(self) -> tuple[float, ...]:
         """Where every curve of this rollout is kept."""
-        return grid_with((self.margin, *(step.tolerates for step in self.steps)))
+        return tuple(sorted({*RATIO_STAKES, self.margin, *(step.tolerates for step in self.steps)}))
 
     @cached_property
     def log_ratios(self) -> tuple[float, ...]:
@@ -82,17 +79,17 @@ class Plan:
         return asdict(self)
 
     @staticmethod
-    def from_json(document: Mapping[str, Any]) -> "Plan":
+    def from_json(document: Mapping[str, Any]) -> "CanaryPlan":
         fields = dict(document)
         try:
-            steps = tuple(Step(**step) for step in fields.pop("steps"))
+            steps = tuple(TrafficStep(**step) for step in fields.pop("steps"))
             bursts, latencies = tuple(fields.pop("bursts")), tuple(fields.pop("latencies"))
-            return Plan(steps=steps, bursts=bursts, latencies=latencies, **fields)
+            return CanaryPlan(steps=steps, bursts=bursts, latencies=latencies, **fields)
         except (KeyError, TypeError) as error:
             raise PlanInvalid(f"This is no plan of a rollout: {error}; write it with Plan.as_json.") from error
 
 
-def _fault(plan: Plan) -> str | None:
+def _fault(plan: CanaryPlan) -> str | None:
     shares = [step.share for step in plan.steps]
     if not shares or shares != sorted(set(shares)) or shares[0] < 1 or shares[-1] != 100:
         return f"its shares are {shares}, and must ascend from at least 1 to 100"
@@ -116,3 +113,35 @@ def _latency_fault(latencies: tuple[float, ...]) -> str | None:
     if not all(0 < latency < math.inf for latency in latencies) or list(latencies) != sorted(latencies):
         return "its latencies are not ascending numbers of seconds"
     return None
+
+
+_MOST_TRIES: Final = 1_000  # a history holds that many, and all that comes after them
+
+
+@dataclass(frozen=True)
+class Schedule:
+    period: int = 60  # seconds that a count of requests is made over
+    poll: int = 60  # seconds from one look to the next
+    settle: int = 120  # seconds until a count is not expected to change any more
+    warm: int = 15  # seconds from one look at new instances to the next
+    warm_tries: int = 240  # looks, until they are held to be unobtainable
+    final: int = 10  # minutes that all traffic has to go well before the old version goes
+    patience: int = 1_440  # minutes that a person has to answer when the evidence does not
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, least = getattr(self, field.name), 0 if field.name in ("settle", "patience") else 1
+            if type(value) is not int or value < least:
+                raise PlanInvalid(f"The pace of the rollout has {field.name} = {value!r}: write a number from {least}.")
+        if self.warm_tries > _MOST_TRIES:
+            raise PlanInvalid(
+                f"The pace of the rollout has warm_tries = {self.warm_tries}: write at most {_MOST_TRIES}, and a "
+                "longer `warm`."
+            )
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> "Schedule":
+        unknown = sorted(set(document) - {field.name for field in fields(Schedule)})
+        if unknown:
+            raise PlanInvalid(f"The pace of the rollout has {', '.join(unknown)}, which mean nothing: leave them out.")
+        return Schedule(**document)

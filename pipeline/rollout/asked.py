@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nxpipe.artifact_store.names import short_name
-from nxpipe.pipeline.canary.errors import CanaryError
-from nxpipe.pipeline.canary.pace import Pace
-from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.documents import CanaryError
+from nxpipe.pipeline.canary.plan import CanaryPlan, Schedule
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,8 @@ class Asked:
     old: str
     new: str  # colour
     candidate: Candidate
-    plan: Plan
-    pace: Pace
+    plan: CanaryPlan
+    pace: Schedule
     by: str
     reason: str
 
@@ -57,8 +56,8 @@ class Asked:
                 given["from"],
                 given["to"],
                 Candidate(**{name: given[name] for name in Candidate.__dataclass_fields__}),
-                Plan.from_json(given["plan"]),
-                Pace.from_json(given["pace"]),
+                CanaryPlan.from_json(given["plan"]),
+                Schedule.from_json(given["pace"]),
                 given["by"],
                 given["reason"],
             )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nxpipe.pipeline.canary.counts import LATENCIES
-from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.rollout.ending import settle
 from nxpipe.pipeline.rollout.history import FEWEST, History
 from nxpipe.pipeline.rollout.machine import Execution
@@ -61,7 +61,7 @@ def _tell(console: Console, one: Opened, what: Begin) -> None:
         console.say(f"  {line}")
 
 
-def _steps(plan: Plan, final: int) -> Iterator[str]:
+def _steps(plan: CanaryPlan, final: int) -> Iterator[str]:
     shares = ", ".join(f"{step.weight} %" for step in plan.steps)
     yield f"{shares} of traffic, each for {plan.bake_min} to {plan.bake_max} minutes; then all of it, for {final}"
     yield (
@@ -83,7 +83,7 @@ def _latencies(known: History) -> Iterator[str]:
         )
 
 
-def _prospects(plan: Plan, known: History, minute: int) -> Iterator[str]:
+def _prospects(plan: CanaryPlan, known: History, minute: int) -> Iterator[str]:
     """By the planner, on the traffic that there is; a minute of the plan may have less seconds than sixty."""
     if not known.rps:
         yield "nothing can be said of what it will find: the old version had no traffic lately"
@@ -103,5 +103,5 @@ def _prospects(plan: Plan, known: History, minute: int) -> Iterator[str]:
         yield f"what would: nxpipe rollout plan --rps {rps:.3g} --base-error {guess:.2g}"
 
 
-def _judged(plan: Plan, fault: str) -> bool:
+def _judged(plan: CanaryPlan, fault: str) -> bool:
     return bool(plan.latencies) or not fault.startswith("p99")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from nxpipe.pipeline.canary.explain import odds
+from nxpipe.pipeline.canary.judge import odds
 from nxpipe.pipeline.rollout.looks import Look
 from nxpipe.pipeline.rollout.machine import Execution
 from nxpipe.pipeline.util.console import table

@@ -8,9 +8,8 @@ from typing import Any
 from nxpipe.artifact_store import Store
 from nxpipe.pipeline.canary.counts import Batch
 from nxpipe.pipeline.canary.evidence import Evidence
-from nxpipe.pipeline.canary.judge import Moment, take_in
-from nxpipe.pipeline.canary.plan import Plan
-from nxpipe.pipeline.canary.verdict import Verdict
+from nxpipe.pipeline.canary.judge import Moment, Verdict, add_minutes
+from nxpipe.pipeline.canary.plan import CanaryPlan
 
 
 @dataclass(frozen=True)
@@ -56,11 +55,11 @@ class Look:
     def batches(self) -> list[Batch]:
         return [Batch.from_json(each) for each in self.record.get("batches", ())]
 
-    def added_to(self, evidence: Evidence, plan: Plan) -> Evidence:
+    def added_to(self, evidence: Evidence, plan: CanaryPlan) -> Evidence:
         """What is known after it: the judge's own bookkeeping."""
         if self.verdict is None:
             return evidence
-        return take_in(plan, evidence, self.batches, Moment(**self.record["moment"]))[0]
+        return add_minutes(plan, evidence, self.batches, Moment(**self.record["moment"]))[0]
 
 
 @dataclass

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from nxpipe.pipeline.canary.constants import METRIC_STAKES, OBJECTIVE_STAKES
 from nxpipe.pipeline.canary.counts import METRICS
-from nxpipe.pipeline.canary.plan import Plan
-from nxpipe.pipeline.canary.ratios import bets_above, bets_below
-from nxpipe.pipeline.canary.values import METRIC_BETS, OBJECTIVE_BETS, begin_bets
+from nxpipe.pipeline.canary.evalues import bets_above, bets_below, stakes_by_step
+from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.rollout.drift import (
     Growth,
     Rate,
@@ -84,11 +84,11 @@ def faults_of(service: Service) -> tuple[Fault, ...]:
     )
 
 
-def prospects(plan: Plan, service: Service) -> list[StepProspect]:
+def prospects(plan: CanaryPlan, service: Service) -> list[StepProspect]:
     return [_of_step(plan, service, number) for number in range(len(plan.steps))]
 
 
-def alternative(plan: Plan, service: Service, fault: Fault) -> Alternative:
+def alternative(plan: CanaryPlan, service: Service, fault: Fault) -> Alternative:
     """To the first step, for a fault that it does not find."""
     share = next((each for each in _SHARES if _chance(plan, service, fault, each) >= POWER), None)
     bake = minutes_until(against(plan, service, fault, 0, plan.steps[0].weight), POWER)
@@ -97,16 +97,16 @@ def alternative(plan: Plan, service: Service, fault: Fault) -> Alternative:
     return Alternative(shadow, share, bake)
 
 
-def against(plan: Plan, service: Service, fault: Fault, number: int, share: int) -> list[Growth]:
+def against(plan: CanaryPlan, service: Service, fault: Fault, number: int, share: int) -> list[Growth]:
     """Every bet that a fault from this step on may win."""
     bets = []
-    needed = math.log(1 / plan.alpha) - math.log(begin_bets(len(plan.steps))[number])
+    needed = math.log(1 / plan.alpha) - math.log(stakes_by_step(len(plan.steps))[number])
     for metric, (new, old) in enumerate(_bad_chances(service, fault)):
         canary, stable = service.arms(share, new, old)
         if new <= old or plan.bursts[metric]:
             continue
         for at, bet in bets_above(plan.ratios, plan.margin):
-            asked = needed - math.log(METRIC_BETS[metric]) - bet
+            asked = needed - math.log(METRIC_STAKES[metric]) - bet
             bets.append(of_ratio(canary, stable, plan.ratios[at], plan.margin, asked))
     return together(bets)
 
@@ -118,11 +118,11 @@ def _bad_chances(service: Service, fault: Fault) -> Sequence[tuple[float, float]
     return chances
 
 
-def _chance(plan: Plan, service: Service, fault: Fault, share: int) -> float:
+def _chance(plan: CanaryPlan, service: Service, fault: Fault, share: int) -> float:
     return best_chance(against(plan, service, fault, 0, share), plan.bake_max)
 
 
-def in_favour(plan: Plan, service: Service, number: int) -> list[Growth]:
+def in_favour(plan: CanaryPlan, service: Service, number: int) -> list[Growth]:
     """Every bet by which a healthy version may end this step."""
     step = plan.steps[number]
     canary, stable = service.arms(step.weight, service.base_error, service.base_error)
@@ -132,12 +132,12 @@ def in_favour(plan: Plan, service: Service, number: int) -> list[Growth]:
         for at, bet in bets_below(plan.ratios, step.tolerates)
     ]
     by_objective = [
-        of_objective(canary, plan.objective, share, needed - math.log(bet)) for share, bet in OBJECTIVE_BETS
+        of_objective(canary, plan.objective, share, needed - math.log(bet)) for share, bet in OBJECTIVE_STAKES
     ]
     return together(by_ratio + by_objective)
 
 
-def _of_step(plan: Plan, service: Service, number: int) -> StepProspect:
+def _of_step(plan: CanaryPlan, service: Service, number: int) -> StepProspect:
     share, healthy = plan.steps[number].weight, in_favour(plan, service, number)
     advances = minutes_until(healthy)
     return StepProspect(
@@ -149,7 +149,7 @@ def _of_step(plan: Plan, service: Service, number: int) -> StepProspect:
     )
 
 
-def _prospect(plan: Plan, service: Service, fault: Fault, number: int) -> Prospect:
+def _prospect(plan: CanaryPlan, service: Service, fault: Fault, number: int) -> Prospect:
     share = plan.steps[number].weight
     bets = against(plan, service, fault, number, share)
     if not bets:
@@ -159,7 +159,7 @@ def _prospect(plan: Plan, service: Service, fault: Fault, number: int) -> Prospe
     return Prospect(fault, best_chance(bets, plan.bake_max), median, median and beyond * max(1.0, median))
 
 
-def _detectable(plan: Plan, service: Service, number: int) -> float | None:
+def _detectable(plan: CanaryPlan, service: Service, number: int) -> float | None:
     """In tenths of the usual rate. The worse a version, the likelier it is found, so few rates are asked about."""
 
     def is_found(rate: float) -> bool:
@@ -171,9 +171,9 @@ def _detectable(plan: Plan, service: Service, number: int) -> float | None:
     return rates[at] if at < len(rates) else None
 
 
-def _seen_in_shadow(plan: Plan, service: Service, fault: Fault, percent: float) -> bool:
+def _seen_in_shadow(plan: CanaryPlan, service: Service, fault: Fault, percent: float) -> bool:
     pairs, new, old = 60 * service.rps * percent / 100, fault.error, service.base_error
-    needed = math.log(1 / plan.alpha) - math.log(begin_bets(len(plan.steps))[0] * METRIC_BETS[0])
+    needed = math.log(1 / plan.alpha) - math.log(stakes_by_step(len(plan.steps))[0] * METRIC_STAKES[0])
     bets = [
         of_pairs(pairs * new * (1 - old), pairs * old * (1 - new), plan.ratios[at], plan.margin, needed - bet)
         for at, bet in bets_above(plan.ratios, plan.margin)
@@ -181,7 +181,7 @@ def _seen_in_shadow(plan: Plan, service: Service, fault: Fault, percent: float) 
     return best_chance(together(bets), plan.bake_max) >= POWER
 
 
-def advice(plan: Plan, service: Service, found: Sequence[StepProspect]) -> tuple[str, ...]:
+def advice(plan: CanaryPlan, service: Service, found: Sequence[StepProspect]) -> tuple[str, ...]:
     """What the first step does not find, and what would."""
     first = found[0]
     missed = [each for each in first.faults if each.chance < POWER]
@@ -196,7 +196,7 @@ def advice(plan: Plan, service: Service, found: Sequence[StepProspect]) -> tuple
     return tuple(said)
 
 
-def _instead(plan: Plan, service: Service, missed: Prospect) -> str:
+def _instead(plan: CanaryPlan, service: Service, missed: Prospect) -> str:
     fault, other = missed.fault, alternative(plan, service, missed.fault)
     ways = [
         other.shadow and f"shadow {other.shadow:g} % of requests before the first step",

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from nxpipe.pipeline.canary.counts import LATENCIES
-from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.config import Rollout
 
 
-def plan_of(rollout: Rollout, latencies: Sequence[float] = ()) -> Plan:
+def plan_of(rollout: Rollout, latencies: Sequence[float] = ()) -> CanaryPlan:
     """With the latencies of the stable version, in seconds, where they are known already."""
-    return Plan.of(
+    return CanaryPlan.of(
         rollout.steps,
         bake_min=_minutes(rollout.bake_min),
         bake_max=_minutes(rollout.bake_max),

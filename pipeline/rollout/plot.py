@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from nxpipe.pipeline.canary.verdict import Decision
+from nxpipe.pipeline.canary.judge import Decision
 from nxpipe.pipeline.rollout.simulate import Outcome
 from nxpipe.pipeline.util.escape import style
 

@@ -9,12 +9,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from nxpipe.pipeline.canary.bursts import fitted_tau
 from nxpipe.pipeline.canary.counts import METRICS
 from nxpipe.pipeline.canary.evidence import Evidence
-from nxpipe.pipeline.canary.judge import Moment, judge
-from nxpipe.pipeline.canary.plan import Plan
-from nxpipe.pipeline.canary.verdict import Decision
+from nxpipe.pipeline.canary.judge import Decision, Moment, judge
+from nxpipe.pipeline.canary.likelihood import fitted_tau
+from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.rollout.limits import upper_limit
 from nxpipe.pipeline.rollout.world import Traffic, World
 
@@ -80,7 +79,7 @@ def median_minutes(outcomes: Sequence[Outcome]) -> float | None:
     return statistics.median(each.minutes for each in outcomes) if outcomes else None
 
 
-def simulate(plan: Plan, world: World, rollouts: int, seed: int, processes: int | None = None) -> Summary:
+def simulate(plan: CanaryPlan, world: World, rollouts: int, seed: int, processes: int | None = None) -> Summary:
     """The same seed gives the same rollouts, whatever the number of processes."""
     seeds = np.random.SeedSequence(seed).spawn(-(-rollouts // _TOGETHER))
     sizes = [min(_TOGETHER, rollouts - begin) for begin in range(0, rollouts, _TOGETHER)]
@@ -92,7 +91,7 @@ def simulate(plan: Plan, world: World, rollouts: int, seed: int, processes: int 
         return Summary(world, tuple(outcome for chunk in chunks for outcome in chunk))
 
 
-def _some(plan: Plan, world: World, seed: np.random.SeedSequence, count: int) -> list[Outcome]:
+def _some(plan: CanaryPlan, world: World, seed: np.random.SeedSequence, count: int) -> list[Outcome]:
     own, *each = seed.spawn(1 + count)
     if world.scenario == "bursty":
         history = Traffic(world, np.random.default_rng(own)).history(_HISTORY, plan.steps[0].weight)
@@ -100,7 +99,7 @@ def _some(plan: Plan, world: World, seed: np.random.SeedSequence, count: int) ->
     return [roll_out(plan, Traffic(world, np.random.default_rng(one))) for one in each]
 
 
-def roll_out(plan: Plan, traffic: Traffic) -> Outcome:
+def roll_out(plan: CanaryPlan, traffic: Traffic) -> Outcome:
     evidence, minute, decision = Evidence(), 0, Decision.CONTINUE
     for number, step in enumerate(plan.steps):
         begun = minute

@@ -10,7 +10,7 @@ from typing import Final
 
 from nxpipe.artifact_store import Published
 from nxpipe.pipeline.artifacts.colours import COLOURS, other
-from nxpipe.pipeline.canary.pace import Pace
+from nxpipe.pipeline.canary.plan import Schedule
 from nxpipe.pipeline.config import Rollout
 from nxpipe.pipeline.rollout.artifacts import Artifacts
 from nxpipe.pipeline.rollout.asked import Asked, Candidate
@@ -96,9 +96,9 @@ def begin(machine: Machine, artifacts: Artifacts, what: Begin) -> str:
     return arn
 
 
-def pace_of(minute: int) -> Pace:
+def pace_of(minute: int) -> Schedule:
     """The usual one, in minutes of this length."""
-    usual = Pace()
+    usual = Schedule()
     seconds = {name: getattr(usual, name) * minute / _MINUTE for name in ("period", "poll", "settle", "warm")}
     return replace(usual, **{name: max(1, round(value)) for name, value in seconds.items()})
 

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from nxpipe.artifact_store import Store
 from nxpipe.pipeline.canary.counts import METRICS
+from nxpipe.pipeline.canary.evalues import interval
 from nxpipe.pipeline.canary.evidence import Evidence
-from nxpipe.pipeline.canary.interval import interval
-from nxpipe.pipeline.canary.plan import Plan
-from nxpipe.pipeline.canary.verdict import Decision, Verdict
+from nxpipe.pipeline.canary.judge import Decision, Verdict
+from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.rollout.looks import Look, Looks
 from nxpipe.pipeline.rollout.machine import Execution, Machine
 from nxpipe.pipeline.rollout.outcome import End, Outcome, outcome_of
@@ -61,7 +61,7 @@ class Status:
         return said is not None and said.decision is Decision.UNDECIDED and self.signal not in ANSWERS
 
     @property
-    def plan(self) -> Plan | None:
+    def plan(self) -> CanaryPlan | None:
         return self.execution.asked.plan if self.execution and self.execution.asked else None
 
     @property
@@ -106,7 +106,7 @@ class Status:
         }
 
 
-def _evidence(plan: Plan, said: Verdict) -> dict[str, Any]:
+def _evidence(plan: CanaryPlan, said: Verdict) -> dict[str, Any]:
     """In nats."""
     return {
         "worse": said.worse,

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from nxpipe.pipeline.canary.counts import ERRORS, METRICS
-from nxpipe.pipeline.canary.explain import odds
-from nxpipe.pipeline.canary.plan import Plan
-from nxpipe.pipeline.canary.verdict import Decision, Verdict
+from nxpipe.pipeline.canary.judge import Decision, Verdict, odds
+from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.rollout.looks import Look
 from nxpipe.pipeline.rollout.outcome import End
 from nxpipe.pipeline.rollout.status import Phase, Status
@@ -81,7 +80,7 @@ def _where(status: Status) -> str | None:
     return _step(status, status.plan) if status.phase is Phase.STEP and status.plan else None
 
 
-def _step(status: Status, plan: Plan) -> str:
+def _step(status: Status, plan: CanaryPlan) -> str:
     step, verdict = plan.steps[status.step], status.verdict
     where = f"step {status.step + 1} of {len(plan.steps)}, at {step.weight} %"
     if verdict is None:
@@ -112,7 +111,7 @@ def _bar_of(colour: str, length: float) -> str:
     return style({"blue": "=", "green": "#"}.get(colour, "-") * max(1, round(length)), fg=_COLOURS.get(colour))
 
 
-def _evidence(status: Status, plan: Plan, verdict: Verdict) -> Iterator[tuple[str, str]]:
+def _evidence(status: Status, plan: CanaryPlan, verdict: Verdict) -> Iterator[tuple[str, str]]:
     """Bars are in nats, for evidence multiplies: half of a bar is the square root of what is asked."""
     better, worse = odds(verdict.better), odds(verdict.worse)
     yield "for it", f"{_bar(verdict.better, plan.beta, 'green')}  {better}; goes on at {1 / plan.beta:g} to 1"

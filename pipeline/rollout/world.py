@@ -7,8 +7,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from nxpipe.pipeline.canary.bursts import Tallies
 from nxpipe.pipeline.canary.counts import Arm, Batch
+from nxpipe.pipeline.canary.likelihood import Tallies
 from nxpipe.pipeline.rollout.latency import AS_BEFORE, Slowness
 
 Scenario: TypeAlias = Literal["steady", "incident", "bursty", "late"]

@@ -195,7 +195,7 @@ RECORD: Final = ExitCode(
     "rollout-record",
     "A plan, evidence or record of a rollout is none, or a recorded verdict is not what the judge says.",
     "The message names the judgement; fetch the record again, or find out who changed it.",
-    ("nxpipe.pipeline.canary.errors:CanaryError",),
+    ("nxpipe.pipeline.canary.documents:CanaryError",),
 )
 ROLLED_BACK: Final = ExitCode(
     40,

@@ -5,10 +5,10 @@ from math import comb
 
 from nxpipe.pipeline.canary.counts import LATENCIES, Arm, Batch
 from nxpipe.pipeline.canary.evidence import Evidence
-from nxpipe.pipeline.canary.judge import Judged, Moment, judge
-from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.judge import Judgement, Moment, judge
+from nxpipe.pipeline.canary.plan import CanaryPlan
 
-PLAN = Plan.of()
+PLAN = CanaryPlan.of()
 _SLOWER = (0.5, 0.25, 0.1, 0.05, 0.01, 0.003, 0.0005)
 
 
@@ -25,7 +25,7 @@ def errors_alone(number: int, canary: tuple[int, int], stable: tuple[int, int]) 
     return Batch(number, Arm(*canary), Arm(*stable))
 
 
-def judged_alone(batches: list[Batch], plan: Plan = PLAN, at: int | None = None) -> Judged:
+def judged_alone(batches: list[Batch], plan: CanaryPlan = PLAN, at: int | None = None) -> Judgement:
     """All at once, in the first step."""
     over = at if at is not None else max((batch.minute for batch in batches), default=0) + 1
     return judge(plan, Evidence(), batches, Moment(0, 0, over))

@@ -10,7 +10,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.rollout.drift import minutes_until
 from nxpipe.pipeline.rollout.follow import follow
 from nxpipe.pipeline.rollout.planner import Service, in_favour
@@ -131,7 +131,7 @@ def test_a_rehearsal_is_foreseen_by_what_its_short_minutes_bring(fleet: Fleet) -
         file.write("[rollout]\nsteps = [100]\n")
     fleet.count(30, seconds=10)
     said = fleet.start(1, "--minute", "1").err
-    minutes = minutes_until(in_favour(Plan.of((100,)), Service(30 / 60, base_error=0.0001), 0))
+    minutes = minutes_until(in_favour(CanaryPlan.of((100,)), Service(30 / 60, base_error=0.0001), 0))
     assert "at 30 requests a second" in said
     assert f"95 %: over in about {minutes:.0f} minutes" in said
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nxpipe.pipeline.canary.looking import LOOKS_HERE
+from nxpipe.pipeline.canary.constants import EVALUATIONS_PER_EXECUTION
 from nxpipe.pipeline.rollout.machine import Front
 from nxpipe.stacks.rollout.judge import archive
 from nxpipe.stacks.rules import Facts, lint
@@ -208,10 +208,10 @@ def test_no_history_grows_beyond_what_aws_keeps(template: dict[str, Any]) -> Non
     """A look at a step is a round in the watch; a step as long as it may be is a round in the release for as many."""
     of_machine = machines(template)
     round_ = sum(map(events, of_machine["watch"]["States"].values()))
-    assert LOOKS_HERE * round_ < HISTORY
+    assert EVALUATIONS_PER_EXECUTION * round_ < HISTORY
     release = of_machine["rollout"]["States"]
     steps, minutes_of_a_week = 4, 7 * 24 * 60
-    watches = steps * minutes_of_a_week // LOOKS_HERE
+    watches = steps * minutes_of_a_week // EVALUATIONS_PER_EXECUTION
     warming = sum(events(release[name]) for name in ("WarmUp", "SeeHealth", "SeeSignal", "CountHealthy", "Warm"))
     others = (steps + 1) * sum(map(events, release.values()))
     assert watches * (events(release["Watch"]) + 2) + 240 * warming + others < HISTORY

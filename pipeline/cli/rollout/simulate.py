@@ -90,7 +90,7 @@ def simulate(
 
 
 def _told(summary: "Summary") -> str:
-    from nxpipe.pipeline.canary.verdict import Decision
+    from nxpipe.pipeline.canary.judge import Decision
     from nxpipe.pipeline.rollout.limits import upper_limit
     from nxpipe.pipeline.rollout.plot import ENDS, when_they_ended
     from nxpipe.pipeline.rollout.simulate import median_minutes

@@ -5,34 +5,34 @@ service reads or writes anew: a number that three services have spelled is not a
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
-from nxpipe.pipeline.canary.alone import Alone
-from nxpipe.pipeline.canary.answers import Open
-from nxpipe.pipeline.canary.canonical import spelled
+from nxpipe.pipeline.canary.constants import WARMUP_MINUTES
+from nxpipe.pipeline.canary.documents import canonical_json
+from nxpipe.pipeline.canary.evalues import FullTrafficTest
 from nxpipe.pipeline.canary.evidence import Evidence
 from nxpipe.pipeline.canary.judge import Moment
-from nxpipe.pipeline.canary.metrics import beginning_of, minute_of, queries
-from nxpipe.pipeline.canary.pace import Pace
-from nxpipe.pipeline.canary.plan import Plan
-
-_DISCARDED: Final = 1  # minutes of a step that are not counted, for caches are cold
+from nxpipe.pipeline.canary.metrics import UnansweredRequests, minute_of, queries, start_of
+from nxpipe.pipeline.canary.plan import CanaryPlan, Schedule
 
 
 @dataclass(frozen=True)
-class Course:
+class RolloutState:
     """Where a rollout stands."""
 
     name: str  # of the execution
-    plan: Plan
-    pace: Pace
+    plan: CanaryPlan
+    pace: Schedule
     balancer: str
     canary: str  # target groups, as metrics call them
     stable: str
     alarms: tuple[str, ...]
     evidence: Evidence = field(default_factory=Evidence)
-    alone: Alone = field(default_factory=Alone)
-    opened: tuple[Open, Open] = (Open(), Open())  # requests without an answer, of canary and stable
+    alone: FullTrafficTest = field(default_factory=FullTrafficTest)
+    opened: tuple[UnansweredRequests, UnansweredRequests] = (
+        UnansweredRequests(),
+        UnansweredRequests(),
+    )  # requests without an answer, of canary and stable
     step: int = 0
     begun: int = 0  # the first minute of the step that counts
     due: int | None = None  # the first minute that was not taken in yet
@@ -49,11 +49,11 @@ class Course:
     def minute(self, at: str) -> int:
         return minute_of(at, self.pace.period)
 
-    def begin(self, step: int, at: str) -> "Course":
+    def begin(self, step: int, at: str) -> "RolloutState":
         """Its first minute is the one after this, but for what is discarded. What has not settled yet of the step
         before belongs to that one, and will be counted there.
         """
-        begun = self.minute(at) + 1 + _DISCARDED
+        begun = self.minute(at) + 1 + WARMUP_MINUTES
         due = begun if self.due is None else self.due
         return replace(self, step=step, begun=begun, due=due, looks_here=0, asked=None)
 
@@ -70,7 +70,7 @@ class Course:
         first = min(self.settled(at).stop, self.minute(at) - 1)
         arms = {"canary": self.canary, "stable": self.stable}
         return {
-            "from": beginning_of(first, self.pace.period),
+            "from": start_of(first, self.pace.period),
             "queries": queries(self.balancer, arms, self.plan.latencies, self.pace.period),
         }
 
@@ -78,22 +78,22 @@ class Course:
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
         kept_as = {"plan": self.plan.as_json(), "pace": vars(self.pace), "evidence": self.evidence.as_json()}
         opened = [each.as_json() for each in self.opened]
-        return spelled(fields | kept_as | {"alone": vars(self.alone), "opened": opened})
+        return canonical_json(fields | kept_as | {"alone": vars(self.alone), "opened": opened})
 
     @staticmethod
-    def from_text(text: str) -> "Course":
+    def from_text(text: str) -> "RolloutState":
         fields = json.loads(text)
-        plan, pace = Plan.from_json(fields.pop("plan")), Pace.from_json(fields.pop("pace"))
+        plan, pace = CanaryPlan.from_json(fields.pop("plan")), Schedule.from_json(fields.pop("pace"))
         evidence, alarms = Evidence.from_json(fields.pop("evidence")), tuple(fields.pop("alarms"))
-        alone = Alone(**fields.pop("alone"))
-        canary, stable = map(Open.from_json, fields.pop("opened", ([], [])))  # an older judge kept none
-        return Course(
+        alone = FullTrafficTest(**fields.pop("alone"))
+        canary, stable = map(UnansweredRequests.from_json, fields.pop("opened", ([], [])))  # an older judge kept none
+        return RolloutState(
             plan=plan, pace=pace, evidence=evidence, alone=alone, alarms=alarms, opened=(canary, stable), **fields
         )
 
 
-def kept(name: str, number: int, document: Mapping[str, Any]) -> dict[str, Any]:
+def stored_document(name: str, number: int, document: Mapping[str, Any]) -> dict[str, Any]:
     """Where a document is kept, and as what: as a text, so that its digest is that of what is read again. Number 0 is
     the plan, and those after it are the looks.
     """
-    return {"key": f"{name}/{number:06}.json", "record": {"text": spelled(document)}}
+    return {"key": f"{name}/{number:06}.json", "record": {"text": canonical_json(document)}}

@@ -1,4 +1,15 @@
-"""What can go wrong before there is anything to judge. Bad counts are no error: they are put aside and counted."""
+"""One spelling of a document, so that a digest names what it says."""
+
+import hashlib
+import json
+
+
+def canonical_json(document: object) -> str:
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def digest_of(document: object) -> str:
+    return hashlib.sha256(canonical_json(document).encode()).hexdigest()
 
 
 class CanaryError(Exception):
