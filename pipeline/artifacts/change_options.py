@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from nxpipe.pipeline.artifacts.colours import fleet_of
+from nxpipe.pipeline.artifacts.channels import fleet_of
 from nxpipe.pipeline.artifacts.signing import key_option
 from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, store_option
 from nxpipe.pipeline.util.console import Console

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nxpipe.artifact_store.errors import Refused
-from nxpipe.pipeline.artifacts.colours import COLOURS, channel_of
+from nxpipe.pipeline.artifacts.channels import COLOURS, channel_of
 from nxpipe.pipeline.util.folders import NoHome, expanded, user_state_folder
 from nxpipe.pipeline.util.suggest import did_you_mean
 

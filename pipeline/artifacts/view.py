@@ -14,7 +14,7 @@ from nxpipe.artifact_store.channel.log import channels
 from nxpipe.artifact_store.documents import seconds_since_1970
 from nxpipe.artifact_store.transfer.believed import Trust, unbelieved
 from nxpipe.artifact_store.trust.policy import Policy
-from nxpipe.pipeline.artifacts.known import unknown_channel
+from nxpipe.pipeline.artifacts.channels import unknown_channel
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.config import load_config
 

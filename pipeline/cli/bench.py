@@ -93,7 +93,7 @@ def bench(
 
 def _rival(word: str, store: "Store", config_path: Path, allow_empty: bool) -> "Named":
     """Before the first release there is nothing to hold against; but a misspelt channel would hold nothing for ever."""
-    from nxpipe.pipeline.artifacts.known import declared
+    from nxpipe.pipeline.artifacts.channels import declared
     from nxpipe.pipeline.cli.named import named, nothing_yet
 
     try:

@@ -85,7 +85,7 @@ def release(
 
 def _words(ctx: click.Context, config: "Config", skipped: frozenset[str], said: dict[str, Any]) -> Words:
     from nxpipe.pipeline.artifacts.actor import current_actor
-    from nxpipe.pipeline.artifacts.colours import fleet_of
+    from nxpipe.pipeline.artifacts.channels import fleet_of
     from nxpipe.pipeline.release.serving import must_be_signed
 
     if fleet := fleet_of(said["channel"]):

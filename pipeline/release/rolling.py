@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from nxpipe.pipeline.artifacts.colours import COLOURS
+from nxpipe.pipeline.artifacts.channels import COLOURS
 from nxpipe.pipeline.release.fleets import rolled_out
 from nxpipe.pipeline.release.gate import Outcome, Settled
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store import Published
     from nxpipe.pipeline.config import ServingFleet
     from nxpipe.pipeline.release.state import Release
-    from nxpipe.pipeline.rollout.beginning import Begun
-    from nxpipe.pipeline.rollout.opened import Opened
+    from nxpipe.pipeline.rollout.context import RolloutContext
+    from nxpipe.pipeline.rollout.start import StartedRollout
 
 _MINUTE: Final = 60  # seconds
 
@@ -58,17 +58,16 @@ class Rollout:
         return Outcome("; ".join(sentences), done[-1].code, [each.figures for each in done])
 
 
-def _opened(release: "Release", fleet: "ServingFleet") -> "Opened":
-    from nxpipe.pipeline.rollout.artifacts import Artifacts
-    from nxpipe.pipeline.rollout.machine import Machine
-    from nxpipe.pipeline.rollout.opened import Opened
+def _opened(release: "Release", fleet: "ServingFleet") -> "RolloutContext":
+    from nxpipe.pipeline.rollout.aws import StateMachine
+    from nxpipe.pipeline.rollout.context import FleetArtifacts, RolloutContext
 
     words, config = release.words, release.config
-    artifacts = Artifacts(release.store, config, release.folder, fleet, words.actor, words.key)
-    return Opened(config, fleet, Machine(config, fleet), artifacts)
+    artifacts = FleetArtifacts(release.store, config, release.folder, fleet, words.actor, words.key)
+    return RolloutContext(config, fleet, StateMachine(config, fleet), artifacts)
 
 
-def _keep_what_others_run(opened: "list[Opened]") -> None:
+def _keep_what_others_run(opened: "list[RolloutContext]") -> None:
     """The first rollout that promotes moves the channel. Fleets that come after it, and have only followed that, must
     not follow it now: their instances would fetch what no rollout has brought there."""
     for one in opened[1:]:
@@ -76,23 +75,22 @@ def _keep_what_others_run(opened: "list[Opened]") -> None:
             one.artifacts.keep(colour, f"another fleet of channel {one.fleet.channel} is rolled out first")
 
 
-def _roll(release: "Release", one: "Opened", artifact: "Published") -> _Rolled:
-    from nxpipe.pipeline.rollout.beginning import begin_wanted
-    from nxpipe.pipeline.rollout.start import ServedAlready, Wanted
+def _roll(release: "Release", one: "RolloutContext", artifact: "Published") -> _Rolled:
+    from nxpipe.pipeline.rollout.start import AlreadyServed, StartRequest, start_rollout
 
-    wanted = Wanted(artifact, None, again=False, minute=_MINUTE, reason=release.words.reason)
-    begun = begin_wanted(release.console, one, wanted)
-    if isinstance(begun, ServedAlready):
+    wanted = StartRequest(artifact, None, again=False, minute=_MINUTE, reason=release.words.reason)
+    begun = start_rollout(release.console, one, wanted)
+    if isinstance(begun, AlreadyServed):
         fleet, candidate = one.fleet.name, begun.candidate
         figures = {"fleet": fleet, "phase": "none", "artifact": vars(candidate)}
         return _Rolled(f"fleet {fleet} runs {candidate.name} already, on {begun.colour}", 0, figures)
     return _followed(release, one, begun)
 
 
-def _followed(release: "Release", one: "Opened", begun: "Begun") -> _Rolled:
-    from nxpipe.pipeline.rollout.ending import exit_code, settle
+def _followed(release: "Release", one: "RolloutContext", begun: "StartedRollout") -> _Rolled:
+    from nxpipe.pipeline.rollout.finish import exit_code, move_fleet_channel
     from nxpipe.pipeline.rollout.follow import follow
-    from nxpipe.pipeline.rollout.view import line
+    from nxpipe.pipeline.rollout.render import status_line
 
     watcher, fleet = one.watcher, one.fleet.name
     if not release.words.wait and not begun.is_over:
@@ -100,8 +98,8 @@ def _followed(release: "Release", one: "Opened", begun: "Begun") -> _Rolled:
         sentence = f"fleet {fleet}: begun; watch it with: nxpipe rollout status {fleet} --wait"
         return _Rolled(sentence, 0, status.as_json(), goes_on=True)
     status = follow(release.console, fleet, lambda: watcher.status(begun.arn))
-    settle(one, status)
-    return _Rolled(f"fleet {fleet}: {line(status)}", exit_code(status), status.as_json())
+    move_fleet_channel(one, status)
+    return _Rolled(f"fleet {fleet}: {status_line(status)}", exit_code(status), status.as_json())
 
 
 def _steps(release: "Release") -> str:

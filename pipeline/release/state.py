@@ -10,7 +10,7 @@ import click
 from nxpipe.artifact_store.channel.generation import Generation, Served
 from nxpipe.artifact_store.errors import NotFound, Refused
 from nxpipe.artifact_store.transfer.believed import Trust
-from nxpipe.pipeline.artifacts.known import unknown_channel
+from nxpipe.pipeline.artifacts.channels import unknown_channel
 from nxpipe.pipeline.artifacts.promotion import model_id
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.build.matrix import of_file

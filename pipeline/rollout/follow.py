@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from nxpipe.pipeline.rollout.render import status_line, status_page
 from nxpipe.pipeline.rollout.status import Status
-from nxpipe.pipeline.rollout.view import line, picture
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import AwsError
 from nxpipe.pipeline.util.escape import unstyled
@@ -56,11 +56,11 @@ class _Shown:
 
     def show(self, status: Status) -> None:
         if self._live:
-            text = picture(status)
+            text = status_page(status)
             self._erase()
             self._console.say(*text.split("\n"))
             self._rows = _rows(text)
-        elif (said := line(status)) != self._last:
+        elif (said := status_line(status)) != self._last:
             self._console.say(said)
             self._last = said
 

@@ -1,26 +1,172 @@
-"""What a plan can find out on a given service, step by step, and what it cannot."""
+"""Latencies as a simulation draws them: lognormal, and slower in one of two ways."""
 
+import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Final
 
 from nxpipe.pipeline.canary.constants import METRIC_STAKES, OBJECTIVE_STAKES
-from nxpipe.pipeline.canary.counts import METRICS
+from nxpipe.pipeline.canary.counts import LATENCIES, METRICS
 from nxpipe.pipeline.canary.evalues import bets_above, bets_below, stakes_by_step
+from nxpipe.pipeline.canary.likelihood import log_likelihoods
 from nxpipe.pipeline.canary.plan import CanaryPlan
-from nxpipe.pipeline.rollout.drift import (
-    Growth,
-    Rate,
-    best_chance,
-    minutes_until,
-    of_objective,
-    of_pairs,
-    of_ratio,
-    together,
+
+SPREAD: Final = 0.5  # sigma of the logarithm
+_NORMAL: Final = NormalDist()
+P95, _P99 = _NORMAL.inv_cdf(0.95) * SPREAD, _NORMAL.inv_cdf(0.99) * SPREAD
+# The logarithms of LATENCIES, over the median.
+LOG_THRESHOLDS: Final = (
+    *(_NORMAL.inv_cdf(quantile) * SPREAD for quantile in (0.5, 0.75, 0.9, 0.95, 0.99)),
+    _P99 + math.log(1.25),
+    _P99 + math.log(1.6),
 )
-from nxpipe.pipeline.rollout.latency import AS_BEFORE, Slowness
+assert len(LOG_THRESHOLDS) == len(LATENCIES)
+
+
+@dataclass(frozen=True)
+class Slowness:
+    """`scale` multiplies every latency. `tail` stretches those above p95 alone, so that p99 rises by this factor."""
+
+    scale: float = 1.0
+    tail: float = 1.0
+
+    @property
+    def stretch(self) -> float:
+        """Of what lies above p95, in logarithms."""
+        return 1 + math.log(self.tail) / (_P99 - P95)
+
+    def before(self, log_latency: float) -> float:
+        """The latency that has become this one, both as logarithms over the median of the stable version."""
+        log_latency -= math.log(self.scale)
+        return log_latency if log_latency <= P95 else P95 + (log_latency - P95) / self.stretch
+
+    def between(self) -> tuple[float, ...]:
+        """How probable it is to be below the first frozen latency, between each and the next, above the last."""
+        below = [0.0, *(_NORMAL.cdf(self.before(log) / SPREAD) for log in LOG_THRESHOLDS), 1.0]
+        return tuple(high - low for low, high in itertools.pairwise(below))
+
+    def slower(self) -> tuple[float, ...]:
+        """How probable each frozen latency is to be exceeded."""
+        return tuple(1 - _NORMAL.cdf(self.before(log) / SPREAD) for log in LOG_THRESHOLDS)
+
+
+UNCHANGED_LATENCY: Final = Slowness()
+
+
+_ENOUGH: Final = 400  # bad requests in the window in which a drift is read from the exact likelihood
+_LONGEST: Final = 60 * 24 * 365  # minutes
+
+
+@dataclass(frozen=True)
+class Rate:
+    """One version's minute: requests, and the chance that one of them is bad."""
+
+    requests: float
+    bad: float
+
+    @property
+    def mean(self) -> float:
+        return self.requests * self.bad
+
+    @property
+    def variance(self) -> float:
+        return self.mean * (1 - self.bad)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Of one bet, in nats a minute. `needed` is what it must grow by; `jump` what one bad request may add at once."""
+
+    needed: float
+    drift: float
+    variance: float
+    jump: float = 0.0
+
+    def chance(self, minutes: float) -> float:
+        """That the bet has been won by then; the last jump carries it half its length too far."""
+        needed = self.needed + self.jump / 2
+        if self.variance <= 0:
+            return float(self.drift * minutes >= needed)
+        spread = math.sqrt(self.variance * minutes)
+        reflected = 2 * self.drift * needed / self.variance + _log_cdf((-self.drift * minutes - needed) / spread)
+        return min(1.0, _cdf((self.drift * minutes - needed) / spread) + math.exp(min(0.0, reflected)))
+
+
+def _cdf(z: float) -> float:
+    return math.erfc(-z / math.sqrt(2)) / 2
+
+
+def _log_cdf(z: float) -> float:
+    """Of the normal distribution; far out, where a float knows none, by the first term of Mills' series."""
+    return math.log(_cdf(z)) if z > -30 else -z * z / 2 - math.log(-z * math.sqrt(2 * math.pi))
+
+
+def pooled_growth(bets: Sequence[Growth]) -> list[Growth]:
+    """Bets whose winnings are added up: when the first of them is won, the others have grown as well."""
+    rising = [bet for bet in bets if 0 < bet.drift < math.inf]
+    if not rising:
+        return list(bets)
+    soonest = min(bet.needed / bet.drift for bet in rising)
+    grown = [bet.drift * soonest - bet.needed for bet in bets]
+    help_ = math.log(math.fsum(math.exp(each - max(grown)) for each in grown))
+    return [replace(bet, needed=bet.needed - help_) for bet in bets]
+
+
+def best_chance(bets: Sequence[Growth], minutes: float) -> float:
+    return max((bet.chance(minutes) for bet in bets), default=0.0)
+
+
+def minutes_until(bets: Sequence[Growth], chance: float = 0.5) -> float | None:
+    """When one of these bets has been won with this chance; None when it takes more than a year."""
+    low, high = 1.0, 1.0  # nobody looks before a minute is over
+    while best_chance(bets, high) < chance:
+        low, high = high, high * 2
+        if high > _LONGEST:
+            return None
+    while high - low > 0.01 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if best_chance(bets, middle) >= chance else (middle, high)
+    return high
+
+
+def ratio_growth(canary: Rate, stable: Rate, bet: float, null: float, needed: float) -> Growth:
+    """Of the bet that the odds ratio is `bet`, against the one that it is `null`."""
+    window = _ENOUGH / max(canary.mean + stable.mean, 1e-9)
+    n, m = round(canary.requests * window), round(stable.requests * window)
+    bad, others = round(canary.mean * window), round(stable.mean * window)
+    thetas = [math.log(bet), math.log(null)]
+
+    def grown(bad: int, others: int) -> float:
+        at_bet, at_null = log_likelihoods((n, bad), (m, others), thetas)
+        return at_bet - at_null
+
+    now = grown(bad, others)
+    of_canary, of_stable = grown(bad + 1, others) - now, grown(bad, others + 1) - now
+    variance = of_canary**2 * canary.variance + of_stable**2 * stable.variance
+    return Growth(needed, now / window, variance, max(of_canary, of_stable, 0.0))
+
+
+def paired_growth(canary: float, stable: float, bet: float, null: float, needed: float) -> Growth:
+    """The same of paired requests; the rates are those of pairs in which one version alone is bad, a minute."""
+    both = math.log((1 + bet) / (1 + null))
+    of_canary = math.log(bet / null) - both
+    drift = of_canary * canary - both * stable
+    return Growth(needed, drift, of_canary**2 * canary + both**2 * stable, max(of_canary, 0.0))
+
+
+def objective_growth(canary: Rate, objective: float, share: float, needed: float) -> Growth:
+    """Of the bet that the canary's error rate is this share of the objective."""
+    of_good = math.log((1 - share * objective) / (1 - objective))
+    if share == 0:
+        # One error ends it: it is won by those alone that have none for long enough.
+        return Growth(needed, of_good * canary.requests if canary.bad == 0 else -math.inf, 0.0)
+    of_bad = math.log(share)
+    drift = of_bad * canary.mean + of_good * (canary.requests - canary.mean)
+    return Growth(needed, drift, (of_bad - of_good) ** 2 * canary.variance)
+
 
 POWER: Final = 0.8  # what is found less often within a step counts as undetectable there
 _WORST: Final = 0.5  # of all requests; what is worse is simply broken
@@ -38,19 +184,19 @@ class Service:
 
 
 @dataclass(frozen=True)
-class Fault:
+class Defect:
     """What may be wrong with a new version."""
 
     name: str
     error: float
-    slowness: Slowness = AS_BEFORE
+    slowness: Slowness = UNCHANGED_LATENCY
 
 
 @dataclass(frozen=True)
 class Prospect:
     """Of a fault that begins with the step: how often it is found within `bake_max`, and when."""
 
-    fault: Fault
+    fault: Defect
     chance: float
     median_minutes: float | None
     bad_requests: float | None  # beyond the usual ones, until it is found
@@ -74,13 +220,13 @@ class StepProspect:
     detectable_error: float | None  # the smallest error rate that is found with POWER
 
 
-def faults_of(service: Service) -> tuple[Fault, ...]:
+def defects_of(service: Service) -> tuple[Defect, ...]:
     base = service.base_error
     return (
-        *(Fault(f"errors x {times}", min(_WORST, base * times)) for times in (2, 4, 10)),
-        Fault("broken", _WORST),
-        Fault("p99 + 20 %", base, Slowness(scale=1.2)),
-        Fault("p99 + 50 %, tail", base, Slowness(tail=1.5)),
+        *(Defect(f"errors x {times}", min(_WORST, base * times)) for times in (2, 4, 10)),
+        Defect("broken", _WORST),
+        Defect("p99 + 20 %", base, Slowness(scale=1.2)),
+        Defect("p99 + 50 %, tail", base, Slowness(tail=1.5)),
     )
 
 
@@ -88,16 +234,16 @@ def prospects(plan: CanaryPlan, service: Service) -> list[StepProspect]:
     return [_of_step(plan, service, number) for number in range(len(plan.steps))]
 
 
-def alternative(plan: CanaryPlan, service: Service, fault: Fault) -> Alternative:
+def alternative(plan: CanaryPlan, service: Service, fault: Defect) -> Alternative:
     """To the first step, for a fault that it does not find."""
     share = next((each for each in _SHARES if _chance(plan, service, fault, each) >= POWER), None)
     bake = minutes_until(against(plan, service, fault, 0, plan.steps[0].weight), POWER)
-    errors = replace(fault, slowness=AS_BEFORE)
+    errors = replace(fault, slowness=UNCHANGED_LATENCY)
     shadow = next((each for each in (10.0, 25.0, 50.0, 100.0) if _seen_in_shadow(plan, service, errors, each)), None)
     return Alternative(shadow, share, bake)
 
 
-def against(plan: CanaryPlan, service: Service, fault: Fault, number: int, share: int) -> list[Growth]:
+def against(plan: CanaryPlan, service: Service, fault: Defect, number: int, share: int) -> list[Growth]:
     """Every bet that a fault from this step on may win."""
     bets = []
     needed = math.log(1 / plan.alpha) - math.log(stakes_by_step(len(plan.steps))[number])
@@ -107,18 +253,18 @@ def against(plan: CanaryPlan, service: Service, fault: Fault, number: int, share
             continue
         for at, bet in bets_above(plan.ratios, plan.margin):
             asked = needed - math.log(METRIC_STAKES[metric]) - bet
-            bets.append(of_ratio(canary, stable, plan.ratios[at], plan.margin, asked))
-    return together(bets)
+            bets.append(ratio_growth(canary, stable, plan.ratios[at], plan.margin, asked))
+    return pooled_growth(bets)
 
 
-def _bad_chances(service: Service, fault: Fault) -> Sequence[tuple[float, float]]:
-    latencies = zip(fault.slowness.slower(), AS_BEFORE.slower(), strict=True)
+def _bad_chances(service: Service, fault: Defect) -> Sequence[tuple[float, float]]:
+    latencies = zip(fault.slowness.slower(), UNCHANGED_LATENCY.slower(), strict=True)
     chances = [(fault.error, service.base_error), *latencies]
     assert len(chances) == len(METRICS)
     return chances
 
 
-def _chance(plan: CanaryPlan, service: Service, fault: Fault, share: int) -> float:
+def _chance(plan: CanaryPlan, service: Service, fault: Defect, share: int) -> float:
     return best_chance(against(plan, service, fault, 0, share), plan.bake_max)
 
 
@@ -128,13 +274,13 @@ def in_favour(plan: CanaryPlan, service: Service, number: int) -> list[Growth]:
     canary, stable = service.arms(step.weight, service.base_error, service.base_error)
     needed = math.log(1 / plan.beta) + math.log(2)
     by_ratio = [
-        of_ratio(canary, stable, plan.ratios[at], step.tolerates, needed - bet)
+        ratio_growth(canary, stable, plan.ratios[at], step.tolerates, needed - bet)
         for at, bet in bets_below(plan.ratios, step.tolerates)
     ]
     by_objective = [
-        of_objective(canary, plan.objective, share, needed - math.log(bet)) for share, bet in OBJECTIVE_STAKES
+        objective_growth(canary, plan.objective, share, needed - math.log(bet)) for share, bet in OBJECTIVE_STAKES
     ]
-    return together(by_ratio + by_objective)
+    return pooled_growth(by_ratio + by_objective)
 
 
 def _of_step(plan: CanaryPlan, service: Service, number: int) -> StepProspect:
@@ -144,12 +290,12 @@ def _of_step(plan: CanaryPlan, service: Service, number: int) -> StepProspect:
         share,
         advances and max(advances, plan.bake_min),
         1 - best_chance(healthy, plan.bake_max),
-        tuple(_prospect(plan, service, fault, number) for fault in faults_of(service)),
+        tuple(_prospect(plan, service, fault, number) for fault in defects_of(service)),
         _detectable(plan, service, number),
     )
 
 
-def _prospect(plan: CanaryPlan, service: Service, fault: Fault, number: int) -> Prospect:
+def _prospect(plan: CanaryPlan, service: Service, fault: Defect, number: int) -> Prospect:
     share = plan.steps[number].weight
     bets = against(plan, service, fault, number, share)
     if not bets:
@@ -163,7 +309,7 @@ def _detectable(plan: CanaryPlan, service: Service, number: int) -> float | None
     """In tenths of the usual rate. The worse a version, the likelier it is found, so few rates are asked about."""
 
     def is_found(rate: float) -> bool:
-        bets = against(plan, service, Fault("", rate), number, plan.steps[number].weight)
+        bets = against(plan, service, Defect("", rate), number, plan.steps[number].weight)
         return best_chance(bets, plan.bake_max) >= POWER
 
     rates = [rate for tenths in range(11, 1001) if (rate := service.base_error * tenths / 10) <= _WORST]
@@ -171,14 +317,14 @@ def _detectable(plan: CanaryPlan, service: Service, number: int) -> float | None
     return rates[at] if at < len(rates) else None
 
 
-def _seen_in_shadow(plan: CanaryPlan, service: Service, fault: Fault, percent: float) -> bool:
+def _seen_in_shadow(plan: CanaryPlan, service: Service, fault: Defect, percent: float) -> bool:
     pairs, new, old = 60 * service.rps * percent / 100, fault.error, service.base_error
     needed = math.log(1 / plan.alpha) - math.log(stakes_by_step(len(plan.steps))[0] * METRIC_STAKES[0])
     bets = [
-        of_pairs(pairs * new * (1 - old), pairs * old * (1 - new), plan.ratios[at], plan.margin, needed - bet)
+        paired_growth(pairs * new * (1 - old), pairs * old * (1 - new), plan.ratios[at], plan.margin, needed - bet)
         for at, bet in bets_above(plan.ratios, plan.margin)
     ]
-    return best_chance(together(bets), plan.bake_max) >= POWER
+    return best_chance(pooled_growth(bets), plan.bake_max) >= POWER
 
 
 def advice(plan: CanaryPlan, service: Service, found: Sequence[StepProspect]) -> tuple[str, ...]:

@@ -1,28 +1,137 @@
-"""Whole rollouts by the very judge that a Lambda runs, on drawn traffic."""
+"""The traffic that a simulation draws, minute by minute: what CloudWatch would count, with the realised numbers."""
 
+import itertools
+import math
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from nxpipe.pipeline.canary.counts import METRICS
+from nxpipe.pipeline.canary.counts import METRICS, Arm, Batch
 from nxpipe.pipeline.canary.evidence import Evidence
 from nxpipe.pipeline.canary.judge import Decision, Moment, judge
-from nxpipe.pipeline.canary.likelihood import fitted_tau
+from nxpipe.pipeline.canary.likelihood import Tallies, fitted_tau
 from nxpipe.pipeline.canary.plan import CanaryPlan
-from nxpipe.pipeline.rollout.limits import upper_limit
-from nxpipe.pipeline.rollout.world import Traffic, World
+from nxpipe.pipeline.rollout.planner import UNCHANGED_LATENCY, Slowness
+
+Scenario: TypeAlias = Literal["steady", "incident", "bursty", "late"]
+
+_BLOCK: Final = 8  # minutes drawn at once
+INCIDENT: Final = Slowness(scale=1.5)
+INCIDENT_ERRORS: Final = 10.0  # times as many
+INCIDENT_MINUTES: Final = 10
+INCIDENT_BEGINS: Final = 30  # at the latest
+_LATE: Final = 50  # percent: the share under whose load a late canary fails
+
+
+@dataclass(frozen=True)
+class TrafficModel:
+    """What is true, and what the judge has to find out."""
+
+    scenario: Scenario
+    rps: float
+    base_error: float
+    canary_error: float
+    slowness: Slowness = UNCHANGED_LATENCY  # of the canary
+    burst: float = 0.5  # coefficient of variation of a version's error rate from minute to minute, when bursty
+
+    @property
+    def healthy(self) -> bool:
+        return self.canary_error == self.base_error and self.slowness == UNCHANGED_LATENCY
+
+
+class SimulatedTraffic:
+    """One rollout's minutes. Its draws depend on the generator alone, so a seed is a rollout."""
+
+    def __init__(self, world: TrafficModel, random: np.random.Generator) -> None:
+        self._world = world
+        self._random = random
+        self._incident = range(0)
+        if world.scenario == "incident":
+            begins = int(random.integers(INCIDENT_BEGINS))
+            self._incident = range(begins, begins + INCIDENT_MINUTES)
+
+    def minutes(self, first: int, share: int) -> Iterator[Batch]:
+        """With this percentage of traffic at the canary, from this minute on and without end."""
+        fails = self._world.scenario != "late" or share >= _LATE
+        for begin in itertools.count(first, _BLOCK):
+            minutes = range(begin, begin + _BLOCK)
+            requests = self._random.poisson(60 * self._world.rps, _BLOCK)
+            at_canary = self._random.binomial(requests, share / 100)
+            canary = self._arms(minutes, at_canary, fails)
+            stable = self._arms(minutes, requests - at_canary, False)
+            yield from map(Batch, minutes, canary, stable)
+
+    def history(self, minutes: int, share: int) -> list[Tallies]:
+        """The errors of minutes in which nothing differed: of a share of all hosts, beside the rest."""
+        nothing_new = SimulatedTraffic(_as_before(self._world), self._random)
+        batches = itertools.islice(nothing_new.minutes(INCIDENT_BEGINS + INCIDENT_MINUTES, share), minutes)
+        return [
+            ((int(each.canary.requests), int(each.canary.errors)), (int(each.stable.requests), int(each.stable.errors)))
+            for each in batches
+        ]
+
+    def _arms(self, minutes: range, requests: "np.ndarray[Any, Any]", new: bool) -> list[Arm]:
+        world = self._world
+        trouble = np.isin(minutes, self._incident)
+        rate = np.full(len(minutes), world.canary_error if new else world.base_error)
+        rate = np.where(trouble, rate * INCIDENT_ERRORS, rate) * self._bursts(len(minutes))
+        errors = self._random.binomial(requests, np.minimum(rate, 1))
+        slowness = world.slowness if new else UNCHANGED_LATENCY
+        worse = Slowness(slowness.scale * INCIDENT.scale, slowness.tail)
+        between = np.where(trouble[:, None], worse.between(), slowness.between())
+        drawn = self._random.multinomial(requests, between)
+        slower = np.cumsum(drawn[:, :0:-1], axis=1)[:, ::-1]
+        columns = zip(requests.tolist(), errors.tolist(), slower.tolist(), strict=True)
+        return [Arm(n, bad, n, tuple(slow)) for n, bad, slow in columns]
+
+    def _bursts(self, minutes: int) -> "np.ndarray[Any, Any] | float":
+        """By what an arm's rate is multiplied in each minute: on average by 1."""
+        if self._world.scenario != "bursty":
+            return 1.0
+        shape = self._world.burst**-2
+        return self._random.gamma(shape, 1 / shape, minutes)
+
+
+def _as_before(world: TrafficModel) -> TrafficModel:
+    return TrafficModel(world.scenario, world.rps, world.base_error, world.base_error, burst=world.burst)
+
+
+def upper_limit(events: int, trials: int, doubt: float = 0.05) -> float:
+    """The rate above which so few events would have a chance below `doubt` (Clopper and Pearson, one-sided)."""
+    if events >= trials:
+        return 1.0
+    low, high = events / trials, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _at_most(events, trials, middle) > doubt else (low, middle)
+    return high
+
+
+def _at_most(events: int, trials: int, rate: float) -> float:
+    if rate in (0.0, 1.0):
+        return 1.0 - rate
+    logs = (
+        math.lgamma(trials + 1)
+        - math.lgamma(count + 1)
+        - math.lgamma(trials - count + 1)
+        + count * math.log(rate)
+        + (trials - count) * math.log1p(-rate)
+        for count in range(events + 1)
+    )
+    return math.fsum(map(math.exp, logs))
+
 
 _TOGETHER: Final = 50  # rollouts that one process runs at once; bursty ones share a history
 _HISTORY: Final = 1440  # minutes of it
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulatedRollout:
     """How one rollout ended."""
 
     decision: Decision
@@ -36,19 +145,19 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Summary:
-    world: World
-    outcomes: tuple[Outcome, ...]
+class SimulationSummary:
+    world: TrafficModel
+    outcomes: tuple[SimulatedRollout, ...]
 
-    def ended(self, decision: Decision) -> list[Outcome]:
+    def ended(self, decision: Decision) -> list[SimulatedRollout]:
         return [each for each in self.outcomes if each.decision is decision]
 
     @property
-    def rolled_back(self) -> list[Outcome]:
+    def rolled_back(self) -> list[SimulatedRollout]:
         return self.ended(Decision.ROLL_BACK)
 
     @property
-    def promoted(self) -> list[Outcome]:
+    def promoted(self) -> list[SimulatedRollout]:
         return self.ended(Decision.ADVANCE)
 
     def as_json(self) -> dict[str, Any]:
@@ -75,31 +184,33 @@ class Summary:
         }
 
 
-def median_minutes(outcomes: Sequence[Outcome]) -> float | None:
+def median_minutes(outcomes: Sequence[SimulatedRollout]) -> float | None:
     return statistics.median(each.minutes for each in outcomes) if outcomes else None
 
 
-def simulate(plan: CanaryPlan, world: World, rollouts: int, seed: int, processes: int | None = None) -> Summary:
+def simulate(
+    plan: CanaryPlan, world: TrafficModel, rollouts: int, seed: int, processes: int | None = None
+) -> SimulationSummary:
     """The same seed gives the same rollouts, whatever the number of processes."""
     seeds = np.random.SeedSequence(seed).spawn(-(-rollouts // _TOGETHER))
     sizes = [min(_TOGETHER, rollouts - begin) for begin in range(0, rollouts, _TOGETHER)]
     plans, worlds = [plan] * len(sizes), [world] * len(sizes)
     if len(sizes) == 1:
-        return Summary(world, tuple(_some(plan, world, seeds[0], sizes[0])))
+        return SimulationSummary(world, tuple(_some(plan, world, seeds[0], sizes[0])))
     with ProcessPoolExecutor(processes or os.cpu_count()) as pool:
         chunks = pool.map(_some, plans, worlds, seeds, sizes)
-        return Summary(world, tuple(outcome for chunk in chunks for outcome in chunk))
+        return SimulationSummary(world, tuple(outcome for chunk in chunks for outcome in chunk))
 
 
-def _some(plan: CanaryPlan, world: World, seed: np.random.SeedSequence, count: int) -> list[Outcome]:
+def _some(plan: CanaryPlan, world: TrafficModel, seed: np.random.SeedSequence, count: int) -> list[SimulatedRollout]:
     own, *each = seed.spawn(1 + count)
     if world.scenario == "bursty":
-        history = Traffic(world, np.random.default_rng(own)).history(_HISTORY, plan.steps[0].weight)
+        history = SimulatedTraffic(world, np.random.default_rng(own)).history(_HISTORY, plan.steps[0].weight)
         plan = replace(plan, bursts=(fitted_tau(history), *[0.0] * (len(METRICS) - 1)))
-    return [roll_out(plan, Traffic(world, np.random.default_rng(one))) for one in each]
+    return [roll_out(plan, SimulatedTraffic(world, np.random.default_rng(one))) for one in each]
 
 
-def roll_out(plan: CanaryPlan, traffic: Traffic) -> Outcome:
+def roll_out(plan: CanaryPlan, traffic: SimulatedTraffic) -> SimulatedRollout:
     evidence, minute, decision = Evidence(), 0, Decision.CONTINUE
     for number, step in enumerate(plan.steps):
         begun = minute
@@ -111,4 +222,4 @@ def roll_out(plan: CanaryPlan, traffic: Traffic) -> Outcome:
                 break
         if decision is not Decision.ADVANCE:
             break
-    return Outcome(decision, number, minute, plan.bursts[0])
+    return SimulatedRollout(decision, number, minute, plan.bursts[0])

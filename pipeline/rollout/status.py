@@ -1,20 +1,154 @@
-"""Where a rollout stands: what AWS and the evidence say at one moment."""
+"""How a rollout ended."""
 
+import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
 from nxpipe.artifact_store import Store
-from nxpipe.pipeline.canary.counts import METRICS
+from nxpipe.pipeline.canary.counts import METRICS, Batch
 from nxpipe.pipeline.canary.evalues import interval
 from nxpipe.pipeline.canary.evidence import Evidence
-from nxpipe.pipeline.canary.judge import Decision, Verdict
+from nxpipe.pipeline.canary.judge import Decision, Moment, Verdict, add_minutes
 from nxpipe.pipeline.canary.plan import CanaryPlan
-from nxpipe.pipeline.rollout.looks import Look, Looks
-from nxpipe.pipeline.rollout.machine import Execution, Machine
-from nxpipe.pipeline.rollout.outcome import End, Outcome, outcome_of
+from nxpipe.pipeline.rollout.aws import SUCCEEDED, RolloutExecution, StateMachine
+
+_BEFORE_IT_BEGAN: Final = ("Refused", "Busy")  # states in which the machine fails without having moved anything
+
+
+class RolloutEnd(StrEnum):
+    PROMOTED = "promoted"
+    ROLLED_BACK = "rolled_back"  # for whatever reason: all traffic is with the old version
+    CAPACITY_BLOCKED = "capacity_blocked"
+    REFUSED = "refused"  # it did not begin
+    UNFINISHED = "unfinished"  # it died, and the watchdog is not done yet
+
+
+@dataclass(frozen=True)
+class RolloutOutcome:
+    end: RolloutEnd
+    reason: str
+
+
+def outcome_of(machine: StateMachine, execution: RolloutExecution) -> RolloutOutcome | None:
+    """Of the newest rollout, or of one that came to its own end; None while it is under way."""
+    if execution.running:
+        return None
+    if execution.status == SUCCEEDED:
+        said = execution.output
+        ends = {
+            RolloutEnd.PROMOTED.value: RolloutEnd.PROMOTED,
+            RolloutEnd.CAPACITY_BLOCKED.value: RolloutEnd.CAPACITY_BLOCKED,
+        }
+        return RolloutOutcome(ends.get(said["outcome"], RolloutEnd.ROLLED_BACK), _plain(said["reason"]))
+    error, cause = execution.fault
+    why = _plain(cause) or error or f"its execution was {execution.status.lower().replace('_', ' ')}"
+    if execution.asked is None or machine.failed_in(execution.arn) in _BEFORE_IT_BEGAN:
+        return RolloutOutcome(RolloutEnd.REFUSED, why)
+    item = machine.record.read()
+    if item.owner == execution.arn:
+        return RolloutOutcome(RolloutEnd.UNFINISHED, why)
+    return RolloutOutcome(RolloutEnd.PROMOTED if item.stable == execution.asked.new else RolloutEnd.ROLLED_BACK, why)
+
+
+def _plain(cause: str) -> str:
+    """A function's error comes as a document."""
+    try:
+        told = json.loads(cause)
+    except ValueError:
+        return cause
+    return str(told["errorMessage"]) if isinstance(told, dict) and "errorMessage" in told else cause
+
+
+@dataclass(frozen=True)
+class EvaluationRecord:
+    """`record` is the document, `text` its spelling, over which the next one holds the digest."""
+
+    record: Mapping[str, Any]
+    text: str
+
+    @staticmethod
+    def of(stored: bytes) -> "EvaluationRecord":
+        text = json.loads(stored)["text"]
+        return EvaluationRecord(json.loads(text), text)
+
+    @property
+    def number(self) -> int:
+        return int(self.record["number"])
+
+    @property
+    def at(self) -> str:
+        return str(self.record["at"])
+
+    @property
+    def step(self) -> int | None:
+        """From 0; None once all steps are over."""
+        return int(self.record["moment"]["step"]) if self.verdict else None
+
+    @property
+    def word(self) -> str:
+        return str(self.record["word"])
+
+    @property
+    def reason(self) -> str:
+        """The first line says it, others give the numbers."""
+        return str(self.record["reason"])
+
+    @property
+    def verdict(self) -> Verdict | None:
+        said = self.record["verdict"]
+        return Verdict.from_json(said) if said else None
+
+    @property
+    def batches(self) -> list[Batch]:
+        return [Batch.from_json(each) for each in self.record.get("batches", ())]
+
+    def added_to(self, evidence: Evidence, plan: CanaryPlan) -> Evidence:
+        """What is known after it: the judge's own bookkeeping."""
+        if self.verdict is None:
+            return evidence
+        return add_minutes(plan, evidence, self.batches, Moment(**self.record["moment"]))[0]
+
+
+@dataclass
+class EvaluationLog:
+    """Those of one rollout; each is read once."""
+
+    store: Store
+    folder: str
+    known: list[EvaluationRecord] = field(default_factory=list)
+
+    @classmethod
+    def at(cls, store: Store, fleet: str, rollout: str) -> "EvaluationLog":
+        return cls(store, f"rollouts/{fleet}/{rollout}/")
+
+    def plan_text(self) -> str | None:
+        """Number 0; None where the rollout has not opened."""
+        stored = self._bytes(self._path(0))
+        return str(json.loads(stored)["text"]) if stored else None
+
+    def refresh(self) -> list[EvaluationRecord]:
+        """All of them. They are numbered without gaps."""
+        if not self.known:
+            there = self.store.backend.paths(self.folder)
+            wanted = [self._path(number) for number in range(1, 1 + len(there)) if self._path(number) in there]
+            self.known += _read(self.store.backend.each(self._bytes, wanted))
+        while found := self._bytes(self._path(len(self.known) + 1)):
+            self.known.append(EvaluationRecord.of(found))
+        return self.known
+
+    def _path(self, number: int) -> str:
+        return f"{self.folder}{number:06}.json"
+
+    def _bytes(self, path: str) -> bytes:
+        return b"".join(self.store.backend.read(path) or ())
+
+
+def _read(found: Iterable[bytes]) -> list[EvaluationRecord]:
+    return [EvaluationRecord.of(each) for each in found]
+
 
 ANSWERS: Final = ("approve", "abort")  # with either, nobody is awaited any more
 
@@ -33,10 +167,10 @@ class Status:
     fleet: str
     phase: Phase
     weights: Mapping[str, int]
-    execution: Execution | None
-    outcome: Outcome | None
+    execution: RolloutExecution | None
+    outcome: RolloutOutcome | None
     signal: str | None  # what a person asks for
-    look: Look | None
+    look: EvaluationRecord | None
     evidence: Evidence
 
     @property
@@ -52,7 +186,7 @@ class Status:
     @property
     def over(self) -> bool:
         """Nothing more is going to happen. What died is brought home first."""
-        return self.phase is Phase.NONE or (self.outcome is not None and self.outcome.end is not End.UNFINISHED)
+        return self.phase is Phase.NONE or (self.outcome is not None and self.outcome.end is not RolloutEnd.UNFINISHED)
 
     @property
     def undecided(self) -> bool:
@@ -122,13 +256,13 @@ def _finite(interval: tuple[float, float] | None) -> list[float | None] | None:
     return interval and [each if math.isfinite(each) else None for each in interval]
 
 
-class Watcher:
+class StatusReader:
     """Looks at a fleet's rollout again and again; what cannot change is asked for once."""
 
-    def __init__(self, machine: Machine, store: Store) -> None:
+    def __init__(self, machine: StateMachine, store: Store) -> None:
         self._machine = machine
         self._store = store
-        self._looks: Looks | None = None
+        self._looks: EvaluationLog | None = None
         self._evidence = (0, Evidence())  # of so many looks
 
     def status(self, execution: str | None = None) -> Status:
@@ -146,9 +280,12 @@ class Watcher:
         phase = _phase(found, weights, look)
         return Status(self._machine.fleet, phase, weights, found, outcome, signal, look, self._evidence[1])
 
-    def _read(self, execution: Execution) -> list[Look]:
+    def _read(self, execution: RolloutExecution) -> list[EvaluationRecord]:
         if self._looks is None or not self._looks.folder.endswith(f"/{execution.name}/"):
-            self._looks, self._evidence = Looks.at(self._store, self._machine.fleet, execution.name), (0, Evidence())
+            self._looks, self._evidence = (
+                EvaluationLog.at(self._store, self._machine.fleet, execution.name),
+                (0, Evidence()),
+            )
         looks, asked = self._looks.refresh(), execution.asked
         count, evidence = self._evidence
         if asked is not None:
@@ -158,7 +295,7 @@ class Watcher:
         return looks
 
 
-def _phase(execution: Execution, weights: Mapping[str, int], look: Look | None) -> Phase:
+def _phase(execution: RolloutExecution, weights: Mapping[str, int], look: EvaluationRecord | None) -> Phase:
     if not execution.running:
         return Phase.ENDED
     if look is None:
@@ -168,7 +305,7 @@ def _phase(execution: Execution, weights: Mapping[str, int], look: Look | None) 
     return Phase.FINAL if step is None or step >= steps else Phase.STEP
 
 
-def _step_after(look: Look | None) -> int | None:
+def _step_after(look: EvaluationRecord | None) -> int | None:
     """The step that the machine is at, or about to begin; None once all are over."""
     if look is None:
         return 0

@@ -220,7 +220,7 @@ ROLLOUT_REFUSED: Final = ExitCode(
     "rollout-refused",
     "The rollout cannot begin as things are, or there is none that could be told anything; no traffic was moved.",
     "The message names what stands in the way: another rollout, an alarm, a stack that is not deployed.",
-    ("nxpipe.pipeline.rollout.errors:RolloutRefused",),
+    ("nxpipe.pipeline.util.errors:RolloutRefused",),
 )
 INTERRUPTED: Final = ExitCode(
     130, "interrupted", "Ctrl-C. Nothing half-written is left behind.", "Run the same command again: it resumes."

@@ -11,9 +11,8 @@ import boto3
 import pytest
 
 from nxpipe.pipeline.canary.plan import CanaryPlan
-from nxpipe.pipeline.rollout.drift import minutes_until
 from nxpipe.pipeline.rollout.follow import follow
-from nxpipe.pipeline.rollout.planner import Service, in_favour
+from nxpipe.pipeline.rollout.planner import Service, in_favour, minutes_until
 from nxpipe.pipeline.rollout.status import Status
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.pipeline.util.console import Console

@@ -27,12 +27,13 @@ from nxpipe.artifact_store.trust.key_files import KeyFile, make_key_file
 from nxpipe.artifact_store.trust.policy import signing_with
 from nxpipe.artifact_store.trust.signatures import Signatures
 from nxpipe.artifact_store.trust.testimony import vouch
+from nxpipe.pipeline.artifacts.channels import ServedModel
 from nxpipe.pipeline.artifacts.neuron_cache.chosen import served
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.artifacts.view import ChannelView
 from nxpipe.pipeline.cli.named import named, pair
 from nxpipe.pipeline.config import Config, load_config
-from nxpipe.pipeline.fleet.agent.artifact import Wish, bring
+from nxpipe.pipeline.fleet.agent.artifact import fetch_artifact
 from nxpipe.pipeline.release.state import Release
 from nxpipe.pipeline.release.words import Words
 from nxpipe.pipeline.util.console import Console
@@ -328,7 +329,7 @@ def _mirror(world: World) -> str:
 
 def _agent(world: World) -> str:
     folder = world.root.parent / f"{world.root.name}-{secrets.token_hex(4)}"
-    made = bring(world.store, Wish((CHANNEL,), MODEL, "inf2"), world.trust(), folder)
+    made = fetch_artifact(world.store, ServedModel((CHANNEL,), MODEL, "inf2"), world.trust(), folder)
     return Blob.of(made.to_bytes()).sha256
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from nxpipe.artifact_store import open_store
 from nxpipe.artifact_store.reports import store_report
-from nxpipe.pipeline.artifacts.colours import fleet_of
+from nxpipe.pipeline.artifacts.channels import fleet_of
 from nxpipe.pipeline.util import crash, exit_codes, folders
 from tests.pipeline.command import NXPIPE, Answer
 from tests.pipeline.in_process import InProcess, nxpipe

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nxpipe.pipeline.canary.constants import EVALUATIONS_PER_EXECUTION
-from nxpipe.pipeline.rollout.machine import Front
+from nxpipe.pipeline.rollout.aws import ListenerRule
 from nxpipe.stacks.rollout.judge import archive
 from nxpipe.stacks.rules import Facts, lint
 from tests.stacks.local import template_of
@@ -143,7 +143,7 @@ def test_a_word_to_end_it_is_not_forgotten_between_two_steps(template: dict[str,
 
 
 def test_the_commands_find_in_the_machines_text_what_it_moves(template: dict[str, Any]) -> None:
-    front = Front.of(json.dumps(machines(template)["rollout"]))
+    front = ListenerRule.of(json.dumps(machines(template)["rollout"]))
     assert set(front.colours) == {"blue", "green", "standby"}
     assert (front.rule, set(front.colours["green"])) == ("REFERENCE", {"group", "targets", "series"})
 
@@ -227,7 +227,7 @@ def test_the_archive_of_the_judge_is_its_source_and_has_the_same_bytes_each_time
     first, second = archive(), archive()
     assert first.read_bytes() == second.read_bytes()
     names = zipfile.ZipFile(first).namelist()
-    assert "pipeline/canary/handler.py" in names
+    assert "nxpipe/pipeline/canary/handler.py" in names
     assert all(name.endswith(".py") for name in names)
 
 

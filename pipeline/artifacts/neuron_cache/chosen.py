@@ -9,7 +9,7 @@ from nxpipe.artifact_store.errors import NotFound
 from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.artifact_store.names import choose
 from nxpipe.emulator.hardware import INSTANCES
-from nxpipe.pipeline.artifacts.known import unknown_channel
+from nxpipe.pipeline.artifacts.channels import unknown_channel
 from nxpipe.pipeline.artifacts.neuron_cache.entry import Entry, kept_by
 from nxpipe.pipeline.artifacts.promotion import model_id
 

@@ -11,8 +11,8 @@ from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, sto
 from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
-    from nxpipe.pipeline.rollout.beginning import Begun
-    from nxpipe.pipeline.rollout.opened import Opened
+    from nxpipe.pipeline.rollout.context import RolloutContext
+    from nxpipe.pipeline.rollout.start import StartedRollout
 
 
 @click.command(cls=Command)
@@ -66,30 +66,29 @@ def start(
       nxpipe rollout start search --channel staging --to green
     """
     from nxpipe.pipeline.artifacts.actor import current_actor
-    from nxpipe.pipeline.rollout.beginning import begin_wanted, served_already
-    from nxpipe.pipeline.rollout.opened import opened
-    from nxpipe.pipeline.rollout.start import ServedAlready, Wanted
+    from nxpipe.pipeline.cli.rollout.options import open_context
+    from nxpipe.pipeline.rollout.start import AlreadyServed, StartRequest, report_already_served, start_rollout
 
     console: Console = ctx.obj
     if (artifact is None) == (channel is None):
         raise click.UsageError("name one ARTIFACT, or a --channel that serves it", ctx)
-    one = opened(console, fleet, store, config_path, actor=actor or current_actor(), key=key)
+    one = open_context(console, fleet, store, config_path, actor=actor or current_actor(), key=key)
     found = one.artifacts.chosen(artifact) if artifact else one.artifacts.served_for_certain(str(channel))
-    begun = begin_wanted(console, one, Wanted(found, to, again, int(minute), reason))
-    if isinstance(begun, ServedAlready):
-        served_already(console, one, begun)
+    begun = start_rollout(console, one, StartRequest(found, to, again, int(minute), reason))
+    if isinstance(begun, AlreadyServed):
+        report_already_served(console, one, begun)
     else:
         ctx.exit(_watched(console, one, begun, wait))
 
 
-def _watched(console: Console, one: "Opened", begun: "Begun", wait: bool) -> int:
+def _watched(console: Console, one: "RolloutContext", begun: "StartedRollout", wait: bool) -> int:
     """To its end, or by whoever looks at it later."""
-    from nxpipe.pipeline.rollout.ending import end
+    from nxpipe.pipeline.rollout.finish import finish
     from nxpipe.pipeline.rollout.follow import follow
 
     watcher, fleet = one.watcher, one.fleet.name
     if wait or begun.is_over:
-        return end(console, one, follow(console, fleet, lambda: watcher.status(begun.arn)))
+        return finish(console, one, follow(console, fleet, lambda: watcher.status(begun.arn)))
     if console.json:
         console.data(watcher.status(begun.arn).as_json())
     else:

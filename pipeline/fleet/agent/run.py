@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
 
-from nxpipe.pipeline.fleet.agent.artifact import Wish, bring
+from nxpipe.pipeline.artifacts.channels import ServedModel
+from nxpipe.pipeline.fleet.agent.artifact import fetch_artifact
 from nxpipe.pipeline.fleet.agent.devices import require_devices, require_programs_for
 from nxpipe.pipeline.fleet.agent.instance import Instance
 from nxpipe.pipeline.util.errors import NotReady
@@ -25,7 +26,7 @@ Step: TypeAlias = Callable[[str], AbstractContextManager[None]]
 @dataclass(frozen=True)
 class Agent:
     store: "Store"
-    wish: Wish
+    wish: ServedModel
     trust: "Trust"
     folder: Path
     devices: Path
@@ -37,7 +38,7 @@ class Agent:
         with step(f"count the devices of a {instance.type}"):
             require_devices(instance.type, self.devices)
         with step(f"fetch what channel {' or '.join(self.wish.channels)} serves of {self.wish.model_id}"):
-            manifest = bring(self.store, self.wish, self.trust, self.folder)
+            manifest = fetch_artifact(self.store, self.wish, self.trust, self.folder)
         require_programs_for(instance.type, manifest)
 
     def serve(self) -> NoReturn:

@@ -15,13 +15,14 @@ from nxpipe.artifact_store.channel import change
 from nxpipe.artifact_store.channel.generation import Generation, Served
 from nxpipe.artifact_store.errors import NotFound, Refused
 from nxpipe.artifact_store.transfer.believed import Trust
-from nxpipe.pipeline.artifacts.colours import channel_of
+from nxpipe.pipeline.artifacts.channels import ServedModel, channel_of
 from nxpipe.pipeline.artifacts.promotion import requirements, requirements_of_one
 from nxpipe.pipeline.artifacts.signing import author_signature, trust_in
 from nxpipe.pipeline.config import Config, ServingFleet
-from nxpipe.pipeline.fleet.agent.artifact import Wish
-from nxpipe.pipeline.rollout.asked import Candidate
-from nxpipe.pipeline.rollout.errors import RolloutRefused
+from nxpipe.pipeline.rollout.aws import StateMachine
+from nxpipe.pipeline.rollout.input import RolloutCandidate
+from nxpipe.pipeline.rollout.status import StatusReader
+from nxpipe.pipeline.util.errors import RolloutRefused
 
 Say = Callable[[str], None]
 
@@ -29,7 +30,7 @@ _PROMOTED: Final = "promoted by rollout {}"
 
 
 @dataclass(frozen=True)
-class Artifacts:
+class FleetArtifacts:
     """Of one fleet. `actor` and `key` are who moves a channel, and what signs where that is asked for."""
 
     store: Store
@@ -64,11 +65,11 @@ class Artifacts:
         """What a new instance of the colour would fetch now."""
         return self.served(channel_of(self.fleet.name, colour)) or self._insist(self.fleet.channel)
 
-    def candidate(self, artifact: Published) -> Candidate:
+    def candidate(self, artifact: Published) -> RolloutCandidate:
         tip = self._tip(self.fleet.channel)
         generation = tip.generation if tip else 0
         record = artifact.record
-        return Candidate(record.model_id, record.target, record.request_key, self.fleet.channel, generation)
+        return RolloutCandidate(record.model_id, record.target, record.request_key, self.fleet.channel, generation)
 
     def keep(self, colour: str, why: str) -> None:
         """From now on the colour runs what it runs now, whatever becomes of the fleet's channel."""
@@ -80,11 +81,11 @@ class Artifacts:
         """Before the colour has instances: they fetch this one."""
         self._promote(channel_of(self.fleet.name, colour), artifact, why)
 
-    def settled(self, candidate: Candidate) -> bool:
+    def settled(self, candidate: RolloutCandidate) -> bool:
         """Whether the fleet's channel serves what was promoted, or has been moved by somebody else since."""
         return self._settled(candidate, self._tip(candidate.channel))
 
-    def settle(self, candidate: Candidate, rollout: str) -> None:
+    def settle(self, candidate: RolloutCandidate, rollout: str) -> None:
         """The rollout has promoted: the fleet's channel follows. Once more changes nothing."""
         found, channel = self.store.find(candidate.artifact), candidate.channel
         if found is None:
@@ -100,7 +101,7 @@ class Artifacts:
                 if (now.generation if now else 0) == seen:  # not because somebody was faster
                     raise
 
-    def _settled(self, candidate: Candidate, tip: Generation | None) -> bool:
+    def _settled(self, candidate: RolloutCandidate, tip: Generation | None) -> bool:
         """What the channel serves of other models, other fleets may have moved meanwhile: that is no matter here."""
         served = self._of(tip)
         if served is not None and served.request_key == candidate.artifact:
@@ -146,5 +147,19 @@ class Artifacts:
         return next((each for each in tip.artifacts if each.slot == slot), None) if tip else None
 
     @property
-    def _wish(self) -> Wish:
-        return Wish.of(self.config, self.fleet, None)
+    def _wish(self) -> ServedModel:
+        return ServedModel.of(self.config, self.fleet, None)
+
+
+@dataclass(frozen=True)
+class RolloutContext:
+    """One fleet; `artifacts` is asked to move channels, and otherwise only read."""
+
+    config: Config
+    fleet: ServingFleet
+    machine: StateMachine
+    artifacts: FleetArtifacts
+
+    @property
+    def watcher(self) -> StatusReader:
+        return StatusReader(self.machine, self.artifacts.store)

@@ -1,16 +1,22 @@
 """What a rollout was asked to do: the input of its execution, which nobody changes afterwards."""
 
 import json
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Final
 
 from nxpipe.artifact_store.names import short_name
+from nxpipe.pipeline.canary.counts import LATENCIES
 from nxpipe.pipeline.canary.documents import CanaryError
 from nxpipe.pipeline.canary.plan import CanaryPlan, Schedule
+from nxpipe.pipeline.config import Rollout
+
+_MINUTE: Final = 60  # seconds
 
 
 @dataclass(frozen=True)
-class Candidate:
+class RolloutCandidate:
     """The artifact that is to take over, and what the fleet's channel was when that was decided."""
 
     model: str
@@ -25,10 +31,10 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RolloutInput:
     old: str
     new: str  # colour
-    candidate: Candidate
+    candidate: RolloutCandidate
     plan: CanaryPlan
     pace: Schedule
     by: str
@@ -48,14 +54,14 @@ class Asked:
         )
 
     @staticmethod
-    def from_text(text: str) -> "Asked | None":
+    def from_text(text: str) -> "RolloutInput | None":
         """None where somebody has started the machine by hand, and told it less than this."""
         given: dict[str, Any] = json.loads(text)
         try:
-            return Asked(
+            return RolloutInput(
                 given["from"],
                 given["to"],
-                Candidate(**{name: given[name] for name in Candidate.__dataclass_fields__}),
+                RolloutCandidate(**{name: given[name] for name in RolloutCandidate.__dataclass_fields__}),
                 CanaryPlan.from_json(given["plan"]),
                 Schedule.from_json(given["pace"]),
                 given["by"],
@@ -63,3 +69,30 @@ class Asked:
             )
         except (KeyError, TypeError, CanaryError):
             return None
+
+
+def plan_of(rollout: Rollout, latencies: Sequence[float] = ()) -> CanaryPlan:
+    """With the latencies of the stable version, in seconds, where they are known already."""
+    return CanaryPlan.of(
+        rollout.steps,
+        bake_min=_minutes(rollout.bake_min),
+        bake_max=_minutes(rollout.bake_max),
+        alpha=rollout.alpha,
+        beta=rollout.beta,
+        objective=rollout.guards.max_error_rate,
+        margin=rollout.margin,
+        bursts=(rollout.bursts, *[0.0] * len(LATENCIES)),
+        latencies=latencies,
+    )
+
+
+def _minutes(duration: timedelta) -> int:
+    """Whole ones, and rather one more: counts come by the minute."""
+    return -(-duration // timedelta(minutes=1))
+
+
+def schedule_of(minute: int) -> Schedule:
+    """The usual one, in minutes of this length."""
+    usual = Schedule()
+    seconds = {name: getattr(usual, name) * minute / _MINUTE for name in ("period", "poll", "settle", "warm")}
+    return replace(usual, **{name: max(1, round(value)) for name, value in seconds.items()})

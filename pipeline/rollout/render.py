@@ -1,29 +1,34 @@
 """A rollout's status for people: a picture of a few lines, and one line for a log."""
 
 import math
-from collections.abc import Iterator
-from typing import Final
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from nxpipe.pipeline.canary.counts import ERRORS, METRICS
 from nxpipe.pipeline.canary.judge import Decision, Verdict, odds
 from nxpipe.pipeline.canary.plan import CanaryPlan
-from nxpipe.pipeline.rollout.looks import Look
-from nxpipe.pipeline.rollout.outcome import End
-from nxpipe.pipeline.rollout.status import Phase, Status
+from nxpipe.pipeline.rollout.aws import RolloutExecution
+from nxpipe.pipeline.rollout.status import EvaluationRecord, Phase, RolloutEnd, Status
+from nxpipe.pipeline.util.console import table
 from nxpipe.pipeline.util.escape import style
+
+if TYPE_CHECKING:
+    from nxpipe.pipeline.rollout.simulate import SimulatedRollout
 
 _BAR: Final = 24  # characters
 _COLOURS: Final = {"blue": "blue", "green": "green"}
 _ENDS: Final = {
-    End.PROMOTED: ("promoted", "green"),
-    End.ROLLED_BACK: ("rolled back", "red"),
-    End.CAPACITY_BLOCKED: ("capacity blocked: the new version never had any traffic", "yellow"),
-    End.REFUSED: ("refused: nothing was touched", "red"),
-    End.UNFINISHED: ("died; the watchdog is bringing traffic home", "yellow"),
+    RolloutEnd.PROMOTED: ("promoted", "green"),
+    RolloutEnd.ROLLED_BACK: ("rolled back", "red"),
+    RolloutEnd.CAPACITY_BLOCKED: ("capacity blocked: the new version never had any traffic", "yellow"),
+    RolloutEnd.REFUSED: ("refused: nothing was touched", "red"),
+    RolloutEnd.UNFINISHED: ("died; the watchdog is bringing traffic home", "yellow"),
 }
 
 
-def picture(status: Status) -> str:
+def status_page(status: Status) -> str:
     """Everything, at one moment."""
     rows = [("traffic", _traffic(status))]
     if said := _where(status):
@@ -42,7 +47,7 @@ def picture(status: Status) -> str:
     return "\n".join([_title(status), *(f"  {name:{width}}  {text.replace(chr(10), further)}" for name, text in rows)])
 
 
-def line(status: Status) -> str:
+def status_line(status: Status) -> str:
     """For a log, which keeps the ones before."""
     parts = [_plain_weights(status), _where(status) or "no rollout yet"]
     if verdict := status.verdict:
@@ -52,7 +57,7 @@ def line(status: Status) -> str:
     return "; ".join(parts)
 
 
-def _news(look: Look) -> str | None:
+def _news(look: EvaluationRecord) -> str | None:
     """That it goes on is no news; that it stands still is."""
     said = look.reason.split("\n")[0]
     return None if said.startswith(Decision.CONTINUE) else said
@@ -137,3 +142,67 @@ def _ratio(status: Status, metric: int) -> str:
 def _bar(nats: float, error: float, colour: str) -> str:
     filled = round(_BAR * min(1.0, max(0.0, nats / math.log(1 / error))))
     return f"[{style('#' * filled, fg=colour)}{'.' * (_BAR - filled)}]"
+
+
+_HEADER: Final = ("at", "step", "new: bad of all", "old: bad of all", "for it", "against", "word", "because")
+
+
+def evaluation_table(execution: RolloutExecution, looks: Sequence[EvaluationRecord]) -> str:
+    """The counts are of the minutes that a look took in; the evidence is all that there was by then."""
+    asked = execution.asked
+    title = f"{execution.name}: {asked.candidate.name}, {asked.old} -> {asked.new}" if asked else execution.name
+    if not looks:
+        return f"{title}\nNothing was looked at yet."
+    return f"{title}\n{table(_HEADER, [_row(look) for look in looks])}"
+
+
+def _row(look: EvaluationRecord) -> tuple[str, ...]:
+    arms = [(batch.canary, batch.stable) for batch in look.batches]
+    new, old = ([pair[side] for pair in arms] for side in (0, 1))
+    counts = [f"{sum(arm.errors for arm in side):g} of {sum(arm.requests for arm in side):g}" for side in (new, old)]
+    verdict = look.verdict
+    evidence = (odds(verdict.better), odds(verdict.worse)) if verdict else ("", "")
+    at = look.at.replace("T", " ")[:19]
+    step = "all" if look.step is None else str(look.step + 1)
+    return (at, step, *(counts if arms else ("", "")), *evidence, look.word, look.reason.split("\n")[0])
+
+
+_BARS: Final = 12
+_WIDTH: Final = 60
+
+
+@dataclass(frozen=True)
+class BarStyle:
+    name: str
+    mark: str  # different without colour, too
+    colour: str
+
+
+BAR_STYLES: Final = {
+    Decision.ADVANCE: BarStyle("promoted", "█", "green"),
+    Decision.ROLL_BACK: BarStyle("rolled back", "▒", "red"),
+    Decision.UNDECIDED: BarStyle("undecided", "░", "yellow"),
+}
+
+
+def duration_histogram(outcomes: "Sequence[SimulatedRollout]") -> str:
+    """One bar for each span of minutes; its marks are rollouts, by how they ended."""
+    longest = max(each.minutes for each in outcomes)
+    span = -(-(longest + 1) // _BARS)
+    ended = Counter((each.minutes // span, each.decision) for each in outcomes)
+    bars = [{decision: ended[bar, decision] for decision in BAR_STYLES} for bar in range(longest // span + 1)]
+    highest = max(sum(bar.values()) for bar in bars)
+    return "\n".join(_line(at * span, span, bar, highest) for at, bar in enumerate(bars))
+
+
+def _line(first: int, span: int, bar: dict[Decision, int], highest: int) -> str:
+    minutes = f"{first}" if span == 1 else f"{first}-{first + span - 1}"
+    marks = "".join(
+        style(end.mark * _length(bar[decision], highest), fg=end.colour) for decision, end in BAR_STYLES.items()
+    )
+    return f"{minutes:>9} min  {marks} {sum(bar.values()) or ''}".rstrip()
+
+
+def _length(count: int, highest: int) -> int:
+    """A single rollout is seen, too: it may be the one that matters."""
+    return max(1, round(count * _WIDTH / highest)) if count else 0

@@ -2,29 +2,28 @@
 
 from typing import Final
 
-from nxpipe.pipeline.rollout.opened import Opened
-from nxpipe.pipeline.rollout.outcome import End
-from nxpipe.pipeline.rollout.status import Status
-from nxpipe.pipeline.rollout.view import picture
+from nxpipe.pipeline.rollout.context import RolloutContext
+from nxpipe.pipeline.rollout.render import status_page
+from nxpipe.pipeline.rollout.status import RolloutEnd, Status
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.pipeline.util.console import Console
 
 _CODES: Final = {
-    End.PROMOTED: exit_codes.OK,
-    End.ROLLED_BACK: exit_codes.ROLLED_BACK,
-    End.CAPACITY_BLOCKED: exit_codes.CAPACITY_BLOCKED,
-    End.REFUSED: exit_codes.ROLLOUT_REFUSED,
-    End.UNFINISHED: exit_codes.ROLLED_BACK,
+    RolloutEnd.PROMOTED: exit_codes.OK,
+    RolloutEnd.ROLLED_BACK: exit_codes.ROLLED_BACK,
+    RolloutEnd.CAPACITY_BLOCKED: exit_codes.CAPACITY_BLOCKED,
+    RolloutEnd.REFUSED: exit_codes.ROLLOUT_REFUSED,
+    RolloutEnd.UNFINISHED: exit_codes.ROLLED_BACK,
 }
 
 
-def end(console: Console, one: Opened, status: Status) -> int:
+def finish(console: Console, one: RolloutContext, status: Status) -> int:
     """After it was waited for. Does what is left, says how it ended, and gives the exit code."""
-    moved = settle(one, status)
+    moved = move_fleet_channel(one, status)
     if console.json:
         console.data(status.as_json())
     else:
-        console.page(picture(status))
+        console.page(status_page(status))
         if moved:
             console.say(f"Channel {one.fleet.channel} serves {moved} now.")
         if status.undecided:
@@ -38,7 +37,7 @@ def exit_code(status: Status) -> int:
     return (_CODES[status.outcome.end] if status.outcome else exit_codes.OK).number
 
 
-def settle(one: Opened, status: Status) -> str | None:
+def move_fleet_channel(one: RolloutContext, status: Status) -> str | None:
     """Moves the fleet's channel to what was promoted; what it then serves, if it did not before."""
     execution = status.execution
     if not _is_unsettled(one, status) or execution is None or execution.asked is None:
@@ -48,7 +47,7 @@ def settle(one: Opened, status: Status) -> str | None:
     return candidate.name
 
 
-def settle_line(one: Opened, status: Status) -> str | None:
+def pending_promotion(one: RolloutContext, status: Status) -> str | None:
     """For whoever only looks."""
     if not _is_unsettled(one, status):
         return None
@@ -56,13 +55,13 @@ def settle_line(one: Opened, status: Status) -> str | None:
     return f"Channel {one.fleet.channel} does not serve it yet; move it with: nxpipe rollout status {name} --wait"
 
 
-def _is_unsettled(one: Opened, status: Status) -> bool:
+def _is_unsettled(one: RolloutContext, status: Status) -> bool:
     """The newest rollout has promoted, and nobody has moved the fleet's channel since it began."""
     asked = status.execution.asked if status.execution else None
-    promoted = status.outcome is not None and status.outcome.end is End.PROMOTED
+    promoted = status.outcome is not None and status.outcome.end is RolloutEnd.PROMOTED
     return promoted and asked is not None and not one.artifacts.settled(asked.candidate)
 
 
-def _ask(one: Opened) -> str:
+def _ask(one: RolloutContext) -> str:
     name = one.fleet.name
     return f"Decide with: nxpipe rollout approve {name}, or nxpipe rollout abort {name}"
