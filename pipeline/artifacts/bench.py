@@ -7,8 +7,8 @@ of its instructions. It is no measurement; but two predictions differ by nothing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from nxpipe.pipeline.artifacts import utilisation
-from nxpipe.pipeline.artifacts.difference.programs import FIGURES, identity, number_at
+from nxpipe.pipeline.artifacts.difference import FIGURES, identity, number_at
+from nxpipe.pipeline.compile import utilisation
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
@@ -21,7 +21,7 @@ Verdict: TypeAlias = Literal["alone", "new", "unknown", "within", "regression"]
 
 
 @dataclass(frozen=True)
-class Timed:
+class PredictedTime:
     """A program, and how long it is predicted to take; None where its artifact does not say."""
 
     name: str
@@ -30,14 +30,14 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class Line:
+class BenchLine:
     """A program of `artifact` beside the same one of `against`."""
 
     artifact: str
     target: str
     against: str | None
-    program: Timed
-    before: Timed | None
+    program: PredictedTime
+    before: PredictedTime | None
 
     @property
     def change(self) -> float | None:
@@ -71,18 +71,20 @@ class Line:
         }
 
 
-def bench(manifest: "Manifest", before: "Manifest | None", store: "Store") -> list[Line]:
+def bench(manifest: "Manifest", before: "Manifest | None", store: "Store") -> list[BenchLine]:
     """Each program beside that of the same phase, batch, bucket and degree."""
-    known = timed(before, store) if before else {}
+    known = predicted_times(before, store) if before else {}
     return [
-        Line(manifest.name, manifest.target, before.name if before else None, program, known.get(identity))
-        for identity, program in timed(manifest, store).items()
+        BenchLine(manifest.name, manifest.target, before.name if before else None, program, known.get(identity))
+        for identity, program in predicted_times(manifest, store).items()
     ]
 
 
-def timed(manifest: "Manifest", store: "Store") -> "dict[tuple[str, int, int, int], Timed]":
+def predicted_times(manifest: "Manifest", store: "Store") -> "dict[tuple[str, int, int, int], PredictedTime]":
     figures = utilisation.read(manifest, store)
     return {
-        identity(one): Timed(one.name, one.tensor_parallel, number_at(figures.get(one.name), FIGURES["predicted_ns"]))
+        identity(one): PredictedTime(
+            one.name, one.tensor_parallel, number_at(figures.get(one.name), FIGURES["predicted_ns"])
+        )
         for one in manifest.executables
     }

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nxpipe.artifact_store.errors import ChannelEmpty
+from nxpipe.emulator.hardware import INSTANCES
+from nxpipe.pipeline.util.folders import expanded
 from nxpipe.pipeline.util.suggest import did_you_mean
 
 if TYPE_CHECKING:
@@ -63,7 +65,6 @@ class ServedModel:
 
     @classmethod
     def of(cls, config: "Config", fleet: "ServingFleet", colour: str | None) -> "ServedModel":
-        from nxpipe.emulator.hardware import INSTANCES
 
         model = next(each for each in config.models if each.name == fleet.model)
         own = (channel_of(fleet.name, colour),) if colour else ()
@@ -80,3 +81,8 @@ def serving_fleets(config: "Config") -> "dict[str, ServingFleet]":
     from nxpipe.pipeline.config import ServingFleet
 
     return {each.name: each for each in config.fleets if isinstance(each, ServingFleet)}
+
+
+def model_id(model: "Model", folder: Path) -> str:
+    """What artifacts of the model are published under: a folder goes by its last name."""
+    return model.id or (folder / expanded(model.path or "")).resolve().name

@@ -74,10 +74,10 @@ def run(
     from nxpipe.pipeline.artifacts.signing import trust_in
     from nxpipe.pipeline.cli.store_url import open_the_store
     from nxpipe.pipeline.config import load_config
-    from nxpipe.pipeline.fleet.agent.hook import gate
+    from nxpipe.pipeline.fleet.agent.instance import lifecycle_gate
     from nxpipe.pipeline.fleet.agent.run import Agent
 
-    with gate(hook, os.environ) as instance:
+    with lifecycle_gate(hook, os.environ) as instance:
         config = load_config(config_path, os.environ)
         served = serving_fleet(config, fleet, "--fleet")
         opened = open_the_store(store, config_path, console)

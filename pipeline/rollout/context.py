@@ -16,11 +16,11 @@ from nxpipe.artifact_store.channel.generation import Generation, Served
 from nxpipe.artifact_store.errors import NotFound, Refused
 from nxpipe.artifact_store.transfer.believed import Trust
 from nxpipe.pipeline.artifacts.channels import ServedModel, channel_of
-from nxpipe.pipeline.artifacts.promotion import requirements, requirements_of_one
 from nxpipe.pipeline.artifacts.signing import author_signature, trust_in
 from nxpipe.pipeline.config import Config, ServingFleet
 from nxpipe.pipeline.rollout.aws import StateMachine
 from nxpipe.pipeline.rollout.input import RolloutCandidate
+from nxpipe.pipeline.rollout.requirements import artifact_requirements, requirements
 from nxpipe.pipeline.rollout.status import StatusReader
 from nxpipe.pipeline.util.errors import RolloutRefused
 
@@ -113,7 +113,7 @@ class FleetArtifacts:
         return any(each != before for each in since)
 
     def _promote(self, channel: str, artifact: Published, why: str) -> None:
-        needs = requirements_of_one(self.store, self.config, self.folder, channel)
+        needs = artifact_requirements(self.store, self.config, self.folder, channel)
         change.promote(self.store, channel, [artifact], self._author(channel, why), needs)
 
     def _author(self, channel: str, why: str) -> change.Author:

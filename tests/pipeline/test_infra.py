@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from moto import mock_aws
 
-from nxpipe.pipeline.fleet.files import parse, templates_of
+from nxpipe.pipeline.fleet.templates import parse, templates_of
 from nxpipe.pipeline.util.errors import TemplateInvalid
 from nxpipe.stacks.plan import fixed_properties
 from tests.cloud.install import install

@@ -34,7 +34,7 @@ def test_a_start_gives_each_colour_its_artifact_and_leaves_the_fleets_channel_al
     assert answer.code == 0, answer.err
     assert "blue -> green" in answer.err
     assert "5 %, 25 %, 50 %, 95 % of traffic, each for 5 to 60 minutes" in answer.err
-    assert "latency is not judged: 0 requests of the old version were timed" in answer.err
+    assert "latency is not judged: the baseline has 0 timed requests" in answer.err
     served = [fleet.served(channel) for channel in ("search--blue", "search--green", "production")]
     assert served == [fleet.name(0), fleet.name(1), fleet.name(0)]
     told = fleet.execution()

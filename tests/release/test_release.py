@@ -128,7 +128,7 @@ def test_a_channel_that_moves_after_it_was_held_against_is_not_overwritten(
         change.promote(store, "eu", [bert], change.Author("somebody", ""), change.Requirements())
 
     with monkeypatch.context() as patch:
-        patch.setattr("nxpipe.pipeline.release.serving.author_signature", somebody_else_is_faster)
+        patch.setattr("nxpipe.pipeline.release.promotion.author_signature", somebody_else_is_faster)
         words = ("--to", "eu", "--from", "staging", "--skip", "verify")
         report = team.release(*words, code=exit_codes.REFUSED.number)
     assert (states(report)["promote"], len(team.log("eu"))) == ("failed", 1)

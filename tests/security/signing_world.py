@@ -27,15 +27,15 @@ from nxpipe.artifact_store.trust.key_files import KeyFile, make_key_file
 from nxpipe.artifact_store.trust.policy import signing_with
 from nxpipe.artifact_store.trust.signatures import Signatures
 from nxpipe.artifact_store.trust.testimony import vouch
+from nxpipe.pipeline.artifacts.channel_log import ChannelView
 from nxpipe.pipeline.artifacts.channels import ServedModel
-from nxpipe.pipeline.artifacts.neuron_cache.chosen import served
+from nxpipe.pipeline.artifacts.neuron_cache import select_served
 from nxpipe.pipeline.artifacts.signing import trust_in
-from nxpipe.pipeline.artifacts.view import ChannelView
 from nxpipe.pipeline.cli.named import named, pair
 from nxpipe.pipeline.config import Config, load_config
-from nxpipe.pipeline.fleet.agent.artifact import fetch_artifact
-from nxpipe.pipeline.release.state import Release
-from nxpipe.pipeline.release.words import Words
+from nxpipe.pipeline.fleet.agent.run import fetch_artifact
+from nxpipe.pipeline.release.options import ReleaseOptions
+from nxpipe.pipeline.release.state import ReleaseContext
 from nxpipe.pipeline.util.console import Console
 from tests.artifact_store.afar import afar
 from tests.artifact_store.samples import MODEL, manifest, publish_verified
@@ -346,15 +346,15 @@ def _diff(world: World) -> str:
 
 
 def _release(world: World) -> str:
-    words = Words("next", CHANNEL, None, (), 0.05, frozenset(), True, "somebody", "", None, {}, {})
-    (one,) = Release(Console(quiet=True), world.store, world.config, world.config_path, words).candidates
+    words = ReleaseOptions("next", CHANNEL, None, (), 0.05, frozenset(), True, "somebody", "", None, {}, {})
+    (one,) = ReleaseContext(Console(quiet=True), world.store, world.config, world.config_path, words).candidates
     found = world.store.find(one.request_key)
     assert found is not None
     return found.manifest_digest
 
 
 def _cache(world: World) -> str:
-    (one,) = served(world.store, CHANNEL, world.trust())
+    (one,) = select_served(world.store, CHANNEL, world.trust())
     return Blob.of(one.manifest.to_bytes()).sha256
 
 

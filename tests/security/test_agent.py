@@ -15,7 +15,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from nxpipe.artifact_store.layout import blob_path
-from nxpipe.pipeline.fleet.agent.hook import Hook
+from nxpipe.pipeline.fleet.agent.instance import LifecycleHook
 from nxpipe.pipeline.util import exit_codes
 from tests.agent.conftest import server
 from tests.agent.project import CONFIG
@@ -127,7 +127,7 @@ def test_a_refusal_of_aws_is_said_and_nothing_of_it_reaches_the_terminal(
             denied = {"Code": "AccessDenied", "Message": "no \x1b[31m PWN"}
             raise ClientError({"Error": denied}, "CompleteLifecycleAction")
 
-    monkeypatch.setattr(Hook, "_client", lambda _: Refusing())
+    monkeypatch.setattr(LifecycleHook, "_client", lambda _: Refusing())
     answer = nxpipe(*place.words)
     assert answer.code == NOT_READY
     assert "could not be told CONTINUE" in answer.err

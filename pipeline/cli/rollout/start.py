@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nxpipe.pipeline.artifacts.signing import key_option
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, store_option
+from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, key_option, store_option
 from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
@@ -65,14 +64,14 @@ def start(
       nxpipe rollout start search bert-base-uncased@4e9ce0 --wait
       nxpipe rollout start search --channel staging --to green
     """
-    from nxpipe.pipeline.artifacts.actor import current_actor
+    from nxpipe.pipeline.artifacts.identity import current_identity
     from nxpipe.pipeline.cli.rollout.options import open_context
     from nxpipe.pipeline.rollout.start import AlreadyServed, StartRequest, report_already_served, start_rollout
 
     console: Console = ctx.obj
     if (artifact is None) == (channel is None):
         raise click.UsageError("name one ARTIFACT, or a --channel that serves it", ctx)
-    one = open_context(console, fleet, store, config_path, actor=actor or current_actor(), key=key)
+    one = open_context(console, fleet, store, config_path, actor=actor or current_identity(), key=key)
     found = one.artifacts.chosen(artifact) if artifact else one.artifacts.served_for_certain(str(channel))
     begun = start_rollout(console, one, StartRequest(found, to, again, int(minute), reason))
     if isinstance(begun, AlreadyServed):

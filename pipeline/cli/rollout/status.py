@@ -4,9 +4,8 @@ from pathlib import Path
 
 import click
 
-from nxpipe.pipeline.artifacts.signing import key_option
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.options import ACTOR, config_option, store_option
+from nxpipe.pipeline.cli.options import ACTOR, config_option, key_option, store_option
 from nxpipe.pipeline.util.console import Console
 
 
@@ -49,9 +48,9 @@ def status(
     if wait and len(names) != 1:
         raise click.UsageError("--wait is for one fleet; name it", ctx)
     if wait:
-        from nxpipe.pipeline.artifacts.actor import current_actor
+        from nxpipe.pipeline.artifacts.identity import current_identity
 
-        one = open_context(console, names[0], store, config_path, actor=actor or current_actor(), key=key)
+        one = open_context(console, names[0], store, config_path, actor=actor or current_identity(), key=key)
         ctx.exit(finish(console, one, follow(console, names[0], one.watcher.status)))
     told = [(one, one.watcher.status()) for name in names for one in [open_context(console, name, store, config_path)]]
     if console.json:

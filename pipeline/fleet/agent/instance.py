@@ -2,10 +2,11 @@
 
 import http.client
 import re
-from collections.abc import Mapping
-from contextlib import closing
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from nxpipe.pipeline.util.errors import NotReady
@@ -20,18 +21,18 @@ _NAME: Final = re.compile("[A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True)
-class Instance:
+class FleetInstance:
     id: str
     type: str
     region: str
     group: str | None  # the Auto Scaling group that launched it
 
 
-def this_instance(environ: Mapping[str, str]) -> Instance:
+def this_instance(environ: Mapping[str, str]) -> FleetInstance:
     endpoint = environ.get(_ENDPOINT) or _USUAL
     try:
         with closing(_Metadata(endpoint)) as metadata:
-            return Instance(
+            return FleetInstance(
                 id=metadata.wanted("instance-id"),
                 type=metadata.wanted("instance-type"),
                 region=metadata.wanted("placement/region"),
@@ -84,4 +85,76 @@ class _Metadata:
         return NotReady(
             f"what the instance metadata service at {self._endpoint} answers to {path} is no such name; look at what "
             f"answers there in its place, and at {_ENDPOINT}"
+        )
+
+
+@contextmanager
+def lifecycle_gate(name: str | None, environ: Mapping[str, str]) -> Iterator[FleetInstance]:
+    """Whoever comes through is ready, and the hook is told so; whatever goes wrong inside gives the instance up, so
+    that its group tries another one at once: an error as well as a SIGTERM, by which systemd ends the agent when the
+    instance is shut down before it could serve. Without a name nobody is told.
+    """
+    instance = this_instance(environ)
+    hook = LifecycleHook(name, instance) if name else None
+    try:
+        yield instance
+    except BaseException:
+        if hook:
+            hook.give_up()
+        raise
+    if hook:
+        hook.answer("CONTINUE")
+
+
+@dataclass(frozen=True)
+class LifecycleHook:
+    name: str
+    instance: FleetInstance
+
+    def answer(self, result: Literal["CONTINUE", "ABANDON"]) -> bool:
+        """False: nobody waits for an answer, as after a restart of the server on an instance that serves already."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            self._client().complete_lifecycle_action(
+                AutoScalingGroupName=self._group,
+                LifecycleHookName=self.name,
+                InstanceId=self.instance.id,
+                LifecycleActionResult=result,
+            )
+        except ClientError as refused:
+            if "No active Lifecycle Action" in refused.response["Error"]["Message"]:
+                return False
+            raise self._unanswered(result, refused) from refused
+        except BotoCoreError as failed:
+            raise self._unanswered(result, failed) from failed
+        return True
+
+    def give_up(self) -> None:
+        """Why is what the caller tells; that nobody could be told is said beside it."""
+        try:
+            self.answer("ABANDON")
+        except NotReady as unheard:
+            sys.stderr.write(f"{unheard}\n")
+
+    @property
+    def _group(self) -> str:
+        if self.instance.group is None:
+            raise NotReady(
+                f"instance {self.instance.id} does not know its Auto Scaling group, whose hook {self.name} waits; its "
+                "launch template must allow instance tags in the metadata, or the agent be run without --hook"
+            )
+        return self.instance.group
+
+    def _client(self) -> Any:
+        from botocore.config import Config
+        from botocore.session import Session
+
+        retries = Config(connect_timeout=5, read_timeout=20, retries={"mode": "standard", "total_max_attempts": 5})
+        return Session().create_client("autoscaling", region_name=self.instance.region, config=retries)
+
+    def _unanswered(self, result: str, problem: Exception) -> NotReady:
+        return NotReady(
+            f"hook {self.name} of group {self._group} could not be told {result} for instance {self.instance.id}: "
+            f"{problem}; the instance's role needs autoscaling:CompleteLifecycleAction, and the network a way there"
         )

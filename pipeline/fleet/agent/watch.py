@@ -1,19 +1,157 @@
-"""From neuron-monitor to CloudWatch: each of its reports becomes one event of the fleet's log."""
+"""What neuron-monitor reports about an instance, as the few figures that are watched of a fleet.
+
+Alarms and rollouts act on them, so nothing becomes a figure that no device can have: text, NaN, what is negative or
+beyond all bounds.
+"""
 
 import json
+import math
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from nxpipe.pipeline.fleet.agent.embedded import event, metrics
-from nxpipe.pipeline.fleet.agent.report import ReportInvalid, figures
 from nxpipe.pipeline.util.aws import asking, client
 from nxpipe.pipeline.util.errors import AwsError, NotReady
+
+MonitorReport = Mapping[str, Any]
+
+_PERCENT: Final = 110  # of a core's time; rounding may leave a little more than all of it
+_BYTES: Final = 2**50  # on one core
+_FAILURES: Final = 10**12
+_DEVICES: Final = 4096
+
+
+class ReportInvalid(Exception):
+    """A report that no device can have caused; the message says which part of it."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """None where a report says nothing of it, as it does of an instance whose server has not begun."""
+
+    utilisation: float | None  # of all cores' time, those included that nobody uses
+    fullest_core: int | None  # bytes
+    hardware_failures: int
+
+
+def read_figures(report: MonitorReport) -> Figures:
+    """A group that could not be measured says so in its `error`, and counts as absent."""
+    failures = [
+        _number(_table(group, "error_summary"), "hardware", _FAILURES) for group in _groups(report, "execution_stats")
+    ]
+    return Figures(
+        utilisation=_utilisation(report),
+        fullest_core=max(_memory(report).values(), default=None),
+        hardware_failures=int(sum(failures)),
+    )
+
+
+def _groups(report: MonitorReport, kind: str) -> Iterator[MonitorReport]:
+    runtimes = report.get("neuron_runtime_data") or ()
+    if not isinstance(runtimes, list | tuple):
+        raise ReportInvalid("neuron_runtime_data is no list")
+    for runtime in runtimes:
+        group = _table({"runtime": runtime}, "runtime", "report", kind)
+        if group and not group.get("error"):
+            yield group
+
+
+def _utilisation(report: MonitorReport) -> float | None:
+    hardware = _table(report, "neuron_hardware_info")
+    cores = math.prod(
+        _number(hardware, name, _DEVICES) for name in ("neuron_device_count", "neuroncore_per_device_count")
+    )
+    used = [
+        _number(_table(cores, core), "neuroncore_utilization", _PERCENT)
+        for group in _groups(report, "neuroncore_counters")
+        for cores in [_table(group, "neuroncores_in_use")]
+        for core in cores
+    ]
+    return sum(used) / 100 / cores if used and cores else None
+
+
+def _memory(report: MonitorReport) -> Counter[str]:
+    """Of each core, whichever processes share it."""
+    held: Counter[str] = Counter()
+    for group in _groups(report, "memory_used"):
+        cores = _table(group, "neuron_runtime_used_bytes", "usage_breakdown", "neuroncore_memory_usage")
+        for core in cores:
+            parts = _table(cores, core)
+            held[core] += int(sum(_number(parts, part, _BYTES) for part in parts))
+    return held
+
+
+def _table(within: MonitorReport, *path: str) -> MonitorReport:
+    """What is absent is empty."""
+    found: Any = within
+    for name in path:
+        found = found.get(name) or {}
+        if not isinstance(found, dict):
+            raise ReportInvalid(f"{name!r:.40} is no table")
+    return found  # type: ignore[no-any-return]
+
+
+def _number(within: MonitorReport, name: str, most: int) -> float:
+    """What is absent is zero."""
+    found = within.get(name)
+    if found is None:
+        return 0
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found <= most:
+        raise ReportInvalid(f"{name!r:.40} is not a number from 0 to {most}")
+    return found
+
+
+NAMESPACE: Final = "nxpipe"
+_OF_HARDWARE: Final = {"status_type": "hardware"}
+
+
+@dataclass(frozen=True)
+class Metric:
+    name: str
+    unit: str
+    value: float
+    only: tuple[tuple[str, str], ...] = ()  # more dimensions than project and fleet
+
+
+def fleet_metrics(found: Figures, compiled: int) -> list[Metric]:
+    """What is not known is not sent: an absent figure is not a zero."""
+    always = [
+        Metric("execution_status_total", "Count", found.hardware_failures, tuple(_OF_HARDWARE.items())),
+        Metric("compile_events_total", "Count", compiled),
+    ]
+    if found.utilisation is not None:
+        always.append(Metric("neuroncore_utilization_ratio", "None", found.utilisation))
+    if found.fullest_core is not None:
+        always.append(Metric("neuroncore_memory_usage_bytes", "Bytes", found.fullest_core))
+    return always
+
+
+def log_event(at: int, dimensions: Mapping[str, str], instance: str, sent: Sequence[Metric]) -> str:
+    """`at` is in milliseconds. The instance is told in the log, and is no dimension: a series is a fleet's."""
+    more = {name: value for each in sent for name, value in each.only}
+    directives = [
+        {
+            "Namespace": NAMESPACE,
+            "Dimensions": [[*dimensions, *(name for name, _ in only)]],
+            "Metrics": [{"Name": each.name, "Unit": each.unit} for each in sent if each.only == only],
+        }
+        for only in dict.fromkeys(each.only for each in sent)
+    ]
+    document: dict[str, Any] = {
+        "_aws": {"Timestamp": at, "CloudWatchMetrics": directives},
+        **dimensions,
+        **more,
+        "instance": instance,
+        **{each.name: each.value for each in sent},
+    }
+    return json.dumps(document, separators=(",", ":"))
+
 
 _RUNTIME: Final = ("neuroncore_counters", "memory_used", "execution_stats")
 _COMPILER: Final = "neuronx-cc"
@@ -75,8 +213,8 @@ def watch(
         for report in reports:
             at = int(time.time() * 1000)
             try:
-                sent = metrics(figures(report), compilers.begun())
-                log.write(at, event(at, dimensions, log.instance, sent))
+                sent = fleet_metrics(read_figures(report), compilers.begun())
+                log.write(at, log_event(at, dimensions, log.instance, sent))
             except ReportInvalid as wrong:
                 say(f"{monitor} reported what no device can have ({wrong}); left out, going on")
             except AwsError as lost:

@@ -1,15 +1,147 @@
-"""All files of a project's cluster. The same configuration and the same lock file are the same bytes."""
+"""What Karpenter starts nodes from: a class and a pool for each instance type of the cluster's groups.
 
+One for each type, because the interfaces of an instance are those of its network cards, and Karpenter would drop every
+type that they do not fit.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config import Config
-from nxpipe.pipeline.config.cluster import Cluster, Mirror
+from nxpipe.pipeline.config.cluster import Cluster, Mirror, NodeGroup
 from nxpipe.pipeline.config.cluster_lock import ClusterLock
-from nxpipe.pipeline.fleet.kubernetes import karpenter, neuron
-from nxpipe.pipeline.fleet.kubernetes.document import Object, written
-from nxpipe.pipeline.fleet.kubernetes.objects import account, device_plugin
-from nxpipe.stacks.names import NAMESPACE, SERVICE_ACCOUNT
+from nxpipe.pipeline.config.network import ExistingNetwork
+from nxpipe.pipeline.fleet.kubernetes import neuron
+from nxpipe.pipeline.fleet.kubernetes.objects import (
+    KubernetesObject,
+    YamlValue,
+    device_plugin,
+    service_account,
+    to_yaml,
+)
+from nxpipe.pipeline.util.errors import WouldOverwrite
+from nxpipe.pipeline.util.whole_file import write_whole
+from nxpipe.stacks.names import NAMESPACE, NEURON, PROJECT_TAG, SERVICE_ACCOUNT, cluster_name, efa_group, node_profile
+
+_ROOT: Final = "500Gi"  # as in the node groups
+_RESERVED: Final = ("reservation", "capacity-block")
+
+
+@dataclass(frozen=True)
+class NodePool:
+    """All groups of one instance type."""
+
+    instance_type: str
+    groups: tuple[NodeGroup, ...]
+
+    @property
+    def name(self) -> str:
+        return self.instance_type.replace(".", "-")
+
+    @property
+    def zones(self) -> list[str]:
+        return sorted({each.zone for each in self.groups})
+
+    @property
+    def markets(self) -> list[str]:
+        kinds = {each.capacity.kind for each in self.groups}
+        return sorted({"reserved" if kind in _RESERVED else kind for kind in kinds})
+
+    @property
+    def reservations(self) -> list[str]:
+        found = {each.capacity.id for each in self.groups if each.capacity.kind in ("reservation", "capacity-block")}
+        return sorted(found)
+
+    @property
+    def most(self) -> int:
+        return sum(each.size.max for each in self.groups)
+
+
+def node_pools(groups: Sequence[NodeGroup]) -> list[NodePool]:
+    types = sorted({each.instance_type for each in groups})
+    return [NodePool(type_, tuple(each for each in groups if each.instance_type == type_)) for type_ in types]
+
+
+def node_pool_objects(config: Config, pool: NodePool, image: str) -> list[KubernetesObject]:
+    return [_class(config, pool, image), _pool(pool)]
+
+
+def _class(config: Config, pool: NodePool, image: str) -> KubernetesObject:
+    project = config.project.name
+    tags: dict[str, YamlValue] = {"Name": f"{project}-karpenter-{pool.name}", PROJECT_TAG: project}
+    spec: dict[str, YamlValue] = {
+        "amiFamily": "AL2023",
+        "amiSelectorTerms": [{"id": image}],
+        "instanceProfile": node_profile(project),  # a closed network does not reach IAM, so that none is made
+        "subnetSelectorTerms": _subnets(config),
+        "securityGroupSelectorTerms": _security_groups(project, pool),
+        "metadataOptions": {"httpEndpoint": "enabled", "httpTokens": "required", "httpPutResponseHopLimit": 2},
+        "blockDeviceMappings": [
+            {
+                "deviceName": "/dev/xvda",
+                "ebs": {"volumeType": "gp3", "volumeSize": _ROOT, "encrypted": True, "deleteOnTermination": True},
+            }
+        ],
+        "detailedMonitoring": True,
+        "tags": tags,
+    }
+    if pool.reservations:
+        spec["capacityReservationSelectorTerms"] = [{"id": each} for each in pool.reservations]
+    if cards := INSTANCES[pool.instance_type].efa_interfaces:
+        spec["networkInterfaces"] = network_interfaces(cards)
+    return {"apiVersion": "karpenter.k8s.aws/v1", "kind": "EC2NodeClass", "metadata": {"name": pool.name}, "spec": spec}
+
+
+def network_interfaces(cards: int) -> list[KubernetesObject]:
+    """An address for the node, and an adapter on each card; that of the first stands beside the address."""
+    first: KubernetesObject = {"networkCardIndex": 0, "deviceIndex": 0, "interfaceType": "interface"}
+    adapters: list[KubernetesObject] = [
+        {"networkCardIndex": card, "deviceIndex": 0 if card else 1, "interfaceType": "efa-only"}
+        for card in range(cards)
+    ]
+    return [first, *adapters]
+
+
+def _subnets(config: Config) -> list[KubernetesObject]:
+    """Those of an own network are found by their tags: their ids are known when they are deployed."""
+    if isinstance(config.network, ExistingNetwork):
+        return [{"id": each.id} for each in config.network.subnets]
+    return [{"tags": {PROJECT_TAG: config.project.name, "aws-cdk:subnet-name": "fleet"}}]
+
+
+def _security_groups(project: str, pool: NodePool) -> list[KubernetesObject]:
+    """Terms of one list are alternatives: every group that fits one of them is taken."""
+    own: KubernetesObject = {"tags": {"aws:eks:cluster-name": cluster_name(project)}}
+    efa: KubernetesObject = {"tags": {"Name": efa_group(project), PROJECT_TAG: project}}
+    return [own, efa] if INSTANCES[pool.instance_type].efa_interfaces else [own]
+
+
+def _pool(pool: NodePool) -> KubernetesObject:
+    wanted = {
+        "node.kubernetes.io/instance-type": [pool.instance_type],
+        "topology.kubernetes.io/zone": pool.zones,
+        "karpenter.sh/capacity-type": pool.markets,
+    }
+    spec: KubernetesObject = {
+        "nodeClassRef": {"group": "karpenter.k8s.aws", "kind": "EC2NodeClass", "name": pool.name},
+        "requirements": [{"key": key, "operator": "In", "values": values} for key, values in wanted.items()],
+        "taints": [{"key": NEURON, "value": "true", "effect": "NoSchedule"}],
+    }
+    return {
+        "apiVersion": "karpenter.sh/v1",
+        "kind": "NodePool",
+        "metadata": {"name": pool.name},
+        "spec": {
+            "template": {"spec": spec},
+            "limits": {"cpu": str(INSTANCES[pool.instance_type].vcpus * pool.most)},
+            # A pod that trains or serves is not moved for the sake of order.
+            "disruption": {"consolidationPolicy": "WhenEmpty", "consolidateAfter": "10m"},
+        },
+    }
+
 
 HEAD: Final = "# Written by `nxpipe infra manifests`: change nxpipe.toml or the lock file, not this.\n"
 _EFA_PLUGIN: Final = "aws-efa-k8s-device-plugin"
@@ -20,23 +152,23 @@ def manifests(config: Config, cluster: Cluster, images: Mirror, lock: ClusterLoc
     made = {
         "artifacts": _artifacts(),
         **_plugins(cluster, images, lock),
-        "neuron-scheduler-extension": neuron.extension(_pinned(images.scheduler_extension, lock)),
-        "neuron-scheduler": neuron.scheduler(_pinned(images.scheduler, lock)),
+        "neuron-scheduler-extension": neuron.scheduler_extension_objects(_pinned(images.scheduler_extension, lock)),
+        "neuron-scheduler": neuron.scheduler_objects(_pinned(images.scheduler, lock)),
     }
-    for pool in karpenter.pools(cluster.groups):
-        made[f"karpenter-{pool.name}"] = karpenter.objects(config, pool, lock.neuron.image)
-    return {f"{name}.yaml": HEAD + written(objects) for name, objects in sorted(made.items())}
+    for pool in node_pools(cluster.groups):
+        made[f"karpenter-{pool.name}"] = node_pool_objects(config, pool, lock.neuron.image)
+    return {f"{name}.yaml": HEAD + to_yaml(objects) for name, objects in sorted(made.items())}
 
 
-def _artifacts() -> list[Object]:
+def _artifacts() -> list[KubernetesObject]:
     """Where pods that run artifacts are, and as whom."""
-    space: Object = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
-    return [space, account(SERVICE_ACCOUNT, NAMESPACE)]
+    space: KubernetesObject = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    return [space, service_account(SERVICE_ACCOUNT, NAMESPACE)]
 
 
-def _plugins(cluster: Cluster, images: Mirror, lock: ClusterLock) -> dict[str, list[Object]]:
+def _plugins(cluster: Cluster, images: Mirror, lock: ClusterLock) -> dict[str, list[KubernetesObject]]:
     types = sorted({each.instance_type for each in cluster.groups})
-    made = {"neuron-device-plugin": neuron.plugin(_pinned(images.device_plugin, lock), types)}
+    made = {"neuron-device-plugin": neuron.device_plugin_objects(_pinned(images.device_plugin, lock), types)}
     fast = [each for each in types if INSTANCES[each].efa_interfaces]
     if fast and images.efa_plugin:
         image = _pinned(images.efa_plugin, lock)
@@ -48,3 +180,18 @@ def _plugins(cluster: Cluster, images: Mirror, lock: ClusterLock) -> dict[str, l
 def _pinned(image: str, lock: ClusterLock) -> str:
     """By its digest alone: a tag beside it would say what nobody checks."""
     return f"{image.rpartition(':')[0]}@{lock.images[image]}"
+
+
+def write_manifests(folder: Path, files: Mapping[str, str], head: str) -> None:
+    """`head` is the line by which a file is known as ours; ours that are not among the files any more go."""
+    folder.mkdir(parents=True, exist_ok=True)
+    there = {path.name: path for path in folder.iterdir() if path.is_file()}
+    ours = {name for name, path in there.items() if path.read_bytes().startswith(head.encode())}
+    if foreign := sorted(files.keys() & there.keys() - ours):
+        raise WouldOverwrite(
+            f"{folder / foreign[0]} was not written by this command; move it away, or pass another --out"
+        )
+    for name, text in files.items():
+        write_whole(folder / name, text.encode())
+    for stale in sorted(ours - files.keys()):
+        there[stale].unlink()

@@ -6,17 +6,18 @@ EKS's own scheduler takes no extension. So there is a second one beside it, whic
 from collections.abc import Sequence
 from typing import Final
 
-from nxpipe.pipeline.fleet.kubernetes.document import Object, written
 from nxpipe.pipeline.fleet.kubernetes.objects import (
     SYSTEM,
+    KubernetesObject,
     Rule,
-    account,
-    bound,
-    bound_here,
+    cluster_role,
+    cluster_role_binding,
     deployment,
     device_plugin,
-    may,
-    role_here,
+    namespaced_role,
+    role_binding,
+    service_account,
+    to_yaml,
 )
 
 PLUGIN: Final = "neuron-device-plugin"
@@ -31,18 +32,18 @@ _NODES: Final[Rule] = ("", ["nodes"], ["get", "list", "watch"])
 _EVENTS: Final[Rule] = ("", ["events"], ["create", "patch"])
 
 
-def plugin(image: str, types: Sequence[str]) -> list[Object]:
-    node: Object = {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
-    config: Object = {"name": "KUBECONFIG", "value": "/etc/kubernetes/kubelet.conf"}
+def device_plugin_objects(image: str, types: Sequence[str]) -> list[KubernetesObject]:
+    node: KubernetesObject = {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    config: KubernetesObject = {"name": "KUBECONFIG", "value": "/etc/kubernetes/kubelet.conf"}
     rules: list[Rule] = [_NODES, _EVENTS, _PODS, ("", ["nodes/status"], ["patch", "update"])]
     return [
-        account(PLUGIN),
-        *may(PLUGIN, rules),
+        service_account(PLUGIN),
+        *cluster_role(PLUGIN, rules),
         device_plugin(PLUGIN, image, types, who=PLUGIN, env=[config, node], folders={"run": "/run"}),
     ]
 
 
-def extension(image: str) -> list[Object]:
+def scheduler_extension_objects(image: str) -> list[KubernetesObject]:
     """Asked by the scheduler below which nodes have enough neighbours free, and which of them a pod gets."""
     rules: list[Rule] = [
         _NODES,
@@ -51,14 +52,14 @@ def extension(image: str) -> list[Object]:
         ("", ["nodes/status"], ["get", "list", "watch", "patch", "update"]),
         ("", ["bindings", "pods/binding"], ["create"]),
     ]
-    container: Object = {
+    container: KubernetesObject = {
         "image": image,
         "env": [{"name": "PORT", "value": str(_PORT)}],
         "ports": [{"name": "http", "containerPort": _PORT}],
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
     }
-    service: Object = {
+    service: KubernetesObject = {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": EXTENSION, "namespace": SYSTEM},
@@ -67,18 +68,21 @@ def extension(image: str) -> list[Object]:
             "ports": [{"name": "http", "port": _PORT, "targetPort": _PORT}],
         },
     }
-    return [account(EXTENSION), *may(EXTENSION, rules), deployment(EXTENSION, container), service]
+    return [service_account(EXTENSION), *cluster_role(EXTENSION, rules), deployment(EXTENSION, container), service]
 
 
-def scheduler(image: str) -> list[Object]:
-    config: Object = {
+def scheduler_objects(image: str) -> list[KubernetesObject]:
+    config: KubernetesObject = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": SCHEDULER, "namespace": SYSTEM},
-        "data": {"config.yaml": written([_configuration()]).removeprefix("---\n")},
+        "data": {"config.yaml": to_yaml([_configuration()]).removeprefix("---\n")},
     }
-    probe: Object = {"httpGet": {"path": "/healthz", "port": 10259, "scheme": "HTTPS"}, "initialDelaySeconds": 15}
-    container: Object = {
+    probe: KubernetesObject = {
+        "httpGet": {"path": "/healthz", "port": 10259, "scheme": "HTTPS"},
+        "initialDelaySeconds": 15,
+    }
+    container: KubernetesObject = {
         "image": image,
         "command": ["/usr/local/bin/kube-scheduler", f"--config={_CONFIG}/config.yaml"],
         "livenessProbe": probe,
@@ -88,31 +92,31 @@ def scheduler(image: str) -> list[Object]:
         "volumeMounts": [{"name": "config", "mountPath": _CONFIG, "readOnly": True}],
     }
     return [
-        account(SCHEDULER),
-        bound(SCHEDULER, "system:kube-scheduler", SCHEDULER),
-        bound(f"{SCHEDULER}-volumes", "system:volume-scheduler", SCHEDULER),
+        service_account(SCHEDULER),
+        cluster_role_binding(SCHEDULER, "system:kube-scheduler", SCHEDULER),
+        cluster_role_binding(f"{SCHEDULER}-volumes", "system:volume-scheduler", SCHEDULER),
         *_leases(),
-        bound_here(f"{SCHEDULER}-callers", "extension-apiserver-authentication-reader", SCHEDULER),
+        role_binding(f"{SCHEDULER}-callers", "extension-apiserver-authentication-reader", SCHEDULER),
         config,
         deployment(SCHEDULER, container, volumes=[{"name": "config", "configMap": {"name": SCHEDULER}}]),
     ]
 
 
-def _leases() -> list[Object]:
+def _leases() -> list[KubernetesObject]:
     """The role of the cluster's own scheduler names its lease, which is another's."""
     group, kind = "coordination.k8s.io", "leases"
-    make: Object = {"apiGroups": [group], "resources": [kind], "verbs": ["create"]}
-    hold: Object = {
+    make: KubernetesObject = {"apiGroups": [group], "resources": [kind], "verbs": ["create"]}
+    hold: KubernetesObject = {
         "apiGroups": [group],
         "resources": [kind],
         "resourceNames": [SCHEDULER],
         "verbs": ["get", "list", "update", "watch"],
     }
-    return [role_here(SCHEDULER, [make, hold]), bound_here(SCHEDULER, SCHEDULER, SCHEDULER)]
+    return [namespaced_role(SCHEDULER, [make, hold]), role_binding(SCHEDULER, SCHEDULER, SCHEDULER)]
 
 
-def _configuration() -> Object:
-    extender: Object = {
+def _configuration() -> KubernetesObject:
+    extender: KubernetesObject = {
         "urlPrefix": f"http://{EXTENSION}.{SYSTEM}.svc.cluster.local:{_PORT}",
         "filterVerb": "filter",
         "bindVerb": "bind",

@@ -1,10 +1,71 @@
-"""What objects have in common: names, accounts and what these may do, and pods that every node of some types runs."""
+"""YAML, as far as objects of Kubernetes need it: the same object is the same bytes, whatever library is installed."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, TypeAlias
 
-from nxpipe.pipeline.fleet.kubernetes.document import Object, Value
 from nxpipe.stacks.names import NEURON
+
+YamlValue: TypeAlias = "str | int | bool | Sequence[YamlValue] | Mapping[str, YamlValue]"
+KubernetesObject: TypeAlias = Mapping[str, YamlValue]
+
+# What no reader takes for a number, a truth value or nothing.
+_PLAIN: Final = re.compile(r"[A-Za-z_/](?::?[A-Za-z0-9_./@-])*")
+_NOT_TEXT: Final = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
+_LINES: Final = re.compile(r"[!-~][ -~]*\n(?:[ -~]*\n)*")
+
+
+def to_yaml(objects: Sequence[KubernetesObject]) -> str:
+    """One document for each, keys in the order that they were given."""
+    return "".join("---\n" + "\n".join(_lines(each, "")) + "\n" for each in objects)
+
+
+def _lines(value: YamlValue, indent: str) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _entry(f"{indent}{_text(key)}:", each, indent + "  ")
+    else:
+        assert isinstance(value, Sequence), "scalars stand beside their key"
+        for each in value:
+            if isinstance(each, Mapping) and each:
+                first, *rest = _lines(each, indent + "  ")
+                yield f"{indent}- {first.lstrip(' ')}"
+                yield from rest
+            else:
+                yield from _entry(f"{indent}-", each, indent + "  ")
+
+
+def _entry(head: str, value: YamlValue, indent: str) -> Iterator[str]:
+    if isinstance(value, str) and _LINES.fullmatch(value) and not value.endswith("\n\n"):
+        yield f"{head} |"
+        yield from (f"{indent}{line}".rstrip() if not line else f"{indent}{line}" for line in value[:-1].split("\n"))
+    elif isinstance(value, str | int):
+        yield f"{head} {_scalar(value)}"
+    elif value:
+        yield head
+        yield from _lines(value, indent)
+    else:
+        yield f"{head} {'{}' if isinstance(value, Mapping) else '[]'}"
+
+
+def _scalar(value: str | int) -> str:
+    return _text(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _text(value: str) -> str:
+    if _PLAIN.fullmatch(value) and value.lower() not in _NOT_TEXT:
+        return value
+    return f'"{"".join(map(_character, value))}"'
+
+
+def _character(one: str) -> str:
+    if one in '"\\':
+        return f"\\{one}"
+    if one.isprintable():
+        return one
+    return f"\\u{ord(one):04x}" if ord(one) < 0x10000 else f"\\U{ord(one):08x}"
+
 
 SYSTEM: Final = "kube-system"
 
@@ -14,28 +75,28 @@ _DEVICE_PLUGINS: Final = "/var/lib/kubelet/device-plugins"
 Rule = tuple[str, Sequence[str], Sequence[str]]  # the group of the API, resources, verbs
 
 # A node that takes no other pod takes these, and so does one that is short of room.
-_EVERYWHERE: Final[Sequence[Object]] = (
+_EVERYWHERE: Final[Sequence[KubernetesObject]] = (
     {"key": "CriticalAddonsOnly", "operator": "Exists"},
     {"key": NEURON, "operator": "Exists", "effect": "NoSchedule"},
 )
 
 
-def account(name: str, namespace: str = SYSTEM) -> Object:
+def service_account(name: str, namespace: str = SYSTEM) -> KubernetesObject:
     return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": namespace}}
 
 
-def may(name: str, rules: Iterable[Rule]) -> list[Object]:
+def cluster_role(name: str, rules: Iterable[Rule]) -> list[KubernetesObject]:
     """A role for the whole cluster, and its account in it."""
-    role: Object = {
+    role: KubernetesObject = {
         "apiVersion": f"{_RBAC}/v1",
         "kind": "ClusterRole",
         "metadata": {"name": name},
         "rules": [_rule(each) for each in rules],
     }
-    return [role, bound(name, name, name)]
+    return [role, cluster_role_binding(name, name, name)]
 
 
-def bound(name: str, role: str, who: str) -> Object:
+def cluster_role_binding(name: str, role: str, who: str) -> KubernetesObject:
     return {
         "apiVersion": f"{_RBAC}/v1",
         "kind": "ClusterRoleBinding",
@@ -45,7 +106,7 @@ def bound(name: str, role: str, who: str) -> Object:
     }
 
 
-def role_here(name: str, rules: Iterable[Mapping[str, Value]]) -> Object:
+def namespaced_role(name: str, rules: Iterable[Mapping[str, YamlValue]]) -> KubernetesObject:
     """A role for objects of the system's namespace alone."""
     return {
         "apiVersion": f"{_RBAC}/v1",
@@ -55,7 +116,7 @@ def role_here(name: str, rules: Iterable[Mapping[str, Value]]) -> Object:
     }
 
 
-def bound_here(name: str, role: str, who: str) -> Object:
+def role_binding(name: str, role: str, who: str) -> KubernetesObject:
     return {
         "apiVersion": f"{_RBAC}/v1",
         "kind": "RoleBinding",
@@ -72,12 +133,12 @@ def device_plugin(
     *,
     who: str | None = None,
     host_network: bool = False,
-    env: Sequence[Object] = (),
+    env: Sequence[KubernetesObject] = (),
     folders: Mapping[str, str] | None = None,
-) -> Object:
+) -> KubernetesObject:
     """On each node of the types, beside the kubelet, which it tells what devices there are."""
     paths = {"device-plugins": _DEVICE_PLUGINS, **(folders or {})}
-    container: dict[str, Value] = {
+    container: dict[str, YamlValue] = {
         "name": name,
         "image": image,
         "imagePullPolicy": "IfNotPresent",
@@ -87,7 +148,7 @@ def device_plugin(
     }
     if env:
         container["env"] = list(env)
-    pod: dict[str, Value] = {
+    pod: dict[str, YamlValue] = {
         "priorityClassName": "system-node-critical",
         "tolerations": list(_EVERYWHERE),
         "affinity": {"nodeAffinity": _of_types(types)},
@@ -110,9 +171,11 @@ def device_plugin(
     }
 
 
-def deployment(name: str, container: Mapping[str, Value], volumes: Sequence[Object] = ()) -> Object:
+def deployment(
+    name: str, container: Mapping[str, YamlValue], volumes: Sequence[KubernetesObject] = ()
+) -> KubernetesObject:
     """One pod, as the account of the same name, on nodes without accelerators."""
-    pod: dict[str, Value] = {
+    pod: dict[str, YamlValue] = {
         "serviceAccountName": name,
         "priorityClassName": "system-cluster-critical",
         "containers": [{"name": name, "imagePullPolicy": "IfNotPresent", **container}],
@@ -132,11 +195,11 @@ def deployment(name: str, container: Mapping[str, Value], volumes: Sequence[Obje
     }
 
 
-def _rule(rule: Rule) -> Object:
+def _rule(rule: Rule) -> KubernetesObject:
     group, resources, verbs = rule
     return {"apiGroups": [group], "resources": list(resources), "verbs": list(verbs)}
 
 
-def _of_types(types: Sequence[str]) -> Object:
-    wanted: Object = {"key": "node.kubernetes.io/instance-type", "operator": "In", "values": list(types)}
+def _of_types(types: Sequence[str]) -> KubernetesObject:
+    wanted: KubernetesObject = {"key": "node.kubernetes.io/instance-type", "operator": "In", "values": list(types)}
     return {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [wanted]}]}}

@@ -9,7 +9,7 @@ from typing import Final
 _LONGEST: Final = 256
 
 
-def current_actor() -> str:
+def current_identity() -> str:
     """By the run on GitHub, else by git's configuration, else by the operating system."""
     return _plain(_from_github() or _from_git() or _from_system())
 

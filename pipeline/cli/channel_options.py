@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from nxpipe.pipeline.artifacts.channels import fleet_of
-from nxpipe.pipeline.artifacts.signing import key_option
-from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, store_option
+from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, key_option, store_option
 from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def refuse_of_rollouts(channel: str, *, past_rollouts: bool) -> None:
 
 def record(console: Console, appended: "Appended", store: "Store", typed_key: str | None) -> None:
     """Tell what the channel serves, whether that is new, and what a key has signed of it."""
-    from nxpipe.pipeline.artifacts.text import generation_data, served_lines
+    from nxpipe.pipeline.artifacts.channel_log import generation_data, served_lines
 
     generation = appended.generation
     key_ids = [each.key_id for each in generation.signatures] if appended.changed else []

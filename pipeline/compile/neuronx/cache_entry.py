@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from nxpipe.pipeline.artifacts.artifact_files import CACHE
+from nxpipe.pipeline.compile.artifact_files import CACHE
 from nxpipe.pipeline.util.errors import ProgramInvalid
 
 if TYPE_CHECKING:
@@ -21,29 +21,29 @@ _COMPILER: Final = re.compile(r"neuronxcc-[0-9A-Za-z][0-9A-Za-z.+_-]*")
 _MODULE: Final = re.compile(r"MODULE_[0-9A-Za-z]+\+[0-9A-Za-z]+")  # the hash of the graph, that of the flags
 
 
-class State(Enum):
+class EntryState(Enum):
     READY = "ready"
     LOCKED = "locked"  # a compiler is at work on it, or was killed
     FAILED = "failed"  # the compiler could not, and will not be asked again
     UNFINISHED = "unfinished"
 
 
-def state_of(names: Collection[str]) -> State:
+def state_of(names: Collection[str]) -> EntryState:
     """By the files of its folder. A lock in a finished one is a leftover that nobody waits for."""
     if NEFF in names and DONE in names:
-        return State.READY
+        return EntryState.READY
     if any(name.endswith(_LOCK) for name in names):
-        return State.LOCKED
-    return State.FAILED if DONE in names or _FAILED in names else State.UNFINISHED
+        return EntryState.LOCKED
+    return EntryState.FAILED if DONE in names or _FAILED in names else EntryState.UNFINISHED
 
 
-def travels(name: str) -> bool:
+def is_exported(name: str) -> bool:
     """A lock is of the moment, and a log of a place."""
     return not name.endswith(_LOCK) and name != _FAILED
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     program: str  # of the artifact that keeps it
     folder: str  # in a cache
     files: Mapping[str, "Blob"]
@@ -56,7 +56,7 @@ class Entry:
         return f"{self.folder}/{name}"
 
 
-def kept_by(manifest: "Manifest") -> list[Entry]:
+def entries_of(manifest: "Manifest") -> list[CacheEntry]:
     """The entries that came with an artifact's programs."""
     found: dict[tuple[str, str], dict[str, Blob]] = {}
     for file in manifest.files:
@@ -65,11 +65,11 @@ def kept_by(manifest: "Manifest") -> list[Entry]:
             program, folder, name = _parts(manifest, rest)
             found.setdefault((program, folder), {})[name] = file.blob
     for (program, folder), files in found.items():
-        if state_of(files) is not State.READY:
+        if state_of(files) is not EntryState.READY:
             raise ProgramInvalid(
                 f"{manifest.model.id} {program}: {folder} lacks {NEFF} or {DONE}; build the model again"
             )
-    return [Entry(program, folder, files) for (program, folder), files in found.items()]
+    return [CacheEntry(program, folder, files) for (program, folder), files in found.items()]
 
 
 def folder_of(path: str) -> str | None:

@@ -6,27 +6,42 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from nxpipe.artifact_store.documents import written_now
-from nxpipe.pipeline.release.gate import Gate, Outcome, Passage, Settled, State
-from nxpipe.pipeline.release.making import Build, Check
-from nxpipe.pipeline.release.proving import Bench, Verify
-from nxpipe.pipeline.release.rolling import Rollout
-from nxpipe.pipeline.release.serving import Promote, Sign
+from nxpipe.pipeline.release.gates import (
+    AlreadyDone,
+    BenchGate,
+    BuildGate,
+    CheckGate,
+    Gate,
+    GateOutcome,
+    GateResult,
+    GateState,
+    VerifyGate,
+)
+from nxpipe.pipeline.release.promotion import PromoteGate, RolloutGate, SignGate
 from nxpipe.pipeline.util.exit_codes import INTERNAL, INTERRUPTED, TERMINATED, exit_code_of
 
 if TYPE_CHECKING:
-    from nxpipe.pipeline.release.state import Release
+    from nxpipe.pipeline.release.state import ReleaseContext
 
-CHAIN: Final[tuple[Gate, ...]] = (Check(), Build(), Verify(), Bench(), Sign(), Promote(), Rollout())
+CHAIN: Final[tuple[Gate, ...]] = (
+    CheckGate(),
+    BuildGate(),
+    VerifyGate(),
+    BenchGate(),
+    SignGate(),
+    PromoteGate(),
+    RolloutGate(),
+)
 _CUT_SHORT: Final = "cut short; the same words go on from here"
 
 
 @dataclass
-class Course:
+class ReleaseRun:
     """`tell` hears of each gate as it is passed."""
 
-    tell: Callable[["Course"], None]
+    tell: Callable[["ReleaseRun"], None]
     began_at: str = field(default_factory=written_now)
-    passages: list[Passage] = field(default_factory=list)
+    passages: list[GateResult] = field(default_factory=list)
     is_over: bool = False
     _began: float = field(default_factory=time.monotonic)
 
@@ -38,12 +53,12 @@ class Course:
     def seconds(self) -> float:
         return time.monotonic() - self._began
 
-    def all(self) -> Sequence[Passage]:
+    def all(self) -> Sequence[GateResult]:
         """Of every gate, whether it was come to or not."""
-        rest = (Passage(gate.name, "not run", "") for gate in CHAIN[len(self.passages) :])
+        rest = (GateResult(gate.name, "not run", "") for gate in CHAIN[len(self.passages) :])
         return [*self.passages, *rest]
 
-    def run(self, release: "Release") -> int:
+    def run(self, release: "ReleaseContext") -> int:
         """The exit code; an error is passed on, once it has been noted."""
         for gate in CHAIN:
             began = time.monotonic()
@@ -57,35 +72,35 @@ class Course:
                 break
         return self.code
 
-    def _note(self, passage: Passage, began: float) -> None:
+    def _note(self, passage: GateResult, began: float) -> None:
         self.passages.append(replace(passage, seconds=round(time.monotonic() - began, 3)))
         self.is_over = bool(passage.code) or len(self.passages) == len(CHAIN)
         self.tell(self)
 
 
-def foreseen(release: "Release") -> list[Passage]:
+def preview(release: "ReleaseContext") -> list[GateResult]:
     """Every gate as it stands now: what a run would begin with."""
-    return [_left_out(gate, release) or Passage(gate.name, "to do", gate.intention(release)) for gate in CHAIN]
+    return [_left_out(gate, release) or GateResult(gate.name, "to do", gate.intention(release)) for gate in CHAIN]
 
 
-def _through(gate: Gate, release: "Release") -> Passage:
+def _through(gate: Gate, release: "ReleaseContext") -> GateResult:
     return _left_out(gate, release) or _passed(gate.name, gate.run(release))
 
 
-def _left_out(gate: Gate, release: "Release") -> Passage | None:
+def _left_out(gate: Gate, release: "ReleaseContext") -> GateResult | None:
     if gate.name in release.words.skipped:
-        return Passage(gate.name, "skipped", f"--skip {gate.name}")
-    settled: Settled | None = gate.settled(release)
-    return Passage(gate.name, settled.state, settled.sentence) if settled else None
+        return GateResult(gate.name, "skipped", f"--skip {gate.name}")
+    settled: AlreadyDone | None = gate.settled(release)
+    return GateResult(gate.name, settled.state, settled.sentence) if settled else None
 
 
-def _passed(name: str, outcome: Outcome) -> Passage:
-    state: State = "interrupted" if outcome.code == INTERRUPTED.number else "failed" if outcome.code else "passed"
-    return Passage(name, state, outcome.sentence, outcome.code, figures=outcome.figures)
+def _passed(name: str, outcome: GateOutcome) -> GateResult:
+    state: GateState = "interrupted" if outcome.code == INTERRUPTED.number else "failed" if outcome.code else "passed"
+    return GateResult(name, state, outcome.sentence, outcome.code, figures=outcome.figures)
 
 
-def _broken(gate: Gate, error: BaseException) -> Passage:
+def _broken(gate: Gate, error: BaseException) -> GateResult:
     if isinstance(error, KeyboardInterrupt | SystemExit):
         code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else TERMINATED
-        return Passage(gate.name, "interrupted", _CUT_SHORT, code.number)
-    return Passage(gate.name, "failed", str(error), (exit_code_of(error) or INTERNAL).number)
+        return GateResult(gate.name, "interrupted", _CUT_SHORT, code.number)
+    return GateResult(gate.name, "failed", str(error), (exit_code_of(error) or INTERNAL).number)

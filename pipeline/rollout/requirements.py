@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nxpipe.emulator.hardware import INSTANCES
+from nxpipe.pipeline.artifacts.channels import model_id
 from nxpipe.pipeline.artifacts.signing import trust_in
-from nxpipe.pipeline.util.folders import expanded
 from nxpipe.pipeline.util.suggest import did_you_mean
 from nxpipe.pipeline.verify.judged import shortfall
 from nxpipe.pipeline.verify.verify import Thresholds
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store.channel.change import Requirements
     from nxpipe.artifact_store.evidence import Evidence
     from nxpipe.artifact_store.manifest import Manifest
-    from nxpipe.pipeline.config import Config, Model
+    from nxpipe.pipeline.config import Config
 
 
 def requirements(store: "Store", config: "Config", folder: Path, channel: str) -> "Requirements":
-    return replace(requirements_of_one(store, config, folder, channel), targets=targets_of(config, folder, channel))
+    return replace(artifact_requirements(store, config, folder, channel), targets=targets_of(config, folder, channel))
 
 
-def requirements_of_one(store: "Store", config: "Config", folder: Path, channel: str) -> "Requirements":
+def artifact_requirements(store: "Store", config: "Config", folder: Path, channel: str) -> "Requirements":
     """The same of an artifact by itself, whatever else the channel serves: signed if asked, and near enough by
     [verify] of today, not of whoever built it."""
     from nxpipe.artifact_store.channel.change import Requirements
@@ -58,12 +58,7 @@ def targets_of(config: "Config", folder: Path, channel: str) -> dict[str, set[st
     return targets
 
 
-def model_id(model: "Model", folder: Path) -> str:
-    """What artifacts of the model are published under: a folder goes by its last name."""
-    return model.id or (folder / expanded(model.path or "")).resolve().name
-
-
-def doubt(config: "Config", channel: str) -> str | None:
+def unserved_channel_warning(config: "Config", channel: str) -> str | None:
     """A word on a channel that no fleet runs, where there are fleets: most likely it is misspelt."""
     used = sorted({fleet.channel for fleet in config.fleets})
     if not used or channel in used:

@@ -8,7 +8,7 @@ GATES: Final = ("check", "build", "verify", "bench", "sign", "promote", "rollout
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedGeneration:
     """A generation of a channel, by its number and by the digest of all that it says."""
 
     generation: int
@@ -19,7 +19,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Words:
+class ReleaseOptions:
     """`source` is the channel whose artifacts are released, without which they are built; `expect` is what it must
     serve then, which is what somebody has approved; `how` says how that is done,
     as `nxpipe build` takes it. `place` are the options, and what was typed for them, that the way back has to
@@ -27,7 +27,7 @@ class Words:
 
     channel: str
     source: str | None
-    expect: Expected | None
+    expect: ExpectedGeneration | None
     names: tuple[str, ...]
     threshold: float
     skipped: frozenset[str]
