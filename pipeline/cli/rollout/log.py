@@ -25,7 +25,7 @@ def log(console: Console, fleet: str, execution: str | None, store: str | None, 
       nxpipe rollout log search
       nxpipe rollout log search --json > rollout.jsonl
     """
-    from nxpipe.pipeline.cli.rollout.options import open_context
+    from nxpipe.pipeline.cli.rollout.context import open_context
     from nxpipe.pipeline.rollout.render import evaluation_table
     from nxpipe.pipeline.rollout.status import EvaluationLog
     from nxpipe.pipeline.util.errors import RolloutRefused

@@ -65,7 +65,7 @@ def start(
       nxpipe rollout start search --channel staging --to green
     """
     from nxpipe.pipeline.artifacts.identity import current_identity
-    from nxpipe.pipeline.cli.rollout.options import open_context
+    from nxpipe.pipeline.cli.rollout.context import open_context
     from nxpipe.pipeline.rollout.start import AlreadyServed, StartRequest, report_already_served, start_rollout
 
     console: Console = ctx.obj

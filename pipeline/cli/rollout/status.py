@@ -38,7 +38,7 @@ def status(
     Example:
       nxpipe rollout status search --wait
     """
-    from nxpipe.pipeline.cli.rollout.options import open_context, serving_fleet_names
+    from nxpipe.pipeline.cli.rollout.context import open_context, serving_fleet_names
     from nxpipe.pipeline.rollout.finish import exit_code, finish, pending_promotion
     from nxpipe.pipeline.rollout.follow import follow
     from nxpipe.pipeline.rollout.render import status_page
