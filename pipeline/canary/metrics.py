@@ -1,14 +1,17 @@
-"""Requests that got no answer at all, from two counts that need not fall into the same minute.
+"""CloudWatch metrics of a load balancer: the queries, and the counts of each minute that their results hold.
 
-A target that hangs, crashes or closes the connection has no answer: the load balancer sends a 502 or a 504 in its
-place, which it counts for itself and not for the target group. What is left is the difference: a request was sent to
-the group, and no target answered it.
+A minute is read once, after its counts have settled. A series without a value for a minute counted zero: the load
+balancer publishes a metric only when it is nonzero.
 
-A request may be counted in one minute and its answer in the next, so that the difference of one minute says little,
-and the balance of all minutes is kept: how many requests were open at the end of each. Of those, the ones of the last
-minute that came within the slowest latency of its end may still be in flight. What remains above the highest remainder
-so far is new, and counts as unanswered. So healthy versions have none, however much of their traffic is in flight, and
-a version that stops to answer has more in every minute.
+An error is a request without a good response of a target: a 5XX, or no response at all. A target that hangs, crashes
+or closes the connection sends none; the load balancer then returns a 502 or 504 of its own, which it counts for all
+target groups together. What remains is a difference: a request was routed to the group, and no target responded.
+
+A request may be counted in one minute and its response in the next, so the difference of one minute is noise. The
+balance of all minutes is kept instead: the number of requests that are open at the end of each. Requests of the last
+minute that arrived within the slowest latency of its end may still be in flight. The part of the remainder that exceeds
+its previous maximum is new, and counts as unanswered. So a healthy version has no unanswered requests, however many are
+in flight, and a version that stops to respond has more every minute.
 """
 
 import math
@@ -22,11 +25,11 @@ from nxpipe.pipeline.canary.counts import Arm, Batch, Count, is_whole
 
 @dataclass(frozen=True)
 class UnansweredRequests:
-    """Requests without an answer, since the first minute of a rollout."""
+    """Requests without a response since the first minute of a rollout."""
 
     now: int = 0
-    most: int = 0  # that were overdue at any time, as far as they have been counted
-    busiest: int = 0  # requests in one minute: at most so many were open when the rollout began
+    most: int = 0  # maximum that was overdue, as far as it has been counted
+    busiest: int = 0  # maximum of one minute: at most so many were open when the rollout began
 
     @staticmethod
     def from_json(document: Sequence[int]) -> "UnansweredRequests":
@@ -38,9 +41,10 @@ class UnansweredRequests:
     def after(
         self, requests: Count, answers: Count, *, failed: Count, in_flight: float
     ) -> tuple["UnansweredRequests", Count]:
-        """A minute later, and how many requests have proved to be without an answer: at most so many as the minute has
-        beside its `failed` ones, the rest in the next. `in_flight` is the share of a minute's requests that may be open
-        at its end. A minute that cannot be changes nothing.
+        """The balance one minute later, and the requests that are proved unanswered.
+
+        A minute reports at most as many as it has requests beside its `failed` ones; the rest follows in the next.
+        `in_flight` is the fraction of a minute's requests that may be open at its end. Invalid counts change nothing.
         """
         if not all(is_whole(count) and count >= 0 for count in (requests, answers, failed)):
             return self, 0
@@ -51,7 +55,7 @@ class UnansweredRequests:
         return UnansweredRequests(now, self.most + proved, busiest), proved
 
 
-Results: TypeAlias = Sequence[Mapping[str, Any]]  # MetricDataResults of one answer
+Results: TypeAlias = Sequence[Mapping[str, Any]]  # MetricDataResults of GetMetricData
 _Values: TypeAlias = Mapping[str, Mapping[int, Count]]  # by the id of the query, by minute
 
 _NAMESPACE: Final = "AWS/ApplicationELB"
@@ -65,8 +69,8 @@ _COUNTS: Final = {
 
 
 def queries(balancer: str, arms: Mapping[str, str], latencies: Sequence[float], period: int) -> list[dict[str, Any]]:
-    """`arms` are target groups by the name of the arm. Trimmed counts leave out what is at most their lower bound, so
-    that they count the requests that took longer.
+    """`arms` are target groups by the name of the arm. A trimmed count TC(x:) omits values up to x, so it counts the
+    slower requests.
     """
     slower = {f"slower{number}": (_LATENCY, f"TC({latency:.10g}:)") for number, latency in enumerate(latencies)}
     return [
@@ -91,7 +95,7 @@ def queries(balancer: str, arms: Mapping[str, str], latencies: Sequence[float], 
 
 
 def complete(results: Results) -> bool:
-    """CloudWatch may answer in part, when it is asked again for the rest."""
+    """CloudWatch may return partial data; the next evaluation queries these minutes again."""
     return all(result.get("StatusCode", "Complete") == "Complete" for result in results)
 
 
@@ -102,8 +106,8 @@ def batches(
     period: int,
     opened: tuple[UnansweredRequests, UnansweredRequests],
 ) -> tuple[list[Batch], tuple[UnansweredRequests, UnansweredRequests]]:
-    """Of the given minutes, each with both arms; and how many requests are open after them, canary and stable. Where no
-    latency is known, a request may take a minute.
+    """The batches of the given minutes, and the open requests after them (canary, stable). Without latencies a request
+    may be in flight for a minute.
     """
     in_flight = min(1.0, latencies[-1] / period) if latencies else 1.0
     values: _Values = {
@@ -113,12 +117,12 @@ def batches(
         }
         for result in results
     }
-    made, (canary, stable) = [], opened
+    found, (canary, stable) = [], opened
     for minute in minutes:
         canary, new = _arm("canary", values, minute, len(latencies), (canary, in_flight))
         stable, old = _arm("stable", values, minute, len(latencies), (stable, in_flight))
-        made.append(Batch(minute, new, old))
-    return made, (canary, stable)
+        found.append(Batch(minute, new, old))
+    return found, (canary, stable)
 
 
 def _arm(
@@ -139,7 +143,7 @@ def _arm(
 
 
 def minute_of(timestamp: str, period: int, *, earlier: int = 0) -> int:
-    """Minutes are counted from 1970 on. The one that was so many seconds earlier, if that is asked for."""
+    """The number of a minute since 1970, `earlier` seconds before the timestamp."""
     return (int(_moment(timestamp).timestamp()) - earlier) // period
 
 

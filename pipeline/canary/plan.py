@@ -1,4 +1,8 @@
-"""What a rollout is to do, decided before its first minute and never changed after it."""
+"""Plan and schedule of a rollout, fixed before its first minute.
+
+The plan determines the evidence that each step needs; the schedule determines when CloudWatch is read. Error rates hold
+only if neither changes while data arrives, so both are part of the input of the execution.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,19 +17,19 @@ from nxpipe.pipeline.canary.documents import PlanInvalid, digest_of
 
 @dataclass(frozen=True)
 class TrafficStep:
-    """A share of traffic, in percent, and the odds ratio that must be ruled out before the next share."""
+    """A share of traffic in percent, and the odds ratio that must be ruled out before the next step."""
 
     share: int
     tolerates: float
 
     @property
     def weight(self) -> int:
-        """The percentage that the canary gets while the step lasts."""
+        """Percent of traffic of the canary during the step."""
         return min(self.share, 100 - BASELINE_SHARE)
 
 
 def tolerated_odds(share: int) -> float:
-    """What would raise the errors of all traffic by a half: the more a version has of it, the less it is forgiven."""
+    """The odds ratio that raises the errors of all traffic by TOLERATED_RISE percent: it falls as the share grows."""
     return round(1 + TOLERATED_RISE / min(share, 100 - BASELINE_SHARE), 2)
 
 
@@ -34,16 +38,16 @@ class CanaryPlan:
     steps: tuple[TrafficStep, ...]
     bake_min: int  # minutes
     bake_max: int
-    alpha: float
-    beta: float
-    objective: float  # the error rate that a version must stay below
-    margin: float = 1.0  # the odds ratio that counts as no worse
-    bursts: tuple[float, ...] = (0.0,) * len(METRICS)  # tau, metric by metric
-    latencies: tuple[float, ...] = ()  # seconds, in the order of LATENCIES; empty where no latency is judged
+    alpha: float  # limit of the chance to roll back a version that is as good as the baseline
+    beta: float  # limit of the chance to advance a version that is worse than a step tolerates
+    objective: float  # an error rate below it is good enough
+    margin: float = 1.0  # an odds ratio up to it counts as no worse
+    bursts: tuple[float, ...] = (0.0,) * len(METRICS)  # tau of each metric: overdispersion, see likelihood.py
+    latencies: tuple[float, ...] = ()  # seconds, as LATENCIES; empty: latency is not judged
 
     def __post_init__(self) -> None:
-        if said := _fault(self):
-            raise PlanInvalid(f"This plan cannot be followed: {said}.")
+        if reason := _fault(self):
+            raise PlanInvalid(f"invalid rollout plan: {reason}")
 
     @staticmethod
     def of(
@@ -58,13 +62,13 @@ class CanaryPlan:
         bursts: Sequence[float] = (0.0,) * len(METRICS),
         latencies: Sequence[float] = (),
     ) -> "CanaryPlan":
-        """A plan whose steps tolerate what their shares call for."""
+        """A plan whose steps tolerate the odds ratios of their shares."""
         steps = tuple(TrafficStep(share, tolerated_odds(share)) for share in shares)
         return CanaryPlan(steps, bake_min, bake_max, alpha, beta, objective, margin, tuple(bursts), tuple(latencies))
 
     @cached_property
     def ratios(self) -> tuple[float, ...]:
-        """Where every curve of this rollout is kept."""
+        """The grid of odds ratios on which evidence is accumulated."""
         return tuple(sorted({*RATIO_STAKES, self.margin, *(step.tolerates for step in self.steps)}))
 
     @cached_property
@@ -86,7 +90,7 @@ class CanaryPlan:
             bursts, latencies = tuple(fields.pop("bursts")), tuple(fields.pop("latencies"))
             return CanaryPlan(steps=steps, bursts=bursts, latencies=latencies, **fields)
         except (KeyError, TypeError) as error:
-            raise PlanInvalid(f"This is no plan of a rollout: {error}; write it with Plan.as_json.") from error
+            raise PlanInvalid(f"invalid rollout plan: {error}; write it with CanaryPlan.as_json") from error
 
 
 def _fault(plan: CanaryPlan) -> str | None:

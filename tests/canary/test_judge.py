@@ -271,7 +271,7 @@ def test_a_verdict_is_explained_in_words_and_numbers() -> None:
     ],
 )
 def test_a_plan_that_nobody_can_follow_is_refused(broken: dict[str, object]) -> None:
-    with pytest.raises(PlanInvalid, match="cannot be followed"):
+    with pytest.raises(PlanInvalid, match="invalid rollout plan"):
         replace(PLAN, **broken)  # type: ignore[arg-type]
 
 

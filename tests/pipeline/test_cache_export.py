@@ -22,7 +22,7 @@ from nxpipe.pipeline.artifacts.neuron_cache import (
     ExportedEntry,
     ExportResult,
     entries_in,
-    export,
+    export_entries,
     remove_abandoned_files,
 )
 from nxpipe.pipeline.compile.neuronx.cache_entry import EntryState, entries_of
@@ -87,7 +87,7 @@ def made(
 
 
 def carry_out(store: Store, manifest: Manifest, cache: Backend) -> list[ExportedEntry]:
-    return list(export(store.blobs, entries_of(manifest), cache, nobody))
+    return list(export_entries(store.blobs, entries_of(manifest), cache, nobody))
 
 
 def outcomes(exported: Sequence[ExportedEntry]) -> list[ExportResult]:
@@ -150,7 +150,7 @@ def test_progress_tells_every_byte_once(store: Store, cache: Place) -> None:
     for _ in range(2):
         told: list[int] = []
         entries = entries_of(made(store))
-        list(export(store.blobs, entries, cache.backend, told.append))
+        list(export_entries(store.blobs, entries, cache.backend, told.append))
         assert sum(told) == entries[0].size
 
 
