@@ -1,4 +1,8 @@
-"""The judge as a function of AWS Lambda: a question in, an answer out, nothing kept and nobody called."""
+"""The judge as an AWS Lambda function. It has no permissions, keeps nothing and calls no service.
+
+The event names one of three requests: `opens` (preflight), `begins` (a step's weights are in force), `looks` (an
+evaluation). These names, and the fields of both documents, are those of the state machine's definition.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,19 +15,20 @@ from nxpipe.pipeline.canary.steps import Action, evaluate, preflight
 
 
 def handle(event: Mapping[str, Any], _context: object) -> dict[str, Any]:
-    """One of three questions: may the rollout open, a step begins, how does it look."""
-    ((question, given),) = event.items()
-    answers = {"opens": preflight, "begins": begins, "looks": looks}
-    return answers[question](given)
+    """The response to one request of the state machine."""
+    ((request, given),) = event.items()
+    handlers = {"opens": preflight, "begins": begins, "looks": looks}
+    return handlers[request](given)
 
 
 def begins(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The weights of a step are in force."""
+    """The start of a step, whose weights are in force."""
     course = RolloutState.from_text(given["carried"]).begin(given["step"], given["at"])
     return _answer(course, given["at"], Action.WATCH, f"step {given['step'] + 1} begins")
 
 
 def looks(given: Mapping[str, Any]) -> dict[str, Any]:
+    """One evaluation, with the record of its decision."""
     before, at = RolloutState.from_text(given["carried"]), given["at"]
     found = evaluate(before, given)
     course = found.course

@@ -1,4 +1,12 @@
-"""What the judge says, and the numbers that it rests on."""
+"""The judge: a pure function of plan, evidence, new minutes and the moment. It reads no clock, no network, no
+randomness.
+
+Each minute counts once, for the step in which it lies, whenever it arrives. So CloudWatch may be late, an evaluation
+may be repeated, and a replay of the record gives the same verdict.
+
+Texts of reasons and of minutes that were set aside are part of decision records, whose digests form a chain: changing
+one makes replays of earlier records fail.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,11 +37,11 @@ class Verdict:
 
     decision: Decision
     step: int
-    minutes: int  # that the step has lasted, frozen ones left out
+    minutes: int  # duration of the step without frozen minutes
     worse: float  # against the canary, all metrics together
     worse_by_metric: tuple[float, ...]
-    better: float  # for the next step: no worse than it tolerates, or within the objective
-    set_aside: tuple[str, ...] = ()  # what of this call could not be taken in, and why
+    better: float  # in favour of the canary: within the step's tolerance, or within the objective
+    set_aside: tuple[str, ...] = ()  # minutes of this evaluation that were invalid, with the reason
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -51,12 +59,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Moment:
-    """Where the rollout stands. Minutes are numbered as the batches are; those before `minute` are over."""
+    """Position of the rollout. Minutes are numbered as in batches; those before `minute` are over."""
 
     step: int
-    begun: int  # when the step's share was verified to be in force
+    begun: int  # first minute with the step's weights verified
     minute: int
-    extended: int = 0  # by how many minutes a person has put off the end of the step
+    extended: int = 0  # minutes by which a person has extended the step
 
 
 @dataclass(frozen=True)
@@ -73,13 +81,13 @@ def judge(plan: CanaryPlan, evidence: Evidence, batches: Sequence[Batch], at: Mo
 def add_minutes(
     plan: CanaryPlan, evidence: Evidence, batches: Sequence[Batch], at: Moment
 ) -> tuple[Evidence, tuple[str, ...]]:
-    """Each minute once, whenever it comes, in the step that it belongs to; and why others were put aside."""
+    """The evidence with each valid minute added to its step, and the reasons why other minutes were set aside."""
     steps, refused = list(_begun(plan, evidence, at).steps), []
     taken: dict[int, Batch] = {}
     for batch in sorted(batches, key=repr):
-        said = fault(batch) or _out_of_place(batch.minute, evidence, taken, steps[0].begun, at)
-        if said:
-            refused.append(f"minute {batch.minute}: {said}")
+        reason = fault(batch) or _out_of_place(batch.minute, evidence, taken, steps[0].begun, at)
+        if reason:
+            refused.append(f"minute {batch.minute}: {reason}")
         else:
             taken[batch.minute] = batch
     for batch in taken.values():
@@ -108,13 +116,16 @@ def decide(plan: CanaryPlan, evidence: Evidence, at: Moment, refused: tuple[str,
 
 
 def _decision(plan: CanaryPlan, evidence: Evidence, verdict: Verdict, at: Moment) -> Decision:
-    enough = math.log(1 / plan.alpha)
-    if verdict.worse >= enough:
+    # Ville's inequality: a canary that is no worse ever reaches 1/alpha in at most alpha of all rollouts. So the first
+    # crossing rolls back, at any minute and in any step, before anything else is considered.
+    threshold = math.log(1 / plan.alpha)
+    if verdict.worse >= threshold:
         return Decision.ROLL_BACK
+    # An incident of the baseline: the comparison goes on, but it is no time to add traffic to either version.
     if evidence.taken.newest is not None and evidence.taken.newest in evidence.frozen:
         lasting = evidence.frozen.since(at.begun) >= plan.bake_max + at.extended
         return Decision.UNDECIDED if lasting else Decision.FROZEN
-    suspected = verdict.worse >= enough * SUSPICION
+    suspected = verdict.worse >= threshold * SUSPICION
     baked = evidence.baked.since(at.begun) >= plan.bake_min and is_timed(evidence.steps[-1])
     if verdict.better >= math.log(1 / plan.beta) and baked and not suspected:
         return Decision.ADVANCE
@@ -122,19 +133,23 @@ def _decision(plan: CanaryPlan, evidence: Evidence, verdict: Verdict, at: Moment
 
 
 def _good_enough(plan: CanaryPlan, step: StepEvidence, at: Moment) -> float:
-    """Against "at least what the step does not tolerate, and beyond the objective too": a mean of both bets."""
+    """The e-value against "beyond the step's tolerance, and beyond the objective": the mean of both tests.
+
+    Either one suffices to advance: a service with few errors is within its objective long before a ratio can be known.
+    Both tests are valid under the joint null, and so is their mean.
+    """
     half = math.log(0.5)
     ratio = better(plan, [step], 0, plan.steps[at.step].tolerates)
     return log_sum((half + ratio, half + within_objective(plan, step)))
 
 
 def is_timed(step: StepEvidence) -> bool:
-    """Latencies speak for the requests that have one, and for no others."""
+    """False if too many requests have no latency: the slow ones may be those that are missing."""
     return step.untimed <= MAX_UNTIMED * step.requests
 
 
 def is_incident(plan: CanaryPlan, stable: Arm) -> bool:
-    """Whether the stable version was itself beyond its objective, by Chernoff's bound."""
+    """True if the baseline itself was beyond the objective in this minute, by Chernoff's bound."""
     n, k, rate = stable.requests, stable.errors, plan.objective
     if k <= n * rate:
         return False
@@ -143,17 +158,19 @@ def is_incident(plan: CanaryPlan, stable: Arm) -> bool:
 
 
 def _begun(plan: CanaryPlan, evidence: Evidence, at: Moment) -> Evidence:
-    """With the step of this moment begun, if it was not."""
+    """The evidence, with the step of this moment added if it is new."""
     steps = evidence.steps
     if not 0 <= at.step < len(plan.steps) or not len(steps) - 1 <= at.step <= len(steps):
         raise EvidenceInvalid(
-            f"Step {at.step} cannot be judged on the evidence of {len(steps)} steps of {len(plan.steps)}; "
-            "a rollout begins its steps one after another."
+            f"step {at.step} does not follow the evidence of {len(steps)} of {len(plan.steps)} steps; "
+            "begin the steps in order"
         )
     if at.step < len(steps):
         return evidence
     if steps and at.begun <= steps[-1].begun:
-        raise EvidenceInvalid(f"Step {at.step} begins at minute {at.begun}, before the one that it follows.")
+        raise EvidenceInvalid(
+            f"step {at.step} begins at minute {at.begun}, before the previous step; pass a later minute"
+        )
     return replace(evidence, steps=(*steps, empty_step(plan, at.begun)))
 
 
@@ -172,6 +189,7 @@ def _with(plan: CanaryPlan, step: StepEvidence, batch: Batch) -> StepEvidence:
 
 
 def explain(plan: CanaryPlan, evidence: Evidence, verdict: Verdict) -> str:
+    """The verdict as text: decision, evidence for and against, and the interval of each metric."""
     lines = [_sentence(plan, verdict), *_metrics(plan, evidence, verdict)]
     step = evidence.steps[-1]
     if not is_timed(step):
@@ -188,23 +206,23 @@ def _sentence(plan: CanaryPlan, verdict: Verdict) -> str:
     against = f"evidence against the canary is {odds(verdict.worse)}, and {1 / plan.alpha:g} to 1 sends it back"
     goal = f"an odds ratio below {step.tolerates:g} or an error rate below {plan.objective:.3g}"
     in_favour = f"evidence for {goal} is {odds(verdict.better)}, and {1 / plan.beta:g} to 1 is asked"
-    said = {
+    sentences = {
         Decision.CONTINUE: f"not known yet: {in_favour}; {against}",
         Decision.FROZEN: f"the stable version is itself beyond its objective, so the step stands still: {against}",
         Decision.ADVANCE: f"good enough: {in_favour}; {against}",
         Decision.ROLL_BACK: f"worse than the stable version: {against}",
         Decision.UNDECIDED: f"not known, and the step's time is over: {in_favour}; {against}",
     }
-    return f"{verdict.decision.value} ({where}): {said[verdict.decision]}."
+    return f"{verdict.decision.value} ({where}): {sentences[verdict.decision]}."
 
 
 def _metrics(plan: CanaryPlan, evidence: Evidence, verdict: Verdict) -> list[str]:
-    told = []
+    lines = []
     for metric, name in enumerate(METRICS):
         low, high = interval(plan, evidence.steps, metric)
         what = "errors" if name == ERRORS else _slower(plan, metric, name)
-        told.append(f"  {what}: odds ratio {_between(low, high)}; evidence {odds(verdict.worse_by_metric[metric])}")
-    return told
+        lines.append(f"  {what}: odds ratio {_between(low, high)}; evidence {odds(verdict.worse_by_metric[metric])}")
+    return lines
 
 
 def _slower(plan: CanaryPlan, metric: int, name: str) -> str:
@@ -219,7 +237,7 @@ def _between(low: float, high: float) -> str:
 
 
 def odds(nats: float) -> str:
-    """How many to one the bet stands."""
+    """An e-value as odds."""
     if nats > math.log(1e6):
         return f"10^{nats / math.log(10):.0f} to 1"
     return f"{math.exp(nats):.3g} to 1"

@@ -96,56 +96,60 @@ class CanaryPlan:
 def _fault(plan: CanaryPlan) -> str | None:
     shares = [step.share for step in plan.steps]
     if not shares or shares != sorted(set(shares)) or shares[0] < 1 or shares[-1] != 100:
-        return f"its shares are {shares}, and must ascend from at least 1 to 100"
+        return f"shares {shares} must ascend from at least 1 to 100"
     if not all(1 < step.tolerates <= 100 for step in plan.steps):
-        return "a step must tolerate an odds ratio above 1, and at most 100"
+        return "every step must tolerate an odds ratio above 1 and at most 100"
     if not 1 <= plan.bake_min <= plan.bake_max:
-        return f"it bakes for {plan.bake_min} to {plan.bake_max} minutes"
+        return f"bake_min {plan.bake_min} and bake_max {plan.bake_max} must ascend from at least 1"
     for name in ("alpha", "beta", "objective"):
         if not 0 < getattr(plan, name) < 1:
-            return f"its {name} is {getattr(plan, name)}, and must lie between 0 and 1"
+            return f"{name} {getattr(plan, name)} must lie between 0 and 1"
     if not 1 <= plan.margin < min(step.tolerates for step in plan.steps):
-        return f"its margin is {plan.margin}, and must be at least 1 and below what every step tolerates"
+        return f"margin {plan.margin} must be at least 1 and below the tolerated ratio of every step"
     if len(plan.bursts) != len(METRICS) or not all(0 <= tau <= 5 for tau in plan.bursts):
-        return f"its bursts are {plan.bursts}: one tau from 0 to 5 for each of {len(METRICS)} metrics"
+        return f"bursts {plan.bursts} must be one tau from 0 to 5 for each of {len(METRICS)} metrics"
     return _latency_fault(plan.latencies)
 
 
 def _latency_fault(latencies: tuple[float, ...]) -> str | None:
     if len(latencies) not in (0, len(LATENCIES)):
-        return f"it has {len(latencies)} latencies instead of {len(LATENCIES)}"
+        return f"{len(latencies)} latencies instead of {len(LATENCIES)}"
     if not all(0 < latency < math.inf for latency in latencies) or list(latencies) != sorted(latencies):
-        return "its latencies are not ascending numbers of seconds"
+        return "latencies must be ascending numbers of seconds"
     return None
 
 
-_MOST_TRIES: Final = 1_000  # a history holds that many, and all that comes after them
+# Polls of new instances, each with a few events: with these an execution stays within the 25,000 events of a history.
+_MAX_WARM_TRIES: Final = 1_000
 
 
 @dataclass(frozen=True)
 class Schedule:
-    period: int = 60  # seconds that a count of requests is made over
-    poll: int = 60  # seconds from one look to the next
-    settle: int = 120  # seconds until a count is not expected to change any more
-    warm: int = 15  # seconds from one look at new instances to the next
-    warm_tries: int = 240  # looks, until they are held to be unobtainable
-    final: int = 10  # minutes that all traffic has to go well before the old version goes
-    patience: int = 1_440  # minutes that a person has to answer when the evidence does not
+    """Intervals and timeouts. They change no verdict. A minute of the plan is one `period`, so a rehearsal can run a
+    rollout in seconds.
+    """
+
+    period: int = 60  # seconds of one count
+    poll: int = 60  # seconds between evaluations
+    settle: int = 120  # seconds until CloudWatch is not expected to change a count
+    warm: int = 15  # seconds between health checks of new instances
+    warm_tries: int = 240  # health checks until the capacity counts as unavailable
+    final: int = 10  # minutes of full traffic before the baseline's instances are stopped
+    patience: int = 1_440  # minutes that a person has to approve or abort an undecided step
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value, least = getattr(self, field.name), 0 if field.name in ("settle", "patience") else 1
             if type(value) is not int or value < least:
-                raise PlanInvalid(f"The pace of the rollout has {field.name} = {value!r}: write a number from {least}.")
-        if self.warm_tries > _MOST_TRIES:
+                raise PlanInvalid(f"invalid schedule: {field.name} is {value!r}; pass a whole number >= {least}")
+        if self.warm_tries > _MAX_WARM_TRIES:
             raise PlanInvalid(
-                f"The pace of the rollout has warm_tries = {self.warm_tries}: write at most {_MOST_TRIES}, and a "
-                "longer `warm`."
+                f"invalid schedule: warm_tries is {self.warm_tries}; pass at most {_MAX_WARM_TRIES} and a longer `warm`"
             )
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> "Schedule":
         unknown = sorted(set(document) - {field.name for field in fields(Schedule)})
         if unknown:
-            raise PlanInvalid(f"The pace of the rollout has {', '.join(unknown)}, which mean nothing: leave them out.")
+            raise PlanInvalid(f"invalid schedule: unknown fields {', '.join(unknown)}; remove them")
         return Schedule(**document)

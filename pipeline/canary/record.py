@@ -1,7 +1,7 @@
-"""What a rollout leaves behind: every verdict with all that it was made of, each chained to the one before.
+"""Decision records of a rollout: each verdict with all its inputs, chained by digests.
 
-A file of it has the plan in its first line, and one judgement in each other. A judgement may carry more than is named
-here; whatever it carries, the next one has its digest.
+A file holds the plan in its first line and one judgement in each further line. A judgement may carry more fields than
+are named here; the digest in the next one covers them all.
 """
 
 import json
@@ -30,19 +30,19 @@ def record_of(
 
 
 def read(lines: Sequence[str]) -> tuple[CanaryPlan, list[dict[str, Any]]]:
-    """The plan and the judgements of a file."""
+    """Plan and judgements of a file."""
     try:
         documents = [json.loads(line) for line in lines if line.strip()]
     except (ValueError, RecursionError) as error:
-        raise RecordInvalid(f"The record is no JSON: {error}; fetch it again.") from error
-    if not documents or not all(isinstance(each, dict) for each in documents) or "steps" not in documents[0]:
-        raise RecordInvalid("The record does not begin with the plan of its rollout; fetch it again.")
+        raise RecordInvalid(f"the record is not JSON: {error}; fetch it again") from error
+    if not documents or not all(isinstance(document, dict) for document in documents) or "steps" not in documents[0]:
+        raise RecordInvalid("the record does not begin with the plan of its rollout; fetch it again")
     return CanaryPlan.from_json(documents[0]), documents[1:]
 
 
 @dataclass(frozen=True)
 class ReplayedJudgement:
-    """One judgement, and what is wrong with its record, if anything is."""
+    """One repeated judgement, and how it differs from its record, if it does."""
 
     number: int
     judged: Judgement
@@ -50,7 +50,7 @@ class ReplayedJudgement:
 
 
 def replay(plan: CanaryPlan, records: Iterable[Mapping[str, Any]]) -> Iterable[ReplayedJudgement]:
-    """Judge again, from the first judgement to the first that differs."""
+    """Repeats all judgements, up to the first that differs."""
     evidence, previous = Evidence(), None
     for number, record in enumerate(records, 1):
         if record.get("verdict") is not None:
@@ -68,12 +68,12 @@ def _again(
     try:
         at, batches = Moment(**record["moment"]), [Batch.from_json(each) for each in record["batches"]]
         judged = judge(plan, evidence, batches, at)
-        said = {name: record[name] for name in ("plan", "evidence", "verdict", "previous")}
+        recorded = {name: record[name] for name in ("plan", "evidence", "verdict", "previous")}
     except (KeyError, TypeError, AttributeError, CanaryError) as error:
-        raise RecordInvalid(f"Judgement {number} of the record cannot be read: {error!r}; fetch it again.") from error
+        raise RecordInvalid(f"judgement {number} of the record cannot be parsed: {error!r}; fetch it again") from error
     again = record_of(plan, at, batches, judged, previous)
-    wrong = next((name for name in said if canonical_json(said[name]) != canonical_json(again[name])), None)
-    return judged, wrong and f"its {wrong} is {_short(said[wrong])}, and the judge says {_short(again[wrong])}"
+    wrong = next((name for name in recorded if canonical_json(recorded[name]) != canonical_json(again[name])), None)
+    return judged, wrong and f"its {wrong} is {_short(recorded[wrong])}, but the judge computes {_short(again[wrong])}"
 
 
 def _short(value: object) -> str:

@@ -1,5 +1,7 @@
-"""What the judge remembers from one question to the next. It travels through a state machine as one text, which no
-service reads or writes anew: a number that three services have spelled is not always the same number.
+"""State of a rollout between evaluations, as the state machine carries it.
+
+It travels as one text that no service parses: a number that three services have serialised is not always the same
+number. Names of fields are names in that text and in plans of running rollouts: they cannot change.
 """
 
 import json
@@ -18,13 +20,13 @@ from nxpipe.pipeline.canary.plan import CanaryPlan, Schedule
 
 @dataclass(frozen=True)
 class RolloutState:
-    """Where a rollout stands."""
+    """One rollout at the end of an evaluation."""
 
     name: str  # of the execution
     plan: CanaryPlan
     pace: Schedule
     balancer: str
-    canary: str  # target groups, as metrics call them
+    canary: str  # target group, as CloudWatch names it
     stable: str
     alarms: tuple[str, ...]
     evidence: Evidence = field(default_factory=Evidence)
@@ -32,33 +34,33 @@ class RolloutState:
     opened: tuple[UnansweredRequests, UnansweredRequests] = (
         UnansweredRequests(),
         UnansweredRequests(),
-    )  # requests without an answer, of canary and stable
+    )  # unanswered requests of canary and stable
     step: int = 0
-    begun: int = 0  # the first minute of the step that counts
-    due: int | None = None  # the first minute that was not taken in yet
-    looks: int = 0
-    looks_here: int = 0  # in this execution
-    asked: int | None = None  # the minute from which on a person is awaited
+    begun: int = 0  # first counted minute of the step
+    due: int | None = None  # first minute that was not read yet
+    looks: int = 0  # evaluations
+    looks_here: int = 0  # evaluations in this execution of the inner state machine
+    asked: int | None = None  # minute in which a person was asked to decide
     previous: str | None = None  # the digest of the last record
 
     @property
     def over(self) -> bool:
-        """All steps are: the new version has all traffic, and the old one is kept until that has gone well."""
+        """True if all steps have ended: the canary has all traffic; the baseline's instances still run, for a rollback."""
         return self.step >= len(self.plan.steps)
 
     def minute(self, at: str) -> int:
         return minute_of(at, self.pace.period)
 
     def begin(self, step: int, at: str) -> "RolloutState":
-        """Its first minute is the one after this, but for what is discarded. What has not settled yet of the step
-        before belongs to that one, and will be counted there.
+        """The state at the start of a step. Its first counted minute follows this one and the warm-up. Minutes of the
+        previous step that have not settled yet are read later and counted there.
         """
         begun = self.minute(at) + 1 + WARMUP_MINUTES
         due = begun if self.due is None else self.due
         return replace(self, step=step, begun=begun, due=due, looks_here=0, asked=None)
 
     def settled(self, at: str) -> range:
-        """The minutes since the last look whose counts will not change any more."""
+        """Minutes since the last evaluation whose counts have settled."""
         first = self.begun if self.due is None else self.due
         return range(first, max(first, minute_of(at, self.pace.period, earlier=self.pace.settle)))
 
@@ -66,7 +68,7 @@ class RolloutState:
         return Moment(self.step, self.begun, max(self.begun, self.minute(at)))
 
     def question(self, at: str) -> dict[str, Any]:
-        """What to ask CloudWatch at the next look; which has no answer to a question about the future."""
+        """The query of the next evaluation. It starts in the past: CloudWatch rejects an empty range."""
         first = min(self.settled(at).stop, self.minute(at) - 1)
         arms = {"canary": self.canary, "stable": self.stable}
         return {
@@ -76,9 +78,9 @@ class RolloutState:
 
     def text(self) -> str:
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        kept_as = {"plan": self.plan.as_json(), "pace": vars(self.pace), "evidence": self.evidence.as_json()}
-        opened = [each.as_json() for each in self.opened]
-        return canonical_json(fields | kept_as | {"alone": vars(self.alone), "opened": opened})
+        encoded = {"plan": self.plan.as_json(), "pace": vars(self.pace), "evidence": self.evidence.as_json()}
+        opened = [requests.as_json() for requests in self.opened]
+        return canonical_json(fields | encoded | {"alone": vars(self.alone), "opened": opened})
 
     @staticmethod
     def from_text(text: str) -> "RolloutState":
@@ -86,14 +88,15 @@ class RolloutState:
         plan, pace = CanaryPlan.from_json(fields.pop("plan")), Schedule.from_json(fields.pop("pace"))
         evidence, alarms = Evidence.from_json(fields.pop("evidence")), tuple(fields.pop("alarms"))
         alone = FullTrafficTest(**fields.pop("alone"))
-        canary, stable = map(UnansweredRequests.from_json, fields.pop("opened", ([], [])))  # an older judge kept none
+        # A text of an earlier version has no `opened`.
+        canary, stable = map(UnansweredRequests.from_json, fields.pop("opened", ([], [])))
         return RolloutState(
             plan=plan, pace=pace, evidence=evidence, alone=alone, alarms=alarms, opened=(canary, stable), **fields
         )
 
 
 def stored_document(name: str, number: int, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a document is kept, and as what: as a text, so that its digest is that of what is read again. Number 0 is
-    the plan, and those after it are the looks.
+    """Key and body of a stored document. The body holds a text, so a reader computes the digest of the same bytes.
+    Number 0 is the plan; evaluations follow.
     """
     return {"key": f"{name}/{number:06}.json", "record": {"text": canonical_json(document)}}

@@ -1,4 +1,8 @@
-"""How a rollout opens: what it is asked to do, and what it finds, must make sense together, or nothing is touched."""
+"""Steps of a rollout: the preflight check before the first one, and the evaluation that decides over each.
+
+An evaluation combines the verdict of the judge with alarms and with signals of people. Whatever is against the canary
+takes precedence: abort, alarm, evidence, then approval.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,14 +21,12 @@ _COLOURS: Final = ("blue", "green")
 
 
 class Refused(CanaryError):
-    """A rollout that must not begin."""
+    """A rollout that must not begin; nothing was changed."""
 
 
 @dataclass(frozen=True)
 class Alarms:
-    """The guards by name, and those of them that sound. One that is not there any more guards nothing, and counts as
-    sounding.
-    """
+    """States of the alarms that guard a rollout. A guard that was deleted protects nothing, so it counts as ALARM."""
 
     states: Mapping[str, str]
 
@@ -41,8 +43,10 @@ class Alarms:
 
 
 def preflight(found: Mapping[str, Any]) -> dict[str, Any]:
-    """`found` has the fleet as the template describes it, and the state of the machine: what was asked, and what AWS
-    answered.
+    """The opening document of the state machine: both environments, fleet size, weights of each step, initial state.
+
+    `found` holds the fleet as the template describes it, and the state of the machine: its input, and what AWS reports
+    of weights, sizes and alarms. An inconsistency is an error, and the machine stops before it has changed anything.
     """
     fleet, state = found["fleet"], found["state"]
     old, new = _colours(state)
@@ -51,7 +55,7 @@ def preflight(found: Mapping[str, Any]) -> dict[str, Any]:
     plan, pace = CanaryPlan.from_json(_table(state, "plan")), Schedule.from_json(state.get("pace", {}))
     alarms = tuple(fleet["alarms"])
     if sounding := Alarms.of(state["alarms"]).sounding(alarms):
-        raise Refused(f"The alarm {sounding[0]} sounds before anything has changed: find out why, then start again.")
+        raise Refused(f"alarm {sounding[0]} is active before the rollout; resolve it, then start again")
     course = RolloutState(
         name=found["name"],
         plan=plan,
@@ -78,34 +82,34 @@ def preflight(found: Mapping[str, Any]) -> dict[str, Any]:
 def _colours(asked: Mapping[str, Any]) -> tuple[str, str]:
     old, new = asked.get("from"), asked.get("to")
     if {old, new} != set(_COLOURS):
-        raise Refused(f"A rollout goes from one of {' and '.join(_COLOURS)} to the other, not from {old} to {new}.")
+        raise Refused(f"a rollout shifts traffic between {' and '.join(_COLOURS)}, not from {old} to {new}")
     return str(old), str(new)
 
 
 def _table(asked: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = asked.get(name)
     if not isinstance(value, Mapping):
-        raise Refused(f"The execution was started without a {name}: start it by `nxpipe rollout start`.")
+        raise Refused(f"the input of the execution has no {name}; start it with `nxpipe rollout start`")
     return value
 
 
 def _require_whole(old: str, weights: Mapping[str, list[int]]) -> None:
-    said = ", ".join(f"{colour} {' '.join(map(str, weight))}" for colour, weight in weights.items())
+    found = ", ".join(f"{colour} {' '.join(map(str, weight))}" for colour, weight in weights.items())
     elsewhere = [colour for colour, weight in weights.items() if colour != old and weight != [0]]
     if elsewhere or not weights[old] or weights[old] == [0]:
-        raise Refused(f"Traffic is not wholly with {old}, but weighed {said}: bring it home first, or go from there.")
+        raise Refused(f"{old} does not have all traffic (weights {found}); restore its weight first")
 
 
 def _size(fleet: Mapping[str, Any], old: str, new: str, sizes: Mapping[str, Any]) -> int:
-    """As many as the old version has: each must be able to carry all traffic at any time."""
+    """The baseline's number of instances: a rollback or a promotion moves all traffic at once, to either environment."""
     size = max(int(sizes[old]["desired"]), int(fleet["least"]), 1)
     group, there, most = fleet["colours"][new]["group"], sizes[new]["desired"], sizes[new]["most"]
     if there:
         raise Refused(
-            f"{group} has {there} instances of an earlier version: set its desired capacity to 0, then start again."
+            f"{group} has {there} instances of an earlier version; set its desired capacity to 0, then start again"
         )
     if size > most:
-        raise Refused(f"{group} may have {most} instances and needs {size}: raise the fleet's size.max.")
+        raise Refused(f"{group} may have {most} instances and needs {size}; raise the fleet's size.max")
     return size
 
 
@@ -114,17 +118,17 @@ def _weights(fleet: Mapping[str, Any], old: str, new: str, share: int) -> dict[s
 
 
 class Action(StrEnum):
-    """What the machine does next."""
+    """The next action of the state machine."""
 
-    CONTINUE = "continue"  # wait, and look again
+    CONTINUE = "continue"  # wait, then evaluate again
     WATCH = "watch"  # the same, in a new execution
-    ASK = "ask"  # tell people that one of them is awaited, then look again
+    ASK = "ask"  # notify people that a decision is needed, then evaluate again
     ADVANCE = "advance"
     ROLL_BACK = "roll_back"
 
 
 class Signal(StrEnum):
-    """What a person asks of the step."""
+    """A person's signal to the rollout."""
 
     APPROVE = "approve"
     PAUSE = "pause"
@@ -133,11 +137,11 @@ class Signal(StrEnum):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The course after it, and how it came to that."""
+    """The state after an evaluation, the action, and the data of both."""
 
     course: RolloutState
     taken: list[Batch]
-    judged: Judgement | None  # by the judge, unless all steps are over
+    judged: Judgement | None  # None at full traffic
     word: Action
     reason: str
 
@@ -148,7 +152,7 @@ def evaluate(course: RolloutState, seen: Mapping[str, Any]) -> Evaluation:
     taken, opened = batches(seen["metrics"], minutes, course.plan.latencies, course.pace.period, course.opened)
     course, judged = replace(course, opened=opened), None
     if course.over:
-        course = replace(course, alone=course.alone + (each for each in taken if each.minute >= course.begun))
+        course = replace(course, alone=course.alone + (batch for batch in taken if batch.minute >= course.begun))
     else:
         judged = judge(course.plan, course.evidence, taken, course.moment(at))
         course = replace(course, evidence=judged.evidence)
@@ -169,15 +173,15 @@ def evaluate(course: RolloutState, seen: Mapping[str, Any]) -> Evaluation:
 
 
 def _signal(record: Mapping[str, Any]) -> Signal | None:
-    """An item as DynamoDB writes it. What is no signal is none, for nothing can be told to whoever wrote it."""
-    said = record.get("Item", {}).get("signal", {}).get("S")
-    return Signal(said) if said in set(Signal) else None
+    """The signal of an item as DynamoDB returns it; None for an unknown one, whose author cannot be informed."""
+    signal = record.get("Item", {}).get("signal", {}).get("S")
+    return Signal(signal) if signal in set(Signal) else None
 
 
 def _word(
     course: RolloutState, verdict: Verdict | None, sounding: list[str], signal: Signal | None, minute: int
 ) -> tuple[Action, str]:
-    """Whatever speaks against the new version counts before whatever speaks for it."""
+    """The next action and its reason. Reasons are part of decision records: their texts are fixed."""
     if signal is Signal.ABORT:
         return Action.ROLL_BACK, "a person ended it"
     if sounding:
