@@ -45,7 +45,7 @@ class RolloutState:
 
     @property
     def over(self) -> bool:
-        """True if all steps have ended: the canary has all traffic; the baseline's instances still run, for a rollback."""
+        """True at full traffic: all steps have ended. The baseline's instances still run, for a rollback."""
         return self.step >= len(self.plan.steps)
 
     def minute(self, at: str) -> int:

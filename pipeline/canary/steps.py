@@ -101,7 +101,7 @@ def _require_whole(old: str, weights: Mapping[str, list[int]]) -> None:
 
 
 def _size(fleet: Mapping[str, Any], old: str, new: str, sizes: Mapping[str, Any]) -> int:
-    """The baseline's number of instances: a rollback or a promotion moves all traffic at once, to either environment."""
+    """The baseline's number of instances: promotion and rollback move all traffic to one environment at once."""
     size = max(int(sizes[old]["desired"]), int(fleet["least"]), 1)
     group, there, most = fleet["colours"][new]["group"], sizes[new]["desired"], sizes[new]["most"]
     if there:
