@@ -19,27 +19,27 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.config import Config, Model, ServingFleet
 
 
-COLOURS: Final = ("blue", "green")
+ENVIRONMENTS: Final = ("blue", "green")
 
 
-def other(colour: str) -> str:
-    return COLOURS[1 - COLOURS.index(colour)]
+def other_environment(colour: str) -> str:
+    return ENVIRONMENTS[1 - ENVIRONMENTS.index(colour)]
 
 
-def channel_of(fleet: str, colour: str) -> str:
+def environment_channel(fleet: str, colour: str) -> str:
     """No channel of nxpipe.toml is called so: a name there has no two hyphens in a row."""
     return f"{fleet}--{colour}"
 
 
-def fleet_of(channel: str) -> str | None:
+def fleet_of_channel(channel: str) -> str | None:
     """The fleet whose rollouts move the channel; None: people do."""
     fleet, apart, colour = channel.rpartition("--")
-    return fleet if apart and colour in COLOURS else None
+    return fleet if apart and colour in ENVIRONMENTS else None
 
 
-def colour_of(group: str | None, project: str, fleet: str) -> str | None:
+def environment_of(group: str | None, project: str, fleet: str) -> str | None:
     """That of an instance, by its Auto Scaling group; None outside of the two."""
-    return next((colour for colour in COLOURS if group == f"{project}-{fleet}-{colour}"), None)
+    return next((colour for colour in ENVIRONMENTS if group == f"{project}-{fleet}-{colour}"), None)
 
 
 def unknown_channel(store: "Store", name: str) -> ChannelEmpty:
@@ -51,7 +51,7 @@ def unknown_channel(store: "Store", name: str) -> ChannelEmpty:
     return ChannelEmpty(f"there is no channel {name!r} in {store.url}{did_you_mean(name, known) or others}")
 
 
-def declared(config: "Config") -> set[str]:
+def declared_channels(config: "Config") -> set[str]:
     """Channels that nxpipe.toml speaks of, be it that nothing was promoted to them yet."""
     named = {channel for key in config.signing.trusted for channel in key.channels or ()}
     return named | {fleet.channel for fleet in config.fleets} | set(config.signing.require)
@@ -67,7 +67,7 @@ class ServedModel:
     def of(cls, config: "Config", fleet: "ServingFleet", colour: str | None) -> "ServedModel":
 
         model = next(each for each in config.models if each.name == fleet.model)
-        own = (channel_of(fleet.name, colour),) if colour else ()
+        own = (environment_channel(fleet.name, colour),) if colour else ()
         target = INSTANCES[fleet.instance_types[0]].compiler_target
         return cls((*own, fleet.channel), _published_as(model), target)
 

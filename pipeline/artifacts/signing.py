@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nxpipe.artifact_store.errors import Refused
-from nxpipe.pipeline.artifacts.channels import COLOURS, channel_of
+from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, environment_channel
 from nxpipe.pipeline.util.folders import NoHome, expanded, user_state_folder
 from nxpipe.pipeline.util.suggest import did_you_mean
 
@@ -90,7 +90,10 @@ def _untold(config: "Config", folder: Path) -> "Iterator[TrustedKey]":
 def _with_colours(config: "Config", channels: "Sequence[str]") -> frozenset[str]:
     """What holds for a channel holds for the colours of the fleets that run it."""
     of_fleets = {
-        channel_of(fleet.name, colour) for fleet in config.fleets if fleet.channel in channels for colour in COLOURS
+        environment_channel(fleet.name, colour)
+        for fleet in config.fleets
+        if fleet.channel in channels
+        for colour in ENVIRONMENTS
     }
     return frozenset(channels) | of_fleets
 

@@ -70,7 +70,7 @@ def run(
     Example:
       nxpipe agent run --fleet search --hook search-ready -- python -m server
     """
-    from nxpipe.pipeline.artifacts.channels import ServedModel, colour_of
+    from nxpipe.pipeline.artifacts.channels import ServedModel, environment_of
     from nxpipe.pipeline.artifacts.signing import trust_in
     from nxpipe.pipeline.cli.store_url import open_the_store
     from nxpipe.pipeline.config import load_config
@@ -83,7 +83,7 @@ def run(
         opened = open_the_store(store, config_path, console)
         agent = Agent(
             store=opened,
-            wish=ServedModel.of(config, served, colour_of(instance.group, config.project.name, served.name)),
+            wish=ServedModel.of(config, served, environment_of(instance.group, config.project.name, served.name)),
             trust=trust_in(config, config_path.parent, opened, console.say),
             folder=folder.absolute(),
             devices=devices,

@@ -93,13 +93,13 @@ def bench(
 
 def _rival(word: str, store: "Store", config_path: Path, allow_empty: bool) -> "Named":
     """Before the first release there is nothing to hold against; but a misspelt channel would hold nothing for ever."""
-    from nxpipe.pipeline.artifacts.channels import declared
+    from nxpipe.pipeline.artifacts.channels import declared_channels
     from nxpipe.pipeline.cli.named import named, nothing_yet
 
     try:
         return named(word, store, config_path)
     except ChannelEmpty:
-        if allow_empty or word in declared(load_config(config_path, os.environ, missing_ok=True)):
+        if allow_empty or word in declared_channels(load_config(config_path, os.environ, missing_ok=True)):
             return nothing_yet(word)
         raise
 

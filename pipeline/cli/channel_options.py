@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from nxpipe.pipeline.artifacts.channels import fleet_of
+from nxpipe.pipeline.artifacts.channels import fleet_of_channel
 from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, key_option, store_option
 from nxpipe.pipeline.util.console import Console
 
@@ -38,7 +38,7 @@ def change_options(command: F) -> F:
 
 def refuse_of_rollouts(channel: str, *, past_rollouts: bool) -> None:
     """The colours' channels say what instances run while traffic is judged: by hand they would go past all of that."""
-    fleet = fleet_of(channel)
+    fleet = fleet_of_channel(channel)
     if fleet is not None and not past_rollouts:
         raise click.UsageError(
             f"channel {channel} belongs to the rollouts of fleet {fleet}; serve another version with: nxpipe rollout "

@@ -84,11 +84,11 @@ def release(
 
 
 def _words(ctx: click.Context, config: "Config", skipped: frozenset[str], said: dict[str, Any]) -> ReleaseOptions:
-    from nxpipe.pipeline.artifacts.channels import fleet_of
+    from nxpipe.pipeline.artifacts.channels import fleet_of_channel
     from nxpipe.pipeline.artifacts.identity import current_identity
     from nxpipe.pipeline.release.promotion import requires_signature
 
-    if fleet := fleet_of(said["channel"]):
+    if fleet := fleet_of_channel(said["channel"]):
         raise click.UsageError(
             f"channel {said['channel']} belongs to the rollouts of fleet {fleet}; release to the fleet's own channel",
             ctx,

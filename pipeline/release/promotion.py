@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 from nxpipe.artifact_store.channel import change
 from nxpipe.artifact_store.channel.generation import Served
 from nxpipe.artifact_store.names import SHOWN
-from nxpipe.pipeline.artifacts.channels import COLOURS
+from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS
 from nxpipe.pipeline.artifacts.signing import author_signature, builder_id, chosen_signer
 from nxpipe.pipeline.release.gates import AlreadyDone, GateOutcome
 from nxpipe.pipeline.release.state import fleets_with_rollouts, rollout_slots
@@ -196,8 +196,8 @@ def _keep_what_others_run(opened: "list[RolloutContext]") -> None:
     """The first rollout that promotes moves the channel. Fleets that come after it, and have only followed that, must
     not follow it now: their instances would fetch what no rollout has brought there."""
     for one in opened[1:]:
-        for colour in COLOURS:
-            one.artifacts.keep(colour, f"another fleet of channel {one.fleet.channel} is rolled out first")
+        for colour in ENVIRONMENTS:
+            one.artifacts.pin(colour, f"another fleet of channel {one.fleet.channel} is rolled out first")
 
 
 def _roll(release: "ReleaseContext", one: "RolloutContext", artifact: "Published") -> _Rolled:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from nxpipe.artifact_store.channel.generation import Generation
 from nxpipe.artifact_store.reports import moment_of
 from nxpipe.pipeline import VERSION
-from nxpipe.pipeline.artifacts.channels import COLOURS, channel_of
+from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, environment_channel
 from nxpipe.pipeline.build.report.github import append_summary
 from nxpipe.pipeline.build.report.markup import Markup, tag
 from nxpipe.pipeline.build.report.sheet import moment, sheet
@@ -98,8 +98,8 @@ def undo_commands(release: "ReleaseContext", passages: "Sequence[GateResult]") -
 def _fleet(release: "ReleaseContext", fleet: "ServingFleet", one: "ReleaseCandidate") -> list[str]:
     if not release.is_served(one):
         return ["rollout", "abort", fleet.name]
-    for colour in COLOURS:
-        tip = release.tip(channel_of(fleet.name, colour))
+    for colour in ENVIRONMENTS:
+        tip = release.tip(environment_channel(fleet.name, colour))
         for served in tip.artifacts if tip else ():
             if served.slot == one.slot and served.request_key != one.request_key:
                 return ["rollout", "start", fleet.name, served.name, "--wait"]

@@ -15,7 +15,13 @@ from nxpipe.artifact_store.names import short_name
 from nxpipe.artifact_store.transfer.believed import Trust
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline import VERSION
-from nxpipe.pipeline.artifacts.channels import COLOURS, channel_of, model_id, serving_fleets, unknown_channel
+from nxpipe.pipeline.artifacts.channels import (
+    ENVIRONMENTS,
+    environment_channel,
+    model_id,
+    serving_fleets,
+    unknown_channel,
+)
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.build.matrix import of_file
 from nxpipe.pipeline.build.run import Run
@@ -258,4 +264,4 @@ def rollout_slots(release: "ReleaseContext") -> set[tuple[str, str]]:
 
 def _has_colours(release: "ReleaseContext", fleet: "ServingFleet") -> bool:
     """It has been through a rollout, and does not run what its channel serves unless by one."""
-    return any(release.tip(channel_of(fleet.name, colour)) for colour in COLOURS)
+    return any(release.tip(environment_channel(fleet.name, colour)) for colour in ENVIRONMENTS)

@@ -1,4 +1,9 @@
-"""A fleet's rollouts as AWS keeps them: the machine that runs them, its record, the rule whose weights it moves."""
+"""The AWS side of a fleet's rollouts: state machine, traffic weights, the fleet's record, CloudWatch, signals of
+people.
+
+The record is one DynamoDB item per fleet: the owner of the lock, the stable environment, the signal of a person. The
+state machine's half of it is stacks/rollout/record.py, with the same attribute names.
+"""
 
 import json
 from collections.abc import Mapping
@@ -19,7 +24,7 @@ SUCCEEDED: Final = "SUCCEEDED"
 
 @dataclass(frozen=True)
 class RolloutExecution:
-    """One rollout. `output` is what the machine says at its end, `fault` why it did not come to that."""
+    """One rollout. `output` is that of the execution; `fault` is its error if it has none."""
 
     arn: str
     status: str
@@ -40,16 +45,16 @@ class RolloutExecution:
 
 @dataclass(frozen=True)
 class ListenerRule:
-    """The listener rule, and the colours behind it, as the machine's own text has them."""
+    """The listener rule and both target groups, as the definition of the state machine names them."""
 
     rule: str
-    balancer: str  # as metrics call it
+    balancer: str  # its CloudWatch dimension
     colours: Mapping[str, Mapping[str, str]]  # group, targets, series of each
 
     @staticmethod
     def of(definition: str) -> "ListenerRule":
-        told = json.loads(definition)["States"]["Open"]["Parameters"]["Payload"]["opens"]["fleet"]
-        return ListenerRule(told["rule"], told["balancer"], told["colours"])
+        fleet = json.loads(definition)["States"]["Open"]["Parameters"]["Payload"]["opens"]["fleet"]
+        return ListenerRule(fleet["rule"], fleet["balancer"], fleet["colours"])
 
 
 _KEY: Final = "fleet"
@@ -58,7 +63,7 @@ _NAMES: Final = {f"#{name}": name for name in ("owner", "since", "signal")}
 
 @dataclass(frozen=True)
 class RecordItem:
-    owner: str | None = None  # the execution, by its ARN
+    owner: str | None = None  # ARN of the execution that holds the lock
     since: datetime | None = None
     stable: str | None = None
     signal: str | None = None
@@ -80,8 +85,11 @@ class FleetRecord:
         )
 
     def lock(self, me: str, *, after: str | None) -> bool:
-        """For an execution that will be; the machine then finds its own name there. `after` is an owner that never
-        came to be. False: somebody else was faster.
+        """Acquires the lock for an execution that does not exist yet, under the ARN that it will have.
+
+        The channel of the candidate must move before the execution starts, and only the holder of the lock may move it.
+        An execution's ARN follows from its name, so the command locks for it; the state machine then finds the lock in
+        its own name and keeps it. `after` is an owner that was never started. False: another rollout was faster.
         """
         free = "attribute_not_exists(#owner) OR #owner = :me"
         values = {":me": me, ":now": datetime.now(UTC).isoformat(timespec="milliseconds")}
@@ -93,7 +101,7 @@ class FleetRecord:
         return self._change("REMOVE #owner, #since, #signal", "#owner = :me", {":me": me})
 
     def ask(self, execution: str, signal: str | None, *, instead_of: str | None = None) -> bool:
-        """Says something to a rollout, or takes it back; False: it is not under way, or hears something else."""
+        """Sets or removes the signal to a rollout. False: it does not run, or has another signal."""
         condition, values = "#owner = :me", {":me": execution}
         if instead_of is not None:
             condition, values = f"{condition} AND #signal = :before", values | {":before": instead_of}
@@ -102,7 +110,7 @@ class FleetRecord:
         return self._change("SET #signal = :signal", condition, values | {":signal": signal})
 
     def _change(self, update: str, condition: str, values: dict[str, str], *, dead: str | None = None) -> bool:
-        given = values | ({":dead": dead} if dead else {})
+        arguments = values | ({":dead": dead} if dead else {})
         with asking(f"write the record of fleet {self.fleet}"), suppress(self._not_met):
             self.client.update_item(
                 TableName=self.table,
@@ -110,7 +118,7 @@ class FleetRecord:
                 UpdateExpression=update,
                 ConditionExpression=condition,
                 ExpressionAttributeNames={name: word for name, word in _NAMES.items() if name in update + condition},
-                ExpressionAttributeValues={name: {"S": value} for name, value in given.items()},
+                ExpressionAttributeValues={name: {"S": value} for name, value in arguments.items()},
             )
             return True
         return False
@@ -126,7 +134,7 @@ class FleetRecord:
 
 
 class StateMachine:
-    """Clients are made when they are needed; each call is one sentence when it fails."""
+    """A fleet's state machine. Clients are created on first use; a failed call raises AwsError with one sentence."""
 
     def __init__(self, config: Config, fleet: ServingFleet) -> None:
         self.fleet = fleet.name
@@ -136,14 +144,14 @@ class StateMachine:
 
     @cached_property
     def arn(self) -> str:
-        """By whose credentials are at hand: no list of machines need be asked for."""
+        """Built from the account of the credentials: no permission to list state machines is needed."""
         sts = client("sts", self.region)
-        with asking("say whose credentials these are"):
+        with asking("identify the credentials"):
             me = sts.get_caller_identity()
         if self._account not in (None, me["Account"]):
             raise RolloutRefused(
-                f"nxpipe.toml describes account {self._account}, and the credentials at hand are of {me['Account']}; "
-                "take those of the other account"
+                f"the credentials are of account {me['Account']}, but nxpipe.toml describes {self._account}; "
+                "use credentials of that account"
             )
         partition = me["Arn"].split(":")[1]
         return f"arn:{partition}:states:{sts.meta.region_name}:{me['Account']}:stateMachine:{self._name('rollout')}"
@@ -151,12 +159,12 @@ class StateMachine:
     @cached_property
     def front(self) -> ListenerRule:
         states = self._states
-        with asking(f"describe the machine {self.arn}"):
+        with asking(f"describe the state machine {self.arn}"):
             try:
                 found = states.describe_state_machine(stateMachineArn=self.arn)
             except states.exceptions.StateMachineDoesNotExist as missing:
                 raise RolloutRefused(
-                    f"fleet {self.fleet} has no machine for rollouts, {self.arn}; deploy it with: "
+                    f"fleet {self.fleet} has no state machine {self.arn}; deploy it with: "
                     f"npx cdk deploy {self._project}-rollout-{self.fleet}"
                 ) from missing
         return ListenerRule.of(found["definition"])
@@ -166,19 +174,19 @@ class StateMachine:
         return FleetRecord(client("dynamodb", self.region), self._name("rollout"), self.fleet)
 
     def weights(self) -> dict[str, int]:
-        """By colour, as the load balancer has them now."""
+        """Current weights of the load balancer, by environment."""
         balancing = client("elbv2", self.region)
-        with asking(f"tell the weights of {self.front.rule}"):
+        with asking(f"read the weights of {self.front.rule}"):
             (found,) = balancing.describe_rules(RuleArns=[self.front.rule])["Rules"]
         (action,) = found["Actions"]
         by_targets = {each["TargetGroupArn"]: each["Weight"] for each in action["ForwardConfig"]["TargetGroups"]}
         return {colour: by_targets.get(each["targets"], 0) for colour, each in self.front.colours.items()}
 
     def metrics(self, queries: list[dict[str, Any]], since: datetime) -> dict[str, list[float]]:
-        """What CloudWatch answers to each query, by its id."""
+        """Values of each CloudWatch query, by its id."""
         watching = client("cloudwatch", self.region)
         values: dict[str, list[float]] = {}
-        with asking(f"tell how fleet {self.fleet} has done"):
+        with asking(f"read the metrics of fleet {self.fleet}"):
             pages = watching.get_paginator("get_metric_data").paginate(
                 MetricDataQueries=queries, StartTime=since, EndTime=datetime.now(UTC), ScanBy="TimestampAscending"
             )
@@ -193,7 +201,7 @@ class StateMachine:
         return f"{self.arn.replace(':stateMachine:', ':execution:')}:{name}"
 
     def start(self, name: str, asked: RolloutInput) -> None:
-        """Harmless when it was started already: a name is one execution's."""
+        """Starts the execution. A repetition changes nothing: Step Functions accepts a name once."""
         states = self._states
         with asking(f"start the rollout {name}"):
             try:
@@ -205,21 +213,21 @@ class StateMachine:
         states = self._states
         with asking(f"describe the rollout {arn}"):
             try:
-                told = states.describe_execution(executionArn=arn)
+                found = states.describe_execution(executionArn=arn)
             except states.exceptions.ExecutionDoesNotExist:
                 return None
-        return _told(told)
+        return _execution(found)
 
     def last(self) -> RolloutExecution | None:
-        """The newest one, whatever became of it."""
+        """The newest execution, in any status."""
         states = self._states
         with asking(f"list the rollouts of fleet {self.fleet}"):
             found = states.list_executions(stateMachineArn=self.arn, maxResults=1)["executions"]
         return self.execution(found[0]["executionArn"]) if found else None
 
     def failed_in(self, arn: str) -> str | None:
-        """The state of the machine that ended a rollout as failed."""
-        with asking(f"tell the end of the rollout {arn}"):
+        """Name of the Fail state in which an execution ended."""
+        with asking(f"read the history of the rollout {arn}"):
             events = self._states.get_execution_history(executionArn=arn, reverseOrder=True, maxResults=5)["events"]
         return next(
             (
@@ -238,34 +246,34 @@ class StateMachine:
         return f"{self._project}-{self.fleet}-{what}"
 
 
-def _told(told: Mapping[str, Any]) -> RolloutExecution:
+def _execution(found: Mapping[str, Any]) -> RolloutExecution:
     return RolloutExecution(
-        arn=told["executionArn"],
-        status=told["status"],
-        started=told["startDate"],
-        ended=told.get("stopDate"),
-        asked=RolloutInput.from_text(told.get("input") or "{}"),
-        output=json.loads(told.get("output") or "{}"),
-        fault=(told.get("error") or "", told.get("cause") or ""),
+        arn=found["executionArn"],
+        status=found["status"],
+        started=found["startDate"],
+        ended=found.get("stopDate"),
+        asked=RolloutInput.from_text(found.get("input") or "{}"),
+        output=json.loads(found.get("output") or "{}"),
+        fault=(found.get("error") or "", found.get("cause") or ""),
     )
 
 
-_DAY: Final = 86_400  # seconds; the longest period that CloudWatch counts over
+_DAY: Final = 86_400  # seconds; the longest period of a CloudWatch statistic
 _QUANTILES: Final = ("p50", "p75", "p90", "p95", "p99")
-_BEYOND: Final = (1.25, 1.6)  # of p99
-MIN_TIMED_REQUESTS: Final = 1_000  # requests, of which ten are slower than p99
+_BEYOND: Final = (1.25, 1.6)  # factors of p99
+MIN_TIMED_REQUESTS: Final = 1_000  # requests; ten of them are slower than p99
 _MINUTES: Final = 180
 _NAMESPACE: Final = "AWS/ApplicationELB"
-_GOOD: Final = (2, 3, 4)  # hundreds: answers of targets; what is none of them has failed
+_GOOD: Final = (2, 3, 4)  # status classes of good responses; every other request has failed
 _LATENCY: Final = "TargetResponseTime"
 
 
 @dataclass(frozen=True)
 class BaselineHistory:
-    """`latencies` are none where there were too few requests to know them."""
+    """Recent metrics of the baseline. `latencies` is empty if there were too few requests to estimate them."""
 
     timed: int  # requests
-    latencies: tuple[float, ...]  # seconds, in the order that a plan has them
+    latencies: tuple[float, ...]  # seconds, as in a plan
     rps: float
     error_rate: float
 
@@ -275,7 +283,11 @@ class BaselineHistory:
 
 
 def baseline_history(machine: StateMachine, colour: str, minute: int) -> BaselineHistory:
-    """`minute` is how many seconds a minute of the plan has."""
+    """`minute` is the length of a minute of the plan, in seconds.
+
+    Latency thresholds come from history and are frozen before the first minute: thresholds from the data under test
+    would void the e-values.
+    """
     timed, latencies = _latencies(machine, colour)
     asked = {"requests": "RequestCount"} | {f"good{kind}": f"HTTPCode_Target_{kind}XX_Count" for kind in _GOOD}
     counts = machine.metrics(
@@ -293,7 +305,7 @@ def baseline_history(machine: StateMachine, colour: str, minute: int) -> Baselin
 
 
 def _latencies(machine: StateMachine, colour: str) -> tuple[int, tuple[float, ...]]:
-    """Of the fullest day among the last: percentiles of several days cannot be put together."""
+    """Of the busiest of the last days: percentiles of several days cannot be combined."""
     statistics = {"timed": "SampleCount", **{name: name for name in _QUANTILES}}
     asked = [_query(machine, colour, name, _LATENCY, each, _DAY) for name, each in statistics.items()]
     days = machine.metrics(asked, datetime.now(UTC) - timedelta(days=2))
@@ -304,7 +316,7 @@ def _latencies(machine: StateMachine, colour: str) -> tuple[int, tuple[float, ..
     if timed < MIN_TIMED_REQUESTS:
         return timed, ()
     quantiles = [days[name][fullest] for name in _QUANTILES]
-    # Percentiles are estimated one by one: of nearly equal ones the higher may come out lower.
+    # CloudWatch estimates percentiles independently: of nearly equal ones the higher may be the smaller number.
     return timed, tuple(sorted([*quantiles, *(quantiles[-1] * each for each in _BEYOND)]))
 
 
@@ -338,15 +350,15 @@ class SignalResult:
 
 
 def approve(machine: StateMachine) -> SignalResult:
-    return _say(machine, APPROVE, "is approved, and goes on as soon as its step is undecided")
+    return _say(machine, APPROVE, "is approved; it advances when its step is undecided")
 
 
 def pause(machine: StateMachine) -> SignalResult:
-    return _say(machine, PAUSE, "stays at its step until: nxpipe rollout resume")
+    return _say(machine, PAUSE, "is paused at its step; continue with: nxpipe rollout resume")
 
 
 def abort(machine: StateMachine) -> SignalResult:
-    return _say(machine, ABORT, "is told to end; all traffic goes back to the old version at the next look")
+    return _say(machine, ABORT, "is aborted; all traffic returns to the baseline at the next evaluation")
 
 
 def resume(machine: StateMachine) -> SignalResult:
@@ -355,23 +367,23 @@ def resume(machine: StateMachine) -> SignalResult:
     if signal != PAUSE:
         return SignalResult(name, signal, False, f"Rollout {name} is not paused.")
     changed = machine.record.ask(execution, None, instead_of=PAUSE)
-    return SignalResult(name, None, changed, f"Rollout {name} goes on.")
+    return SignalResult(name, None, changed, f"Rollout {name} is resumed.")
 
 
 def _say(machine: StateMachine, signal: str, means: str) -> SignalResult:
     execution, before = _under_way(machine)
     name = execution.rpartition(":")[2]
     if before == ABORT != signal:
-        raise RolloutRefused(f"rollout {name} was told to end already, and nothing can take that back")
+        raise RolloutRefused(f"rollout {name} is already aborted, which cannot be undone")
     if before != signal and not machine.record.ask(execution, signal):
-        raise RolloutRefused(f"rollout {name} has ended at this moment")
+        raise RolloutRefused(f"rollout {name} has just ended")
     return SignalResult(name, signal, before != signal, f"Rollout {name} {means}.")
 
 
 def _under_way(machine: StateMachine) -> tuple[str, str | None]:
-    """The execution, and what it was told already."""
-    _ = machine.front  # a fleet without a machine has no record either
+    """ARN of the running execution, and its signal."""
+    _ = machine.front  # raises for a fleet without a state machine
     item = machine.record.read()
     if item.owner is None:
-        raise RolloutRefused(f"no rollout of fleet {machine.fleet} is under way")
+        raise RolloutRefused(f"no rollout of fleet {machine.fleet} is running")
     return item.owner, item.signal

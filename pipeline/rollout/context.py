@@ -1,9 +1,10 @@
-"""Which artifacts a fleet's channels serve, and how a rollout moves them.
+"""One fleet of a rollout: configuration, state machine and channels.
 
-A colour's channel is moved before the colour has an instance; the fleet's own only when the rollout has promoted.
+Each environment (blue, green) has a channel of its own, and the fleet has one. A rollout moves the candidate's channel
+before the environment has an instance, and the fleet's channel after the promotion. So an instance that is replaced in
+the middle of a rollout fetches the artifact of its environment.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -15,7 +16,7 @@ from nxpipe.artifact_store.channel import change
 from nxpipe.artifact_store.channel.generation import Generation, Served
 from nxpipe.artifact_store.errors import NotFound, Refused
 from nxpipe.artifact_store.transfer.believed import Trust
-from nxpipe.pipeline.artifacts.channels import ServedModel, channel_of
+from nxpipe.pipeline.artifacts.channels import ServedModel, environment_channel
 from nxpipe.pipeline.artifacts.signing import author_signature, trust_in
 from nxpipe.pipeline.config import Config, ServingFleet
 from nxpipe.pipeline.rollout.aws import StateMachine
@@ -24,14 +25,12 @@ from nxpipe.pipeline.rollout.requirements import artifact_requirements, requirem
 from nxpipe.pipeline.rollout.status import StatusReader
 from nxpipe.pipeline.util.errors import RolloutRefused
 
-Say = Callable[[str], None]
-
 _PROMOTED: Final = "promoted by rollout {}"
 
 
 @dataclass(frozen=True)
 class FleetArtifacts:
-    """Of one fleet. `actor` and `key` are who moves a channel, and what signs where that is asked for."""
+    """Channels of one fleet. `actor` is the identity in their logs; `key` signs where a channel requires it."""
 
     store: Store
     config: Config
@@ -40,30 +39,30 @@ class FleetArtifacts:
     actor: str
     key: str | None = None
 
-    def chosen(self, name: str) -> Published:
-        """The artifact that a person named, if the fleet can run it."""
+    def resolve(self, name: str) -> Published:
+        """The named artifact, if the fleet can run it."""
         found = self.store.resolve(name)
-        wish = self._wish
-        if (found.model_id, found.record.target) != (wish.model_id, wish.target):
+        model = self._model
+        if (found.model_id, found.record.target) != (model.model_id, model.target):
             raise Refused(
-                f"{name} is of {found.model_id} for {found.record.target}, and fleet {self.fleet.name} runs "
-                f"{wish.model_id} on {wish.target}; name another artifact"
+                f"{name} is {found.model_id} for {found.record.target}, but fleet {self.fleet.name} runs "
+                f"{model.model_id} on {model.target}; name another artifact"
             )
         return found
 
     def served(self, channel: str) -> Served | None:
-        """Of the fleet's model and target."""
+        """The artifact that the channel serves for the fleet's model and target."""
         return self._of(self._tip(channel))
 
-    def served_for_certain(self, channel: str) -> Published:
-        """To be rolled out: with the signatures that this channel asks for, whatever the fleet's own does."""
-        served = self._insist(channel)
+    def served_and_signed(self, channel: str) -> Published:
+        """The same with the signatures that this channel requires, for a rollout from one channel to another."""
+        served = self._require_served(channel)
         self._trust.insist_on_signatures(self.store, channel, served)
         return self._published(served)
 
-    def run_by(self, colour: str) -> Served:
-        """What a new instance of the colour would fetch now."""
-        return self.served(channel_of(self.fleet.name, colour)) or self._insist(self.fleet.channel)
+    def running_artifact(self, colour: str) -> Served:
+        """The artifact that a new instance of the environment would fetch now."""
+        return self.served(environment_channel(self.fleet.name, colour)) or self._require_served(self.fleet.channel)
 
     def candidate(self, artifact: Published) -> RolloutCandidate:
         tip = self._tip(self.fleet.channel)
@@ -71,44 +70,44 @@ class FleetArtifacts:
         record = artifact.record
         return RolloutCandidate(record.model_id, record.target, record.request_key, self.fleet.channel, generation)
 
-    def keep(self, colour: str, why: str) -> None:
-        """From now on the colour runs what it runs now, whatever becomes of the fleet's channel."""
-        channel = channel_of(self.fleet.name, colour)
+    def pin(self, colour: str, why: str) -> None:
+        """Pins the environment to the artifact that it runs now, independently of the fleet's channel."""
+        channel = environment_channel(self.fleet.name, colour)
         if self.served(channel) is None:
-            self._promote(channel, self._published(self.run_by(colour)), why)
+            self._promote(channel, self._published(self.running_artifact(colour)), why)
 
-    def point(self, colour: str, artifact: Published, why: str) -> None:
-        """Before the colour has instances: they fetch this one."""
-        self._promote(channel_of(self.fleet.name, colour), artifact, why)
+    def promote(self, colour: str, artifact: Published, why: str) -> None:
+        """Promotes the artifact to the environment's channel, before the environment has instances."""
+        self._promote(environment_channel(self.fleet.name, colour), artifact, why)
 
-    def settled(self, candidate: RolloutCandidate) -> bool:
-        """Whether the fleet's channel serves what was promoted, or has been moved by somebody else since."""
-        return self._settled(candidate, self._tip(candidate.channel))
+    def is_promoted(self, candidate: RolloutCandidate) -> bool:
+        """True if the fleet's channel serves the promoted artifact, or was moved by another change since."""
+        return self._is_settled(candidate, self._tip(candidate.channel))
 
-    def settle(self, candidate: RolloutCandidate, rollout: str) -> None:
-        """The rollout has promoted: the fleet's channel follows. Once more changes nothing."""
+    def promote_candidate(self, candidate: RolloutCandidate, rollout: str) -> None:
+        """Promotes the candidate of a promoted rollout to the fleet's channel. A repetition changes nothing."""
         found, channel = self.store.find(candidate.artifact), candidate.channel
         if found is None:
-            raise NotFound(f"{candidate.name} is gone from {self.store.url}; publish it again")
+            raise NotFound(f"{candidate.name} is not in {self.store.url}; publish it again")
         needs = requirements(self.store, self.config, self.folder, channel)
         author = self._author(channel, _PROMOTED.format(rollout))
-        while not self._settled(candidate, tip := self._tip(channel)):
+        while not self._is_settled(candidate, tip := self._tip(channel)):
             seen = tip.generation if tip else 0
             try:
                 change.promote(self.store, channel, [found], author, needs, expected=seen)
             except Refused:
                 now = self._tip(channel)
-                if (now.generation if now else 0) == seen:  # not because somebody was faster
+                if (now.generation if now else 0) == seen:  # refused, but not for a concurrent change
                     raise
 
-    def _settled(self, candidate: RolloutCandidate, tip: Generation | None) -> bool:
-        """What the channel serves of other models, other fleets may have moved meanwhile: that is no matter here."""
+    def _is_settled(self, candidate: RolloutCandidate, tip: Generation | None) -> bool:
+        """Compares the fleet's model and target only: other fleets may move other models of the channel meanwhile."""
         served = self._of(tip)
         if served is not None and served.request_key == candidate.artifact:
             return True
         history = self._trust.history(self.store, candidate.channel)
         since = [self._of(each) for each in takewhile(lambda each: each.generation >= candidate.generation, history)]
-        # The generation that was held against comes last, unless that was none.
+        # The last one is the generation that the rollout started from, unless the channel was empty.
         before = since.pop() if candidate.generation else None
         return any(each != before for each in since)
 
@@ -119,11 +118,11 @@ class FleetArtifacts:
     def _author(self, channel: str, why: str) -> change.Author:
         return change.Author(self.actor, why, author_signature(self.key, self.config, self.folder, channel, self.store))
 
-    def _insist(self, channel: str) -> Served:
+    def _require_served(self, channel: str) -> Served:
         found = self.served(channel)
         if found is None:
             raise RolloutRefused(
-                f"channel {channel} of {self.store.url} serves no {self._wish.model_id} for {self._wish.target}; "
+                f"channel {channel} of {self.store.url} serves no {self._model.model_id} for {self._model.target}; "
                 "promote one to it first"
             )
         return found
@@ -131,11 +130,11 @@ class FleetArtifacts:
     def _published(self, served: Served) -> Published:
         found = self.store.find(served.request_key)
         if found is None:
-            raise NotFound(f"{served.name} is served, and gone from {self.store.url}; publish it again")
+            raise NotFound(f"{served.name} is served but not in {self.store.url}; publish it again")
         return found
 
     def _tip(self, channel: str) -> Generation | None:
-        """Believed: what a rollout copies from one channel to another gets a signature on the way."""
+        """The verified tip: an artifact that a rollout copies to another channel is signed there."""
         return self._trust.tip(self.store, channel)
 
     @cached_property
@@ -143,17 +142,17 @@ class FleetArtifacts:
         return trust_in(self.config, self.folder, self.store)
 
     def _of(self, tip: Generation | None) -> Served | None:
-        slot = (self._wish.model_id, self._wish.target)
+        slot = (self._model.model_id, self._model.target)
         return next((each for each in tip.artifacts if each.slot == slot), None) if tip else None
 
     @property
-    def _wish(self) -> ServedModel:
+    def _model(self) -> ServedModel:
         return ServedModel.of(self.config, self.fleet, None)
 
 
 @dataclass(frozen=True)
 class RolloutContext:
-    """One fleet; `artifacts` is asked to move channels, and otherwise only read."""
+    """One fleet with its state machine in AWS and its channels in the store."""
 
     config: Config
     fleet: ServingFleet

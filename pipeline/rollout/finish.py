@@ -1,4 +1,8 @@
-"""What is left to do when a rollout has ended: the channel of one that has promoted, and the exit code."""
+"""End of a rollout: promotion of the fleet's channel, and the exit code.
+
+The channel moves only after the state machine has promoted, by whichever command is there to see it: `rollout start
+--wait`, `rollout status --wait`, or the next start. Until then the channels of both environments keep instances right.
+"""
 
 from typing import Final
 
@@ -18,16 +22,16 @@ _CODES: Final = {
 
 
 def finish(console: Console, one: RolloutContext, status: Status) -> int:
-    """After it was waited for. Does what is left, says how it ended, and gives the exit code."""
+    """Completes a rollout that was waited for, prints its end, and returns the exit code."""
     moved = move_fleet_channel(one, status)
     if console.json:
         console.data(status.as_json())
     else:
         console.page(status_page(status))
         if moved:
-            console.say(f"Channel {one.fleet.channel} serves {moved} now.")
+            console.say(f"Channel {one.fleet.channel} now serves {moved}.")
         if status.undecided:
-            console.say(f"{_ask(one)}; then wait again with: nxpipe rollout status {one.fleet.name} --wait")
+            console.say(f"{_decision_hint(one)}; then wait again with: nxpipe rollout status {one.fleet.name} --wait")
     return exit_code(status)
 
 
@@ -38,30 +42,30 @@ def exit_code(status: Status) -> int:
 
 
 def move_fleet_channel(one: RolloutContext, status: Status) -> str | None:
-    """Moves the fleet's channel to what was promoted; what it then serves, if it did not before."""
+    """Promotes the candidate of a promoted rollout to the fleet's channel; its name, or None if nothing changed."""
     execution = status.execution
-    if not _is_unsettled(one, status) or execution is None or execution.asked is None:
+    if not _is_promotion_pending(one, status) or execution is None or execution.asked is None:
         return None
     candidate = execution.asked.candidate
-    one.artifacts.settle(candidate, execution.name)
+    one.artifacts.promote_candidate(candidate, execution.name)
     return candidate.name
 
 
 def pending_promotion(one: RolloutContext, status: Status) -> str | None:
-    """For whoever only looks."""
-    if not _is_unsettled(one, status):
+    """A hint for commands that change nothing."""
+    if not _is_promotion_pending(one, status):
         return None
     name = one.fleet.name
-    return f"Channel {one.fleet.channel} does not serve it yet; move it with: nxpipe rollout status {name} --wait"
+    return f"Channel {one.fleet.channel} does not serve it yet; promote it with: nxpipe rollout status {name} --wait"
 
 
-def _is_unsettled(one: RolloutContext, status: Status) -> bool:
-    """The newest rollout has promoted, and nobody has moved the fleet's channel since it began."""
+def _is_promotion_pending(one: RolloutContext, status: Status) -> bool:
+    """True if the last rollout has promoted and the fleet's channel was not moved since it started."""
     asked = status.execution.asked if status.execution else None
     promoted = status.outcome is not None and status.outcome.end is RolloutEnd.PROMOTED
-    return promoted and asked is not None and not one.artifacts.settled(asked.candidate)
+    return promoted and asked is not None and not one.artifacts.is_promoted(asked.candidate)
 
 
-def _ask(one: RolloutContext) -> str:
+def _decision_hint(one: RolloutContext) -> str:
     name = one.fleet.name
     return f"Decide with: nxpipe rollout approve {name}, or nxpipe rollout abort {name}"

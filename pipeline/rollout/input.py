@@ -1,4 +1,4 @@
-"""What a rollout was asked to do: the input of its execution, which nobody changes afterwards."""
+"""Input of a rollout's execution: the candidate, the plan and the schedule, fixed when it starts."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _MINUTE: Final = 60  # seconds
 
 @dataclass(frozen=True)
 class RolloutCandidate:
-    """The artifact that is to take over, and what the fleet's channel was when that was decided."""
+    """The artifact to promote, and the fleet's channel at the time of that decision."""
 
     model: str
     target: str
@@ -33,7 +33,7 @@ class RolloutCandidate:
 @dataclass(frozen=True)
 class RolloutInput:
     old: str
-    new: str  # colour
+    new: str  # environment: blue or green
     candidate: RolloutCandidate
     plan: CanaryPlan
     pace: Schedule
@@ -55,7 +55,7 @@ class RolloutInput:
 
     @staticmethod
     def from_text(text: str) -> "RolloutInput | None":
-        """None where somebody has started the machine by hand, and told it less than this."""
+        """None if the execution was started by hand with less than this."""
         given: dict[str, Any] = json.loads(text)
         try:
             return RolloutInput(
@@ -72,7 +72,7 @@ class RolloutInput:
 
 
 def plan_of(rollout: Rollout, latencies: Sequence[float] = ()) -> CanaryPlan:
-    """With the latencies of the stable version, in seconds, where they are known already."""
+    """The plan of [rollout] in nxpipe.toml, with the baseline's latency thresholds in seconds if they are known."""
     return CanaryPlan.of(
         rollout.steps,
         bake_min=_minutes(rollout.bake_min),
@@ -87,12 +87,12 @@ def plan_of(rollout: Rollout, latencies: Sequence[float] = ()) -> CanaryPlan:
 
 
 def _minutes(duration: timedelta) -> int:
-    """Whole ones, and rather one more: counts come by the minute."""
+    """Whole minutes, rounded up: counts have a resolution of a minute."""
     return -(-duration // timedelta(minutes=1))
 
 
 def schedule_of(minute: int) -> Schedule:
-    """The usual one, in minutes of this length."""
-    usual = Schedule()
-    seconds = {name: getattr(usual, name) * minute / _MINUTE for name in ("period", "poll", "settle", "warm")}
-    return replace(usual, **{name: max(1, round(value)) for name, value in seconds.items()})
+    """The default schedule with minutes of this many seconds."""
+    default = Schedule()
+    seconds = {name: getattr(default, name) * minute / _MINUTE for name in ("period", "poll", "settle", "warm")}
+    return replace(default, **{name: max(1, round(value)) for name, value in seconds.items()})

@@ -1,4 +1,4 @@
-"""A rollout's status for people: a picture of a few lines, and one line for a log."""
+"""Text of rollouts: the status page, a status line for logs, the table of evaluations, the histogram of simulations."""
 
 import math
 from collections import Counter
@@ -22,45 +22,45 @@ _COLOURS: Final = {"blue": "blue", "green": "green"}
 _ENDS: Final = {
     RolloutEnd.PROMOTED: ("promoted", "green"),
     RolloutEnd.ROLLED_BACK: ("rolled back", "red"),
-    RolloutEnd.CAPACITY_BLOCKED: ("capacity blocked: the new version never had any traffic", "yellow"),
-    RolloutEnd.REFUSED: ("refused: nothing was touched", "red"),
-    RolloutEnd.UNFINISHED: ("died; the watchdog is bringing traffic home", "yellow"),
+    RolloutEnd.CAPACITY_BLOCKED: ("capacity blocked: the candidate never had traffic", "yellow"),
+    RolloutEnd.REFUSED: ("refused: nothing was changed", "red"),
+    RolloutEnd.UNFINISHED: ("failed; the watchdog is rolling back", "yellow"),
 }
 
 
 def status_page(status: Status) -> str:
-    """Everything, at one moment."""
+    """The whole status at one moment."""
     rows = [("traffic", _traffic(status))]
-    if said := _where(status):
-        rows.append(("stands", said))
+    if position := _where(status):
+        rows.append(("position", position))
     plan, verdict = status.plan, status.verdict
     if plan and verdict:
         rows += _evidence(status, plan, verdict)
-    if status.look and status.phase is not Phase.ENDED and (said := _news(status.look)):
-        rows.append(("said", said))
+    if status.look and status.phase is not Phase.ENDED and (news := _news(status.look)):
+        rows.append(("last evaluation", news))
     if status.signal:
-        rows.append(("asked", f"a person said {status.signal}; it is heard at the next look"))
+        rows.append(("signal", f"{status.signal}; it takes effect at the next evaluation"))
     if status.outcome:
-        rows.append(("because", status.outcome.reason))
+        rows.append(("reason", status.outcome.reason))
     width = max(len(name) for name, _ in rows)
     further = "\n" + " " * (width + 4)
     return "\n".join([_title(status), *(f"  {name:{width}}  {text.replace(chr(10), further)}" for name, text in rows)])
 
 
 def status_line(status: Status) -> str:
-    """For a log, which keeps the ones before."""
+    """One line for a log."""
     parts = [_plain_weights(status), _where(status) or "no rollout yet"]
     if verdict := status.verdict:
-        parts.append(f"for it {odds(verdict.better)}, against it {odds(verdict.worse)}")
+        parts.append(f"for {odds(verdict.better)}, against {odds(verdict.worse)}")
     if status.outcome:
         parts.append(status.outcome.reason.split("\n")[0])
     return "; ".join(parts)
 
 
 def _news(look: EvaluationRecord) -> str | None:
-    """That it goes on is no news; that it stands still is."""
-    said = look.reason.split("\n")[0]
-    return None if said.startswith(Decision.CONTINUE) else said
+    """The summary of an evaluation, unless it is `continue`."""
+    summary = look.reason.split("\n")[0]
+    return None if summary.startswith(Decision.CONTINUE) else summary
 
 
 def _title(status: Status) -> str:
@@ -77,11 +77,11 @@ def _where(status: Status) -> str | None:
         words, colour = _ENDS[status.outcome.end]
         return style(words, fg=colour, bold=True)
     if status.phase is Phase.STARTING:
-        return "about to begin, or begun by a command that died: start it again"
+        return "starting, or left by a command that was killed; start it again"
     if status.phase is Phase.FILLING:
-        return "the new version's instances are being started"
+        return "instances of the candidate are starting"
     if status.phase is Phase.FINAL:
-        return "all steps are over; the old version is kept for a while"
+        return "full traffic; instances of the baseline still run"
     return _step(status, status.plan) if status.phase is Phase.STEP and status.plan else None
 
 
@@ -89,18 +89,18 @@ def _step(status: Status, plan: CanaryPlan) -> str:
     step, verdict = plan.steps[status.step], status.verdict
     where = f"step {status.step + 1} of {len(plan.steps)}, at {step.weight} %"
     if verdict is None:
-        return f"{where}, which begins"
+        return f"{where}, starting"
     if status.look and status.look.word == "roll_back":
-        return f"{where}: {style('going back', fg='red', bold=True)}"
+        return f"{where}: {style('rolling back', fg='red', bold=True)}"
     if status.undecided:
-        return f"{where}: {style('a person is awaited', fg='yellow', bold=True)}"
-    minutes = f"{where}, minute {verdict.minutes}; at least {plan.bake_min}, at most {plan.bake_max}"
+        return f"{where}: {style('undecided: a person must decide', fg='yellow', bold=True)}"
+    minutes = f"{where}, minute {verdict.minutes} of {plan.bake_min} to {plan.bake_max}"
     left = status.minutes_left
-    return minutes if left is None else f"{minutes}, probably {left} more"
+    return minutes if left is None else f"{minutes}, about {left} left"
 
 
 def _traffic(status: Status) -> str:
-    """Each colour by its name; the weights are the load balancer's own."""
+    """Current weights of the load balancer, as a bar and in percent."""
     whole = sum(status.weights.values()) or 1
     shares = {colour: weight for colour, weight in status.weights.items() if weight}
     filled = "".join(_bar_of(colour, weight * _BAR / whole) for colour, weight in shares.items())
@@ -117,10 +117,10 @@ def _bar_of(colour: str, length: float) -> str:
 
 
 def _evidence(status: Status, plan: CanaryPlan, verdict: Verdict) -> Iterator[tuple[str, str]]:
-    """Bars are in nats, for evidence multiplies: half of a bar is the square root of what is asked."""
+    """Bars are in nats, because evidence multiplies: half a bar is the square root of the threshold."""
     better, worse = odds(verdict.better), odds(verdict.worse)
-    yield "for it", f"{_bar(verdict.better, plan.beta, 'green')}  {better}; goes on at {1 / plan.beta:g} to 1"
-    yield "against", f"{_bar(verdict.worse, plan.alpha, 'red')}  {worse}; goes back at {1 / plan.alpha:g} to 1"
+    yield "for", f"{_bar(verdict.better, plan.beta, 'green')}  {better}; next step at {1 / plan.beta:g} to 1"
+    yield "against", f"{_bar(verdict.worse, plan.alpha, 'red')}  {worse}; rollback at {1 / plan.alpha:g} to 1"
     for metric, name in enumerate(METRICS):
         if name != ERRORS and not plan.latencies:
             continue
@@ -144,15 +144,15 @@ def _bar(nats: float, error: float, colour: str) -> str:
     return f"[{style('#' * filled, fg=colour)}{'.' * (_BAR - filled)}]"
 
 
-_HEADER: Final = ("at", "step", "new: bad of all", "old: bad of all", "for it", "against", "word", "because")
+_HEADER: Final = ("at", "step", "candidate: bad of all", "baseline: bad of all", "for", "against", "action", "reason")
 
 
 def evaluation_table(execution: RolloutExecution, looks: Sequence[EvaluationRecord]) -> str:
-    """The counts are of the minutes that a look took in; the evidence is all that there was by then."""
+    """Counts are those of the minutes that an evaluation read; evidence is cumulative."""
     asked = execution.asked
     title = f"{execution.name}: {asked.candidate.name}, {asked.old} -> {asked.new}" if asked else execution.name
     if not looks:
-        return f"{title}\nNothing was looked at yet."
+        return f"{title}\nNo evaluation yet."
     return f"{title}\n{table(_HEADER, [_row(look) for look in looks])}"
 
 
@@ -174,7 +174,7 @@ _WIDTH: Final = 60
 @dataclass(frozen=True)
 class BarStyle:
     name: str
-    mark: str  # different without colour, too
+    mark: str  # distinguishable without colour
     colour: str
 
 
@@ -186,7 +186,7 @@ BAR_STYLES: Final = {
 
 
 def duration_histogram(outcomes: "Sequence[SimulatedRollout]") -> str:
-    """One bar for each span of minutes; its marks are rollouts, by how they ended."""
+    """One bar per span of minutes; its marks are rollouts, by their end."""
     longest = max(each.minutes for each in outcomes)
     span = -(-(longest + 1) // _BARS)
     ended = Counter((each.minutes // span, each.decision) for each in outcomes)
@@ -204,5 +204,5 @@ def _line(first: int, span: int, bar: dict[Decision, int], highest: int) -> str:
 
 
 def _length(count: int, highest: int) -> int:
-    """A single rollout is seen, too: it may be the one that matters."""
+    """At least one mark for a single rollout: it may be the one that matters."""
     return max(1, round(count * _WIDTH / highest)) if count else 0

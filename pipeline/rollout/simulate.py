@@ -1,4 +1,8 @@
-"""The traffic that a simulation draws, minute by minute: what CloudWatch would count, with the realised numbers."""
+"""Simulated rollouts: drawn traffic, judged by the code that the Lambda function runs.
+
+Minutes hold what CloudWatch would count, with realised numbers. The error rates of the method (`alpha`, `beta`) are
+checked against these simulations.
+"""
 
 import itertools
 import math
@@ -20,17 +24,17 @@ from nxpipe.pipeline.rollout.planner import UNCHANGED_LATENCY, Slowness
 
 Scenario: TypeAlias = Literal["steady", "incident", "bursty", "late"]
 
-_BLOCK: Final = 8  # minutes drawn at once
+_BLOCK: Final = 8  # minutes per draw
 INCIDENT: Final = Slowness(scale=1.5)
-INCIDENT_ERRORS: Final = 10.0  # times as many
+INCIDENT_ERRORS: Final = 10.0  # factor of the error rate
 INCIDENT_MINUTES: Final = 10
-INCIDENT_BEGINS: Final = 30  # at the latest
-_LATE: Final = 50  # percent: the share under whose load a late canary fails
+INCIDENT_BEGINS: Final = 30  # latest first minute
+_LATE: Final = 50  # percent of traffic from which a `late` canary fails
 
 
 @dataclass(frozen=True)
 class TrafficModel:
-    """What is true, and what the judge has to find out."""
+    """The true rates, which the judge has to infer."""
 
     scenario: Scenario
     rps: float
@@ -45,7 +49,7 @@ class TrafficModel:
 
 
 class SimulatedTraffic:
-    """One rollout's minutes. Its draws depend on the generator alone, so a seed is a rollout."""
+    """Minutes of one rollout. Draws depend on the generator alone, so a seed determines a rollout."""
 
     def __init__(self, world: TrafficModel, random: np.random.Generator) -> None:
         self._world = world
@@ -56,7 +60,7 @@ class SimulatedTraffic:
             self._incident = range(begins, begins + INCIDENT_MINUTES)
 
     def minutes(self, first: int, share: int) -> Iterator[Batch]:
-        """With this percentage of traffic at the canary, from this minute on and without end."""
+        """An endless series of minutes from `first` on, with this percentage of traffic at the canary."""
         fails = self._world.scenario != "late" or share >= _LATE
         for begin in itertools.count(first, _BLOCK):
             minutes = range(begin, begin + _BLOCK)
@@ -67,9 +71,9 @@ class SimulatedTraffic:
             yield from map(Batch, minutes, canary, stable)
 
     def history(self, minutes: int, share: int) -> list[Tallies]:
-        """The errors of minutes in which nothing differed: of a share of all hosts, beside the rest."""
-        nothing_new = SimulatedTraffic(_as_before(self._world), self._random)
-        batches = itertools.islice(nothing_new.minutes(INCIDENT_BEGINS + INCIDENT_MINUTES, share), minutes)
+        """Errors of minutes in which both groups run the same version: a share of the hosts, and the rest."""
+        unchanged = SimulatedTraffic(_as_before(self._world), self._random)
+        batches = itertools.islice(unchanged.minutes(INCIDENT_BEGINS + INCIDENT_MINUTES, share), minutes)
         return [
             ((int(each.canary.requests), int(each.canary.errors)), (int(each.stable.requests), int(each.stable.errors)))
             for each in batches
@@ -90,7 +94,7 @@ class SimulatedTraffic:
         return [Arm(n, bad, n, tuple(slow)) for n, bad, slow in columns]
 
     def _bursts(self, minutes: int) -> "np.ndarray[Any, Any] | float":
-        """By what an arm's rate is multiplied in each minute: on average by 1."""
+        """Factors of an arm's error rate, with mean 1."""
         if self._world.scenario != "bursty":
             return 1.0
         shape = self._world.burst**-2
@@ -102,7 +106,7 @@ def _as_before(world: TrafficModel) -> TrafficModel:
 
 
 def upper_limit(events: int, trials: int, doubt: float = 0.05) -> float:
-    """The rate above which so few events would have a chance below `doubt` (Clopper and Pearson, one-sided)."""
+    """The one-sided upper confidence limit of a rate (Clopper and Pearson)."""
     if events >= trials:
         return 1.0
     low, high = events / trials, 1.0
@@ -126,18 +130,18 @@ def _at_most(events: int, trials: int, rate: float) -> float:
     return math.fsum(map(math.exp, logs))
 
 
-_TOGETHER: Final = 50  # rollouts that one process runs at once; bursty ones share a history
-_HISTORY: Final = 1440  # minutes of it
+_CHUNK: Final = 50  # rollouts of one task; bursty ones share a history
+_HISTORY: Final = 1440  # minutes
 
 
 @dataclass(frozen=True)
 class SimulatedRollout:
-    """How one rollout ended."""
+    """The end of one rollout."""
 
     decision: Decision
     step: int
     minutes: int
-    tau: float = 0.0  # as it was fitted, of errors
+    tau: float = 0.0  # fitted overdispersion of errors
 
     @property
     def promoted(self) -> bool:
@@ -191,9 +195,9 @@ def median_minutes(outcomes: Sequence[SimulatedRollout]) -> float | None:
 def simulate(
     plan: CanaryPlan, world: TrafficModel, rollouts: int, seed: int, processes: int | None = None
 ) -> SimulationSummary:
-    """The same seed gives the same rollouts, whatever the number of processes."""
-    seeds = np.random.SeedSequence(seed).spawn(-(-rollouts // _TOGETHER))
-    sizes = [min(_TOGETHER, rollouts - begin) for begin in range(0, rollouts, _TOGETHER)]
+    """The same seed gives the same rollouts for any number of processes."""
+    seeds = np.random.SeedSequence(seed).spawn(-(-rollouts // _CHUNK))
+    sizes = [min(_CHUNK, rollouts - begin) for begin in range(0, rollouts, _CHUNK)]
     plans, worlds = [plan] * len(sizes), [world] * len(sizes)
     if len(sizes) == 1:
         return SimulationSummary(world, tuple(_some(plan, world, seeds[0], sizes[0])))

@@ -1,7 +1,9 @@
-"""Beginning a rollout. Each part of it may be repeated, and nobody else can begin one meanwhile.
+"""Start of a rollout. Every step may be repeated, and no other rollout of the fleet can start meanwhile.
 
-The lock is taken for an execution that is not there yet, under the name that it will have: only whoever holds it
-moves the new colour's channel. The machine then finds its own name in the lock.
+The order makes it repeatable. First the lock, for an execution that does not exist yet. Then the channels of both
+environments. Last the execution, whose name follows from candidate, environment and generation of the fleet's channel.
+A command that is killed leaves a lock whose owner was never started; the same command takes it over at once and goes
+on, another one after five minutes.
 """
 
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from nxpipe.artifact_store import Published
-from nxpipe.pipeline.artifacts.channels import COLOURS, other
+from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, other_environment
 from nxpipe.pipeline.canary.counts import LATENCIES
 from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.config import Rollout
@@ -30,7 +32,7 @@ from nxpipe.pipeline.rollout.status import RolloutEnd, outcome_of
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import RolloutRefused
 
-_ABANDONED: Final = timedelta(minutes=5)  # after it, nobody who has taken the lock is still about to start
+_ABANDONED: Final = timedelta(minutes=5)  # age of a lock whose command cannot still be about to start
 
 
 @dataclass(frozen=True)
@@ -44,18 +46,18 @@ class StartRequest:
 
 @dataclass(frozen=True)
 class StartDecision:
-    """A rollout that may begin, decided but for its beginning."""
+    """A rollout that may start; nothing was changed yet."""
 
     name: str
     artifact: Published
     asked: RolloutInput
     history: BaselineHistory
-    after: str | None  # an owner of the lock that never came to be
+    after: str | None  # owner of the lock that was never started
 
 
 @dataclass(frozen=True)
 class AlreadyServed:
-    """Nothing is to be done: the fleet runs it."""
+    """The fleet already runs the candidate."""
 
     colour: str
     candidate: RolloutCandidate
@@ -64,16 +66,16 @@ class AlreadyServed:
 def decide(
     machine: StateMachine, artifacts: FleetArtifacts, wanted: StartRequest, rules: Rollout
 ) -> StartDecision | RolloutExecution | AlreadyServed:
-    """What to begin; or the same rollout, if it is under way, or has been and is not wanted again."""
+    """The rollout to start; or the same one if it runs, or has ended and --again was not passed."""
     candidate, item = artifacts.candidate(wanted.artifact), machine.record.read()
     owner = machine.execution(item.owner) if item.owner else None
     if owner is not None:
         return _the_same(machine.fleet, owner, candidate)
     old = _whole(machine)
-    new = other(old)
+    new = other_environment(old)
     if wanted.to not in (None, new):
-        raise RolloutRefused(f"fleet {machine.fleet} runs on {old}, so a rollout goes to {new}; leave out --to")
-    if artifacts.run_by(old).request_key == candidate.artifact and not wanted.again:
+        raise RolloutRefused(f"fleet {machine.fleet} runs on {old}, so a rollout goes to {new}; omit --to")
+    if artifacts.running_artifact(old).request_key == candidate.artifact and not wanted.again:
         return AlreadyServed(old, candidate)
     name = f"{candidate.artifact[:12]}-{new}-{candidate.generation}"
     before = machine.execution(machine.execution_arn(name))
@@ -88,17 +90,17 @@ def decide(
 
 
 def start_execution(machine: StateMachine, artifacts: FleetArtifacts, what: StartDecision) -> str:
-    """The execution's ARN. If this dies on the way, the same command goes on from there."""
+    """Starts the execution and returns its ARN. After a kill, the same command continues."""
     arn = machine.execution_arn(what.name)
     if not machine.record.lock(arn, after=what.after):
         raise RolloutRefused(
-            f"another rollout of fleet {machine.fleet} has begun at this moment; see it with: nxpipe rollout status "
+            f"another rollout of fleet {machine.fleet} has just acquired the lock; see it with: nxpipe rollout status "
             f"{machine.fleet}"
         )
     try:
         why = f"rollout {what.name}"
-        artifacts.keep(what.asked.old, why)
-        artifacts.point(what.asked.new, what.artifact, why)
+        artifacts.pin(what.asked.old, why)
+        artifacts.promote(what.asked.new, what.artifact, why)
     except BaseException:
         machine.record.unlock(arn)
         raise
@@ -107,20 +109,20 @@ def start_execution(machine: StateMachine, artifacts: FleetArtifacts, what: Star
 
 
 def _whole(machine: StateMachine) -> str:
-    """The colour that has all traffic, by the rule itself."""
+    """The environment with all traffic, by the listener rule itself."""
     weights = machine.weights()
     serving = [colour for colour, weight in weights.items() if weight]
-    if len(serving) == 1 and serving[0] in COLOURS:
+    if len(serving) == 1 and serving[0] in ENVIRONMENTS:
         return serving[0]
-    said = ", ".join(f"{colour} {weight}" for colour, weight in weights.items())
+    weighed = ", ".join(f"{colour} {weight}" for colour, weight in weights.items())
     raise RolloutRefused(
-        f"the traffic of fleet {machine.fleet} is not wholly with one of {' and '.join(COLOURS)}, but weighed {said}; "
-        "bring it home first"
+        f"the traffic of fleet {machine.fleet} is split ({weighed}); "
+        f"shift all of it to one of {' and '.join(ENVIRONMENTS)} first"
     )
 
 
 def _unused(machine: StateMachine, name: str) -> str:
-    """An execution's name is used once in 90 days."""
+    """A free name: Step Functions reserves the name of an execution for 90 days."""
     tried, number = name, 1
     while machine.execution(machine.execution_arn(tried)) is not None:
         number += 1
@@ -129,22 +131,22 @@ def _unused(machine: StateMachine, name: str) -> str:
 
 
 def _was_judged(machine: StateMachine, before: RolloutExecution) -> bool:
-    """One that never had any traffic may be tried again by the same words."""
+    """False for a rollout that never had traffic, which the same command may start again."""
     outcome = outcome_of(machine, before)
     return outcome is None or outcome.end in (RolloutEnd.PROMOTED, RolloutEnd.ROLLED_BACK)
 
 
 def _insist_on_abandoned(fleet: str, item: RecordItem) -> None:
-    """Whoever took the lock, and has started nothing, has died or is at work this moment."""
+    """The owner of the lock was never started: its command was killed, or is about to start it."""
     if item.since is not None and datetime.now(UTC) - item.since < _ABANDONED:
         raise RolloutRefused(
-            f"somebody else began a rollout of fleet {fleet} at {item.since:%H:%M:%S} and is not done with that; "
-            f"try again in {_ABANDONED.seconds // 60} minutes"
+            f"another rollout of fleet {fleet} acquired the lock at {item.since:%H:%M:%S}; "
+            f"retry in {_ABANDONED.seconds // 60} min"
         )
 
 
 def _the_same(fleet: str, owner: RolloutExecution, candidate: RolloutCandidate) -> RolloutExecution:
-    """The one that is under way, if it is this one."""
+    """The running rollout, if it is of the same candidate."""
     if owner.running and owner.asked and owner.asked.candidate.artifact == candidate.artifact:
         return owner
     raise RolloutRefused(_busy(fleet, owner))
@@ -152,27 +154,24 @@ def _the_same(fleet: str, owner: RolloutExecution, candidate: RolloutCandidate) 
 
 def _busy(fleet: str, owner: RolloutExecution) -> str:
     if not owner.running:
-        return (
-            f"rollout {owner.name} of fleet {fleet} has died, and its watchdog is bringing traffic home; "
-            "try again in a minute"
-        )
+        return f"rollout {owner.name} of fleet {fleet} failed, and its watchdog is rolling back; retry in a minute"
     what = f" of {owner.asked.candidate.name}" if owner.asked else ""
     return (
-        f"rollout {owner.name}{what} to fleet {fleet} is under way since {owner.started:%Y-%m-%d %H:%M}; wait for it "
-        f"with: nxpipe rollout status {fleet} --wait, or end it with: nxpipe rollout abort {fleet}"
+        f"rollout {owner.name}{what} to fleet {fleet} has been running since {owner.started:%Y-%m-%d %H:%M}; wait "
+        f"with: nxpipe rollout status {fleet} --wait, or abort it with: nxpipe rollout abort {fleet}"
     )
 
 
 @dataclass(frozen=True)
 class StartedRollout:
-    """By this call, or by the same words before."""
+    """A rollout that this call or an earlier one with the same arguments has started."""
 
     arn: str
     is_over: bool
 
 
 def start_rollout(console: Console, one: RolloutContext, wanted: StartRequest) -> StartedRollout | AlreadyServed:
-    """What the last one may have left to do is done first."""
+    """Starts the requested rollout. First it completes the promotion of the previous one, if that is pending."""
     move_fleet_channel(one, one.watcher.status())
     decided = decide(one.machine, one.artifacts, wanted, one.config.rollout)
     if isinstance(decided, AlreadyServed):
@@ -180,12 +179,12 @@ def start_rollout(console: Console, one: RolloutContext, wanted: StartRequest) -
     if isinstance(decided, RolloutExecution):
         _already(console, decided)
         return StartedRollout(decided.arn, is_over=not decided.running)
-    _tell(console, one, decided)
+    _report_start(console, one, decided)
     return StartedRollout(start_execution(one.machine, one.artifacts, decided), is_over=False)
 
 
 def report_already_served(console: Console, one: RolloutContext, found: AlreadyServed) -> None:
-    sentence = f"Fleet {one.fleet.name} runs {found.candidate.name} already, on {found.colour}."
+    sentence = f"Fleet {one.fleet.name} already runs {found.candidate.name} on {found.colour}."
     if console.json:
         console.data({"fleet": one.fleet.name, "phase": "none", "artifact": vars(found.candidate)})
     else:
@@ -194,12 +193,12 @@ def report_already_served(console: Console, one: RolloutContext, found: AlreadyS
 
 def _already(console: Console, before: RolloutExecution) -> None:
     if before.running:
-        console.say(f"Rollout {before.name} of it is under way already.")
+        console.say(f"Rollout {before.name} is already running.")
     else:
-        console.say(f"Rollout {before.name} of it has been; start it once more with --again.")
+        console.say(f"Rollout {before.name} has already ended; start it again with --again.")
 
 
-def _tell(console: Console, one: RolloutContext, what: StartDecision) -> None:
+def _report_start(console: Console, one: RolloutContext, what: StartDecision) -> None:
     asked = what.asked
     console.say(f"Rollout {what.name} of fleet {one.fleet.name}: {asked.candidate.name}, {asked.old} -> {asked.new}")
     for line in [
@@ -212,10 +211,10 @@ def _tell(console: Console, one: RolloutContext, what: StartDecision) -> None:
 
 def _steps(plan: CanaryPlan, final: int) -> Iterator[str]:
     shares = ", ".join(f"{step.weight} %" for step in plan.steps)
-    yield f"{shares} of traffic, each for {plan.bake_min} to {plan.bake_max} minutes; then all of it, for {final}"
+    yield f"{shares} of traffic, each for {plan.bake_min} to {plan.bake_max} minutes; then 100 % for {final} minutes"
     yield (
-        f"back at {1 / plan.alpha:g} to 1 that it is worse; on at {1 / plan.beta:g} to 1 that it is not, or that it "
-        f"fails less than {plan.objective:.3g} of requests"
+        f"rollback at odds of {1 / plan.alpha:g} to 1 that it is worse; next step at {1 / plan.beta:g} to 1 that it is "
+        f"not, or that its error rate is below {plan.objective:.3g}"
     )
 
 
@@ -224,7 +223,7 @@ def _latencies(known: BaselineHistory) -> Iterator[str]:
         frozen = ", ".join(
             f"{name} {seconds * 1000:.4g} ms" for name, seconds in zip(LATENCIES, known.latencies, strict=True)
         )
-        yield f"slower counts from: {frozen}; frozen from {known.timed} requests"
+        yield f"latency thresholds: {frozen}; frozen from {known.timed} requests"
     else:
         yield (
             f"latency is not judged: the baseline has {known.timed} timed requests; its p99 needs {MIN_TIMED_REQUESTS}"
@@ -232,23 +231,23 @@ def _latencies(known: BaselineHistory) -> Iterator[str]:
 
 
 def _prospects(plan: CanaryPlan, known: BaselineHistory, minute: int) -> Iterator[str]:
-    """By the planner, on the traffic that there is; a minute of the plan may have less seconds than sixty."""
+    """The planner's forecast for the current traffic. A minute of the plan may have less than sixty seconds."""
     if not known.rps:
-        yield "nothing can be said of what it will find: the old version had no traffic lately"
+        yield "no forecast: the baseline had no traffic in the last hours"
         return
-    # A version without an error has some rate all the same; a hundredth of what it may have is a guess that is said.
+    # A baseline without errors still has an unknown rate: assume a hundredth of the objective, and print it.
     guess = max(known.error_rate, plan.objective / 100)
-    yield f"at {known.rps:.3g} requests a second, of which {guess:.2g} fail:"
+    yield f"at {known.rps:.3g} requests a second with an error rate of {guess:.2g}:"
     rps = known.rps * minute / 60
     found = prospects(plan, Service(rps, guess))
     for each in found:
-        ends = f"over in about {each.advances:.0f} minutes" if each.advances else "hardly ever over"
+        ends = f"about {each.advances:.0f} minutes" if each.advances else "rarely decided"
         missed = [fault.fault.name for fault in each.faults if fault.chance < POWER and _judged(plan, fault.fault.name)]
-        yield f"  {each.share} %: {ends} if nothing is wrong" + (
-            f"; does not see {', '.join(missed)}" if missed else ""
+        yield f"  {each.share} %: {ends} for a healthy version" + (
+            f"; does not detect {', '.join(missed)}" if missed else ""
         )
     if any(fault.chance < POWER for fault in found[0].faults if _judged(plan, fault.fault.name)):
-        yield f"what would: nxpipe rollout plan --rps {rps:.3g} --base-error {guess:.2g}"
+        yield f"alternatives: nxpipe rollout plan --rps {rps:.3g} --base-error {guess:.2g}"
 
 
 def _judged(plan: CanaryPlan, fault: str) -> bool:

@@ -1,4 +1,8 @@
-"""How a rollout ended."""
+"""Status of a rollout: its phase, its outcome, its evaluations, and the evidence that they add up to.
+
+AWS holds the execution, the weights and the fleet's record; the store holds the evaluation records, at
+`rollouts/FLEET/EXECUTION/`. The evidence is recomputed from the records with the judge's own functions.
+"""
 
 import json
 import math
@@ -15,15 +19,15 @@ from nxpipe.pipeline.canary.judge import Decision, Moment, Verdict, add_minutes
 from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.rollout.aws import SUCCEEDED, RolloutExecution, StateMachine
 
-_BEFORE_IT_BEGAN: Final = ("Refused", "Busy")  # states in which the machine fails without having moved anything
+_UNCHANGED: Final = ("Refused", "Busy")  # Fail states of a machine that has changed nothing
 
 
 class RolloutEnd(StrEnum):
     PROMOTED = "promoted"
-    ROLLED_BACK = "rolled_back"  # for whatever reason: all traffic is with the old version
+    ROLLED_BACK = "rolled_back"  # for any reason: all traffic is with the baseline
     CAPACITY_BLOCKED = "capacity_blocked"
-    REFUSED = "refused"  # it did not begin
-    UNFINISHED = "unfinished"  # it died, and the watchdog is not done yet
+    REFUSED = "refused"  # it did not start
+    UNFINISHED = "unfinished"  # its execution failed, and the watchdog is still rolling back
 
 
 @dataclass(frozen=True)
@@ -33,19 +37,19 @@ class RolloutOutcome:
 
 
 def outcome_of(machine: StateMachine, execution: RolloutExecution) -> RolloutOutcome | None:
-    """Of the newest rollout, or of one that came to its own end; None while it is under way."""
+    """The outcome of the last rollout, or of one with an output; None while it runs."""
     if execution.running:
         return None
     if execution.status == SUCCEEDED:
-        said = execution.output
+        output = execution.output
         ends = {
             RolloutEnd.PROMOTED.value: RolloutEnd.PROMOTED,
             RolloutEnd.CAPACITY_BLOCKED.value: RolloutEnd.CAPACITY_BLOCKED,
         }
-        return RolloutOutcome(ends.get(said["outcome"], RolloutEnd.ROLLED_BACK), _plain(said["reason"]))
+        return RolloutOutcome(ends.get(output["outcome"], RolloutEnd.ROLLED_BACK), _plain(output["reason"]))
     error, cause = execution.fault
     why = _plain(cause) or error or f"its execution was {execution.status.lower().replace('_', ' ')}"
-    if execution.asked is None or machine.failed_in(execution.arn) in _BEFORE_IT_BEGAN:
+    if execution.asked is None or machine.failed_in(execution.arn) in _UNCHANGED:
         return RolloutOutcome(RolloutEnd.REFUSED, why)
     item = machine.record.read()
     if item.owner == execution.arn:
@@ -54,17 +58,17 @@ def outcome_of(machine: StateMachine, execution: RolloutExecution) -> RolloutOut
 
 
 def _plain(cause: str) -> str:
-    """A function's error comes as a document."""
+    """The message of a cause: an error of a Lambda function is a JSON document."""
     try:
-        told = json.loads(cause)
+        document = json.loads(cause)
     except ValueError:
         return cause
-    return str(told["errorMessage"]) if isinstance(told, dict) and "errorMessage" in told else cause
+    return str(document["errorMessage"]) if isinstance(document, dict) and "errorMessage" in document else cause
 
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """`record` is the document, `text` its spelling, over which the next one holds the digest."""
+    """The decision record of one evaluation. `text` is its canonical form, whose digest the next record holds."""
 
     record: Mapping[str, Any]
     text: str
@@ -84,7 +88,7 @@ class EvaluationRecord:
 
     @property
     def step(self) -> int | None:
-        """From 0; None once all steps are over."""
+        """From 0; None at full traffic."""
         return int(self.record["moment"]["step"]) if self.verdict else None
 
     @property
@@ -93,20 +97,20 @@ class EvaluationRecord:
 
     @property
     def reason(self) -> str:
-        """The first line says it, others give the numbers."""
+        """Summary in the first line, figures in the others."""
         return str(self.record["reason"])
 
     @property
     def verdict(self) -> Verdict | None:
-        said = self.record["verdict"]
-        return Verdict.from_json(said) if said else None
+        verdict = self.record["verdict"]
+        return Verdict.from_json(verdict) if verdict else None
 
     @property
     def batches(self) -> list[Batch]:
         return [Batch.from_json(each) for each in self.record.get("batches", ())]
 
     def added_to(self, evidence: Evidence, plan: CanaryPlan) -> Evidence:
-        """What is known after it: the judge's own bookkeeping."""
+        """The evidence after this evaluation, by the judge's own arithmetic."""
         if self.verdict is None:
             return evidence
         return add_minutes(plan, evidence, self.batches, Moment(**self.record["moment"]))[0]
@@ -114,7 +118,7 @@ class EvaluationRecord:
 
 @dataclass
 class EvaluationLog:
-    """Those of one rollout; each is read once."""
+    """Evaluation records of one rollout; each is read once."""
 
     store: Store
     folder: str
@@ -125,16 +129,16 @@ class EvaluationLog:
         return cls(store, f"rollouts/{fleet}/{rollout}/")
 
     def plan_text(self) -> str | None:
-        """Number 0; None where the rollout has not opened."""
+        """Record 0; None before the preflight check has passed."""
         stored = self._bytes(self._path(0))
         return str(json.loads(stored)["text"]) if stored else None
 
     def refresh(self) -> list[EvaluationRecord]:
-        """All of them. They are numbered without gaps."""
+        """All records so far. Their numbers have no gaps."""
         if not self.known:
-            there = self.store.backend.paths(self.folder)
-            wanted = [self._path(number) for number in range(1, 1 + len(there)) if self._path(number) in there]
-            self.known += _read(self.store.backend.each(self._bytes, wanted))
+            present = self.store.backend.paths(self.folder)
+            paths = [self._path(number) for number in range(1, 1 + len(present)) if self._path(number) in present]
+            self.known += _read(self.store.backend.each(self._bytes, paths))
         while found := self._bytes(self._path(len(self.known) + 1)):
             self.known.append(EvaluationRecord.of(found))
         return self.known
@@ -150,15 +154,15 @@ def _read(found: Iterable[bytes]) -> list[EvaluationRecord]:
     return [EvaluationRecord.of(each) for each in found]
 
 
-ANSWERS: Final = ("approve", "abort")  # with either, nobody is awaited any more
+ANSWERS: Final = ("approve", "abort")  # signals that decide an undecided step
 
 
 class Phase(StrEnum):
-    NONE = "none"  # there was no rollout yet
-    STARTING = "starting"  # the lock is taken, the machine not started
-    FILLING = "filling"  # the new colour gets its instances
+    NONE = "none"  # no rollout yet
+    STARTING = "starting"  # the lock is held, the execution not started
+    FILLING = "filling"  # instances of the candidate are being started
     STEP = "step"
-    FINAL = "final"  # the new colour has all traffic; the old one is kept for a while
+    FINAL = "final"  # the candidate has all traffic; the baseline still runs
     ENDED = "ended"
 
 
@@ -169,30 +173,30 @@ class Status:
     weights: Mapping[str, int]
     execution: RolloutExecution | None
     outcome: RolloutOutcome | None
-    signal: str | None  # what a person asks for
+    signal: str | None  # of a person
     look: EvaluationRecord | None
     evidence: Evidence
 
     @property
     def verdict(self) -> Verdict | None:
-        """Of the step that is under way."""
+        """The last verdict of the current step."""
         return self.look.verdict if self.look and self.phase is Phase.STEP and self.look.step == self.step else None
 
     @property
     def step(self) -> int:
-        """From 0. One that has begun may not have been looked at yet."""
+        """From 0. It may have no evaluation yet."""
         return _step_after(self.look) or 0
 
     @property
     def over(self) -> bool:
-        """Nothing more is going to happen. What died is brought home first."""
+        """True if nothing more will happen. A failed execution is over after the watchdog has rolled back."""
         return self.phase is Phase.NONE or (self.outcome is not None and self.outcome.end is not RolloutEnd.UNFINISHED)
 
     @property
     def undecided(self) -> bool:
-        """A person is awaited."""
-        said = self.verdict
-        return said is not None and said.decision is Decision.UNDECIDED and self.signal not in ANSWERS
+        """True if a person has to decide."""
+        verdict = self.verdict
+        return verdict is not None and verdict.decision is Decision.UNDECIDED and self.signal not in ANSWERS
 
     @property
     def plan(self) -> CanaryPlan | None:
@@ -200,20 +204,20 @@ class Status:
 
     @property
     def minutes_left(self) -> int | None:
-        """Of the step, if evidence goes on coming as it did; None while that cannot be said."""
-        plan, said = self.plan, self.verdict
-        if plan is None or said is None or said.better <= 0:
+        """Remaining minutes of the step if evidence keeps growing at its rate so far; None if that is unknown."""
+        plan, verdict = self.plan, self.verdict
+        if plan is None or verdict is None or verdict.better <= 0:
             return None
-        needed = said.minutes * math.log(1 / plan.beta) / said.better
-        left = max(needed, plan.bake_min) - said.minutes
-        return max(0, math.ceil(left)) if said.minutes + left <= plan.bake_max else None
+        needed = verdict.minutes * math.log(1 / plan.beta) / verdict.better
+        left = max(needed, plan.bake_min) - verdict.minutes
+        return max(0, math.ceil(left)) if verdict.minutes + left <= plan.bake_max else None
 
     def ratio(self, metric: int) -> tuple[float, float] | None:
-        """Between which odds ratios the new version lies to the old one, at whatever moment one looks."""
+        """The confidence sequence for the odds ratio of candidate and baseline in this metric."""
         return interval(self.plan, self.evidence.steps, metric) if self.plan and self.evidence.steps else None
 
     def as_json(self) -> dict[str, Any]:
-        execution, said, plan = self.execution, self.verdict, self.plan
+        execution, verdict, plan = self.execution, self.verdict, self.plan
         asked = execution.asked if execution else None
         return {
             "fleet": self.fleet,
@@ -228,11 +232,11 @@ class Status:
             "by": asked and asked.by,
             "step": self.step if self.phase is Phase.STEP else None,
             "steps": plan and [step.weight for step in plan.steps],
-            "minutes": said and said.minutes,
+            "minutes": verdict and verdict.minutes,
             "minutes_left": self.minutes_left,
-            "verdict": said and said.decision,
-            "evidence": said and plan and _evidence(plan, said),
-            "ratios": said and {name: _finite(self.ratio(metric)) for metric, name in enumerate(METRICS)},
+            "verdict": verdict and verdict.decision,
+            "evidence": verdict and plan and _evidence(plan, verdict),
+            "ratios": verdict and {name: _finite(self.ratio(metric)) for metric, name in enumerate(METRICS)},
             "awaits_a_person": self.undecided,
             "signal": self.signal,
             "reason": self.look.reason if self.look else None,
@@ -240,13 +244,13 @@ class Status:
         }
 
 
-def _evidence(plan: CanaryPlan, said: Verdict) -> dict[str, Any]:
+def _evidence(plan: CanaryPlan, verdict: Verdict) -> dict[str, Any]:
     """In nats."""
     return {
-        "worse": said.worse,
-        "worse_by_metric": dict(zip(METRICS, said.worse_by_metric, strict=True)),
+        "worse": verdict.worse,
+        "worse_by_metric": dict(zip(METRICS, verdict.worse_by_metric, strict=True)),
         "rolls_back_at": math.log(1 / plan.alpha),
-        "better": said.better,
+        "better": verdict.better,
         "advances_at": math.log(1 / plan.beta),
     }
 
@@ -257,16 +261,16 @@ def _finite(interval: tuple[float, float] | None) -> list[float | None] | None:
 
 
 class StatusReader:
-    """Looks at a fleet's rollout again and again; what cannot change is asked for once."""
+    """Reads the status of a fleet's rollout repeatedly; immutable data is read once."""
 
     def __init__(self, machine: StateMachine, store: Store) -> None:
         self._machine = machine
         self._store = store
         self._looks: EvaluationLog | None = None
-        self._evidence = (0, Evidence())  # of so many looks
+        self._evidence = (0, Evidence())  # of this many evaluations
 
     def status(self, execution: str | None = None) -> Status:
-        """Of the rollout that is under way, else of the last one; or of one by its ARN."""
+        """Status of the running rollout, else of the last one; or of one by its ARN."""
         weights, item = self._machine.weights(), self._machine.record.read()
         wanted = execution or item.owner
         found = self._machine.execution(wanted) if wanted else self._machine.last()
@@ -306,7 +310,7 @@ def _phase(execution: RolloutExecution, weights: Mapping[str, int], look: Evalua
 
 
 def _step_after(look: EvaluationRecord | None) -> int | None:
-    """The step that the machine is at, or about to begin; None once all are over."""
+    """The step that the state machine is at or about to begin; None at full traffic."""
     if look is None:
         return 0
     return look.step if look.step is None or look.word != "advance" else look.step + 1

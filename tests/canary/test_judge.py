@@ -280,5 +280,5 @@ def test_a_plan_survives_json() -> None:
     again = CanaryPlan.from_json(json.loads(json.dumps(plan.as_json())))
     assert again == plan
     assert again.digest == plan.digest
-    with pytest.raises(PlanInvalid, match="no plan"):
+    with pytest.raises(PlanInvalid, match="invalid rollout plan"):
         CanaryPlan.from_json({"steps": []})

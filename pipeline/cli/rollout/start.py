@@ -72,7 +72,7 @@ def start(
     if (artifact is None) == (channel is None):
         raise click.UsageError("name one ARTIFACT, or a --channel that serves it", ctx)
     one = open_context(console, fleet, store, config_path, actor=actor or current_identity(), key=key)
-    found = one.artifacts.chosen(artifact) if artifact else one.artifacts.served_for_certain(str(channel))
+    found = one.artifacts.resolve(artifact) if artifact else one.artifacts.served_and_signed(str(channel))
     begun = start_rollout(console, one, StartRequest(found, to, again, int(minute), reason))
     if isinstance(begun, AlreadyServed):
         report_already_served(console, one, begun)
