@@ -120,12 +120,12 @@ def _foretell(one: "ReleaseContext") -> int:
     from nxpipe.pipeline.release.report import report_header, result_table
     from nxpipe.pipeline.release.run import preview
 
-    passages, plan = preview(one), one.plan
+    results, plan = preview(one), one.plan
     if one.console.json:
-        gates = [asdict(each) for each in passages]
+        gates = [asdict(each) for each in results]
         one.console.data({**report_header(one), "gates": gates, "plan": plan_json(plan) if plan else None})
     else:
-        parts = [result_table(passages), *([plan_table(plan)] if plan else [])]
+        parts = [result_table(results), *([plan_table(plan)] if plan else [])]
         one.console.page("\n\n".join(parts))
     return plan.exit_code if plan else 0
 
@@ -138,7 +138,7 @@ def _carry_out(one: "ReleaseContext") -> int:
     console = one.console
 
     def tell(course: "ReleaseRun") -> None:
-        console.say(result_line(course.passages[-1]))
+        console.say(result_line(course.results[-1]))
         report = report_document(one, course)
         kept = write_report(report, one.kept)
         if not course.is_over:
@@ -154,5 +154,5 @@ def _carry_out(one: "ReleaseContext") -> int:
     course = ReleaseRun(tell)
     code = course.run(one)
     if code:
-        console.complain(f"{course.passages[-1].gate}: {course.passages[-1].sentence}")
+        console.complain(f"{course.results[-1].gate}: {course.results[-1].sentence}")
     return code

@@ -1,4 +1,4 @@
-"""What a person asks of a release."""
+"""Options of a release."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ GATES: Final = ("check", "build", "verify", "bench", "sign", "promote", "rollout
 
 @dataclass(frozen=True)
 class ExpectedGeneration:
-    """A generation of a channel, by its number and by the digest of all that it says."""
+    """A generation of a channel by number and digest."""
 
     generation: int
     digest: str
@@ -20,10 +20,10 @@ class ExpectedGeneration:
 
 @dataclass(frozen=True)
 class ReleaseOptions:
-    """`source` is the channel whose artifacts are released, without which they are built; `expect` is what it must
-    serve then, which is what somebody has approved; `how` says how that is done,
-    as `nxpipe build` takes it. `place` are the options, and what was typed for them, that the way back has to
-    repeat: the store and the file."""
+    """`source` is the channel to release from; None builds the artifacts. `expect` is the approved generation of the
+    source. `how` holds the execution options of `nxpipe build`. `place` holds the options for store and configuration
+    that were passed, for the undo commands.
+    """
 
     channel: str
     source: str | None

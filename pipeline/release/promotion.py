@@ -1,4 +1,4 @@
-"""The gates that vouch for artifacts and serve them: `sign` and `promote`."""
+"""Gates of a release that change what is served: sign, promote, rollout."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
 
 class SignGate:
-    """With one key. A policy that asks for more hears of it from `promote`."""
+    """Signs with one key. If the policy requires more signatures, `promote` fails."""
 
     name: Final = "sign"
 
     def settled(self, release: "ReleaseContext") -> AlreadyDone | None:
-        channel, published = release.words.channel, _all_published(release)
+        channel, published = release.options.channel, _all_published(release)
         policy = release.trust.policy
         judge = policy.judge(release.store, channel) if policy else None
         if policy is not None and judge is not None:
             content = published is not None and not any(judge(Served.of(one)) for one in published)
             content = content and all(_is_believed(release, policy, one) for one in published or ())
-            return AlreadyDone("done", f"channel {channel} trusts the signatures that are there") if content else None
-        if not (release.words.key or release.config.signing.key):
-            return AlreadyDone("skipped", f"channel {channel} asks for no signature, and no key is named")
+            return AlreadyDone("done", f"channel {channel} trusts the existing signatures") if content else None
+        if not (release.options.key or release.config.signing.key):
+            return AlreadyDone("skipped", f"channel {channel} requires no signature, and no key is set")
         signer = _signer(release)
         if published is None or any(_unsigned(release, signer, one) for one in published):
             return None
-        return AlreadyDone("done", f"key {signer.public.key_id[:SHOWN]} has signed before")
+        return AlreadyDone("done", f"already signed by key {signer.public.key_id[:SHOWN]}")
 
     def intention(self, release: "ReleaseContext") -> str:
         return f"sign {_names(release.candidates)}"
@@ -58,51 +58,51 @@ class SignGate:
                 vouch(release.store, published, signer, builder_id())
             key, manifest = signer.public.key_id, published.manifest_digest
             figures.append({"artifact": one.name, "manifest": manifest, "key_id": key, "builder": builder_id()})
-        return GateOutcome(f"{len(figures)} manifests by key {signer.public.key_id[:SHOWN]}", figures=figures)
+        return GateOutcome(f"{len(figures)} manifests signed by key {signer.public.key_id[:SHOWN]}", figures=figures)
 
 
 class PromoteGate:
-    """All at once, as one generation; what a fleet's traffic has to come to first is left to that."""
+    """Promotes all candidates as one generation, except those that rollouts promote after traffic has moved."""
 
     name: Final = "promote"
 
     def settled(self, release: "ReleaseContext") -> AlreadyDone | None:
         direct, served = _direct(release), release.served()
         if not direct:
-            return AlreadyDone("skipped", "left to the rollouts, which move the channel when they have promoted")
+            return AlreadyDone("skipped", "left to the rollouts, which promote to the channel at their end")
         found = [release.found(one) for one in direct]
         wanted = [Served.of(one) for one in found if one is not None]
         if len(wanted) < len(direct) or any(served.get(one.slot) != one for one in wanted):
             return None
         tip = release.tip()
         return AlreadyDone(
-            "done", f"channel {release.words.channel} serves them, at generation {tip and tip.generation}"
+            "done", f"channel {release.options.channel} already serves them, at generation {tip and tip.generation}"
         )
 
     def intention(self, release: "ReleaseContext") -> str:
-        return f"serve {_names(_direct(release))} on channel {release.words.channel}"
+        return f"serve {_names(_direct(release))} on channel {release.options.channel}"
 
     def run(self, release: "ReleaseContext") -> GateOutcome:
-        words, store, config = release.words, release.store, release.config
-        if release.tip() is None and (sentence := unserved_channel_warning(config, words.channel)):
+        options, store, config = release.options, release.store, release.config
+        if release.tip() is None and (sentence := unserved_channel_warning(config, options.channel)):
             release.console.say(f"  Note: {sentence}")
-        sign = author_signature(words.key, config, release.folder, words.channel, store)
+        sign = author_signature(options.key, config, release.folder, options.channel, store)
         appended = change.promote(
             store,
-            words.channel,
+            options.channel,
             [release.published(one) for one in _direct(release)],
-            change.Author(words.actor, words.reason, sign),
-            requirements(store, config, release.folder, words.channel),
+            change.Author(options.actor, options.reason, sign),
+            requirements(store, config, release.folder, options.channel),
             expected=release.seen,
         )
         generation = appended.generation
         figures = [each.model_dump() for each in generation.artifacts]
-        return GateOutcome(f"channel {words.channel} is at generation {generation.generation}", figures=figures)
+        return GateOutcome(f"channel {options.channel} is at generation {generation.generation}", figures=figures)
 
 
-def requires_signature(config: "Config", words: "ReleaseOptions") -> bool:
-    """Whether a promotion would be refused without."""
-    return words.channel in config.signing.require
+def requires_signature(config: "Config", options: "ReleaseOptions") -> bool:
+    """True if the channel accepts only signed artifacts."""
+    return options.channel in config.signing.require
 
 
 def _direct(release: "ReleaseContext") -> "list[ReleaseCandidate]":
@@ -117,7 +117,7 @@ def _all_published(release: "ReleaseContext") -> "list[Published] | None":
 
 
 def _signer(release: "ReleaseContext") -> "Signer":
-    return chosen_signer(release.words.key, release.config, release.folder)
+    return chosen_signer(release.options.key, release.config, release.folder)
 
 
 def _unsigned(release: "ReleaseContext", signer: "Signer", published: "Published") -> bool:
@@ -131,7 +131,7 @@ def _unsigned(release: "ReleaseContext", signer: "Signer", published: "Published
 def _is_believed(release: "ReleaseContext", policy: "Policy", published: "Published") -> bool:
     from nxpipe.artifact_store.trust.testimony import believing
 
-    believe = believing(policy, release.store, release.words.channel)
+    believe = believing(policy, release.store, release.options.channel)
     return any(believe is None or believe(each) for each in release.store.evidence(published.manifest_digest))
 
 
@@ -143,8 +143,8 @@ _MINUTE: Final = 60  # seconds
 
 
 @dataclass(frozen=True)
-class _Rolled:
-    """What became of one fleet's. `goes_on`: it was begun, and nobody waits for it."""
+class _FleetResult:
+    """Result of one fleet's rollout. `goes_on`: it runs and is not waited for."""
 
     sentence: str
     code: int
@@ -153,16 +153,19 @@ class _Rolled:
 
 
 class RolloutGate:
-    """One fleet after another: a rollout that has promoted moves the channel, which the next one counts from."""
+    """Rolls out one fleet after another: each promotion moves the channel that the next rollout starts from.
+
+    It does what `nxpipe rollout start --wait` does.
+    """
 
     name: Final = "rollout"
 
     def settled(self, release: "ReleaseContext") -> AlreadyDone | None:
-        if "promote" in release.words.skipped:
-            return AlreadyDone("skipped", "without `promote` there is nothing new to serve")
+        if "promote" in release.options.skipped:
+            return AlreadyDone("skipped", "--skip promote leaves nothing new to serve")
         if fleets_with_rollouts(release):
             return None
-        return AlreadyDone("skipped", f"no fleet has traffic to move from what channel {release.words.channel} served")
+        return AlreadyDone("skipped", f"no fleet has traffic to move for channel {release.options.channel}")
 
     def intention(self, release: "ReleaseContext") -> str:
         pairs = [f"fleet {fleet.name} to {one.name}" for fleet, one in fleets_with_rollouts(release)]
@@ -170,61 +173,64 @@ class RolloutGate:
 
     def run(self, release: "ReleaseContext") -> GateOutcome:
         pairs = fleets_with_rollouts(release)
-        opened = [_opened(release, fleet) for fleet, _ in pairs]
-        _keep_what_others_run(opened)
-        done: list[_Rolled] = []
-        for one, (_, candidate) in zip(opened, pairs, strict=True):
+        contexts = [_context(release, fleet) for fleet, _ in pairs]
+        _pin_later_fleets(contexts)
+        done: list[_FleetResult] = []
+        for one, (_, candidate) in zip(contexts, pairs, strict=True):
             done.append(_roll(release, one, release.published(candidate)))
             if done[-1].code or done[-1].goes_on:
                 break
         sentences = [each.sentence for each in done]
         if waiting := [fleet.name for fleet, _ in pairs[len(done) :]]:
-            sentences.append(f"not begun: fleet {', '.join(waiting)}; the same words go on with it")
+            sentences.append(f"not started: fleet {', '.join(waiting)}; the same command continues with it")
         return GateOutcome("; ".join(sentences), done[-1].code, [each.figures for each in done])
 
 
-def _opened(release: "ReleaseContext", fleet: "ServingFleet") -> "RolloutContext":
+def _context(release: "ReleaseContext", fleet: "ServingFleet") -> "RolloutContext":
     from nxpipe.pipeline.rollout.aws import StateMachine
     from nxpipe.pipeline.rollout.context import FleetArtifacts, RolloutContext
 
-    words, config = release.words, release.config
-    artifacts = FleetArtifacts(release.store, config, release.folder, fleet, words.actor, words.key)
+    options, config = release.options, release.config
+    artifacts = FleetArtifacts(release.store, config, release.folder, fleet, options.actor, options.key)
     return RolloutContext(config, fleet, StateMachine(config, fleet), artifacts)
 
 
-def _keep_what_others_run(opened: "list[RolloutContext]") -> None:
-    """The first rollout that promotes moves the channel. Fleets that come after it, and have only followed that, must
-    not follow it now: their instances would fetch what no rollout has brought there."""
-    for one in opened[1:]:
+def _pin_later_fleets(contexts: "list[RolloutContext]") -> None:
+    """Pins the environments of later fleets to what they run.
+
+    The first promotion moves the channel. A later fleet that has only followed the channel would fetch the candidate
+    without a rollout.
+    """
+    for one in contexts[1:]:
         for colour in ENVIRONMENTS:
             one.artifacts.pin(colour, f"another fleet of channel {one.fleet.channel} is rolled out first")
 
 
-def _roll(release: "ReleaseContext", one: "RolloutContext", artifact: "Published") -> _Rolled:
+def _roll(release: "ReleaseContext", one: "RolloutContext", artifact: "Published") -> _FleetResult:
     from nxpipe.pipeline.rollout.start import AlreadyServed, StartRequest, start_rollout
 
-    wanted = StartRequest(artifact, None, again=False, minute=_MINUTE, reason=release.words.reason)
+    wanted = StartRequest(artifact, None, again=False, minute=_MINUTE, reason=release.options.reason)
     begun = start_rollout(release.console, one, wanted)
     if isinstance(begun, AlreadyServed):
         fleet, candidate = one.fleet.name, begun.candidate
         figures = {"fleet": fleet, "phase": "none", "artifact": vars(candidate)}
-        return _Rolled(f"fleet {fleet} runs {candidate.name} already, on {begun.colour}", 0, figures)
-    return _followed(release, one, begun)
+        return _FleetResult(f"fleet {fleet} already runs {candidate.name} on {begun.colour}", 0, figures)
+    return _wait(release, one, begun)
 
 
-def _followed(release: "ReleaseContext", one: "RolloutContext", begun: "StartedRollout") -> _Rolled:
+def _wait(release: "ReleaseContext", one: "RolloutContext", begun: "StartedRollout") -> _FleetResult:
     from nxpipe.pipeline.rollout.finish import exit_code, move_fleet_channel
     from nxpipe.pipeline.rollout.follow import follow
     from nxpipe.pipeline.rollout.render import status_line
 
     watcher, fleet = one.watcher, one.fleet.name
-    if not release.words.wait and not begun.is_over:
+    if not release.options.wait and not begun.is_over:
         status = watcher.status(begun.arn)
-        sentence = f"fleet {fleet}: begun; watch it with: nxpipe rollout status {fleet} --wait"
-        return _Rolled(sentence, 0, status.as_json(), goes_on=True)
+        sentence = f"fleet {fleet}: started; follow it with: nxpipe rollout status {fleet} --wait"
+        return _FleetResult(sentence, 0, status.as_json(), goes_on=True)
     status = follow(release.console, fleet, lambda: watcher.status(begun.arn))
     move_fleet_channel(one, status)
-    return _Rolled(f"fleet {fleet}: {status_line(status)}", exit_code(status), status.as_json())
+    return _FleetResult(f"fleet {fleet}: {status_line(status)}", exit_code(status), status.as_json())
 
 
 def _steps(release: "ReleaseContext") -> str:

@@ -1,4 +1,4 @@
-"""The report of a release as data: what was released where, what each gate has found, and the way back."""
+"""Report of a release: JSON document, HTML page, text, GitHub job summary, and the commands that undo it."""
 
 import json
 import shlex
@@ -34,9 +34,9 @@ FORMAT: Final = "nxpipe.release-report/1"
 
 
 def report_document(release: "ReleaseContext", course: "ReleaseRun") -> dict[str, Any]:
-    passages = course.all()
-    # Until the store was asked, nothing is known of it; and of a release that failed so early nothing was changed.
-    undone = undo_commands(release, passages) if course.is_over and _has_served(passages) else []
+    results = course.all()
+    # A release that failed before it served anything has nothing to undo, and perhaps no reachable store.
+    undone = undo_commands(release, results) if course.is_over and _has_served(results) else []
     return {
         "format": FORMAT,
         "verdict": _verdict(course),
@@ -44,21 +44,21 @@ def report_document(release: "ReleaseContext", course: "ReleaseRun") -> dict[str
         "began_at": course.began_at,
         "seconds": round(course.seconds, 3),
         **report_header(release),
-        "artifacts": _artifacts(release) if course.passages and course.passages[0].code == 0 else [],
-        "gates": [asdict(each) for each in passages],
+        "artifacts": _artifacts(release) if course.results and course.results[0].code == 0 else [],
+        "gates": [asdict(each) for each in results],
         "way_back": undone,
         "versions": {"nxpipe": VERSION, "compiler": compiler_digest()},
     }
 
 
 def report_header(release: "ReleaseContext") -> dict[str, Any]:
-    words = release.words
+    options = release.options
     return {
-        "channel": words.channel,
-        "from": words.source,
+        "channel": options.channel,
+        "from": options.source,
         "store": release.store.url,
-        "reason": words.reason,
-        "threshold": words.threshold,
+        "reason": options.reason,
+        "threshold": options.threshold,
     }
 
 
@@ -67,15 +67,15 @@ def _verdict(course: "ReleaseRun") -> str:
         return "under way"
     if course.code == 0:
         return "released"
-    return "interrupted" if course.passages[-1].state == "interrupted" else "not released"
+    return "interrupted" if course.results[-1].state == "interrupted" else "not released"
 
 
-def _has_served(passages: Sequence[GateResult]) -> bool:
-    return any(one.gate in ("promote", "rollout") and one.state in ("passed", "done") for one in passages)
+def _has_served(results: Sequence[GateResult]) -> bool:
+    return any(one.gate in ("promote", "rollout") and one.state in ("passed", "done") for one in results)
 
 
 def _artifacts(release: "ReleaseContext") -> list[dict[str, Any]]:
-    """As far as they are known: a store that cannot be reached is no reason to tell nothing."""
+    """Candidates with the manifests that are known: the store may be unreachable by now."""
     found = []
     for one in release.candidates:
         published = release.known.get(one)
@@ -84,13 +84,13 @@ def _artifacts(release: "ReleaseContext") -> list[dict[str, Any]]:
     return found
 
 
-_FAR: Final = 100  # generations to look through for the one before
+_FAR: Final = 100  # generations to search for the previous one
 
 
-def undo_commands(release: "ReleaseContext", passages: "Sequence[GateResult]") -> list[str]:
-    """Traffic first, which a channel follows."""
-    told = next((one for one in passages if one.gate == "rollout" and one.code in (0, UNDECIDED.number)), None)
-    begun = {each["fleet"] for each in told.figures} if told else set()
+def undo_commands(release: "ReleaseContext", results: "Sequence[GateResult]") -> list[str]:
+    """Commands that undo a release, from the channel's log; none of them compiles. Traffic comes first."""
+    rollout = next((one for one in results if one.gate == "rollout" and one.code in (0, UNDECIDED.number)), None)
+    begun = {each["fleet"] for each in rollout.figures} if rollout else set()
     words = [_fleet(release, fleet, one) for fleet, one in fleets_with_rollouts(release) if fleet.name in begun]
     return [_command(release, each) for each in [*words, _promotion(release)] if each]
 
@@ -107,7 +107,7 @@ def _fleet(release: "ReleaseContext", fleet: "ServingFleet", one: "ReleaseCandid
 
 
 def _promotion(release: "ReleaseContext") -> list[str]:
-    """The whole state of before while nobody has added to it; else what was served in these places."""
+    """A rollback to the previous generation if it is the last change, else promotions of the previous artifacts."""
     left = rollout_slots(release)
     direct = [one for one in release.candidates if one.slot not in left]
     tip = release.tip()
@@ -116,7 +116,7 @@ def _promotion(release: "ReleaseContext") -> list[str]:
     first, before = _change(_history(release), direct)
     if before is None:
         return []
-    channel = release.words.channel
+    channel = release.options.channel
     if first == tip:
         return ["rollback", "--channel", channel, "--to", str(before.generation), "--expect", str(tip.generation)]
     slots = {one.slot for one in direct}
@@ -125,13 +125,13 @@ def _promotion(release: "ReleaseContext") -> list[str]:
 
 
 def _history(release: "ReleaseContext") -> Iterator[Generation]:
-    return islice(release.trust.history(release.store, release.words.channel), _FAR)
+    return islice(release.trust.history(release.store, release.options.channel), _FAR)
 
 
 def _change(
     history: Iterator[Generation], direct: "list[ReleaseCandidate]"
 ) -> tuple[Generation | None, Generation | None]:
-    """The generation that has served all of them since, and the one before it, if there is one near enough."""
+    """The first generation with all candidates, and its predecessor if it is among the last _FAR."""
     first = None
     for one in history:
         if not all(_serves(one, candidate) for candidate in direct):
@@ -145,9 +145,9 @@ def _serves(generation: Generation, one: "ReleaseCandidate") -> bool:
 
 
 def _command(release: "ReleaseContext", words: list[str]) -> str:
-    # What a person says to a rollout is heard by its machine, which knows the store.
+    # A signal goes to the state machine, which knows the store.
     known = ("--config",) if words[:2] == ["rollout", "abort"] else ("--store", "--config")
-    typed = [word for option, value in release.words.place.items() if option in known for word in (option, value)]
+    typed = [word for option, value in release.options.place.items() if option in known for word in (option, value)]
     return shlex.join(["nxpipe", *words, *typed])
 
 
@@ -163,12 +163,12 @@ def html_page(report: Report) -> bytes:
 
 
 def gate_table(report: Report) -> Markup:
-    """The table that GitHub shows, too."""
+    """The table of gates, which the GitHub summary shows too."""
     rows = [
         [tag("td", tag("code", one["gate"])), _state(one["state"]), tag("td", one["sentence"]), _seconds(one)]
         for one in report["gates"]
     ]
-    return _table(("gate", "", "what it found", "time"), rows)
+    return _table(("gate", "", "result", "time"), rows)
 
 
 def _sections(report: Report) -> Iterator[Markup]:
@@ -178,13 +178,13 @@ def _sections(report: Report) -> Iterator[Markup]:
         yield tag("section", tag("h2", "Artifacts"), _figures(report["artifacts"]))
     if report["way_back"]:
         commands = [tag("p", tag("code", command)) for command in report["way_back"]]
-        yield tag("section", tag("h2", "The way back"), commands)
+        yield tag("section", tag("h2", "Undo"), commands)
     for one in report["gates"]:
         if one["figures"]:
             summary = tag("summary", f"{one['gate']}: {counted(len(one['figures']), 'row')}")
             yield tag("section", tag("details", summary, _figures(one["figures"])))
     made = [(tag("dt", name), tag("dd", tag("code", value))) for name, value in report["versions"].items()]
-    yield tag("section", tag("h2", "Made with"), tag("dl", made))
+    yield tag("section", tag("h2", "Versions"), tag("dl", made))
 
 
 def _header(report: Report) -> Markup:
@@ -202,7 +202,7 @@ def _header(report: Report) -> Markup:
 
 
 def _figures(rows: Sequence[Report]) -> Markup:
-    """What a cell of a table can hold; all else is in the JSON."""
+    """Scalar columns only; the JSON document has everything."""
     columns = [name for name, value in rows[0].items() if isinstance(value, str | int | float | None)]
     cells = [[tag("td", _shown(row.get(name))) for name in columns] for row in rows]
     return tag("div", _table([name.replace("_", " ") for name in columns], cells), class_="wide")
@@ -228,7 +228,7 @@ def _seconds(one: Report) -> Markup:
 
 
 def write_report(report: dict[str, Any], folder: Path) -> Path:
-    """In a folder that is named after the moment at which the release began; the page is what people open."""
+    """Writes release.json and release.html to a folder named after the start; returns the page."""
     kept = folder / moment_of(report["began_at"])
     write_whole(kept / "release.json", json.dumps(report, indent=2).encode())
     write_whole(kept / "release.html", html_page(report))
@@ -240,21 +240,21 @@ _SHOWN: Final = 2000  # characters of a sentence
 
 
 def result_line(one: GateResult) -> str:
-    """As a gate is left."""
+    """One line, printed when a gate ends."""
     took = style(f"  {duration(one.seconds)}", dim=True) if one.seconds >= 0.1 else ""
-    return f"{one.gate:8} {_told_state(one)} {plain(one.sentence)}{took}"
+    return f"{one.gate:8} {_coloured_state(one)} {plain(one.sentence)}{took}"
 
 
-def result_table(passages: Sequence[GateResult]) -> str:
-    return table(("gate", "", ""), [(one.gate, _told_state(one), plain(one.sentence)) for one in passages])
+def result_table(results: Sequence[GateResult]) -> str:
+    return table(("gate", "", ""), [(one.gate, _coloured_state(one), plain(one.sentence)) for one in results])
 
 
-def report_text(report: Mapping[str, Any], passages: Sequence[GateResult]) -> str:
-    lines = [result_table(passages)]
+def report_text(report: Mapping[str, Any], results: Sequence[GateResult]) -> str:
+    lines = [result_table(results)]
     if report["artifacts"]:
         lines += ["", *(for_terminal(f"{one['name']} for {one['target']}") for one in report["artifacts"])]
     if report["verdict"] == "released" and not report["way_back"]:
-        lines += ["", f"nothing to go back to: channel {report['channel']} served none of it before"]
+        lines += ["", f"nothing to undo: channel {report['channel']} served none of it before"]
     if report["way_back"]:
         lines += ["", *(for_terminal(f"undo with: {command}") for command in report["way_back"])]
     return "\n".join(lines)
@@ -265,13 +265,13 @@ def write_summary(report: Mapping[str, Any], environ: Mapping[str, str]) -> None
 
 
 def _summary(report: Mapping[str, Any]) -> str:
-    """HTML in a block of its own, of which markdown reads nothing up to the next empty line; and there is none."""
+    """One HTML block without an empty line, which Markdown passes through unchanged."""
     mark = "✅" if report["verdict"] == "released" else "❌"
-    said = {**report, "gates": [{**one, "sentence": plain(one["sentence"])[:_SHOWN]} for one in report["gates"]]}
+    shortened = {**report, "gates": [{**one, "sentence": plain(one["sentence"])[:_SHOWN]} for one in report["gates"]]}
     back: list[Markup] = [tag("pre", command) for command in map(plain, report["way_back"])]
     head = tag("h2", f"{mark} nxpipe release to {report['channel']}: {report['verdict']}")
-    return f"{tag('div', head, gate_table(said), back)}\n\n"
+    return f"{tag('div', head, gate_table(shortened), back)}\n\n"
 
 
-def _told_state(one: GateResult) -> str:
+def _coloured_state(one: GateResult) -> str:
     return style(f"{one.state:11}", fg=_COLOURS.get(one.state))

@@ -1,4 +1,4 @@
-"""The gates in their order, each passed once, and what became of them: up to the first that fails."""
+"""The chain of gates: each runs once, in order, up to the first that fails."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -32,54 +32,54 @@ CHAIN: Final[tuple[Gate, ...]] = (
     PromoteGate(),
     RolloutGate(),
 )
-_CUT_SHORT: Final = "cut short; the same words go on from here"
+_CUT_SHORT: Final = "interrupted; the same command continues from here"
 
 
 @dataclass
 class ReleaseRun:
-    """`tell` hears of each gate as it is passed."""
+    """One run of the gates; `tell` is called after each gate."""
 
     tell: Callable[["ReleaseRun"], None]
     began_at: str = field(default_factory=written_now)
-    passages: list[GateResult] = field(default_factory=list)
+    results: list[GateResult] = field(default_factory=list)
     is_over: bool = False
     _began: float = field(default_factory=time.monotonic)
 
     @property
     def code(self) -> int:
-        return self.passages[-1].code if self.passages else 0
+        return self.results[-1].code if self.results else 0
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self._began
 
     def all(self) -> Sequence[GateResult]:
-        """Of every gate, whether it was come to or not."""
-        rest = (GateResult(gate.name, "not run", "") for gate in CHAIN[len(self.passages) :])
-        return [*self.passages, *rest]
+        """Results of all gates, including those that were not reached."""
+        rest = (GateResult(gate.name, "not run", "") for gate in CHAIN[len(self.results) :])
+        return [*self.results, *rest]
 
     def run(self, release: "ReleaseContext") -> int:
-        """The exit code; an error is passed on, once it has been noted."""
+        """Runs the gates and returns the exit code. An exception is recorded as a result and raised."""
         for gate in CHAIN:
             began = time.monotonic()
             try:
-                passage = _through(gate, release)
+                result = _through(gate, release)
             except BaseException as error:
                 self._note(_broken(gate, error), began)
                 raise
-            self._note(passage, began)
-            if passage.code:
+            self._note(result, began)
+            if result.code:
                 break
         return self.code
 
-    def _note(self, passage: GateResult, began: float) -> None:
-        self.passages.append(replace(passage, seconds=round(time.monotonic() - began, 3)))
-        self.is_over = bool(passage.code) or len(self.passages) == len(CHAIN)
+    def _note(self, result: GateResult, began: float) -> None:
+        self.results.append(replace(result, seconds=round(time.monotonic() - began, 3)))
+        self.is_over = bool(result.code) or len(self.results) == len(CHAIN)
         self.tell(self)
 
 
 def preview(release: "ReleaseContext") -> list[GateResult]:
-    """Every gate as it stands now: what a run would begin with."""
+    """The current state of every gate, for a dry run."""
     return [_left_out(gate, release) or GateResult(gate.name, "to do", gate.intention(release)) for gate in CHAIN]
 
 
@@ -88,7 +88,7 @@ def _through(gate: Gate, release: "ReleaseContext") -> GateResult:
 
 
 def _left_out(gate: Gate, release: "ReleaseContext") -> GateResult | None:
-    if gate.name in release.words.skipped:
+    if gate.name in release.options.skipped:
         return GateResult(gate.name, "skipped", f"--skip {gate.name}")
     settled: AlreadyDone | None = gate.settled(release)
     return GateResult(gate.name, settled.state, settled.sentence) if settled else None

@@ -1,4 +1,7 @@
-"""What a release is about: of each model and target one artifact, by its key, be it built or not."""
+"""A release: its candidates, and the state of the store and its channels at any moment.
+
+A candidate is one artifact per model and target, named by its request key, built or not.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -40,8 +43,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReleaseCandidate:
-    """`owner` is the model of nxpipe.toml that it was described by; `target` is the compiler's. `manifest` is the
-    digest of what a channel serves, where that is what is released.
+    """An artifact to release. `owner` is its model in nxpipe.toml; `target` is the compiler's. `manifest` is the digest
+    that the source channel serves, if the release is from a channel.
     """
 
     model_id: str
@@ -52,7 +55,7 @@ class ReleaseCandidate:
 
     @property
     def slot(self) -> tuple[str, str]:
-        """Where a channel would serve it."""
+        """The slot of a channel: model and target."""
         return self.model_id, self.target
 
     @property
@@ -65,15 +68,14 @@ class ReleaseCandidate:
 
 
 def planned_candidates(artifacts: "Sequence[PlannedArtifact]") -> tuple[ReleaseCandidate, ...]:
-    """What each model's own line describes, and of its variants those for another target. What cannot be asked for is
-    none: the gates of check and build say why."""
+    """The first artifact of each model and target. The check and build gates report invalid requests."""
     slots: dict[tuple[str, str], ReleaseCandidate] = {}
     for one in _described(artifacts):
         first = slots.setdefault(one.slot, one)
         if first.owner != one.owner:
             raise Refused(
-                f"models {first.owner} and {one.owner} of nxpipe.toml are both {one.model_id} for {one.target}, of "
-                "which a channel serves one; say which with --only"
+                f"models {first.owner} and {one.owner} of nxpipe.toml are both {one.model_id} for {one.target}, but "
+                "a channel serves one; select it with --only"
             )
     return tuple(slots.values())
 
@@ -90,31 +92,36 @@ _FORMAT: Final = "nxpipe.verified/1"
 
 @dataclass(frozen=True)
 class VerifiedManifests:
-    """`conditions` are all that the answer hangs on, beside the manifest."""
+    """Manifests that this machine has verified: one file per manifest and conditions.
+
+    They are not kept in the store: a writer of the store could otherwise forge a verification by this machine.
+    """
 
     folder: Path
     conditions: dict[str, object]
 
     @classmethod
     def of(cls, release: "ReleaseContext") -> Self:
-        made = {"nxpipe": VERSION, "compiler": compiler_digest(), "thresholds": asdict(release.thresholds)}
-        return cls(release.kept / "verified", {"format": _FORMAT, "store": release.store.url, **made})
+        conditions = {"nxpipe": VERSION, "compiler": compiler_digest(), "thresholds": asdict(release.thresholds)}
+        return cls(release.kept / "verified", {"format": _FORMAT, "store": release.store.url, **conditions})
 
     def __contains__(self, manifest_digest: str) -> bool:
         return self._path(manifest_digest).exists()
 
     def note(self, manifest_digest: str) -> None:
-        write_whole(self._path(manifest_digest), canonical_json({**self._said(manifest_digest), "at": written_now()}))
+        write_whole(
+            self._path(manifest_digest), canonical_json({**self._document(manifest_digest), "at": written_now()})
+        )
 
     def _path(self, manifest_digest: str) -> Path:
-        return self.folder / f"{sha256_hex(canonical_json(self._said(manifest_digest)))}.json"
+        return self.folder / f"{sha256_hex(canonical_json(self._document(manifest_digest)))}.json"
 
-    def _said(self, manifest_digest: str) -> dict[str, object]:
+    def _document(self, manifest_digest: str) -> dict[str, object]:
         return {**self.conditions, "manifest": manifest_digest}
 
 
 class NestedConsole(Console):
-    """How a build speaks that is no command of its own: stdout is the release's."""
+    """The console of a build within a release: stdout belongs to the release."""
 
     def result(self, *lines: str) -> None:
         self.say(*lines)
@@ -131,14 +138,15 @@ class NestedConsole(Console):
 
 @dataclass
 class ReleaseContext:
-    """`seen` is the generation of the channel that was held against, for a promotion to take its place alone. `known`
-    is what was found in the store, where it stays what it is."""
+    """One run of `nxpipe release`. `seen` is the generation that the bench gate compared with, which a promotion must
+    succeed directly. `known` holds artifacts found in the store, which are immutable.
+    """
 
     console: Console
     store: "Store"
     config: "Config"
     config_path: Path
-    words: ReleaseOptions
+    options: ReleaseOptions
     seen: int | None = None
     known: dict[ReleaseCandidate, "Published"] = field(default_factory=dict)
 
@@ -148,7 +156,7 @@ class ReleaseContext:
 
     @property
     def kept(self) -> Path:
-        """Where reports and records of this machine are."""
+        """Folder of this machine's reports and verification records."""
         return state_folder(self.config_path) / "releases"
 
     @cached_property
@@ -157,44 +165,44 @@ class ReleaseContext:
 
     @cached_property
     def building(self) -> Run:
-        aside, how = NestedConsole(**vars(self.console)), {**self.words.how, "force": False}
+        aside, how = NestedConsole(**vars(self.console)), {**self.options.how, "force": False}
         return Run(aside, self.store, self.config, self.thresholds, state_folder(self.config_path), how)
 
     @cached_property
     def plan(self) -> "Plan | None":
-        """As things stood when it was first asked for; None where nothing is built."""
-        if self.words.source is not None:
+        """The build plan at the start; None for a release from a channel."""
+        if self.options.source is not None:
             return None
-        return self.building.plan(of_file(self.config, self.words.names, self.folder))
+        return self.building.plan(of_file(self.config, self.options.names, self.folder))
 
     @cached_property
     def candidates(self) -> tuple[ReleaseCandidate, ...]:
-        return self._served_elsewhere() if self.plan is None else planned_candidates(self.plan.artifacts)
+        return self._source_candidates() if self.plan is None else planned_candidates(self.plan.artifacts)
 
     @cached_property
     def trust(self) -> Trust:
         return trust_in(self.config, self.folder, self.store, self.console.say)
 
     def found(self, one: ReleaseCandidate) -> "Published | None":
-        """Of what a channel serves, the very manifest: one that was published otherwise meanwhile is another."""
+        """The published artifact. For a release from a channel it must be the served manifest, not a later one."""
         if one not in self.known and (published := self.store.find(one.request_key)):
             if one.manifest not in (None, published.manifest_digest):
-                raise self._gone(one)
+                raise self._unpublished(one)
             self.known[one] = published
         return self.known.get(one)
 
     def published(self, one: ReleaseCandidate) -> "Published":
         found = self.found(one)
         if found is None:
-            raise NotFound(f"{one.name} is not in {self.store.url}; build it, that is, leave out --skip build")
+            raise NotFound(f"{one.name} is not in {self.store.url}; omit --skip build")
         return found
 
     def tip(self, channel: str | None = None) -> Generation | None:
-        """Believed, of the channel that is released to, or of another."""
-        return self.trust.tip(self.store, channel or self.words.channel)
+        """The verified tip of a channel, by default of the destination."""
+        return self.trust.tip(self.store, channel or self.options.channel)
 
     def served(self) -> dict[tuple[str, str], Served]:
-        """What the channel serves now, by model and target."""
+        """Artifacts that the destination channel serves now, by model and target."""
         tip = self.tip()
         return {each.slot: each for each in tip.artifacts} if tip else {}
 
@@ -202,17 +210,14 @@ class ReleaseContext:
         served = self.served().get(one.slot)
         return served is not None and served.request_key == one.request_key
 
-    def _served_elsewhere(self) -> tuple[ReleaseCandidate, ...]:
-        """The manifests that another channel serves: were one published anew otherwise, it would not be the same.
-
-        The channel is read once: what it serves later is no matter to this release.
-        """
-        source = str(self.words.source)
+    def _source_candidates(self) -> tuple[ReleaseCandidate, ...]:
+        """Candidates that the source channel serves, by manifest. The channel is read once, at the start."""
+        source = str(self.options.source)
         tip = self.tip(source)
         if tip is None:
             raise unknown_channel(self.store, source)
-        self._require_the_expected(tip)
-        only = self.words.names
+        self._require_expected(tip)
+        only = self.options.names
         ids = {model_id(model, self.folder) for model in self.config.models if model.name in only}
         artifacts = [each for each in tip.artifacts if not only or each.model_id in ids]
         if not artifacts:
@@ -223,34 +228,37 @@ class ReleaseContext:
         candidates = tuple(map(ReleaseCandidate.of, artifacts))
         for one in candidates:
             if self.found(one) is None:
-                raise self._gone(one)
+                raise self._unpublished(one)
         return candidates
 
-    def _gone(self, one: ReleaseCandidate) -> NotFound:
+    def _unpublished(self, one: ReleaseCandidate) -> NotFound:
         return NotFound(
-            f"channel {self.words.source} serves {one.name}, whose manifest {one.manifest} is no longer published in "
-            f"{self.store.url}; release to {self.words.source} again"
+            f"channel {self.options.source} serves {one.name}, but its manifest {one.manifest} is not published in "
+            f"{self.store.url}; release to {self.options.source} again"
         )
 
-    def _require_the_expected(self, tip: Generation | None) -> None:
-        expected, serves = self.words.expect, tip and ExpectedGeneration(tip.generation, tip.digest)
+    def _require_expected(self, tip: Generation | None) -> None:
+        expected, serves = self.options.expect, tip and ExpectedGeneration(tip.generation, tip.digest)
         if expected not in (None, serves):
             raise Refused(
-                f"channel {self.words.source} of {self.store.url} serves {serves or 'nothing'}, and {expected} was "
-                f"expected; look at what it serves now, and have that approved"
+                f"channel {self.options.source} of {self.store.url} serves {serves or 'nothing'}, not the expected "
+                f"{expected}; review what it serves now and approve that"
             )
 
 
 def fleets_with_rollouts(release: "ReleaseContext") -> "list[tuple[ServingFleet, ReleaseCandidate]]":
-    """In the order of nxpipe.toml. A fleet that nothing was ever served to has no traffic to move."""
-    if "rollout" in release.words.skipped:
+    """Fleets of the channel whose traffic has to move, with the candidate of each, in the order of nxpipe.toml.
+
+    A fleet that was never served anything has no traffic to move.
+    """
+    if "rollout" in release.options.skipped:
         return []
     served, slots = release.served(), {one.slot: one for one in release.candidates}
     ids = {model.name: model_id(model, release.folder) for model in release.config.models}
     found = []
     for fleet in serving_fleets(release.config).values():
         one = slots.get((ids[fleet.model], INSTANCES[fleet.instance_types[0]].compiler_target))
-        if fleet.channel != release.words.channel or one is None:
+        if fleet.channel != release.options.channel or one is None:
             continue
         old = served.get(one.slot)
         if _has_colours(release, fleet) or (old is not None and old.request_key != one.request_key):
@@ -259,9 +267,10 @@ def fleets_with_rollouts(release: "ReleaseContext") -> "list[tuple[ServingFleet,
 
 
 def rollout_slots(release: "ReleaseContext") -> set[tuple[str, str]]:
+    """Slots that rollouts promote, not the promote gate."""
     return {one.slot for _, one in fleets_with_rollouts(release)}
 
 
 def _has_colours(release: "ReleaseContext", fleet: "ServingFleet") -> bool:
-    """It has been through a rollout, and does not run what its channel serves unless by one."""
+    """True if the fleet has had a rollout: its environments follow channels of their own."""
     return any(release.tip(environment_channel(fleet.name, colour)) for colour in ENVIRONMENTS)

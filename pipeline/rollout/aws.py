@@ -30,7 +30,7 @@ class RolloutExecution:
     status: str
     started: datetime
     ended: datetime | None
-    asked: RolloutInput | None
+    input: RolloutInput | None
     output: Mapping[str, Any]
     fault: tuple[str, str]  # the error's name and its cause
 
@@ -200,12 +200,12 @@ class StateMachine:
     def execution_arn(self, name: str) -> str:
         return f"{self.arn.replace(':stateMachine:', ':execution:')}:{name}"
 
-    def start(self, name: str, asked: RolloutInput) -> None:
+    def start(self, name: str, rollout: RolloutInput) -> None:
         """Starts the execution. A repetition changes nothing: Step Functions accepts a name once."""
         states = self._states
         with asking(f"start the rollout {name}"):
             try:
-                states.start_execution(stateMachineArn=self.arn, name=name, input=asked.text())
+                states.start_execution(stateMachineArn=self.arn, name=name, input=rollout.text())
             except states.exceptions.ExecutionAlreadyExists:
                 return
 
@@ -252,7 +252,7 @@ def _execution(found: Mapping[str, Any]) -> RolloutExecution:
         status=found["status"],
         started=found["startDate"],
         ended=found.get("stopDate"),
-        asked=RolloutInput.from_text(found.get("input") or "{}"),
+        input=RolloutInput.from_text(found.get("input") or "{}"),
         output=json.loads(found.get("output") or "{}"),
         fault=(found.get("error") or "", found.get("cause") or ""),
     )
@@ -289,9 +289,9 @@ def baseline_history(machine: StateMachine, colour: str, minute: int) -> Baselin
     would void the e-values.
     """
     timed, latencies = _latencies(machine, colour)
-    asked = {"requests": "RequestCount"} | {f"good{kind}": f"HTTPCode_Target_{kind}XX_Count" for kind in _GOOD}
+    metrics = {"requests": "RequestCount"} | {f"good{kind}": f"HTTPCode_Target_{kind}XX_Count" for kind in _GOOD}
     counts = machine.metrics(
-        [_query(machine, colour, name, metric, "Sum", minute) for name, metric in asked.items()],
+        [_query(machine, colour, name, metric, "Sum", minute) for name, metric in metrics.items()],
         datetime.now(UTC) - timedelta(seconds=_MINUTES * minute),
     )
     requests, minutes = sum(counts["requests"]), sum(1 for each in counts["requests"] if each)
@@ -307,8 +307,8 @@ def baseline_history(machine: StateMachine, colour: str, minute: int) -> Baselin
 def _latencies(machine: StateMachine, colour: str) -> tuple[int, tuple[float, ...]]:
     """Of the busiest of the last days: percentiles of several days cannot be combined."""
     statistics = {"timed": "SampleCount", **{name: name for name in _QUANTILES}}
-    asked = [_query(machine, colour, name, _LATENCY, each, _DAY) for name, each in statistics.items()]
-    days = machine.metrics(asked, datetime.now(UTC) - timedelta(days=2))
+    queries = [_query(machine, colour, name, _LATENCY, each, _DAY) for name, each in statistics.items()]
+    days = machine.metrics(queries, datetime.now(UTC) - timedelta(days=2))
     if not days["timed"]:
         return 0, ()
     fullest = max(range(len(days["timed"])), key=days["timed"].__getitem__)

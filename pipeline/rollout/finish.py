@@ -44,9 +44,9 @@ def exit_code(status: Status) -> int:
 def move_fleet_channel(one: RolloutContext, status: Status) -> str | None:
     """Promotes the candidate of a promoted rollout to the fleet's channel; its name, or None if nothing changed."""
     execution = status.execution
-    if not _is_promotion_pending(one, status) or execution is None or execution.asked is None:
+    if not _is_promotion_pending(one, status) or execution is None or execution.input is None:
         return None
-    candidate = execution.asked.candidate
+    candidate = execution.input.candidate
     one.artifacts.promote_candidate(candidate, execution.name)
     return candidate.name
 
@@ -61,9 +61,9 @@ def pending_promotion(one: RolloutContext, status: Status) -> str | None:
 
 def _is_promotion_pending(one: RolloutContext, status: Status) -> bool:
     """True if the last rollout has promoted and the fleet's channel was not moved since it started."""
-    asked = status.execution.asked if status.execution else None
+    rollout = status.execution.input if status.execution else None
     promoted = status.outcome is not None and status.outcome.end is RolloutEnd.PROMOTED
-    return promoted and asked is not None and not one.artifacts.is_promoted(asked.candidate)
+    return promoted and rollout is not None and not one.artifacts.is_promoted(rollout.candidate)
 
 
 def _decision_hint(one: RolloutContext) -> str:

@@ -41,8 +41,8 @@ def follow(console: Console, fleet: str, look: Callable[[], Status]) -> Status:
 
 def _pause(status: Status | None) -> float:
     """Half an evaluation interval, if that is shorter."""
-    asked = status.execution.asked if status and status.execution else None
-    return min(_INTERVAL, asked.pace.poll / 2) if asked else _INTERVAL
+    rollout = status.execution.input if status and status.execution else None
+    return min(_INTERVAL, rollout.pace.poll / 2) if rollout else _INTERVAL
 
 
 class _Display:

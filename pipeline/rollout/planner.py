@@ -259,8 +259,8 @@ def against(plan: CanaryPlan, service: Service, fault: Defect, number: int, shar
         if new <= old or plan.bursts[metric]:
             continue
         for at, bet in bets_above(plan.ratios, plan.margin):
-            asked = needed - math.log(METRIC_STAKES[metric]) - bet
-            bets.append(ratio_growth(canary, stable, plan.ratios[at], plan.margin, asked))
+            threshold = needed - math.log(METRIC_STAKES[metric]) - bet
+            bets.append(ratio_growth(canary, stable, plan.ratios[at], plan.margin, threshold))
     return pooled_growth(bets)
 
 

@@ -67,8 +67,8 @@ def _title(status: Status) -> str:
     execution = status.execution
     if execution is None:
         return style(f"Fleet {status.fleet}", bold=True)
-    asked = execution.asked
-    way = f": {asked.candidate.name}, {asked.old} -> {asked.new}" if asked else ""
+    rollout = execution.input
+    way = f": {rollout.candidate.name}, {rollout.old} -> {rollout.new}" if rollout else ""
     return f"{style(f'Fleet {status.fleet}{way}', bold=True)}  {style(execution.name, dim=True)}"
 
 
@@ -149,8 +149,8 @@ _HEADER: Final = ("at", "step", "candidate: bad of all", "baseline: bad of all",
 
 def evaluation_table(execution: RolloutExecution, looks: Sequence[EvaluationRecord]) -> str:
     """Counts are those of the minutes that an evaluation read; evidence is cumulative."""
-    asked = execution.asked
-    title = f"{execution.name}: {asked.candidate.name}, {asked.old} -> {asked.new}" if asked else execution.name
+    rollout = execution.input
+    title = f"{execution.name}: {rollout.candidate.name}, {rollout.old} -> {rollout.new}" if rollout else execution.name
     if not looks:
         return f"{title}\nNo evaluation yet."
     return f"{title}\n{table(_HEADER, [_row(look) for look in looks])}"

@@ -50,7 +50,7 @@ class StartDecision:
 
     name: str
     artifact: Published
-    asked: RolloutInput
+    input: RolloutInput
     history: BaselineHistory
     after: str | None  # owner of the lock that was never started
 
@@ -85,8 +85,8 @@ def decide(
         _insist_on_abandoned(machine.fleet, item)
     known = baseline_history(machine, old, wanted.minute)
     plan = plan_of(rules, known.latencies)
-    asked = RolloutInput(old, new, candidate, plan, schedule_of(wanted.minute), artifacts.actor, wanted.reason)
-    return StartDecision(_unused(machine, name), wanted.artifact, asked, known, item.owner)
+    rollout = RolloutInput(old, new, candidate, plan, schedule_of(wanted.minute), artifacts.actor, wanted.reason)
+    return StartDecision(_unused(machine, name), wanted.artifact, rollout, known, item.owner)
 
 
 def start_execution(machine: StateMachine, artifacts: FleetArtifacts, what: StartDecision) -> str:
@@ -99,12 +99,12 @@ def start_execution(machine: StateMachine, artifacts: FleetArtifacts, what: Star
         )
     try:
         why = f"rollout {what.name}"
-        artifacts.pin(what.asked.old, why)
-        artifacts.promote(what.asked.new, what.artifact, why)
+        artifacts.pin(what.input.old, why)
+        artifacts.promote(what.input.new, what.artifact, why)
     except BaseException:
         machine.record.unlock(arn)
         raise
-    machine.start(what.name, what.asked)
+    machine.start(what.name, what.input)
     return arn
 
 
@@ -147,7 +147,7 @@ def _insist_on_abandoned(fleet: str, item: RecordItem) -> None:
 
 def _the_same(fleet: str, owner: RolloutExecution, candidate: RolloutCandidate) -> RolloutExecution:
     """The running rollout, if it is of the same candidate."""
-    if owner.running and owner.asked and owner.asked.candidate.artifact == candidate.artifact:
+    if owner.running and owner.input and owner.input.candidate.artifact == candidate.artifact:
         return owner
     raise RolloutRefused(_busy(fleet, owner))
 
@@ -155,7 +155,7 @@ def _the_same(fleet: str, owner: RolloutExecution, candidate: RolloutCandidate) 
 def _busy(fleet: str, owner: RolloutExecution) -> str:
     if not owner.running:
         return f"rollout {owner.name} of fleet {fleet} failed, and its watchdog is rolling back; retry in a minute"
-    what = f" of {owner.asked.candidate.name}" if owner.asked else ""
+    what = f" of {owner.input.candidate.name}" if owner.input else ""
     return (
         f"rollout {owner.name}{what} to fleet {fleet} has been running since {owner.started:%Y-%m-%d %H:%M}; wait "
         f"with: nxpipe rollout status {fleet} --wait, or abort it with: nxpipe rollout abort {fleet}"
@@ -199,12 +199,14 @@ def _already(console: Console, before: RolloutExecution) -> None:
 
 
 def _report_start(console: Console, one: RolloutContext, what: StartDecision) -> None:
-    asked = what.asked
-    console.say(f"Rollout {what.name} of fleet {one.fleet.name}: {asked.candidate.name}, {asked.old} -> {asked.new}")
+    rollout = what.input
+    console.say(
+        f"Rollout {what.name} of fleet {one.fleet.name}: {rollout.candidate.name}, {rollout.old} -> {rollout.new}"
+    )
     for line in [
-        *_steps(asked.plan, asked.pace.final),
+        *_steps(rollout.plan, rollout.pace.final),
         *_latencies(what.history),
-        *_prospects(asked.plan, what.history, asked.pace.period),
+        *_prospects(rollout.plan, what.history, rollout.pace.period),
     ]:
         console.say(f"  {line}")
 

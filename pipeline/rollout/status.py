@@ -49,12 +49,12 @@ def outcome_of(machine: StateMachine, execution: RolloutExecution) -> RolloutOut
         return RolloutOutcome(ends.get(output["outcome"], RolloutEnd.ROLLED_BACK), _plain(output["reason"]))
     error, cause = execution.fault
     why = _plain(cause) or error or f"its execution was {execution.status.lower().replace('_', ' ')}"
-    if execution.asked is None or machine.failed_in(execution.arn) in _UNCHANGED:
+    if execution.input is None or machine.failed_in(execution.arn) in _UNCHANGED:
         return RolloutOutcome(RolloutEnd.REFUSED, why)
     item = machine.record.read()
     if item.owner == execution.arn:
         return RolloutOutcome(RolloutEnd.UNFINISHED, why)
-    return RolloutOutcome(RolloutEnd.PROMOTED if item.stable == execution.asked.new else RolloutEnd.ROLLED_BACK, why)
+    return RolloutOutcome(RolloutEnd.PROMOTED if item.stable == execution.input.new else RolloutEnd.ROLLED_BACK, why)
 
 
 def _plain(cause: str) -> str:
@@ -200,7 +200,7 @@ class Status:
 
     @property
     def plan(self) -> CanaryPlan | None:
-        return self.execution.asked.plan if self.execution and self.execution.asked else None
+        return self.execution.input.plan if self.execution and self.execution.input else None
 
     @property
     def minutes_left(self) -> int | None:
@@ -218,7 +218,7 @@ class Status:
 
     def as_json(self) -> dict[str, Any]:
         execution, verdict, plan = self.execution, self.verdict, self.plan
-        asked = execution.asked if execution else None
+        rollout = execution.input if execution else None
         return {
             "fleet": self.fleet,
             "phase": self.phase,
@@ -226,10 +226,10 @@ class Status:
             "execution": execution and execution.name,
             "started": execution and execution.started.isoformat(),
             "ended": execution and execution.ended and execution.ended.isoformat(),
-            "from": asked and asked.old,
-            "to": asked and asked.new,
-            "artifact": asked and vars(asked.candidate),
-            "by": asked and asked.by,
+            "from": rollout and rollout.old,
+            "to": rollout and rollout.new,
+            "artifact": rollout and vars(rollout.candidate),
+            "by": rollout and rollout.by,
             "step": self.step if self.phase is Phase.STEP else None,
             "steps": plan and [step.weight for step in plan.steps],
             "minutes": verdict and verdict.minutes,
@@ -290,11 +290,11 @@ class StatusReader:
                 EvaluationLog.at(self._store, self._machine.fleet, execution.name),
                 (0, Evidence()),
             )
-        looks, asked = self._looks.refresh(), execution.asked
+        looks, rollout = self._looks.refresh(), execution.input
         count, evidence = self._evidence
-        if asked is not None:
+        if rollout is not None:
             for look in looks[count:]:
-                evidence = look.added_to(evidence, asked.plan)
+                evidence = look.added_to(evidence, rollout.plan)
             self._evidence = len(looks), evidence
         return looks
 
@@ -303,9 +303,9 @@ def _phase(execution: RolloutExecution, weights: Mapping[str, int], look: Evalua
     if not execution.running:
         return Phase.ENDED
     if look is None:
-        moved = execution.asked is not None and weights[execution.asked.new] > 0
+        moved = execution.input is not None and weights[execution.input.new] > 0
         return Phase.STEP if moved else Phase.FILLING
-    step, steps = _step_after(look), len(execution.asked.plan.steps) if execution.asked else math.inf
+    step, steps = _step_after(look), len(execution.input.plan.steps) if execution.input else math.inf
     return Phase.FINAL if step is None or step >= steps else Phase.STEP
 
 

@@ -14,7 +14,7 @@ from nxpipe.pipeline.util import exit_codes
 from tests.pipeline.command import Answer
 from tests.release.world import CELLS, GATES, Team, deepen, gate, states
 
-VERIFIED = "verified on this machine before"
+VERIFIED = "already verified on this machine"
 
 
 def everything(folder: Path) -> dict[str, bytes]:
