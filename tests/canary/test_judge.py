@@ -224,9 +224,9 @@ def test_regions_at_different_steps_cannot_be_pooled() -> None:
 
 
 def test_a_step_cannot_be_left_out() -> None:
-    with pytest.raises(EvidenceInvalid, match="one after another"):
+    with pytest.raises(EvidenceInvalid, match="in order"):
         judge(PLAN, Evidence(), [], Moment(1, 0, 5))
-    with pytest.raises(EvidenceInvalid, match="before the one"):
+    with pytest.raises(EvidenceInvalid, match="before the previous step"):
         judge(PLAN, judged_alone(healthy(5)).evidence, [], Moment(1, 0, 6))
 
 

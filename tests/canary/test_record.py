@@ -90,7 +90,7 @@ def test_a_file_that_is_no_record_is_refused(text: str) -> None:
 
 
 def test_a_judgement_that_cannot_be_read_is_refused() -> None:
-    with pytest.raises(RecordInvalid, match="Judgement 1"):
+    with pytest.raises(RecordInvalid, match="judgement 1"):
         list(replay(PLAN, [{"verdict": {}, "moment": {"step": 9}}]))
 
 
