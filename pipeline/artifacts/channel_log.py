@@ -1,4 +1,4 @@
-"""A store's channels through the eyes of the policy in nxpipe.toml: what is served, and whose word there is for it."""
+"""Log and state of channels under the trust policy of nxpipe.toml, as text and JSON."""
 
 import os
 import time
@@ -25,7 +25,7 @@ from nxpipe.pipeline.util.escape import for_terminal, shown, style
 
 @dataclass(frozen=True)
 class ChannelEntry:
-    """A generation, the state before it, who has signed it, and why it should not be believed, if so."""
+    """A generation with its predecessor's artifacts, its signers, and the reason why it is not trusted, if any."""
 
     generation: Generation
     before: tuple[Served, ...]
@@ -34,7 +34,7 @@ class ChannelEntry:
 
     @property
     def age(self) -> float:
-        """In seconds, by this machine's clock and the author's."""
+        """Seconds, by the clocks of this machine and of the author."""
         return time.time() - seconds_since_1970(self.generation.at)
 
     def require_belief(self) -> None:
@@ -52,22 +52,22 @@ class ChannelView:
         config = load_config(config_path, os.environ, missing_ok=True)
         return cls(store, trust_in(config, config_path.parent, store, say))
 
-    def names(self, wanted: str | None) -> list[str]:
-        """The one that was asked for, or all."""
+    def names(self, name: str | None) -> list[str]:
+        """The requested channel, or all."""
         known = channels(self.store.backend)
-        if wanted is None:
+        if name is None:
             return known
-        if wanted not in known:
-            raise unknown_channel(self.store, wanted)
-        return [wanted]
+        if name not in known:
+            raise unknown_channel(self.store, name)
+        return [name]
 
     def history(self, name: str, last: int) -> Iterator[ChannelEntry]:
-        """The newest generations, the newest first, each proved by its successor."""
-        proved = [*islice(self.trust.history(self.store, name), last + 1), None]
-        for one, before in islice(pairwise(proved), last):
-            assert one is not None, "only the first generation is followed by nothing"
+        """The newest generations first, each verified by the digest in its successor."""
+        verified = [*islice(self.trust.history(self.store, name), last + 1), None]
+        for one, before in islice(pairwise(verified), last):
+            assert one is not None, "only the first generation has no predecessor"
             old, fault = before.artifacts if before else (), self.trust.fault(self.store.backend, one)
-            if one is proved[0] and fault is None:
+            if one is verified[0] and fault is None:
                 self.trust.mark(one)
             yield ChannelEntry(one, old, tuple(self.policy.authors(one)), fault)
 
@@ -76,13 +76,13 @@ class ChannelView:
         return self.trust.policy or Policy()
 
     def require_belief(self, entry: ChannelEntry) -> None:
-        """In what is served now: the generation, and the signatures of its artifacts."""
+        """Requires trust in the current state: the generation, and the signatures of its artifacts."""
         entry.require_belief()
         for each in entry.generation.artifacts:
             self.trust.insist_on_signatures(self.store, entry.generation.channel, each)
 
     def signers(self, channel: str, served: Served) -> list[str]:
-        """Who has signed an artifact, of those whose word counts on the channel now."""
+        """Trusted signers of an artifact on this channel now."""
         return self.policy.signers(self.store, served.manifest.sha256, channel, self.store.backend.now())
 
 
@@ -90,7 +90,7 @@ _UNITS: Final = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
 
 
 def generation_data(generation: "Generation") -> dict[str, object]:
-    """All that a generation says, but for what only proves it; and its digest, by which it can be named for good."""
+    """Content of a generation without signatures, and its digest, which identifies it permanently."""
     return generation.model_dump(exclude={"format", "write_id", "signatures"}) | {"digest": generation.digest}
 
 
@@ -108,10 +108,11 @@ def channel_log_data(entry: "ChannelEntry") -> dict[str, object]:
 
 
 def channel_log_text(entry: "ChannelEntry") -> str:
-    one = entry.generation
-    did = "promote" if one.restores is None else f"rollback to {one.restores}"
-    lines = [f"{_title(f'{one.channel} {one.generation}')}  {did}  {_moment(one.at)}  by {one.actor}"]
-    lines += [f"  {one.reason}"] if one.reason else []
+    generation = entry.generation
+    action = "promote" if generation.restores is None else f"rollback to {generation.restores}"
+    title = _title(f"{generation.channel} {generation.generation}")
+    lines = [f"{title}  {action}  {_moment(generation.at)}  by {generation.actor}"]
+    lines += [f"  {generation.reason}"] if generation.reason else []
     lines += [f"  {model} for {target}: {_key(old)} -> {_key(new)}" for model, target, old, new in _changes(entry)]
     return "\n".join(map(shown, lines + _trust_lines(entry)))
 
@@ -123,7 +124,7 @@ def channel_state_data(entry: "ChannelEntry", signers: "Mapping[Served, Sequence
 
 
 def channel_state_text(entry: "ChannelEntry", signers: "Mapping[Served, Sequence[str]]") -> str:
-    one = entry.generation
+    generation = entry.generation
     rows = [
         (
             each.model_id,
@@ -135,9 +136,9 @@ def channel_state_text(entry: "ChannelEntry", signers: "Mapping[Served, Sequence
         for each, names in signers.items()
     ]
     lines = [
-        _title(f"{one.channel}, generation {one.generation}"),
-        f"  for {_age(entry.age)}, since {_moment(one.at)}, by {for_terminal(one.actor)}",
-        f"  digest {one.digest}",
+        _title(f"{generation.channel}, generation {generation.generation}"),
+        f"  for {_age(entry.age)}, since {_moment(generation.at)}, by {for_terminal(generation.actor)}",
+        f"  digest {generation.digest}",
         *map(shown, _trust_lines(entry)),
         table(("model", "target", "key", "manifest", "signed by"), rows),
     ]
@@ -145,7 +146,7 @@ def channel_state_text(entry: "ChannelEntry", signers: "Mapping[Served, Sequence
 
 
 def _changes(entry: "ChannelEntry") -> "Iterator[tuple[str, str, Served | None, Served | None]]":
-    """Each model and target whose artifact is another than before: what it was, and what it is."""
+    """Changed slots: model, target, previous and new artifact."""
     old, new = ({each.slot: each for each in state} for state in (entry.before, entry.generation.artifacts))
     for slot in sorted(old.keys() | new.keys()):
         if old.get(slot) != new.get(slot):
@@ -170,7 +171,7 @@ def _moment(text: str) -> str:
 
 
 def _age(seconds: float) -> str:
-    """In its largest unit."""
+    """An age in its largest unit."""
     whole = max(0, int(seconds))
     name, length = next((unit for unit in _UNITS if whole >= unit[1]), _UNITS[-1])
     return f"{whole // length} {name}{'' if whole // length == 1 else 's'}"

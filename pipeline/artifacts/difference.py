@@ -1,4 +1,4 @@
-"""What a program's graph has that another one has not."""
+"""Differences of two artifacts below their digests: programs, graphs, tensors."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GraphDifference:
-    """Nodes are counted as often as they run. `added` and `removed` are kinds of work with the type of what comes of it
-    and the module that it is from."""
+    """Operators of two graphs, counted as often as they run. `added` and `removed` are by operator, result type and
+    module.
+    """
 
-    operators: Mapping[str, tuple[int, int]]  # all that either has: before, after
+    operators: Mapping[str, tuple[int, int]]  # of either graph: before, after
     constants: tuple[int, int]
     added: Counter[str] = field(default_factory=Counter)
     removed: Counter[str] = field(default_factory=Counter)
@@ -57,7 +58,7 @@ def graph_difference(before: "Graph", after: "Graph") -> GraphDifference:
 
 
 def graph_of(manifest: "Manifest", executable: "Executable", store: "Store") -> "Graph | None":
-    """None where the artifact holds none, as those of AWS's compiler."""
+    """The stored graph; None for artifacts without one, as those of neuronx-cc."""
     from nxpipe.emulator.ir.graph import Graph
 
     wanted = artifact_files.graph(executable.name)
@@ -66,7 +67,7 @@ def graph_of(manifest: "Manifest", executable: "Executable", store: "Store") -> 
 
 
 def _kinds(graph: "Graph") -> Counter[tuple[str, str]]:
-    """Nodes by their work, the type of what comes of it, and the module."""
+    """Counts by operator, and by result type and module."""
     found = Counter[tuple[str, str]]()
     for number, times in enumerate(_times(graph)):
         node = graph.nodes[number]
@@ -76,7 +77,7 @@ def _kinds(graph: "Graph") -> Counter[tuple[str, str]]:
 
 
 def _times(graph: "Graph") -> Iterator[int]:
-    """How often each node runs."""
+    """Executions of each node."""
     counts = {number: repeat.count for repeat in graph.repeats for number in range(repeat.start, repeat.stop)}
     return (counts.get(number, 1) for number in range(len(graph.nodes)))
 
@@ -85,7 +86,7 @@ def _sides(pair: tuple[int, int]) -> dict[str, int]:
     return {"a": pair[0], "b": pair[1]}
 
 
-# What is compared, and where utilisation.json has it.
+# Compared figures, and their paths in utilisation.json.
 FIGURES: Final[Mapping[str, tuple[str, ...]]] = {
     "predicted_ns": ("time", "latency_ns"),
     "instructions": ("instructions", "static"),
@@ -96,8 +97,7 @@ FIGURES: Final[Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class ProgramDifference:
-    """`figures`: before and after; None where an artifact does not say. `graph` is none where both are equal, or one of
-    them is not stored."""
+    """`figures` are (before, after), None if absent. `graph` is None if both are equal or one is not stored."""
 
     name: str
     degree: int
@@ -120,28 +120,30 @@ class ProgramDifference:
 
 
 def program_differences(before: "Manifest", after: "Manifest", store: "Store") -> Iterator[ProgramDifference]:
-    """Of the programs that both have: equal ones are of the same phase, batch, bucket and degree."""
+    """Differences of the programs that both artifacts have."""
     figures = [utilisation.read(manifest, store) for manifest in (before, after)]
     known = {identity(one): one for one in before.executables}
     for new in after.executables:
         if old := known.get(identity(new)):
-            told = [figures[side].get(one.name) for side, one in enumerate((old, new))]
+            sides = [figures[side].get(one.name) for side, one in enumerate((old, new))]
             yield ProgramDifference(
                 name=new.name,
                 degree=new.tensor_parallel,
-                figures={name: (number_at(told[0], path), number_at(told[1], path)) for name, path in FIGURES.items()},
+                figures={
+                    name: (number_at(sides[0], path), number_at(sides[1], path)) for name, path in FIGURES.items()
+                },
                 is_same_graph=old.graph_key == new.graph_key,
                 graph=_graphs((before, old), (after, new), store) if old.graph_key != new.graph_key else None,
             )
 
 
 def identity(one: "Executable") -> tuple[str, int, int, int]:
-    """What makes two programs of different artifacts the same one."""
+    """The key by which programs of two artifacts correspond: phase, batch, bucket, degree."""
     return one.phase, one.batch, one.sequence, one.tensor_parallel
 
 
 def number_at(figures: Any, path: tuple[str, ...]) -> float | None:
-    """They may be a stranger's."""
+    """A figure by path; the document may come from another producer, so nothing about it is assumed."""
     for name in path:
         figures = figures.get(name) if isinstance(figures, Mapping) else None
     return figures if isinstance(figures, int | float) and not isinstance(figures, bool) else None
@@ -154,12 +156,12 @@ def _graphs(
     return graph_difference(old, new) if old and new else None
 
 
-_AT_ONCE: Final = 1 << 20  # elements that are compared together
+_BLOCK: Final = 1 << 20  # elements per comparison
 
 
 @dataclass(frozen=True)
 class TensorChange:
-    """`largest` is the largest difference of two elements by the largest element before; `why` there is none."""
+    """`largest` is the maximal difference relative to the maximal element before; `why` explains None."""
 
     name: str
     largest: float | None
@@ -172,7 +174,7 @@ class TensorChange:
 def tensor_changes(
     before: "Manifest", after: "Manifest", names: Sequence[str], store: "Store"
 ) -> Iterator[TensorChange]:
-    """Of tensors that both have; one of each side is in memory at a time, and the packs of small ones."""
+    """Changes of the named tensors. One tensor of each side is in memory at a time, or one pack of small ones."""
     known = [{tensor.name: tensor for tensor in side.weights} for side in (before, after)]
     reading = (read_weights(store.blobs, [tensors[name] for name in names]) for tensors in known)
     for (old, old_bytes), (new, new_bytes) in zip(*reading, strict=True):
@@ -186,8 +188,8 @@ def _change(name: str, old: "np.ndarray[Any, Any]", new: "np.ndarray[Any, Any]")
     import numpy as np
 
     size = distance = 0.0
-    for start in range(0, len(old), _AT_ONCE):
-        one, other = (side[start : start + _AT_ONCE].astype(np.float64) for side in (old, new))
+    for start in range(0, len(old), _BLOCK):
+        one, other = (side[start : start + _BLOCK].astype(np.float64) for side in (old, new))
         if not (np.isfinite(one).all() and np.isfinite(other).all()):
             return TensorChange(name, None, "some elements are not finite")
         size, distance = max(size, float(abs(one).max())), max(distance, float(abs(other - one).max()))

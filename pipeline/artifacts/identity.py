@@ -1,4 +1,4 @@
-"""Who is changing a channel: for people who read its log at night."""
+"""The identity that a channel's log records for a change."""
 
 import getpass
 import os
@@ -6,11 +6,11 @@ import socket
 import subprocess
 from typing import Final
 
-_LONGEST: Final = 256
+_MAX_LENGTH: Final = 256
 
 
 def current_identity() -> str:
-    """By the run on GitHub, else by git's configuration, else by the operating system."""
+    """The actor of the GitHub run, else git's user, else the user of the operating system."""
     return _plain(_from_github() or _from_git() or _from_system())
 
 
@@ -28,17 +28,17 @@ def _git(setting: str) -> str | None:
     try:
         done = subprocess.run(["git", "config", setting], capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
-        return None  # a host without git has users all the same
+        return None  # no git on this host
     return done.stdout.strip() or None
 
 
 def _from_system() -> str:
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container may run under a number that has no name
+    except (KeyError, OSError):  # a container may run under a uid without a name
         user = f"uid {os.getuid()}"
     return f"{user} on {socket.gethostname()}"
 
 
 def _plain(text: str) -> str:
-    return "".join(each for each in text if each.isprintable())[:_LONGEST]
+    return "".join(char for char in text if char.isprintable())[:_MAX_LENGTH]

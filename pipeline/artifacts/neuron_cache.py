@@ -1,4 +1,10 @@
-"""Which artifacts are meant, and what of them a cache has a use for."""
+"""Export of artifacts to the Neuron runtime's persistent compile cache; docs/neuronx.md.
+
+Compilers and runtimes use the cache meanwhile, and the export takes no lock. A file is written completely under another
+name and linked to its own, or put into the bucket on the condition that it does not exist: nothing is overwritten. The
+NEFF is created first: its creator owns the entry, and other writers stop before they have written anything.
+`model.done` is created last: readers ignore a folder without it.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -41,7 +47,7 @@ _TRACED: Final = (
 
 
 class NothingToExport(NotFound):
-    """No artifact that was asked for has an entry that a cache could hold."""
+    """None of the selected artifacts has a cache entry."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +61,13 @@ class ExportSelection:
 
     @property
     def without(self) -> list[str]:
-        """Programs that came with no entry."""
+        """Programs without an entry."""
         having = {entry.program for entry in self.entries}
         return sorted(executable.name for executable in self.manifest.executables if executable.name not in having)
 
     @property
     def doubt(self) -> str | None:
-        """A word on what the cache will not have of it."""
+        """A warning of programs that the export omits."""
         if self.manifest.backend != _BACKEND:
             return f"{self.name}: {_NO_DEVICE}"
         if not self.without:
@@ -73,7 +79,7 @@ class ExportSelection:
 
 
 def select_named(store: "Store", names: Sequence[str]) -> list[ExportSelection]:
-    """Each one was meant, so one that is of no use is an error."""
+    """The named artifacts; one that cannot be exported is an error."""
     published = store.list()
     found = {one.request_key: one for one in (choose(name, published, store.url) for name in names)}
     chosen = [_chosen(one.manifest) for one in found.values()]
@@ -84,7 +90,7 @@ def select_named(store: "Store", names: Sequence[str]) -> list[ExportSelection]:
 
 
 def select_served(store: "Store", channel: str, trust: "Trust") -> list[ExportSelection]:
-    """What a channel serves now."""
+    """Artifacts that a channel serves now."""
     artifacts = trust.served(store, channel)
     if artifacts is None:
         raise unknown_channel(store, channel)
@@ -94,7 +100,7 @@ def select_served(store: "Store", channel: str, trust: "Trust") -> list[ExportSe
 def select_configured(
     store: "Store", config: "Config", folder: Path, say: Callable[[str], None]
 ) -> list[ExportSelection]:
-    """Of each model of nxpipe.toml the newest artifact for its target that AWS's compiler made."""
+    """The newest artifact of neuronx-cc for each model of nxpipe.toml and its target."""
     published, chosen = store.list(), {}
     for model in config.models:
         wanted = (model_id(model, folder), INSTANCES[model.target].compiler_target)
@@ -126,7 +132,7 @@ _ABANDONED: Final = 24 * 3600.0  # seconds
 
 
 class EntriesLocked(StoreError):
-    """Entries that others have begun and not finished: they are theirs to finish."""
+    """Entries that other writers have started and not completed."""
 
 
 class ExportResult(Enum):
@@ -145,25 +151,25 @@ class ExportedEntry:
 def export_entries(
     blobs: "Blobs", entries: Iterable[CacheEntry], cache: Backend, sent: Sent
 ) -> Iterator[ExportedEntry]:
-    """One entry after the other; a repetition goes on where the last attempt ended. Bytes are told once."""
+    """Exports the entries one by one; a repetition continues where the last attempt ended."""
     tell = in_turn(_halves(sent))
     for entry in entries:
         yield _export(blobs, entry, cache, tell)
 
 
 def require_exported(exported: Sequence[ExportedEntry], url: str) -> None:
-    """Raise for what is not in the cache now, after all else is."""
+    """Raises for entries that were not exported, after all others were."""
     held = [one for one in exported if one.what is ExportResult.HELD]
     if held:
         whys = "; ".join(f"{one.entry.folder}: {one.why}" for one in held)
         raise EntriesLocked(
-            f"{len(held)} of {len(exported)} entries were left alone in {url} ({whys}); once no compiler is at work "
+            f"{len(held)} of {len(exported)} entries were skipped in {url} ({whys}); when no compiler runs "
             "there, run `neuron_parallel_compile --command clear-locks` or remove these folders, and export again"
         )
 
 
 def remove_abandoned_files(cache: Backend) -> None:
-    """What exporters left in `tmp/` that were killed in the middle of a file."""
+    """Removes files that killed exports left in `tmp/`."""
     for found in cache.abandoned(cache.now() - _ABANDONED):
         cache.remove_abandoned(found)
 
@@ -174,30 +180,30 @@ def _export(blobs: "Blobs", entry: CacheEntry, cache: Backend, tell: Sent) -> Ex
     if state is EntryState.READY:
         tell(2 * entry.size)
         same = sizes[NEFF] == entry.files[NEFF].size
-        return ExportedEntry(entry, ExportResult.THERE, "" if same else "by another compilation, which stays")
+        return ExportedEntry(entry, ExportResult.THERE, "" if same else "from another compilation, which is kept")
     if why := _why_not(entry, cache, state, sizes):
         return ExportedEntry(entry, ExportResult.HELD, why)
     for name in (NEFF, *sorted(entry.files.keys() - {NEFF, DONE}), DONE):
         if name in sizes:
             tell(2 * entry.files[name].size)
         elif not _create(blobs, entry.files[name], cache, entry.path(name), tell):
-            return _export(blobs, entry, cache, tell)  # somebody else has just written another one
+            return _export(blobs, entry, cache, tell)  # a concurrent writer was faster
     return ExportedEntry(entry, ExportResult.WRITTEN)
 
 
 def _why_not(entry: CacheEntry, cache: Backend, state: EntryState, names: Collection[str]) -> str | None:
     if state is EntryState.LOCKED:
-        return "a compiler is at work on it, or was killed and has left its lock"
+        return "locked by a compiler that runs or was killed"
     if state is EntryState.FAILED:
-        return "it holds a failure of the compiler"
+        return "it holds a failed compilation"
     for name in sorted(entry.files.keys() & set(names)):
         if not _is(cache, entry.path(name), entry.files[name]):
-            return f"somebody else began it, with another {name}"
+            return f"another writer started it with a different {name}"
     return None
 
 
 def _create(blobs: "Blobs", blob: "Blob", cache: Backend, path: str, tell: Sent) -> bool:
-    """False: what is there now is not ours."""
+    """Creates a file; False if a different one exists."""
     with scratch(cache.scratch_folder) as file:
         for chunk in blobs.chunks(blob, tell):
             file.write(chunk)
@@ -212,14 +218,14 @@ def _is(cache: Backend, path: str, blob: "Blob") -> bool:
 
 
 def _halves(sent: Sent) -> Sent:
-    """Every byte is told twice: when it was read from the store, and when the cache has it."""
-    seen = told = 0
+    """Progress in halves: every byte counts when it is read from the store and when it is in the cache."""
+    seen = reported = 0
 
     def tell(size: int) -> None:
-        nonlocal seen, told
+        nonlocal seen, reported
         seen += size
-        sent(seen // 2 - told)
-        told = seen // 2
+        sent(seen // 2 - reported)
+        reported = seen // 2
 
     return tell
 
@@ -232,7 +238,7 @@ class FoundEntry:
 
 
 def entries_in(cache: Backend) -> Iterator[FoundEntry]:
-    """In the order of their folders; strangers' files are passed over."""
+    """Entries of a cache by folder; other files are ignored."""
     sizes: dict[str, dict[str, int]] = {}
     for found in cache.walk(""):
         if folder := folder_of(found.path):

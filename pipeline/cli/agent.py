@@ -83,7 +83,7 @@ def run(
         opened = open_the_store(store, config_path, console)
         agent = Agent(
             store=opened,
-            wish=ServedModel.of(config, served, environment_of(instance.group, config.project.name, served.name)),
+            model=ServedModel.of(config, served, environment_of(instance.group, config.project.name, served.name)),
             trust=trust_in(config, config_path.parent, opened, console.say),
             folder=folder.absolute(),
             devices=devices,

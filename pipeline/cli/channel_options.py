@@ -1,4 +1,4 @@
-"""What `promote` and `rollback` share: who, why and where, and what is said when it is done."""
+"""Options and output that `promote` and `rollback` share."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,8 +19,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _OPTIONS = (
     click.option("--channel", type=Label("channel"), required=True, help="The channel to change."),
-    click.option("--reason", type=REASON, default="", help="Why, for whoever reads the log."),
-    click.option("--actor", type=ACTOR, help="Who, for whoever reads the log.  [default: see above]"),
+    click.option("--reason", type=REASON, default="", help="The reason, recorded in the channel's log."),
+    click.option("--actor", type=ACTOR, help="The identity, recorded in the channel's log.  [default: see above]"),
     click.option(
         "--past-rollouts", is_flag=True, help="Allow a channel that rollouts move: FLEET--blue or FLEET--green."
     ),
@@ -37,17 +37,17 @@ def change_options(command: F) -> F:
 
 
 def refuse_of_rollouts(channel: str, *, past_rollouts: bool) -> None:
-    """The colours' channels say what instances run while traffic is judged: by hand they would go past all of that."""
+    """Refuses channels of environments: a change by hand would replace instances in the middle of a canary test."""
     fleet = fleet_of_channel(channel)
     if fleet is not None and not past_rollouts:
         raise click.UsageError(
-            f"channel {channel} belongs to the rollouts of fleet {fleet}; serve another version with: nxpipe rollout "
-            f"start {fleet} MODEL@KEY, or pass --past-rollouts to change it without one"
+            f"channel {channel} is moved by rollouts of fleet {fleet}; serve another version with: nxpipe rollout "
+            f"start {fleet} MODEL@KEY, or pass --past-rollouts to change it without a rollout"
         )
 
 
 def record(console: Console, appended: "Appended", store: "Store", typed_key: str | None) -> None:
-    """Tell what the channel serves, whether that is new, and what a key has signed of it."""
+    """Prints what the channel serves, whether that is new, and what was signed."""
     from nxpipe.pipeline.artifacts.channel_log import generation_data, served_lines
 
     generation = appended.generation
@@ -57,19 +57,19 @@ def record(console: Console, appended: "Appended", store: "Store", typed_key: st
         about = {"changed": appended.changed, "signed_with": key_ids, "unsigned_artifacts": unsigned}
         console.data({**about, **generation_data(generation)})
         return
-    verb = "serves now" if appended.changed else "serves this already"
+    verb = "now serves" if appended.changed else "already serves"
     console.say(f"Channel {generation.channel} {verb}, as generation {generation.generation}:")
     console.result(*served_lines(generation))
     if key_ids:
         console.say(f"  signed generation {generation.generation} with key {', '.join(key_ids)}")
     elif typed_key:
-        console.say("  the key has signed nothing, for nothing was changed")
+        console.say("  nothing was signed, because nothing changed")
     for name in unsigned:
         console.say(f"  {name} itself is not signed; to sign it: nxpipe store sign {name}")
 
 
 def _unsigned(store: "Store", generation: "Generation") -> list[str]:
-    """Artifacts that no key has spoken of: who signs a generation vouches for the choice, not for what was chosen."""
+    """Artifacts without a signature: signing a generation vouches for the choice, not for the artifacts."""
     from nxpipe.artifact_store.trust.signatures import Signatures
 
     signatures = Signatures(store)

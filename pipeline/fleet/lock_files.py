@@ -1,4 +1,7 @@
-"""Finds the machine image of a region and a version of the Neuron SDK."""
+"""Contents of lock files: machine images of a Neuron SDK version, and the components of an EKS cluster.
+
+A lock file pins what AWS recommends today, so that the same configuration deploys the same images tomorrow.
+"""
 
 import re
 from collections.abc import Callable, Iterator
@@ -11,26 +14,26 @@ from nxpipe.pipeline.util.aws import asking
 from nxpipe.pipeline.util.errors import AwsError
 
 _NAME: Final = "Deep Learning AMI Neuron (Ubuntu 24.04) *"
-_KEPT_UP: Final = timedelta(days=2 * 365)  # EC2 deprecates a public image two years after it was made
+_LIFETIME: Final = timedelta(days=2 * 365)  # EC2 deprecates a public image two years after its creation
 
 
 def find_image(region: str, sdk: str, client: Callable[[str, str], Any]) -> LockedImage:
-    """The newest image if it holds that version, else the newest one of those that do."""
+    """The newest image with this version of the SDK."""
     ec2 = client("ec2", region)
     newest = _newest(FLEETS_PARAMETER, region, client("ssm", region), ec2)
     if _holds(newest, sdk):
         return _locked(newest, region, sdk, FLEETS_PARAMETER)
     pattern = f"*Neuron SDK {sdk}*"
     with asking(f"list the images of Neuron SDK {sdk} in {region}"):
-        answer = ec2.describe_images(
+        response = ec2.describe_images(
             Owners=["amazon"],
             Filters=[{"Name": "name", "Values": [_NAME]}, {"Name": "description", "Values": [pattern]}],
         )
-    images = [each for each in answer["Images"] if _holds(each, sdk)]
+    images = [each for each in response["Images"] if _holds(each, sdk)]
     if not images:
         raise AwsError(
-            f"{region} has no image of Neuron SDK {sdk}: the newest one is {newest['Name']}, of "
-            f"{newest.get('Description', 'no description')!r}; set `sdk` in [amis] to a version that there is"
+            f"{region} has no image of Neuron SDK {sdk}; the newest one is {newest['Name']}, "
+            f"{newest.get('Description', 'no description')!r}; set `sdk` in [amis] to an existing version"
         )
     return _locked(max(images, key=_age), region, sdk, f"DescribeImages {pattern}")
 
@@ -47,9 +50,7 @@ def _newest(parameter: str, region: str, ssm: Any, ec2: Any) -> dict[str, Any]:
     with asking(f"describe the image {id_} in {region}"):
         images: list[dict[str, Any]] = ec2.describe_images(ImageIds=[id_])["Images"]
     if not images:
-        raise AwsError(
-            f"{region} names {id_} as the newest image of Neuron, and does not have it; run the command again"
-        )
+        raise AwsError(f"{region} names {id_} as the newest Neuron image but does not have it; run the command again")
     return images[0]
 
 
@@ -70,7 +71,7 @@ def _locked(image: dict[str, Any], region: str, sdk: str | None, source: str) ->
         id=image["ImageId"],
         name=image["Name"],
         created=created,
-        expires=date.fromisoformat(deprecated[:10]) if deprecated else created + _KEPT_UP,
+        expires=date.fromisoformat(deprecated[:10]) if deprecated else created + _LIFETIME,
         source=source,
     )
 
@@ -81,7 +82,7 @@ _NODES: Final = "/aws/service/eks/optimized-ami/{kubernetes}/amazon-linux-2023/x
 
 
 def find_cluster(region: str, kubernetes: str, images: tuple[str, ...], client: AwsClients) -> ClusterLock:
-    """What EKS recommends today for a version of Kubernetes, and what the tags of images name."""
+    """Components that EKS recommends today for a version of Kubernetes, and digests of image tags."""
     ssm, eks = client("ssm", region), client("eks", region)
     return ClusterLock(
         region=region,
@@ -103,7 +104,7 @@ def _nodes(ssm: Any, kubernetes: str, kind: str, region: str) -> LockedNodes:
     if missing := [name for name in names.values() if name not in values]:
         raise AwsError(
             f"{region} has no {kind} nodes for Kubernetes {kubernetes}: there is no parameter {missing[0]}; "
-            "set `kubernetes` in [cluster] to a version that EKS has"
+            "set `kubernetes` in [cluster] to a version that EKS supports"
         )
     return LockedNodes(release=values[names["release_version"]], image=values[names["image_id"]])
 
@@ -115,8 +116,8 @@ def _addon(eks: Any, name: str, kubernetes: str, region: str) -> str:
         if fit.get("clusterVersion") == kubernetes and fit.get("defaultVersion"):
             return version
     raise AwsError(
-        f"{region} names no version of the add-on {name} for Kubernetes {kubernetes}; "
-        "set `kubernetes` in [cluster] to a version that EKS has"
+        f"{region} has no version of the add-on {name} for Kubernetes {kubernetes}; "
+        "set `kubernetes` in [cluster] to a version that EKS supports"
     )
 
 
@@ -128,7 +129,7 @@ def _fits(addons: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _digest(image: str, client: AwsClients) -> str:
-    """Of the image that a tag names now. One for several architectures has a digest of its own, which is this one."""
+    """Digest of the image that a tag names now; for a multi-architecture image that of its index."""
     registry, _, rest = image.partition("/")
     repository, _, tag = rest.rpartition(":")
     account, _, _, region, *_ = registry.split(".")

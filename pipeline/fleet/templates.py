@@ -1,4 +1,4 @@
-"""Templates from files: those of a folder that CDK has written, or any others, in JSON or YAML."""
+"""CloudFormation templates: from files (a CDK output folder, JSON, YAML), as deployed, and a change plan as text."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +20,7 @@ _MANIFEST: Final = "manifest.json"
 
 
 def templates_of(paths: Iterable[Path], region: str | None = None) -> Templates:
-    """All of them together. `region` holds for those that do not say themselves."""
+    """Templates of all paths. `region` applies to those that name none."""
     return Templates(tuple(template for path in paths for template in _read(path, region)))
 
 
@@ -30,12 +30,12 @@ def _read(path: Path, region: str | None) -> list[Template]:
         return [read(stack, parse(_text(path), str(path)), region)]
     manifest = path / _MANIFEST
     if not manifest.is_file():
-        raise TemplateInvalid(f"{path} is no folder that CDK has written: it has no {_MANIFEST}; run `npx cdk synth`")
+        raise TemplateInvalid(f"{path} is not a CDK output folder: it has no {_MANIFEST}; run `npx cdk synth`")
     try:
         found = json_of(_text(manifest))["artifacts"]
         stacks = {id_: each for id_, each in found.items() if each["type"] == "aws:cloudformation:stack"}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TemplateInvalid(f"{manifest} is not what CDK writes ({error}); run `npx cdk synth`") from error
+        raise TemplateInvalid(f"{manifest} is not a CDK manifest ({error}); run `npx cdk synth`") from error
     return [_of_artifact(path, id_, each, region) for id_, each in sorted(stacks.items())]
 
 
@@ -49,21 +49,21 @@ def _of_artifact(folder: Path, id_: str, artifact: Mapping[str, Any], region: st
 
 
 def _text(path: Path) -> str:
-    """CloudFormation's own limit is 1 MB."""
+    """Text of a template; CloudFormation's own limit is 1 MB."""
     try:
         return read_file(path, limit=_LARGEST).decode()
     except ValueError as error:
-        raise TemplateInvalid(f"{path} is no template: {error}") from error
+        raise TemplateInvalid(f"{path} is not a template: {error}") from error
 
 
 def parse(text: str, name: str) -> dict[str, Any]:
-    """A template's text; `name` is for what is said of it."""
+    """Parses a template; `name` is for messages."""
     try:
         document = json_of(text) if text.lstrip().startswith("{") else _yaml(text)
     except (ValueError, RecursionError) as error:
-        raise TemplateInvalid(f"{name} is no template: {' '.join(str(error).split())}") from error
+        raise TemplateInvalid(f"{name} is not a template: {' '.join(str(error).split())}") from error
     if not isinstance(document, dict) or not isinstance(document.get("Resources"), dict):
-        raise TemplateInvalid(f"{name} is no CloudFormation template: it has no Resources")
+        raise TemplateInvalid(f"{name} is not a CloudFormation template: it has no Resources")
     return document
 
 
@@ -94,7 +94,7 @@ def _yaml(text: str) -> Any:
 
 
 def deployed_templates(like: Templates, client: Callable[..., Any]) -> Templates:
-    """Of the stacks that would be deployed, those that are there already."""
+    """Deployed templates of the same stacks, as far as they exist."""
     found = (_deployed(template, client) for template in like.all)
     return Templates(tuple(each for each in found if each is not None))
 
@@ -103,7 +103,7 @@ def _deployed(template: Template, client: Callable[..., Any]) -> Template | None
     from botocore.exceptions import ClientError
 
     cloudformation = client("cloudformation", template.region)
-    with asking(f"give the template of stack {template.stack}"):
+    with asking(f"return the template of stack {template.stack}"):
         try:
             body = cloudformation.get_template(StackName=template.stack, TemplateStage="Original")["TemplateBody"]
         except ClientError as error:
@@ -117,7 +117,7 @@ def _deployed(template: Template, client: Callable[..., Any]) -> Template | None
 _WORDS: Final[dict[Kind, str]] = {
     "added": "is new",
     "changed": "changes in place",
-    "left": "leaves the stack and is kept as it is",
+    "left": "leaves the stack and is retained",
     "removed": "is deleted",
     "replaced": "is REPLACED by a new one",
     "unclear": "changes, in place or by a new one",
@@ -125,11 +125,11 @@ _WORDS: Final[dict[Kind, str]] = {
 
 
 def plan_text(plan: Plan, before: Estimate, after: Estimate) -> str:
-    """For a person: by stack, the worst first; then what restarts, and what it costs."""
+    """Changes by stack, the most severe first; then restarts and costs."""
     if plan.empty:
         return "Nothing changes."
     lines = [*_changes(plan), *map(_restart, plan.restarts)]
-    lines += [f"Stack {stack} is not in the app any more: CDK leaves it as it is." for stack in plan.forgotten]
+    lines += [f"Stack {stack} is no longer in the app: CDK leaves it unchanged." for stack in plan.forgotten]
     return "\n".join([*map(for_terminal, lines), _costs(before, after)])
 
 
@@ -143,19 +143,19 @@ def _change(change: Change) -> str:
     at = change.resource
     named = f"{at.path} ({at.type}) {_WORDS[change.kind]}"
     if change.kind == "replaced":
-        return f"{named}, for {_listed(change.properties)} cannot change"
+        return f"{named}: {_listed(change.properties)} cannot change in place"
     return f"{named}: {_listed(change.properties)}" if change.properties else named
 
 
 def _restart(restart: Restart) -> str:
     count = "Instances" if restart.instances is None else f"{restart.instances} instances"
     if restart.by == restart.group:
-        return f"{count} of {restart.group.path} are started anew, for the group is another one."
-    return f"{count} of {restart.group.path} are replaced one after another, for {restart.by.path} changes."
+        return f"{count} of {restart.group.path} are replaced: the group is a new one."
+    return f"{count} of {restart.group.path} are replaced one after another: {restart.by.path} changes."
 
 
 def _costs(before: Estimate, after: Estimate) -> str:
-    unknown = "" if all(line.hourly is not None for line in after.lines) else ", and what has no known price"
+    unknown = "" if all(line.hourly is not None for line in after.lines) else ", plus resources without a known price"
     if round(before.monthly) == round(after.monthly):
         return f"It costs about ${after.monthly:,.0f} a month, as before{unknown}."
     return f"It costs about ${after.monthly:,.0f} a month{unknown}; before, it was ${before.monthly:,.0f}."

@@ -1,4 +1,4 @@
-"""What nxpipe.toml asks of a channel: the targets of its fleets, and whose signatures count."""
+"""Requirements of a promotion to a channel, by nxpipe.toml: targets of its fleets, signatures, thresholds."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,8 +25,9 @@ def requirements(store: "Store", config: "Config", folder: Path, channel: str) -
 
 
 def artifact_requirements(store: "Store", config: "Config", folder: Path, channel: str) -> "Requirements":
-    """The same of an artifact by itself, whatever else the channel serves: signed if asked, and near enough by
-    [verify] of today, not of whoever built it."""
+    """Requirements of a single artifact, independent of the channel's others: signatures, and evidence within the
+    current thresholds of [verify], not those of its build.
+    """
     from nxpipe.artifact_store.channel.change import Requirements
 
     trust, allowed = trust_in(config, folder, store), Thresholds.of(config)
@@ -48,18 +49,18 @@ def artifact_requirements(store: "Store", config: "Config", folder: Path, channe
 
 
 def targets_of(config: "Config", folder: Path, channel: str) -> dict[str, set[str]]:
-    """For each model that the channel's fleets run, by its id in the store, the compiler targets of their instances."""
+    """Compiler targets of the channel's fleets, by model id."""
     ids = {model.name: model_id(model, folder) for model in config.models}
     targets: dict[str, set[str]] = {}
     for fleet in config.fleets:
         if fleet.channel == channel:
-            wanted = (INSTANCES[name].compiler_target for name in fleet.instance_types)
-            targets.setdefault(ids[fleet.model], set()).update(wanted)
+            needed = (INSTANCES[name].compiler_target for name in fleet.instance_types)
+            targets.setdefault(ids[fleet.model], set()).update(needed)
     return targets
 
 
 def unserved_channel_warning(config: "Config", channel: str) -> str | None:
-    """A word on a channel that no fleet runs, where there are fleets: most likely it is misspelt."""
+    """A warning of a channel that no fleet runs although there are fleets: most likely it is misspelt."""
     used = sorted({fleet.channel for fleet in config.fleets})
     if not used or channel in used:
         return None

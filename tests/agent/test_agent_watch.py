@@ -167,7 +167,7 @@ def place(server: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_each_report_is_an_event_of_the_fleet_s_log(place: Place) -> None:
     done = place.watch(place.monitor(json.dumps(BUSY), json.dumps(BUSY)))
     assert done.code == 31  # the monitor ended; the unit starts both anew
-    assert "ended with 3" in done.err
+    assert "exited with 3" in done.err
     assert [each["neuroncore_memory_usage_bytes"] for each in place.events()] == [1000, 1000]
     assert place.events()[0]["Fleet"] == "search"
 
@@ -182,7 +182,7 @@ def test_it_goes_on_in_the_same_stream_after_a_restart(place: Place) -> None:
 def test_what_is_no_report_is_said(place: Place, line: str) -> None:
     done = place.watch(place.monitor(line))
     assert (done.code, done.err.count("\n")) == (31, 1)
-    assert "wrote what is no report" in done.err
+    assert "wrote no valid report" in done.err
 
 
 def test_a_monitor_that_is_not_there_is_one_sentence(place: Place) -> None:

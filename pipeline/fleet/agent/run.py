@@ -1,4 +1,8 @@
-"""What a fleet is to serve: its channel's artifact, of its model, believed by the rules of [signing], in a folder."""
+"""From a new instance to a serving one: check the devices, fetch the artifact, start the server.
+
+The artifact is that of the environment's channel, else of the fleet's. It is fetched with the trust rules of [signing],
+and each byte is verified against its digest.
+"""
 
 import os
 import re
@@ -22,37 +26,37 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store.transfer.wanted import Wanted
 
 
-def fetch_artifact(store: "Store", wish: ServedModel, trust: "Trust", folder: Path) -> "Manifest":
-    """The folder holds the artifact in the end, each byte of it read against its digest."""
+def fetch_artifact(store: "Store", model: ServedModel, trust: "Trust", folder: Path) -> "Manifest":
+    """Fetches the artifact into the folder and verifies every byte against its digest."""
     from nxpipe.artifact_store.transfer.fetch import fetch
 
-    wanted = _resolve(store, wish, trust)
-    fetch(store.blobs, wanted.manifest, folder)
-    return wanted.manifest
+    selected = _resolve(store, model, trust)
+    fetch(store.blobs, selected.manifest, folder)
+    return selected.manifest
 
 
-def _resolve(store: "Store", wish: ServedModel, trust: "Trust") -> "Wanted":
-    """By the first channel that is not empty. One that cannot be read or believed is not passed over."""
+def _resolve(store: "Store", model: ServedModel, trust: "Trust") -> "Wanted":
+    """The artifact of the first channel that is not empty. An unreadable or untrusted channel is an error."""
     from nxpipe.artifact_store.transfer.wanted import by_channel
 
-    *preferred, last = wish.channels
+    *preferred, last = model.channels
     for channel in preferred:
         with suppress(ChannelEmpty):
-            return by_channel(store, channel, wish.model_id, wish.target, trust)
-    return by_channel(store, last, wish.model_id, wish.target, trust)
+            return by_channel(store, channel, model.model_id, model.target, trust)
+    return by_channel(store, last, model.model_id, model.target, trust)
 
 
-_DEVICE: Final = re.compile("neuron[0-9]+")  # the driver makes one for each chip
+_DEVICE: Final = re.compile("neuron[0-9]+")  # the driver creates one per chip
 
 
 def require_devices(instance_type: str, folder: Path) -> int:
-    """The number of chips, all of which are there."""
-    promised = _entry(instance_type).chips
+    """The number of chips; an error if some of the instance type's are missing."""
+    expected = _entry(instance_type).chips
     found = sum(_DEVICE.fullmatch(path.name) is not None for path in folder.iterdir())
-    if found != promised:
+    if found != expected:
         raise NotReady(
-            f"{folder} has {found} Neuron devices, and a {instance_type} has {promised}; look at `dmesg` for the "
-            "driver, and let Auto Scaling replace the instance"
+            f"{folder} has {found} Neuron devices, but a {instance_type} has {expected}; check the driver with `dmesg` "
+            "or let Auto Scaling replace the instance"
         )
     return found
 
@@ -61,24 +65,24 @@ def require_programs_for(instance_type: str, manifest: "Manifest") -> None:
     entry = _entry(instance_type)
     if manifest.target != entry.compiler_target:
         raise NotReady(
-            f"{manifest.name} has programs for {manifest.target}, and a {instance_type} runs those for "
-            f"{entry.compiler_target}; build the model for this fleet and promote that"
+            f"{manifest.name} has programs for {manifest.target}, but a {instance_type} runs those for "
+            f"{entry.compiler_target}; build the model for this fleet and promote that artifact"
         )
     degree = max((each.tensor_parallel for each in manifest.executables), default=1)
     if degree > entry.logical_cores:
         raise NotReady(
-            f"{manifest.name} is spread over {degree} logical cores, and a {instance_type} has {entry.logical_cores}; "
+            f"{manifest.name} needs {degree} logical cores, but a {instance_type} has {entry.logical_cores}; "
             "build it with a smaller tp, or choose a larger instance type"
         )
 
 
 def _entry(instance_type: str) -> FleetInstance:
     if instance_type not in INSTANCES:
-        raise NotReady(f"{instance_type} is no instance type with Neuron devices that this version of nxpipe knows")
+        raise NotReady(f"{instance_type} is not an instance type with Neuron devices that this version of nxpipe knows")
     return INSTANCES[instance_type]
 
 
-ARTIFACT: Final = "NXPIPE_ARTIFACT"  # the server finds the folder under this name
+ARTIFACT: Final = "NXPIPE_ARTIFACT"  # environment variable of the server: the artifact's folder
 
 Step: TypeAlias = Callable[[str], AbstractContextManager[None]]
 
@@ -86,7 +90,7 @@ Step: TypeAlias = Callable[[str], AbstractContextManager[None]]
 @dataclass(frozen=True)
 class Agent:
     store: "Store"
-    wish: ServedModel
+    model: ServedModel
     trust: "Trust"
     folder: Path
     devices: Path
@@ -94,13 +98,13 @@ class Agent:
 
     def prepare(self, instance: FleetInstance, step: Step) -> None:
         if self.command and shutil.which(self.command[0]) is None:
-            raise NotReady(f"there is no program {self.command[0]!r} to serve with; install it in the AMI")
-        with step(f"count the devices of a {instance.type}"):
+            raise NotReady(f"there is no program {self.command[0]!r} on this instance; install it in the AMI")
+        with step(f"check the devices of a {instance.type}"):
             require_devices(instance.type, self.devices)
-        with step(f"fetch what channel {' or '.join(self.wish.channels)} serves of {self.wish.model_id}"):
-            manifest = fetch_artifact(self.store, self.wish, self.trust, self.folder)
+        with step(f"fetch {self.model.model_id} from channel {' or '.join(self.model.channels)}"):
+            manifest = fetch_artifact(self.store, self.model, self.trust, self.folder)
         require_programs_for(instance.type, manifest)
 
     def serve(self) -> NoReturn:
-        """The server takes this process over, and so the supervisor's signals and its account."""
+        """Replaces this process by the server, which so receives the supervisor's signals."""
         os.execvpe(self.command[0], self.command, {**os.environ, ARTIFACT: str(self.folder)})  # noqa: S606, as asked

@@ -1,7 +1,9 @@
-"""What neuron-monitor reports about an instance, as the few figures that are watched of a fleet.
+"""Metrics of an instance: reports of neuron-monitor become events of the fleet's log, from which CloudWatch extracts
+them.
 
-Alarms and rollouts act on them, so nothing becomes a figure that no device can have: text, NaN, what is negative or
-beyond all bounds.
+They use the embedded metric format, so an instance may write to one log and needs no other permission: PutMetricData
+cannot be limited to a resource. Alarms and rollouts act on these figures, so a value that no device can have never
+becomes one: text, NaN, negative or out of bounds.
 """
 
 import json
@@ -21,27 +23,27 @@ from nxpipe.pipeline.util.errors import AwsError, NotReady
 
 MonitorReport = Mapping[str, Any]
 
-_PERCENT: Final = 110  # of a core's time; rounding may leave a little more than all of it
+_PERCENT: Final = 110  # of a core's time; rounding may exceed 100
 _BYTES: Final = 2**50  # on one core
 _FAILURES: Final = 10**12
 _DEVICES: Final = 4096
 
 
 class ReportInvalid(Exception):
-    """A report that no device can have caused; the message says which part of it."""
+    """A report with a value that no device can have; the message names it."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """None where a report says nothing of it, as it does of an instance whose server has not begun."""
+    """Figures of one report; None if absent, as on an instance whose server has not started."""
 
-    utilisation: float | None  # of all cores' time, those included that nobody uses
+    utilisation: float | None  # of all cores' time, idle cores included
     fullest_core: int | None  # bytes
     hardware_failures: int
 
 
 def read_figures(report: MonitorReport) -> Figures:
-    """A group that could not be measured says so in its `error`, and counts as absent."""
+    """Figures of a report. A group that was not measured has an `error` and counts as absent."""
     failures = [
         _number(_table(group, "error_summary"), "hardware", _FAILURES) for group in _groups(report, "execution_stats")
     ]
@@ -55,7 +57,7 @@ def read_figures(report: MonitorReport) -> Figures:
 def _groups(report: MonitorReport, kind: str) -> Iterator[MonitorReport]:
     runtimes = report.get("neuron_runtime_data") or ()
     if not isinstance(runtimes, list | tuple):
-        raise ReportInvalid("neuron_runtime_data is no list")
+        raise ReportInvalid("neuron_runtime_data is not a list")
     for runtime in runtimes:
         group = _table({"runtime": runtime}, "runtime", "report", kind)
         if group and not group.get("error"):
@@ -77,28 +79,28 @@ def _utilisation(report: MonitorReport) -> float | None:
 
 
 def _memory(report: MonitorReport) -> Counter[str]:
-    """Of each core, whichever processes share it."""
-    held: Counter[str] = Counter()
+    """Bytes by core, summed over the processes that share it."""
+    used: Counter[str] = Counter()
     for group in _groups(report, "memory_used"):
         cores = _table(group, "neuron_runtime_used_bytes", "usage_breakdown", "neuroncore_memory_usage")
         for core in cores:
             parts = _table(cores, core)
-            held[core] += int(sum(_number(parts, part, _BYTES) for part in parts))
-    return held
+            used[core] += int(sum(_number(parts, part, _BYTES) for part in parts))
+    return used
 
 
 def _table(within: MonitorReport, *path: str) -> MonitorReport:
-    """What is absent is empty."""
+    """A nested table; empty if absent."""
     found: Any = within
     for name in path:
         found = found.get(name) or {}
         if not isinstance(found, dict):
-            raise ReportInvalid(f"{name!r:.40} is no table")
+            raise ReportInvalid(f"{name!r:.40} is not a table")
     return found  # type: ignore[no-any-return]
 
 
 def _number(within: MonitorReport, name: str, most: int) -> float:
-    """What is absent is zero."""
+    """A number; zero if absent."""
     found = within.get(name)
     if found is None:
         return 0
@@ -116,24 +118,24 @@ class Metric:
     name: str
     unit: str
     value: float
-    only: tuple[tuple[str, str], ...] = ()  # more dimensions than project and fleet
+    only: tuple[tuple[str, str], ...] = ()  # dimensions beyond project and fleet
 
 
 def fleet_metrics(found: Figures, compiled: int) -> list[Metric]:
-    """What is not known is not sent: an absent figure is not a zero."""
-    always = [
+    """Metrics of one report. An absent figure is not sent: it is not a zero."""
+    sent = [
         Metric("execution_status_total", "Count", found.hardware_failures, tuple(_OF_HARDWARE.items())),
         Metric("compile_events_total", "Count", compiled),
     ]
     if found.utilisation is not None:
-        always.append(Metric("neuroncore_utilization_ratio", "None", found.utilisation))
+        sent.append(Metric("neuroncore_utilization_ratio", "None", found.utilisation))
     if found.fullest_core is not None:
-        always.append(Metric("neuroncore_memory_usage_bytes", "Bytes", found.fullest_core))
-    return always
+        sent.append(Metric("neuroncore_memory_usage_bytes", "Bytes", found.fullest_core))
+    return sent
 
 
 def log_event(at: int, dimensions: Mapping[str, str], instance: str, sent: Sequence[Metric]) -> str:
-    """`at` is in milliseconds. The instance is told in the log, and is no dimension: a series is a fleet's."""
+    """`at` is in milliseconds. The instance is a field and not a dimension: a metric belongs to a fleet."""
     more = {name: value for each in sent for name, value in each.only}
     directives = [
         {
@@ -155,13 +157,13 @@ def log_event(at: int, dimensions: Mapping[str, str], instance: str, sent: Seque
 
 _RUNTIME: Final = ("neuroncore_counters", "memory_used", "execution_stats")
 _COMPILER: Final = "neuronx-cc"
-_LONGEST: Final = 2**20  # bytes of one report; one of a trn2.48xlarge has some hundred thousand
-_PATIENCE: Final = 5  # seconds that the monitor has to end
+_MAX_BYTES: Final = 2**20  # of one report; that of a trn2.48xlarge has some hundred thousand
+_GRACE: Final = 5  # seconds for the monitor to exit
 
 
 @dataclass
 class Compilers:
-    """The compiler's processes that were not there at the last look: on a fleet there should never be one."""
+    """Counts compiler processes since the last count: on a serving fleet there should never be one."""
 
     processes: Path
     _seen: frozenset[str] = field(default=frozenset())
@@ -175,7 +177,7 @@ class Compilers:
 
 @dataclass(frozen=True)
 class FleetLog:
-    """One stream for each instance."""
+    """The fleet's log group, with one stream per instance."""
 
     group: str
     instance: str
@@ -184,8 +186,8 @@ class FleetLog:
     @classmethod
     def open(cls, group: str, instance: str, region: str) -> "FleetLog":
         logs = client("logs", region)
-        already = logs.exceptions.ResourceAlreadyExistsException  # of the same instance, before it was restarted
-        with asking(f"make a stream in the log {group}"), suppress(already):
+        already = logs.exceptions.ResourceAlreadyExistsException  # created before a restart
+        with asking(f"create a stream in the log {group}"), suppress(already):
             logs.create_log_stream(logGroupName=group, logStreamName=instance)
         return cls(group, instance, logs)
 
@@ -206,8 +208,8 @@ def watch(
     compilers: Compilers,
     say: Callable[[str], None],
 ) -> None:
-    """Until the monitor ends, which it should not. A report that cannot be, and one that AWS did not take, is lost and
-    said: the next one is newer.
+    """Runs until the monitor exits, which is an error. An invalid report, or one that AWS did not accept, is printed
+    and dropped: the next one is newer.
     """
     with _reports(monitor, period) as reports:
         for report in reports:
@@ -216,9 +218,9 @@ def watch(
                 sent = fleet_metrics(read_figures(report), compilers.begun())
                 log.write(at, log_event(at, dimensions, log.instance, sent))
             except ReportInvalid as wrong:
-                say(f"{monitor} reported what no device can have ({wrong}); left out, going on")
+                say(f"invalid report of {monitor} ({wrong}); dropped")
             except AwsError as lost:
-                say(f"{lost}; going on")
+                say(f"{lost}; continuing")
 
 
 @contextmanager
@@ -244,32 +246,32 @@ def _reports(monitor: str, period: int) -> Iterator[Iterator[dict[str, Any]]]:
 
 def _documents(process: "subprocess.Popen[bytes]", monitor: str) -> Iterator[dict[str, Any]]:
     assert process.stdout is not None
-    while line := process.stdout.readline(_LONGEST + 1):
-        if len(line) > _LONGEST:
-            raise NotReady(f"{monitor} wrote a line of more than {_LONGEST} bytes, which is no report")
+    while line := process.stdout.readline(_MAX_BYTES + 1):
+        if len(line) > _MAX_BYTES:
+            raise NotReady(f"{monitor} wrote a line of more than {_MAX_BYTES} bytes, which is not a report")
         try:
             found = json.loads(line)
         except (ValueError, RecursionError) as broken:
-            raise NotReady(f"{monitor} wrote what is no report ({broken}): {line[:80]!r}") from broken
+            raise NotReady(f"{monitor} wrote no valid report ({broken}): {line[:80]!r}") from broken
         if not isinstance(found, dict):
-            raise NotReady(f"{monitor} wrote what is no report, but {line[:80]!r}")
+            raise NotReady(f"{monitor} wrote no valid report: {line[:80]!r}")
         yield found
-    raise NotReady(f"{monitor} ended with {process.wait()}; what it said is above, and it is to be started again")
+    raise NotReady(f"{monitor} exited with {process.wait()}; see its output above, and restart it")
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
     process.terminate()
     try:
-        process.wait(_PATIENCE)
+        process.wait(_GRACE)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
 
 
 def _compiles(process: Path) -> bool:
-    """By the words that it was started with: the compiler is a script, whose program is an interpreter."""
+    """Matched by argument: the compiler is a script, so its program is an interpreter."""
     try:
         words = (process / "cmdline").read_bytes().split(b"\0")[:2]
     except OSError:
-        return False  # it has ended since
+        return False  # it has exited since
     return any(Path(word.decode(errors="replace")).name == _COMPILER for word in words if word)

@@ -1,7 +1,8 @@
-"""What Karpenter starts nodes from: a class and a pool for each instance type of the cluster's groups.
+"""Manifests of a project's cluster: Karpenter node pools, Neuron components, namespace. The same configuration and lock
+file give the same bytes.
 
-One for each type, because the interfaces of an instance are those of its network cards, and Karpenter would drop every
-type that they do not fit.
+There is one node class and pool per instance type: the network interfaces of a class must fit the network cards of the
+instance, and Karpenter drops every type that they do not fit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,13 +27,13 @@ from nxpipe.pipeline.util.errors import WouldOverwrite
 from nxpipe.pipeline.util.whole_file import write_whole
 from nxpipe.stacks.names import NAMESPACE, NEURON, PROJECT_TAG, SERVICE_ACCOUNT, cluster_name, efa_group, node_profile
 
-_ROOT: Final = "500Gi"  # as in the node groups
+_ROOT: Final = "500Gi"  # root volume, as in the node groups
 _RESERVED: Final = ("reservation", "capacity-block")
 
 
 @dataclass(frozen=True)
 class NodePool:
-    """All groups of one instance type."""
+    """Node groups of one instance type."""
 
     instance_type: str
     groups: tuple[NodeGroup, ...]
@@ -75,7 +76,7 @@ def _class(config: Config, pool: NodePool, image: str) -> KubernetesObject:
     spec: dict[str, YamlValue] = {
         "amiFamily": "AL2023",
         "amiSelectorTerms": [{"id": image}],
-        "instanceProfile": node_profile(project),  # a closed network does not reach IAM, so that none is made
+        "instanceProfile": node_profile(project),  # named, because Karpenter cannot create one in a closed network
         "subnetSelectorTerms": _subnets(config),
         "securityGroupSelectorTerms": _security_groups(project, pool),
         "metadataOptions": {"httpEndpoint": "enabled", "httpTokens": "required", "httpPutResponseHopLimit": 2},
@@ -96,7 +97,7 @@ def _class(config: Config, pool: NodePool, image: str) -> KubernetesObject:
 
 
 def network_interfaces(cards: int) -> list[KubernetesObject]:
-    """An address for the node, and an adapter on each card; that of the first stands beside the address."""
+    """The node's interface, and an EFA adapter per network card; on the first card it is the second device."""
     first: KubernetesObject = {"networkCardIndex": 0, "deviceIndex": 0, "interfaceType": "interface"}
     adapters: list[KubernetesObject] = [
         {"networkCardIndex": card, "deviceIndex": 0 if card else 1, "interfaceType": "efa-only"}
@@ -106,14 +107,14 @@ def network_interfaces(cards: int) -> list[KubernetesObject]:
 
 
 def _subnets(config: Config) -> list[KubernetesObject]:
-    """Those of an own network are found by their tags: their ids are known when they are deployed."""
+    """Subnets by id, or by tags in a network of our own, whose ids are known after deployment."""
     if isinstance(config.network, ExistingNetwork):
         return [{"id": each.id} for each in config.network.subnets]
     return [{"tags": {PROJECT_TAG: config.project.name, "aws-cdk:subnet-name": "fleet"}}]
 
 
 def _security_groups(project: str, pool: NodePool) -> list[KubernetesObject]:
-    """Terms of one list are alternatives: every group that fits one of them is taken."""
+    """Terms are alternatives: every group that matches one of them is attached."""
     own: KubernetesObject = {"tags": {"aws:eks:cluster-name": cluster_name(project)}}
     efa: KubernetesObject = {"tags": {"Name": efa_group(project), PROJECT_TAG: project}}
     return [own, efa] if INSTANCES[pool.instance_type].efa_interfaces else [own]
@@ -137,7 +138,7 @@ def _pool(pool: NodePool) -> KubernetesObject:
         "spec": {
             "template": {"spec": spec},
             "limits": {"cpu": str(INSTANCES[pool.instance_type].vcpus * pool.most)},
-            # A pod that trains or serves is not moved for the sake of order.
+            # Pods that train or serve are not evicted for consolidation.
             "disruption": {"consolidationPolicy": "WhenEmpty", "consolidateAfter": "10m"},
         },
     }
@@ -148,7 +149,7 @@ _EFA_PLUGIN: Final = "aws-efa-k8s-device-plugin"
 
 
 def manifests(config: Config, cluster: Cluster, images: Mirror, lock: ClusterLock) -> dict[str, str]:
-    """By the name of the file."""
+    """Manifests by file name."""
     made = {
         "artifacts": _artifacts(),
         **_plugins(cluster, images, lock),
@@ -161,7 +162,7 @@ def manifests(config: Config, cluster: Cluster, images: Mirror, lock: ClusterLoc
 
 
 def _artifacts() -> list[KubernetesObject]:
-    """Where pods that run artifacts are, and as whom."""
+    """Namespace and service account of pods that run artifacts."""
     space: KubernetesObject = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     return [space, service_account(SERVICE_ACCOUNT, NAMESPACE)]
 
@@ -178,19 +179,17 @@ def _plugins(cluster: Cluster, images: Mirror, lock: ClusterLock) -> dict[str, l
 
 
 def _pinned(image: str, lock: ClusterLock) -> str:
-    """By its digest alone: a tag beside it would say what nobody checks."""
+    """The image by digest only: a tag beside it would not be checked."""
     return f"{image.rpartition(':')[0]}@{lock.images[image]}"
 
 
 def write_manifests(folder: Path, files: Mapping[str, str], head: str) -> None:
-    """`head` is the line by which a file is known as ours; ours that are not among the files any more go."""
+    """Writes the files and deletes stale ones. `head` is the first line of a file that this command has written."""
     folder.mkdir(parents=True, exist_ok=True)
     there = {path.name: path for path in folder.iterdir() if path.is_file()}
     ours = {name for name, path in there.items() if path.read_bytes().startswith(head.encode())}
     if foreign := sorted(files.keys() & there.keys() - ours):
-        raise WouldOverwrite(
-            f"{folder / foreign[0]} was not written by this command; move it away, or pass another --out"
-        )
+        raise WouldOverwrite(f"{folder / foreign[0]} was not written by this command; move it, or pass another --out")
     for name, text in files.items():
         write_whole(folder / name, text.encode())
     for stale in sorted(ours - files.keys()):

@@ -1,6 +1,6 @@
-"""What makes accelerators known to Kubernetes, and gives a pod those that are connected to each other.
+"""Neuron's device plugin and scheduler extension: they make accelerators schedulable, in groups of connected ones.
 
-EKS's own scheduler takes no extension. So there is a second one beside it, which pods ask for by `schedulerName`.
+EKS's own scheduler accepts no extension, so a second scheduler runs beside it, selected by a pod's `schedulerName`.
 """
 
 from collections.abc import Sequence
@@ -39,12 +39,12 @@ def device_plugin_objects(image: str, types: Sequence[str]) -> list[KubernetesOb
     return [
         service_account(PLUGIN),
         *cluster_role(PLUGIN, rules),
-        device_plugin(PLUGIN, image, types, who=PLUGIN, env=[config, node], folders={"run": "/run"}),
+        device_plugin(PLUGIN, image, types, account=PLUGIN, env=[config, node], folders={"run": "/run"}),
     ]
 
 
 def scheduler_extension_objects(image: str) -> list[KubernetesObject]:
-    """Asked by the scheduler below which nodes have enough neighbours free, and which of them a pod gets."""
+    """The extender that selects nodes with enough connected devices, and assigns devices to a pod."""
     rules: list[Rule] = [
         _NODES,
         _EVENTS,
@@ -103,7 +103,7 @@ def scheduler_objects(image: str) -> list[KubernetesObject]:
 
 
 def _leases() -> list[KubernetesObject]:
-    """The role of the cluster's own scheduler names its lease, which is another's."""
+    """Permission for a lease of its own: the role system:kube-scheduler covers only that of the default scheduler."""
     group, kind = "coordination.k8s.io", "leases"
     make: KubernetesObject = {"apiGroups": [group], "resources": [kind], "verbs": ["create"]}
     hold: KubernetesObject = {

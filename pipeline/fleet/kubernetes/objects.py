@@ -1,4 +1,4 @@
-"""YAML, as far as objects of Kubernetes need it: the same object is the same bytes, whatever library is installed."""
+"""Kubernetes objects and their YAML. The same object gives the same bytes, without a YAML library."""
 
 import json
 import re
@@ -10,14 +10,14 @@ from nxpipe.stacks.names import NEURON
 YamlValue: TypeAlias = "str | int | bool | Sequence[YamlValue] | Mapping[str, YamlValue]"
 KubernetesObject: TypeAlias = Mapping[str, YamlValue]
 
-# What no reader takes for a number, a truth value or nothing.
+# Plain scalars that no YAML reader parses as a number, a boolean or null.
 _PLAIN: Final = re.compile(r"[A-Za-z_/](?::?[A-Za-z0-9_./@-])*")
 _NOT_TEXT: Final = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
 _LINES: Final = re.compile(r"[!-~][ -~]*\n(?:[ -~]*\n)*")
 
 
 def to_yaml(objects: Sequence[KubernetesObject]) -> str:
-    """One document for each, keys in the order that they were given."""
+    """One YAML document per object, keys in their order."""
     return "".join("---\n" + "\n".join(_lines(each, "")) + "\n" for each in objects)
 
 
@@ -26,7 +26,7 @@ def _lines(value: YamlValue, indent: str) -> Iterator[str]:
         for key, each in value.items():
             yield from _entry(f"{indent}{_text(key)}:", each, indent + "  ")
     else:
-        assert isinstance(value, Sequence), "scalars stand beside their key"
+        assert isinstance(value, Sequence), "scalars are written beside their key"
         for each in value:
             if isinstance(each, Mapping) and each:
                 first, *rest = _lines(each, indent + "  ")
@@ -59,12 +59,12 @@ def _text(value: str) -> str:
     return f'"{"".join(map(_character, value))}"'
 
 
-def _character(one: str) -> str:
-    if one in '"\\':
-        return f"\\{one}"
-    if one.isprintable():
-        return one
-    return f"\\u{ord(one):04x}" if ord(one) < 0x10000 else f"\\U{ord(one):08x}"
+def _character(char: str) -> str:
+    if char in '"\\':
+        return f"\\{char}"
+    if char.isprintable():
+        return char
+    return f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}"
 
 
 SYSTEM: Final = "kube-system"
@@ -72,9 +72,9 @@ SYSTEM: Final = "kube-system"
 _RBAC: Final = "rbac.authorization.k8s.io"
 _DEVICE_PLUGINS: Final = "/var/lib/kubelet/device-plugins"
 
-Rule = tuple[str, Sequence[str], Sequence[str]]  # the group of the API, resources, verbs
+Rule = tuple[str, Sequence[str], Sequence[str]]  # API group, resources, verbs
 
-# A node that takes no other pod takes these, and so does one that is short of room.
+# Device plugins run on nodes that take no other pods, and on nodes under pressure.
 _EVERYWHERE: Final[Sequence[KubernetesObject]] = (
     {"key": "CriticalAddonsOnly", "operator": "Exists"},
     {"key": NEURON, "operator": "Exists", "effect": "NoSchedule"},
@@ -86,7 +86,7 @@ def service_account(name: str, namespace: str = SYSTEM) -> KubernetesObject:
 
 
 def cluster_role(name: str, rules: Iterable[Rule]) -> list[KubernetesObject]:
-    """A role for the whole cluster, and its account in it."""
+    """A cluster role, bound to the account of the same name."""
     role: KubernetesObject = {
         "apiVersion": f"{_RBAC}/v1",
         "kind": "ClusterRole",
@@ -96,18 +96,18 @@ def cluster_role(name: str, rules: Iterable[Rule]) -> list[KubernetesObject]:
     return [role, cluster_role_binding(name, name, name)]
 
 
-def cluster_role_binding(name: str, role: str, who: str) -> KubernetesObject:
+def cluster_role_binding(name: str, role: str, account: str) -> KubernetesObject:
     return {
         "apiVersion": f"{_RBAC}/v1",
         "kind": "ClusterRoleBinding",
         "metadata": {"name": name},
         "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": role},
-        "subjects": [{"kind": "ServiceAccount", "name": who, "namespace": SYSTEM}],
+        "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": SYSTEM}],
     }
 
 
 def namespaced_role(name: str, rules: Iterable[Mapping[str, YamlValue]]) -> KubernetesObject:
-    """A role for objects of the system's namespace alone."""
+    """A role within kube-system."""
     return {
         "apiVersion": f"{_RBAC}/v1",
         "kind": "Role",
@@ -116,13 +116,13 @@ def namespaced_role(name: str, rules: Iterable[Mapping[str, YamlValue]]) -> Kube
     }
 
 
-def role_binding(name: str, role: str, who: str) -> KubernetesObject:
+def role_binding(name: str, role: str, account: str) -> KubernetesObject:
     return {
         "apiVersion": f"{_RBAC}/v1",
         "kind": "RoleBinding",
         "metadata": {"name": name, "namespace": SYSTEM},
         "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": role},
-        "subjects": [{"kind": "ServiceAccount", "name": who, "namespace": SYSTEM}],
+        "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": SYSTEM}],
     }
 
 
@@ -131,12 +131,12 @@ def device_plugin(
     image: str,
     types: Sequence[str],
     *,
-    who: str | None = None,
+    account: str | None = None,
     host_network: bool = False,
     env: Sequence[KubernetesObject] = (),
     folders: Mapping[str, str] | None = None,
 ) -> KubernetesObject:
-    """On each node of the types, beside the kubelet, which it tells what devices there are."""
+    """A daemon set on nodes of these instance types, which reports their devices to the kubelet."""
     paths = {"device-plugins": _DEVICE_PLUGINS, **(folders or {})}
     container: dict[str, YamlValue] = {
         "name": name,
@@ -155,8 +155,8 @@ def device_plugin(
         "containers": [container],
         "volumes": [{"name": each, "hostPath": {"path": path}} for each, path in paths.items()],
     }
-    if who:
-        pod["serviceAccountName"] = who
+    if account:
+        pod["serviceAccountName"] = account
     if host_network:
         pod["hostNetwork"] = True
     return {
@@ -174,7 +174,7 @@ def device_plugin(
 def deployment(
     name: str, container: Mapping[str, YamlValue], volumes: Sequence[KubernetesObject] = ()
 ) -> KubernetesObject:
-    """One pod, as the account of the same name, on nodes without accelerators."""
+    """A deployment of one pod, with the account of the same name, on nodes without accelerators."""
     pod: dict[str, YamlValue] = {
         "serviceAccountName": name,
         "priorityClassName": "system-cluster-critical",
