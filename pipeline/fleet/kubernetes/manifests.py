@@ -1,7 +1,8 @@
-"""Manifests of a project's cluster: Karpenter node pools, Neuron components, namespace. The same configuration and lock
-file give the same bytes.
+"""Manifests of a project's cluster: Neuron components, Karpenter node pools, namespace.
 
-There is one node class and pool per instance type: the network interfaces of a class must fit the network cards of the
+The same configuration and lock file give the same bytes. EKS's own scheduler accepts no extension, so a second
+scheduler runs beside it, selected by a pod's `schedulerName`; its extension gives a pod connected accelerators. There
+is one node class and pool per instance type: the network interfaces of a class must fit the network cards of the
 instance, and Karpenter drops every type that they do not fit.
 """
 
@@ -15,17 +16,137 @@ from nxpipe.pipeline.config import Config
 from nxpipe.pipeline.config.cluster import Cluster, Mirror, NodeGroup
 from nxpipe.pipeline.config.cluster_lock import ClusterLock
 from nxpipe.pipeline.config.network import ExistingNetwork
-from nxpipe.pipeline.fleet.kubernetes import neuron
 from nxpipe.pipeline.fleet.kubernetes.objects import (
+    SYSTEM,
     KubernetesObject,
+    Rule,
     YamlValue,
+    cluster_role,
+    cluster_role_binding,
+    deployment,
     device_plugin,
+    namespaced_role,
+    role_binding,
     service_account,
     to_yaml,
 )
 from nxpipe.pipeline.util.errors import WouldOverwrite
 from nxpipe.pipeline.util.whole_file import write_whole
 from nxpipe.stacks.names import NAMESPACE, NEURON, PROJECT_TAG, SERVICE_ACCOUNT, cluster_name, efa_group, node_profile
+
+PLUGIN: Final = "neuron-device-plugin"
+EXTENSION: Final = "neuron-scheduler-extension"
+SCHEDULER: Final = "neuron-scheduler"
+
+_PORT: Final = 12345
+_CONFIG: Final = "/etc/neuron-scheduler"
+_RESOURCES: Final = ("aws.amazon.com/neuron", "aws.amazon.com/neuroncore", "aws.amazon.com/neurondevice")
+_PODS: Final[Rule] = ("", ["pods"], ["get", "list", "watch", "patch", "update"])
+_NODES: Final[Rule] = ("", ["nodes"], ["get", "list", "watch"])
+_EVENTS: Final[Rule] = ("", ["events"], ["create", "patch"])
+
+
+def device_plugin_objects(image: str, types: Sequence[str]) -> list[KubernetesObject]:
+    node: KubernetesObject = {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    config: KubernetesObject = {"name": "KUBECONFIG", "value": "/etc/kubernetes/kubelet.conf"}
+    rules: list[Rule] = [_NODES, _EVENTS, _PODS, ("", ["nodes/status"], ["patch", "update"])]
+    return [
+        service_account(PLUGIN),
+        *cluster_role(PLUGIN, rules),
+        device_plugin(PLUGIN, image, types, account=PLUGIN, env=[config, node], folders={"run": "/run"}),
+    ]
+
+
+def scheduler_extension_objects(image: str) -> list[KubernetesObject]:
+    """The extender that selects nodes with enough connected devices, and assigns devices to a pod."""
+    rules: list[Rule] = [
+        _NODES,
+        _EVENTS,
+        _PODS,
+        ("", ["nodes/status"], ["get", "list", "watch", "patch", "update"]),
+        ("", ["bindings", "pods/binding"], ["create"]),
+    ]
+    container: KubernetesObject = {
+        "image": image,
+        "env": [{"name": "PORT", "value": str(_PORT)}],
+        "ports": [{"name": "http", "containerPort": _PORT}],
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
+    }
+    service: KubernetesObject = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": EXTENSION, "namespace": SYSTEM},
+        "spec": {
+            "selector": {"name": EXTENSION},
+            "ports": [{"name": "http", "port": _PORT, "targetPort": _PORT}],
+        },
+    }
+    return [service_account(EXTENSION), *cluster_role(EXTENSION, rules), deployment(EXTENSION, container), service]
+
+
+def scheduler_objects(image: str) -> list[KubernetesObject]:
+    config: KubernetesObject = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": SCHEDULER, "namespace": SYSTEM},
+        "data": {"config.yaml": to_yaml([_configuration()]).removeprefix("---\n")},
+    }
+    probe: KubernetesObject = {
+        "httpGet": {"path": "/healthz", "port": 10259, "scheme": "HTTPS"},
+        "initialDelaySeconds": 15,
+    }
+    container: KubernetesObject = {
+        "image": image,
+        "command": ["/usr/local/bin/kube-scheduler", f"--config={_CONFIG}/config.yaml"],
+        "livenessProbe": probe,
+        "readinessProbe": probe,
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
+        "volumeMounts": [{"name": "config", "mountPath": _CONFIG, "readOnly": True}],
+    }
+    return [
+        service_account(SCHEDULER),
+        cluster_role_binding(SCHEDULER, "system:kube-scheduler", SCHEDULER),
+        cluster_role_binding(f"{SCHEDULER}-volumes", "system:volume-scheduler", SCHEDULER),
+        *_leases(),
+        role_binding(f"{SCHEDULER}-callers", "extension-apiserver-authentication-reader", SCHEDULER),
+        config,
+        deployment(SCHEDULER, container, volumes=[{"name": "config", "configMap": {"name": SCHEDULER}}]),
+    ]
+
+
+def _leases() -> list[KubernetesObject]:
+    """Permission for a lease of its own: the role system:kube-scheduler covers only that of the default scheduler."""
+    group, kind = "coordination.k8s.io", "leases"
+    make: KubernetesObject = {"apiGroups": [group], "resources": [kind], "verbs": ["create"]}
+    hold: KubernetesObject = {
+        "apiGroups": [group],
+        "resources": [kind],
+        "resourceNames": [SCHEDULER],
+        "verbs": ["get", "list", "update", "watch"],
+    }
+    return [namespaced_role(SCHEDULER, [make, hold]), role_binding(SCHEDULER, SCHEDULER, SCHEDULER)]
+
+
+def _configuration() -> KubernetesObject:
+    extender: KubernetesObject = {
+        "urlPrefix": f"http://{EXTENSION}.{SYSTEM}.svc.cluster.local:{_PORT}",
+        "filterVerb": "filter",
+        "bindVerb": "bind",
+        "enableHTTPS": False,
+        "nodeCacheCapable": True,
+        "managedResources": [{"name": each, "ignoredByScheduler": False} for each in _RESOURCES],
+        "ignorable": False,
+    }
+    return {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "leaderElection": {"leaderElect": True, "resourceNamespace": SYSTEM, "resourceName": SCHEDULER},
+        "profiles": [{"schedulerName": SCHEDULER}],
+        "extenders": [extender],
+    }
+
 
 _ROOT: Final = "500Gi"  # root volume, as in the node groups
 _RESERVED: Final = ("reservation", "capacity-block")
@@ -153,8 +274,8 @@ def manifests(config: Config, cluster: Cluster, images: Mirror, lock: ClusterLoc
     made = {
         "artifacts": _artifacts(),
         **_plugins(cluster, images, lock),
-        "neuron-scheduler-extension": neuron.scheduler_extension_objects(_pinned(images.scheduler_extension, lock)),
-        "neuron-scheduler": neuron.scheduler_objects(_pinned(images.scheduler, lock)),
+        "neuron-scheduler-extension": scheduler_extension_objects(_pinned(images.scheduler_extension, lock)),
+        "neuron-scheduler": scheduler_objects(_pinned(images.scheduler, lock)),
     }
     for pool in node_pools(cluster.groups):
         made[f"karpenter-{pool.name}"] = node_pool_objects(config, pool, lock.neuron.image)
@@ -169,7 +290,7 @@ def _artifacts() -> list[KubernetesObject]:
 
 def _plugins(cluster: Cluster, images: Mirror, lock: ClusterLock) -> dict[str, list[KubernetesObject]]:
     types = sorted({each.instance_type for each in cluster.groups})
-    made = {"neuron-device-plugin": neuron.device_plugin_objects(_pinned(images.device_plugin, lock), types)}
+    made = {"neuron-device-plugin": device_plugin_objects(_pinned(images.device_plugin, lock), types)}
     fast = [each for each in types if INSTANCES[each].efa_interfaces]
     if fast and images.efa_plugin:
         image = _pinned(images.efa_plugin, lock)
