@@ -22,7 +22,7 @@ WORDS = ("release", "--to", "production", "--from", "staging", "--skip", "verify
 @pytest.fixture(autouse=True)
 def second_on_staging(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Production serves the first artifact."""
-    monkeypatch.setattr("nxpipe.pipeline.rollout.follow._EVERY", 0.05)
+    monkeypatch.setattr("nxpipe.pipeline.rollout.follow._INTERVAL", 0.05)
     assert fleet.nxpipe("promote", fleet.name(1), "--channel", "staging").code == 0
 
 

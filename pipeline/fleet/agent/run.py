@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
 
 from nxpipe.artifact_store.errors import ChannelEmpty
-from nxpipe.emulator.hardware import INSTANCES
+from nxpipe.emulator.hardware import INSTANCES, Instance
 from nxpipe.pipeline.artifacts.channels import ServedModel
 from nxpipe.pipeline.fleet.agent.instance import FleetInstance
 from nxpipe.pipeline.util.errors import NotReady
@@ -76,7 +76,7 @@ def require_programs_for(instance_type: str, manifest: "Manifest") -> None:
         )
 
 
-def _entry(instance_type: str) -> FleetInstance:
+def _entry(instance_type: str) -> Instance:
     if instance_type not in INSTANCES:
         raise NotReady(f"{instance_type} is not an instance type with Neuron devices that this version of nxpipe knows")
     return INSTANCES[instance_type]
