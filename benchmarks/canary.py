@@ -17,13 +17,14 @@ from canary_cells import Cells
 from canary_peers import RULES, TITLES, caught
 from canary_plots import Curve, Panel, drawn
 
-from nxpipe.pipeline.canary.plan import CanaryPlan
+from nxpipe.pipeline.config import Rollout
+from nxpipe.pipeline.rollout.input import plan_of
 from nxpipe.pipeline.rollout.planner import UNCHANGED_LATENCY, Slowness
 from nxpipe.pipeline.rollout.simulate import Scenario, TrafficModel, simulate
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
 BASE: Final = 0.005
-PLAN: Final = CanaryPlan.of()
+PLAN: Final = plan_of(Rollout())
 TRAFFIC: Final = (5, 50)
 SCALED, TAIL = Slowness(scale=1.2), Slowness(tail=1.5)
 

@@ -51,18 +51,18 @@ class CanaryPlan:
 
     @staticmethod
     def of(
-        shares: Sequence[int] = (5, 25, 50, 100),
+        shares: Sequence[int],
         *,
-        bake_min: int = 5,
-        bake_max: int = 60,
-        alpha: float = 0.01,
-        beta: float = 0.05,
-        objective: float = 0.01,
+        bake_min: int,
+        bake_max: int,
+        alpha: float,
+        beta: float,
+        objective: float,
         margin: float = 1.0,
         bursts: Sequence[float] = (0.0,) * len(METRICS),
         latencies: Sequence[float] = (),
     ) -> "CanaryPlan":
-        """A plan whose steps tolerate the odds ratios of their shares."""
+        """A plan whose steps tolerate the odds ratios of their shares. Defaults: [rollout] in nxpipe.toml."""
         steps = tuple(TrafficStep(share, tolerated_odds(share)) for share in shares)
         return CanaryPlan(steps, bake_min, bake_max, alpha, beta, objective, margin, tuple(bursts), tuple(latencies))
 

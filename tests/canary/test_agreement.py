@@ -23,6 +23,7 @@ from nxpipe.pipeline.canary.record import replay
 from nxpipe.pipeline.canary.state import RolloutState
 from nxpipe.stacks.rollout.judge import RUNTIME
 from tests.canary.function import Function, found, function
+from tests.canary.samples import plan_with
 
 CHECKOUT: Final = str(Path(__file__).parents[2])
 FIRST: Final = 29_000_000  # the minute, since 1970, in which rollouts begin here
@@ -152,7 +153,7 @@ def _series(id_: str, counts: dict[str, Count]) -> dict[str, Any]:
 def drawn_plan(chance: random.Random) -> CanaryPlan:
     shares = sorted({*chance.sample(range(1, 100), chance.randint(0, 3)), 100})
     bursts = chance.choice([0.0, 0.0, 0.3, 1.0])
-    return CanaryPlan.of(
+    return plan_with(
         shares,
         bake_min=chance.randint(1, 3),
         bake_max=chance.randint(4, 10),
@@ -251,7 +252,7 @@ EXTREMES: Final = {
 @pytest.mark.parametrize("what", EXTREMES)
 def test_counts_that_go_to_extremes_have_a_defined_verdict(deployed: Function, what: str) -> None:
     minutes, decision = EXTREMES[what]
-    both = Both(deployed, CanaryPlan.of())
+    both = Both(deployed, plan_with())
     both.begin_step()
     said = [both.after(*minute).verdict for minute in minutes]
     assert said[-1].decision is decision
@@ -259,7 +260,7 @@ def test_counts_that_go_to_extremes_have_a_defined_verdict(deployed: Function, w
 
 
 def test_minutes_that_are_told_late_count_as_if_they_had_not_been(deployed: Function) -> None:
-    late, timely = Both(deployed, CanaryPlan.of()), Both(deployed, CanaryPlan.of())
+    late, timely = Both(deployed, plan_with()), Both(deployed, plan_with())
     for both in (late, timely):
         both.begin_step()
         for number in range(6):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from nxpipe.pipeline.canary.counts import NO_REQUESTS, Arm, Batch
 from nxpipe.pipeline.canary.evalues import FullTrafficTest
-from nxpipe.pipeline.canary.plan import CanaryPlan
+from tests.canary.samples import plan_with
 
 
 @given(st.floats(0.001, 0.3), st.floats(0, 1), st.integers(1, 12))
@@ -41,7 +41,7 @@ def test_nothing_is_made_of_a_minute_that_cannot_be() -> None:
 
 
 def test_a_broken_version_is_seen_at_once_and_a_good_one_is_let_be() -> None:
-    plan = CanaryPlan.of(objective=0.01)
+    plan = plan_with(objective=0.01)
     assert FullTrafficTest(60, 30).fails(plan)
     assert not FullTrafficTest(100_000, 1000).fails(plan)
     assert not FullTrafficTest().fails(plan)

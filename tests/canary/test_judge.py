@@ -13,7 +13,7 @@ from nxpipe.pipeline.canary.evalues import interval
 from nxpipe.pipeline.canary.evidence import Evidence, pooled
 from nxpipe.pipeline.canary.judge import Decision, Moment, Verdict, decide, explain, judge
 from nxpipe.pipeline.canary.plan import CanaryPlan, TrafficStep
-from tests.canary.samples import PLAN, arm, errors_alone, judged_alone, minute
+from tests.canary.samples import PLAN, arm, errors_alone, judged_alone, minute, plan_with
 
 HEALTHY = ((150, 1), (2850, 14))
 
@@ -245,7 +245,7 @@ def test_the_interval_of_the_ratio_closes_in_on_it() -> None:
 
 
 def test_a_verdict_is_explained_in_words_and_numbers() -> None:
-    plan = CanaryPlan.of(latencies=(0.1, 0.2, 0.3, 0.4, 0.8, 1.0, 1.28))
+    plan = plan_with(latencies=(0.1, 0.2, 0.3, 0.4, 0.8, 1.0, 1.28))
     judged = judged_alone([minute(0, (15, 8), (285, 1))], plan)
     said = explain(plan, judged.evidence, judged.verdict)
     assert said.startswith("roll_back (step 1 of 4, 5 % of traffic, minute 1): worse than the stable version")
@@ -276,7 +276,7 @@ def test_a_plan_that_nobody_can_follow_is_refused(broken: dict[str, object]) -> 
 
 
 def test_a_plan_survives_json() -> None:
-    plan = CanaryPlan.of((10, 100), latencies=(0.1, 0.2, 0.3, 0.4, 0.8, 1.0, 1.28), bursts=(0.3, *[0.0] * 7))
+    plan = plan_with((10, 100), latencies=(0.1, 0.2, 0.3, 0.4, 0.8, 1.0, 1.28), bursts=(0.3, *[0.0] * 7))
     again = CanaryPlan.from_json(json.loads(json.dumps(plan.as_json())))
     assert again == plan
     assert again.digest == plan.digest

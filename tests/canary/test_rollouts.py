@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nxpipe.pipeline.canary.judge import Decision
-from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.config import Rollout
 from nxpipe.pipeline.rollout.input import plan_of
 from nxpipe.pipeline.rollout.planner import (
@@ -33,7 +32,7 @@ from nxpipe.pipeline.rollout.simulate import (
     simulate,
     upper_limit,
 )
-from tests.canary.samples import PLAN
+from tests.canary.samples import PLAN, plan_with
 from tests.pipeline.in_process import InProcess
 from tests.pipeline.in_process import nxpipe as here
 
@@ -111,7 +110,7 @@ def test_p99_rises_by_what_was_asked_for(scale: float, tail: float) -> None:
 )
 def test_the_planner_foresees_what_the_simulator_finds(fault: Defect, rps: float) -> None:
     """A step that never ends for the better shows how often, and when, a fault is found within the hour."""
-    held = CanaryPlan.of(bake_min=60)
+    held = plan_with(bake_min=60)
     summary = simulate(held, world(rps=rps, error=fault.error, slowness=fault.slowness), 40, 5)
     found = sorted(each.minutes if each.step == 0 else 1000 for each in summary.outcomes)
     bets = against(held, Service(rps, BASE), fault, 0, 5)
@@ -129,7 +128,7 @@ def test_the_planner_foresees_when_a_healthy_version_advances() -> None:
 @given(rps=st.floats(0.3, 200), base=st.floats(0.0003, 0.06))
 @settings(max_examples=8)
 def test_the_smallest_rate_that_is_found_is_the_first_of_all_that_are_tried(rps: float, base: float) -> None:
-    plan, service = CanaryPlan.of((25, 100)), Service(rps, base)
+    plan, service = plan_with((25, 100)), Service(rps, base)
     told = prospects(plan, service)[0].detectable_error
     rates = [rate for tenths in range(11, 1001) if (rate := base * tenths / 10) <= 0.5]
     found = (

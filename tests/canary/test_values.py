@@ -10,7 +10,7 @@ from nxpipe.pipeline.canary.counts import METRICS, Arm, Batch, Pairs
 from nxpipe.pipeline.canary.evalues import all_metrics, better, within_objective, worse
 from nxpipe.pipeline.canary.evidence import StepEvidence, empty_step, evidence_of_minute
 from nxpipe.pipeline.canary.plan import CanaryPlan
-from tests.canary.samples import PLAN, errors_alone, fisher
+from tests.canary.samples import PLAN, errors_alone, fisher, plan_with
 
 ERRORS = 0
 # Bets on the metrics and for later minutes lie still here: what they add to 1 is taken off again.
@@ -27,7 +27,7 @@ def known(batches: list[Batch], plan: CanaryPlan = PLAN) -> list[StepEvidence]:
 @pytest.mark.parametrize(("n", "m", "k"), CELLS)
 @pytest.mark.parametrize("margin", [1.0, 1.25])
 def test_evidence_against_a_version_no_worse_is_expected_to_be_at_most_1(n: int, m: int, k: int, margin: float) -> None:
-    plan = CanaryPlan.of(margin=margin)
+    plan = plan_with(margin=margin)
     for true in (0.2, 0.8, 1.0, margin):
         expected = sum(
             chance * math.exp(worse(plan, known([errors_alone(0, (n, x), (m, k - x))], plan), ERRORS, margin))
@@ -84,7 +84,7 @@ def test_evidence_for_a_version_beyond_its_objective_is_expected_to_be_at_most_1
 @pytest.mark.parametrize(("n", "m", "k"), CELLS)
 @pytest.mark.parametrize("tau", [0.0, 0.6])
 def test_evidence_rises_with_the_canarys_bad_requests(n: int, m: int, k: int, tau: float) -> None:
-    plan = CanaryPlan.of(bursts=(tau, *[0.0] * (len(METRICS) - 1)))
+    plan = plan_with(bursts=(tau, *[0.0] * (len(METRICS) - 1)))
     shares = [x for x, _ in fisher(n, m, k, 1.0)]
     steps = [known([errors_alone(0, (n, x), (m, k - x))], plan) for x in shares]
     against = [worse(plan, each, ERRORS, 1.0) for each in steps]

@@ -10,13 +10,13 @@ from pathlib import Path
 import boto3
 import pytest
 
-from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.rollout.follow import follow
 from nxpipe.pipeline.rollout.planner import Service, in_favour, minutes_until
 from nxpipe.pipeline.rollout.status import Status
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.pipeline.util.console import Console
 from tests.artifact_store.samples import MODEL
+from tests.canary.samples import plan_with
 from tests.pipeline.in_process import nxpipe
 from tests.pipeline.rollout_world import Fleet, fleet, front
 
@@ -130,7 +130,7 @@ def test_a_rehearsal_is_foreseen_by_what_its_short_minutes_bring(fleet: Fleet) -
         file.write("[rollout]\nsteps = [100]\n")
     fleet.count(30, seconds=10)
     said = fleet.start(1, "--minute", "1").err
-    minutes = minutes_until(in_favour(CanaryPlan.of((100,)), Service(30 / 60, base_error=0.0001), 0))
+    minutes = minutes_until(in_favour(plan_with((100,)), Service(30 / 60, base_error=0.0001), 0))
     assert "at 30 requests a second" in said
     assert f"95 %: about {minutes:.0f} minutes" in said
 

@@ -10,8 +10,9 @@ from nxpipe.pipeline.canary.metrics import start_of
 from nxpipe.pipeline.canary.plan import CanaryPlan, Schedule
 from nxpipe.pipeline.canary.state import RolloutState
 from nxpipe.pipeline.canary.steps import Action, Evaluation, evaluate
+from tests.canary.samples import plan_with
 
-PLAN: Final = CanaryPlan.of(latencies=(0.1, 0.15, 0.2, 0.3, 0.5, 0.625, 0.8))
+PLAN: Final = plan_with(latencies=(0.1, 0.15, 0.2, 0.3, 0.5, 0.625, 0.8))
 QUIET: Final[dict[str, list[str]]] = {
     "metric_names": [],
     "metric_states": [],

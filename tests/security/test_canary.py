@@ -17,13 +17,13 @@ from nxpipe.pipeline.canary.metrics import UnansweredRequests
 from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.canary.state import RolloutState
 from nxpipe.pipeline.canary.steps import Action
-from tests.canary.samples import PLAN, arm, minute
+from tests.canary.samples import PLAN, arm, minute, plan_with
 from tests.security.balancer_counts import PLAN as TIMED
 from tests.security.balancer_counts import Front, Version, course, roll_out
 
 HEALTHY = ((150, 1), (2850, 14))
-UNTIMED = CanaryPlan.of()
-SLOW = CanaryPlan.of(latencies=(2, 2.5, 3, 3.5, 4, 5, 6.4))  # seconds
+UNTIMED = plan_with()
+SLOW = plan_with(latencies=(2, 2.5, 3, 3.5, 4, 5, 6.4))  # seconds
 STABLE = arm(2850, 14)
 SOON = 6  # minutes: the step's first two are left out, and a count settles for two
 

@@ -18,12 +18,13 @@ from nxpipe.pipeline.canary.documents import CanaryError, digest_of
 from nxpipe.pipeline.canary.evalues import FullTrafficTest
 from nxpipe.pipeline.canary.handler import handle
 from nxpipe.pipeline.canary.metrics import batches, complete, minute_of, queries, start_of
-from nxpipe.pipeline.canary.plan import CanaryPlan, Schedule
+from nxpipe.pipeline.canary.plan import Schedule
 from nxpipe.pipeline.canary.state import RolloutState
 from nxpipe.pipeline.canary.steps import Action, evaluate
+from tests.canary.samples import plan_with
 
 LATENCIES: Final = (0.1, 0.15, 0.2, 0.3, 0.5, 0.625, 0.8)
-PLAN: Final = CanaryPlan.of((5, 100), bake_min=5, bake_max=60, latencies=LATENCIES)
+PLAN: Final = plan_with((5, 100), bake_min=5, bake_max=60, latencies=LATENCIES)
 FLEET: Final = {
     "balancer": "app/front/1",
     "least": 1,
