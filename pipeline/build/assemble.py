@@ -12,9 +12,9 @@ from nxpipe.artifact_store.errors import Incomplete
 from nxpipe.artifact_store.evidence import EMULATED, Evidence, Limits
 from nxpipe.artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
 from nxpipe.artifact_store.weights import Elements, put_weights
-from nxpipe.pipeline.artifacts.artifact_files import UTILISATION
-from nxpipe.pipeline.artifacts.utilisation import to_bytes as utilisation_file
+from nxpipe.pipeline.compile.artifact_files import UTILISATION
 from nxpipe.pipeline.compile.made import PROGRAM, compared
+from nxpipe.pipeline.compile.utilisation import to_bytes as utilisation_file
 from nxpipe.pipeline.request import BuildRequest, Shape
 from nxpipe.pipeline.util.progress import Watch
 from nxpipe.pipeline.verify.evidence import Step

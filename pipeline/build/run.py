@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nxpipe.artifact_store.errors import StoreUnavailable
-from nxpipe.pipeline.artifacts import utilisation
 from nxpipe.pipeline.build.agenda import Agenda
 from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.drive import Policy
@@ -21,6 +20,7 @@ from nxpipe.pipeline.build.report.plan_text import plan_json, plan_table
 from nxpipe.pipeline.build.results import Results
 from nxpipe.pipeline.build.shown import published_of, show_artifacts, show_end
 from nxpipe.pipeline.build.timings import Timings
+from nxpipe.pipeline.compile import utilisation
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.verify.judged import report_of
 from nxpipe.pipeline.verify.verify import Thresholds

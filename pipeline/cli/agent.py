@@ -70,21 +70,20 @@ def run(
     Example:
       nxpipe agent run --fleet search --hook search-ready -- python -m server
     """
-    from nxpipe.pipeline.artifacts.colours import colour_of
+    from nxpipe.pipeline.artifacts.channels import ServedModel, environment_of
     from nxpipe.pipeline.artifacts.signing import trust_in
     from nxpipe.pipeline.cli.store_url import open_the_store
     from nxpipe.pipeline.config import load_config
-    from nxpipe.pipeline.fleet.agent.artifact import Wish
-    from nxpipe.pipeline.fleet.agent.hook import gate
+    from nxpipe.pipeline.fleet.agent.instance import lifecycle_gate
     from nxpipe.pipeline.fleet.agent.run import Agent
 
-    with gate(hook, os.environ) as instance:
+    with lifecycle_gate(hook, os.environ) as instance:
         config = load_config(config_path, os.environ)
         served = serving_fleet(config, fleet, "--fleet")
         opened = open_the_store(store, config_path, console)
         agent = Agent(
             store=opened,
-            wish=Wish.of(config, served, colour_of(instance.group, config.project.name, served.name)),
+            model=ServedModel.of(config, served, environment_of(instance.group, config.project.name, served.name)),
             trust=trust_in(config, config_path.parent, opened, console.say),
             folder=folder.absolute(),
             devices=devices,

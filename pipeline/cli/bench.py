@@ -22,7 +22,7 @@ from nxpipe.pipeline.util.exit_codes import REGRESSION
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.manifest import Manifest
-    from nxpipe.pipeline.artifacts.bench import Line
+    from nxpipe.pipeline.artifacts.bench import BenchLine
     from nxpipe.pipeline.build.asked import Asked
     from nxpipe.pipeline.cli.named import Named
 
@@ -93,13 +93,13 @@ def bench(
 
 def _rival(word: str, store: "Store", config_path: Path, allow_empty: bool) -> "Named":
     """Before the first release there is nothing to hold against; but a misspelt channel would hold nothing for ever."""
-    from nxpipe.pipeline.artifacts.known import declared
+    from nxpipe.pipeline.artifacts.channels import declared_channels
     from nxpipe.pipeline.cli.named import named, nothing_yet
 
     try:
         return named(word, store, config_path)
     except ChannelEmpty:
-        if allow_empty or word in declared(load_config(config_path, os.environ, missing_ok=True)):
+        if allow_empty or word in declared_channels(load_config(config_path, os.environ, missing_ok=True)):
             return nothing_yet(word)
         raise
 
@@ -133,7 +133,7 @@ def _built(asked: "Asked", store: "Store") -> "Manifest":
     return published.manifest
 
 
-def _cells(line: "Line", threshold: float) -> tuple[str, ...]:
+def _cells(line: "BenchLine", threshold: float) -> tuple[str, ...]:
     now, before = line.program, line.before
     return (
         line.artifact,
@@ -145,7 +145,7 @@ def _cells(line: "Line", threshold: float) -> tuple[str, ...]:
     )
 
 
-def _change(line: "Line", threshold: float) -> str:
+def _change(line: "BenchLine", threshold: float) -> str:
     if line.change is None:
         return "" if line.against is None else line.verdict(threshold)
     text = f"{line.change:+.1%}"
@@ -162,7 +162,7 @@ def _say_what_is_not_served(console: Console, artifacts: "Sequence[Manifest]", r
             console.say(f"channel {rival.word} serves nothing of {one.model.id} for {one.target} yet")
 
 
-def _sentence(slower: "Sequence[Line]", threshold: float) -> str:
+def _sentence(slower: "Sequence[BenchLine]", threshold: float) -> str:
     worst = max(slower, key=lambda line: line.change or 0.0)
     count = f"{len(slower)} program{' is' if len(slower) == 1 else 's are'}"
     return (

@@ -15,8 +15,7 @@ from nxpipe.pipeline.util.console import Console, human_bytes, table
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.backends.protocol import Backend
-    from nxpipe.pipeline.artifacts.neuron_cache.chosen import Chosen
-    from nxpipe.pipeline.artifacts.neuron_cache.export import Exported
+    from nxpipe.pipeline.artifacts.neuron_cache import ExportedEntry, ExportSelection
 
 
 @click.group(cls=Group)
@@ -67,21 +66,20 @@ def export(
     if names and channel:
         raise click.UsageError("name artifacts, or a --channel to take them from", ctx)
     from nxpipe.artifact_store.url import open_store
-    from nxpipe.pipeline.artifacts.neuron_cache.chosen import refuse_nothing
-    from nxpipe.pipeline.artifacts.neuron_cache.export import insist
+    from nxpipe.pipeline.artifacts.neuron_cache import require_entries, require_exported
     from nxpipe.pipeline.cli.store_url import open_the_store
 
     console: Console = ctx.obj
     opened = open_the_store(store, config_path, console)
     chosen = _chosen(opened, names, channel, config_path, console)
-    refuse_nothing(chosen)
+    require_entries(chosen)
     for one in chosen:
         if one.doubt:
             console.say(f"  {one.doubt}")
     into = open_store(target).backend
     exported = _carried_out(opened, chosen, into, console)
     _show(console, into.url, chosen, exported)
-    insist(exported, into.url)
+    require_exported(exported, into.url)
 
 
 @cache.command()
@@ -99,7 +97,7 @@ def ls(console: Console, target: str) -> None:
       nxpipe cache ls s3://my-caches/neuron --json
     """
     from nxpipe.artifact_store.url import open_store
-    from nxpipe.pipeline.artifacts.neuron_cache.found import entries_in
+    from nxpipe.pipeline.artifacts.neuron_cache import entries_in
 
     found = list(entries_in(open_store(target).backend))
     if console.json:
@@ -114,32 +112,34 @@ def ls(console: Console, target: str) -> None:
 
 def _chosen(
     store: "Store", names: Sequence[str], channel: str | None, config_path: Path, console: Console
-) -> "list[Chosen]":
-    from nxpipe.pipeline.artifacts.neuron_cache import chosen
+) -> "list[ExportSelection]":
+    from nxpipe.pipeline.artifacts import neuron_cache
     from nxpipe.pipeline.config import load_config
 
     if channel:
         config = load_config(config_path, os.environ, missing_ok=True)
-        return chosen.served(store, channel, trust_in(config, config_path.parent, store, console.say))
+        return neuron_cache.select_served(store, channel, trust_in(config, config_path.parent, store, console.say))
     if names:
-        return chosen.named(store, names)
-    return chosen.configured(store, load_config(config_path, os.environ), config_path.parent, console.say)
+        return neuron_cache.select_named(store, names)
+    return neuron_cache.select_configured(store, load_config(config_path, os.environ), config_path.parent, console.say)
 
 
-def _carried_out(store: "Store", chosen: "Sequence[Chosen]", into: "Backend", console: Console) -> "list[Exported]":
+def _carried_out(
+    store: "Store", chosen: "Sequence[ExportSelection]", into: "Backend", console: Console
+) -> "list[ExportedEntry]":
     from nxpipe.artifact_store.url import is_remote
-    from nxpipe.pipeline.artifacts.neuron_cache.export import clear_abandoned, export
+    from nxpipe.pipeline.artifacts.neuron_cache import export_entries, remove_abandoned_files
     from nxpipe.pipeline.util.progress import watching
 
     entries = [entry for one in chosen for entry in one.entries]
     # What is left of an upload that broke off is taken up again by the next.
     if not is_remote(into.url):
-        clear_abandoned(into)
+        remove_abandoned_files(into)
     with watching(console, f"export to {into.url}", sum(entry.size for entry in entries)) as sent:
-        return list(export(store.blobs, entries, into, sent))
+        return list(export_entries(store.blobs, entries, into, sent))
 
 
-def _show(console: Console, url: str, chosen: "Sequence[Chosen]", exported: "Sequence[Exported]") -> None:
+def _show(console: Console, url: str, chosen: "Sequence[ExportSelection]", exported: "Sequence[ExportedEntry]") -> None:
     names = [one.name for one in chosen for _ in one.entries]
     if console.json:
         rows = [
@@ -167,5 +167,5 @@ def _show(console: Console, url: str, chosen: "Sequence[Chosen]", exported: "Seq
     )
 
 
-def _outcome(one: "Exported") -> str:
+def _outcome(one: "ExportedEntry") -> str:
     return f"{one.what.value}, {one.why}" if one.why else one.what.value

@@ -42,15 +42,14 @@ def log(console: Console, name: str | None, last: int, store: str | None, config
       nxpipe channel log production
       nxpipe channel log production --last 3 --json
     """
-    from nxpipe.pipeline.artifacts.text import log_data, log_text
-    from nxpipe.pipeline.artifacts.view import ChannelView
+    from nxpipe.pipeline.artifacts.channel_log import ChannelView, channel_log_data, channel_log_text
 
     view = ChannelView.of(open_the_store_itself(store, config_path, console), config_path, console.say)
     entries = [entry for each in view.names(name) for entry in view.history(each, last)]
     if console.json:
-        console.data([log_data(entry) for entry in entries])
+        console.data([channel_log_data(entry) for entry in entries])
     else:
-        _print(console, [log_text(entry) for entry in entries], view.store.url)
+        _print(console, [channel_log_text(entry) for entry in entries], view.store.url)
     for entry in entries:
         entry.require_belief()
 
@@ -70,8 +69,7 @@ def show(console: Console, name: str | None, store: str | None, config_path: Pat
       nxpipe channel show production
       nxpipe channel show --json
     """
-    from nxpipe.pipeline.artifacts.text import state_data, state_text
-    from nxpipe.pipeline.artifacts.view import ChannelView
+    from nxpipe.pipeline.artifacts.channel_log import ChannelView, channel_state_data, channel_state_text
 
     view = ChannelView.of(open_the_store_itself(store, config_path, console), config_path, console.say)
     entries = [entry for each in view.names(name) for entry in view.history(each, 1)]
@@ -80,9 +78,9 @@ def show(console: Console, name: str | None, store: str | None, config_path: Pat
         for entry in entries
     ]
     if console.json:
-        console.data([state_data(entry, names) for entry, names in zip(entries, signers, strict=True)])
+        console.data([channel_state_data(entry, names) for entry, names in zip(entries, signers, strict=True)])
     else:
-        texts = [state_text(entry, names) for entry, names in zip(entries, signers, strict=True)]
+        texts = [channel_state_text(entry, names) for entry, names in zip(entries, signers, strict=True)]
         _print(console, texts, view.store.url)
     for entry in entries:
         view.require_belief(entry)

@@ -30,7 +30,7 @@ def lock(console: Console, config_path: Path) -> None:
     """
     from nxpipe.pipeline.config import load_config
     from nxpipe.pipeline.config.cluster_lock import cluster_of
-    from nxpipe.pipeline.fleet.locking import find_cluster
+    from nxpipe.pipeline.fleet.lock_files import find_cluster
     from nxpipe.pipeline.util.aws import client
     from nxpipe.pipeline.util.whole_file import write_whole
 
@@ -78,9 +78,8 @@ def manifests(console: Console, out: Path, config_path: Path) -> None:
     """
     from nxpipe.pipeline.config import ConfigInvalid, Fault, load_config
     from nxpipe.pipeline.config.cluster_lock import cluster_of, read_cluster_lock
-    from nxpipe.pipeline.fleet.kubernetes.manifests import HEAD
+    from nxpipe.pipeline.fleet.kubernetes.manifests import HEAD, write_manifests
     from nxpipe.pipeline.fleet.kubernetes.manifests import manifests as made_of
-    from nxpipe.pipeline.fleet.writing import write_all
 
     config = load_config(config_path, os.environ)
     cluster, _ = cluster_of(config, str(config_path))
@@ -88,7 +87,7 @@ def manifests(console: Console, out: Path, config_path: Path) -> None:
         wanted = "the images of the manifests, in a registry of ECR"
         raise ConfigInvalid([Fault(str(config_path), None, "cluster.images", "no such table", wanted)])
     files = made_of(config, cluster, cluster.images, read_cluster_lock(config, config_path.parent / cluster.lock))
-    write_all(out, files, HEAD)
+    write_manifests(out, files, HEAD)
     if console.json:
         console.data({"folder": str(out), "files": list(files)})
     else:

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store.difference import EntryChange, ManifestDifference, Section
     from nxpipe.artifact_store.documents import Blob
     from nxpipe.artifact_store.index.leaves import Difference
-    from nxpipe.pipeline.artifacts.difference.graphs import GraphDifference
-    from nxpipe.pipeline.artifacts.difference.programs import ProgramDifference
-    from nxpipe.pipeline.artifacts.difference.tensors import TensorChange
+    from nxpipe.pipeline.artifacts.difference import GraphDifference, ProgramDifference, TensorChange
 
 _LISTED: Final = 10  # weights, and kinds of nodes; all of them are in --json
 
@@ -46,8 +44,7 @@ def diff(console: Console, before: str, after: str, tensors: bool, store: str | 
     """
     from nxpipe.artifact_store.difference import ManifestDifference
     from nxpipe.artifact_store.index.leaves import differences
-    from nxpipe.pipeline.artifacts.difference.programs import program_differences
-    from nxpipe.pipeline.artifacts.difference.tensors import tensor_changes
+    from nxpipe.pipeline.artifacts.difference import program_differences, tensor_changes
     from nxpipe.pipeline.cli.named import pair
     from nxpipe.pipeline.verify.judged import report_of
 

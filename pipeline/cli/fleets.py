@@ -4,16 +4,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nxpipe.pipeline.artifacts.channels import serving_fleets
 from nxpipe.pipeline.util.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.config import Config, ServingFleet
-
-
-def serving_fleets(config: "Config") -> "dict[str, ServingFleet]":
-    from nxpipe.pipeline.config import ServingFleet
-
-    return {each.name: each for each in config.fleets if isinstance(each, ServingFleet)}
 
 
 def serving_fleet(config: "Config", name: str, option: str) -> "ServingFleet":

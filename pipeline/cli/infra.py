@@ -58,7 +58,7 @@ def lint(ctx: click.Context, templates: tuple[Path, ...], config_path: Path | No
       nxpipe infra lint cdk.out --config nxpipe.toml
       nxpipe infra lint trn1-cluster.yaml --region us-east-2
     """
-    from nxpipe.pipeline.fleet.files import templates_of
+    from nxpipe.pipeline.fleet.templates import templates_of
 
     console: Console = ctx.obj
     found = _lint(templates_of(templates, region), config_path)
@@ -117,8 +117,7 @@ def plan(ctx: click.Context, app: Path, origin: str, region: str | None, config_
       npx cdk synth --quiet && nxpipe infra plan
       nxpipe infra plan --from ../main/cdk.out
     """
-    from nxpipe.pipeline.fleet.files import templates_of
-    from nxpipe.pipeline.fleet.wording import told
+    from nxpipe.pipeline.fleet.templates import plan_text, templates_of
     from nxpipe.stacks.lint.costs import estimate, load_prices
     from nxpipe.stacks.lint.deployment_plan import plan as planned
 
@@ -131,7 +130,7 @@ def plan(ctx: click.Context, app: Path, origin: str, region: str | None, config_
     if console.json:
         console.data(_plan_as_json(made, costs[0].monthly, costs[1].monthly))
     else:
-        console.page(told(made, *costs))
+        console.page(plan_text(made, *costs))
     lost = _lost(after, config_path)
     for each in lost:
         console.complain(str(each))
@@ -141,11 +140,11 @@ def plan(ctx: click.Context, app: Path, origin: str, region: str | None, config_
 
 def _before(origin: str, after: "Templates", region: str | None) -> "Templates":
     if origin == "deployed":
-        from nxpipe.pipeline.fleet.deployed import deployed
+        from nxpipe.pipeline.fleet.templates import deployed_templates
         from nxpipe.pipeline.util.aws import client
 
-        return deployed(after, client)
-    from nxpipe.pipeline.fleet.files import templates_of
+        return deployed_templates(after, client)
+    from nxpipe.pipeline.fleet.templates import templates_of
 
     folder = Path(origin)
     if not folder.is_dir():

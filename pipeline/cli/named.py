@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nxpipe.artifact_store.errors import ChannelEmpty, NotFound
-from nxpipe.pipeline.artifacts.known import unknown_channel
+from nxpipe.pipeline.artifacts.channels import unknown_channel
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store

@@ -64,3 +64,10 @@ class Line(click.ParamType[str]):
 
 ACTOR = Line(512)
 REASON = Line(4096, empty=True)
+
+
+key_option = click.option(
+    "--key",
+    metavar="KEY",
+    help="The signing key, file:PATH or kms:ARN.  [default: NXPIPE_SIGNING_KEY, then [signing] key of nxpipe.toml]",
+)

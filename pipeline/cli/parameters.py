@@ -8,7 +8,7 @@ import click
 from nxpipe.emulator.hardware import INSTANCES, UnknownInstance, instance
 from nxpipe.pipeline.config.models import Phase
 from nxpipe.pipeline.order import ALL
-from nxpipe.pipeline.release.words import Expected
+from nxpipe.pipeline.release.options import ExpectedGeneration
 
 
 class Numbers(click.ParamType[tuple[int, ...]]):
@@ -29,18 +29,18 @@ class Numbers(click.ParamType[tuple[int, ...]]):
         return numbers
 
 
-class Expectation(click.ParamType[Expected]):
+class Expectation(click.ParamType[ExpectedGeneration]):
     """One generation of a channel: an abbreviation of its digest would name others, too."""
 
     name = "GENERATION@DIGEST"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Expected:
-        if isinstance(value, Expected):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> ExpectedGeneration:
+        if isinstance(value, ExpectedGeneration):
             return value
         found = re.fullmatch(r"([1-9][0-9]{0,14})@([0-9a-f]{64})", str(value), re.ASCII)
         if found is None:
             self.fail(f"{value!r} is not a generation and its digest, as in 3@ and 64 hexadecimal digits", param, ctx)
-        return Expected(int(found[1]), found[2])
+        return ExpectedGeneration(int(found[1]), found[2])
 
 
 class Phases(click.ParamType[tuple[str, ...]]):

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nxpipe.pipeline.artifacts.change_options import change_options, record, refuse_of_rollouts
 from nxpipe.pipeline.artifacts.signing import author_signature
+from nxpipe.pipeline.cli.channel_options import change_options, record, refuse_of_rollouts
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.store.itself import open_the_store_itself
 from nxpipe.pipeline.util.console import Console
@@ -47,16 +47,16 @@ def promote(
       nxpipe promote acme/rank@71f0aa acme/rank@c04e12 --channel production --expect 12
     """
     from nxpipe.artifact_store.channel import change
-    from nxpipe.pipeline.artifacts.actor import current_actor
-    from nxpipe.pipeline.artifacts.promotion import doubt, requirements
+    from nxpipe.pipeline.artifacts.identity import current_identity
     from nxpipe.pipeline.config import load_config
+    from nxpipe.pipeline.rollout.requirements import requirements, unserved_channel_warning
 
     refuse_of_rollouts(channel, past_rollouts=past_rollouts)
     config, folder = load_config(config_path, os.environ, missing_ok=True), config_path.parent
     opened = open_the_store_itself(store, config_path, console)
-    if sentence := doubt(config, channel):
+    if sentence := unserved_channel_warning(config, channel):
         console.say(f"Note: {sentence}")
-    author = change.Author(actor or current_actor(), reason, author_signature(key, config, folder, channel, opened))
+    author = change.Author(actor or current_identity(), reason, author_signature(key, config, folder, channel, opened))
     needs = requirements(opened, config, folder, channel)
     appended = change.promote(opened, channel, _chosen(opened, names), author, needs, expected=expect)
     record(console, appended, opened, key)

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.core import ParameterSource
 
-from nxpipe.pipeline.artifacts.signing import key_option
 from nxpipe.pipeline.build.options import means_options
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, store_option
+from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, key_option, store_option
+from nxpipe.pipeline.cli.order_options import chosen_models
 from nxpipe.pipeline.cli.parameters import Expectation, Percentage
 from nxpipe.pipeline.cli.store.itself import open_the_store_itself
 from nxpipe.pipeline.config import load_config
-from nxpipe.pipeline.release.words import GATES, Words
+from nxpipe.pipeline.release.options import GATES, ReleaseOptions
 from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.config import Config
-    from nxpipe.pipeline.release.course import Course
-    from nxpipe.pipeline.release.state import Release
+    from nxpipe.pipeline.release.run import ReleaseRun
+    from nxpipe.pipeline.release.state import ReleaseContext
 
 _OWN: Final = ("channel", "source", "expect", "names", "threshold", "wait", "reason", "key")
 _PLACE: Final = (("store", "--store"), ("config_path", "--config"))
@@ -73,74 +73,74 @@ def release(
       nxpipe release --to production --from staging --threshold 2%
       nxpipe release --to production --from staging --expect "$GENERATION@$DIGEST"
     """
-    from nxpipe.pipeline.release.state import Release
+    from nxpipe.pipeline.release.state import ReleaseContext
 
     console: Console = ctx.obj
     config = load_config(config_path, os.environ)
     words = _words(ctx, config, frozenset(skipped), said)
     opened = open_the_store_itself(store, config_path, console)
-    one = Release(console, opened, config, config_path, words)
+    one = ReleaseContext(console, opened, config, config_path, words)
     ctx.exit(_foretell(one) if dry_run else _carry_out(one))
 
 
-def _words(ctx: click.Context, config: "Config", skipped: frozenset[str], said: dict[str, Any]) -> Words:
-    from nxpipe.pipeline.artifacts.actor import current_actor
-    from nxpipe.pipeline.artifacts.colours import fleet_of
-    from nxpipe.pipeline.release.serving import must_be_signed
+def _words(ctx: click.Context, config: "Config", skipped: frozenset[str], said: dict[str, Any]) -> ReleaseOptions:
+    from nxpipe.pipeline.artifacts.channels import fleet_of_channel
+    from nxpipe.pipeline.artifacts.identity import current_identity
+    from nxpipe.pipeline.release.promotion import requires_signature
 
-    if fleet := fleet_of(said["channel"]):
+    if fleet := fleet_of_channel(said["channel"]):
         raise click.UsageError(
             f"channel {said['channel']} belongs to the rollouts of fleet {fleet}; release to the fleet's own channel",
             ctx,
         )
     typed = {name: ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE for name, _ in _PLACE}
     own = {name: said.pop(name) for name in _OWN}
-    actor = said.pop("actor") or current_actor()
+    actor = said.pop("actor") or current_identity()
     place = {option: str(ctx.params[name]) for name, option in _PLACE if typed[name]}
-    words = Words(**own, actor=actor, skipped=skipped, how=said, place=place)
+    words = ReleaseOptions(**own, actor=actor, skipped=skipped, how=said, place=place)
+    chosen_models(config, words.names)  # an unknown name is a usage error
+    if words.source is None and not config.models:
+        raise click.UsageError("nxpipe.toml describes no model, so there is nothing to release", ctx)
     if words.source == words.channel:
         raise click.UsageError(f"channel {words.channel} serves that already; release --from another channel", ctx)
     if words.expect is not None and words.source is None:
         raise click.UsageError("--expect names what another channel serves; say which with --from", ctx)
-    if "sign" in skipped and must_be_signed(config, words):
+    if "sign" in skipped and requires_signature(config, words):
         raise click.UsageError(
             f"channel {words.channel} takes signed artifacts only, so --skip sign would be refused by promote", ctx
         )
     return words
 
 
-def _foretell(one: "Release") -> int:
+def _foretell(one: "ReleaseContext") -> int:
     """A dry run; of what cannot be built, the code is that of `nxpipe build --dry-run`."""
     from dataclasses import asdict
 
     from nxpipe.pipeline.build.report.plan_text import plan_json, plan_table
-    from nxpipe.pipeline.release.course import foreseen
-    from nxpipe.pipeline.release.document import about
-    from nxpipe.pipeline.release.told import as_table
+    from nxpipe.pipeline.release.report import report_header, result_table
+    from nxpipe.pipeline.release.run import preview
 
-    passages, plan = foreseen(one), one.plan
+    results, plan = preview(one), one.plan
     if one.console.json:
-        gates = [asdict(each) for each in passages]
-        one.console.data({**about(one), "gates": gates, "plan": plan_json(plan) if plan else None})
+        gates = [asdict(each) for each in results]
+        one.console.data({**report_header(one), "gates": gates, "plan": plan_json(plan) if plan else None})
     else:
-        parts = [as_table(passages), *([plan_table(plan)] if plan else [])]
+        parts = [result_table(results), *([plan_table(plan)] if plan else [])]
         one.console.page("\n\n".join(parts))
     return plan.exit_code if plan else 0
 
 
-def _carry_out(one: "Release") -> int:
+def _carry_out(one: "ReleaseContext") -> int:
     from nxpipe.pipeline.build.report.github import in_github, show_summary
-    from nxpipe.pipeline.release.course import Course
-    from nxpipe.pipeline.release.document import document
-    from nxpipe.pipeline.release.keeping import keep
-    from nxpipe.pipeline.release.told import as_line, as_text, write_summary
+    from nxpipe.pipeline.release.report import report_document, report_text, result_line, write_report, write_summary
+    from nxpipe.pipeline.release.run import ReleaseRun
 
     console = one.console
 
-    def tell(course: "Course") -> None:
-        console.say(as_line(course.passages[-1]))
-        report = document(one, course)
-        kept = keep(report, one.kept)
+    def tell(course: "ReleaseRun") -> None:
+        console.say(result_line(course.results[-1]))
+        report = report_document(one, course)
+        kept = write_report(report, one.kept)
         if not course.is_over:
             return
         if in_github(os.environ):
@@ -148,11 +148,11 @@ def _carry_out(one: "Release") -> int:
         if console.json:
             console.data(report)
         else:
-            console.page(as_text(report, course.all()))
+            console.page(report_text(report, course.all()))
         console.say(f"report: {kept}")
 
-    course = Course(tell)
+    course = ReleaseRun(tell)
     code = course.run(one)
     if code:
-        console.complain(f"{course.passages[-1].gate}: {course.passages[-1].sentence}")
+        console.complain(f"{course.results[-1].gate}: {course.results[-1].sentence}")
     return code

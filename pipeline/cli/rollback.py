@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
-from nxpipe.pipeline.artifacts.change_options import change_options, record, refuse_of_rollouts
 from nxpipe.pipeline.artifacts.signing import author_signature, trust_in
+from nxpipe.pipeline.cli.channel_options import change_options, record, refuse_of_rollouts
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import Line
 from nxpipe.pipeline.cli.store.itself import open_the_store_itself
@@ -55,14 +55,14 @@ def rollback(
       nxpipe rollback --channel production --to 7
     """
     from nxpipe.artifact_store.channel import change
-    from nxpipe.pipeline.artifacts.actor import current_actor
+    from nxpipe.pipeline.artifacts.identity import current_identity
     from nxpipe.pipeline.config import load_config
 
     refuse_of_rollouts(channel, past_rollouts=past_rollouts)
     config = load_config(config_path, os.environ, missing_ok=True)
     opened = open_the_store_itself(store, config_path, console)
     sign = author_signature(key, config, config_path.parent, channel, opened)
-    author = change.Author(actor or current_actor(), reason, sign)
+    author = change.Author(actor or current_identity(), reason, sign)
     trust = trust_in(config, config_path.parent, opened, console.say)
     doubt = trust.policy.judge(opened, channel) if trust.policy else None
     appended = change.rollback(

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from nxpipe.artifact_store.builds import keep_step_result, step_result
 from nxpipe.artifact_store.canonical import sha256_hex
-from nxpipe.pipeline.artifacts import artifact_files
-from nxpipe.pipeline.artifacts.utilisation import document as utilisation_document
+from nxpipe.pipeline.compile import artifact_files
 from nxpipe.pipeline.compile.made import ANSWERS, INPUTS, PROGRAM, Made, observed
+from nxpipe.pipeline.compile.utilisation import document as utilisation_document
 from nxpipe.pipeline.request import BuildRequest, Shape, compiler_digest, digest_of
 from nxpipe.pipeline.util.errors import DoesNotFit
 from nxpipe.pipeline.verify.evidence import Step, gather

@@ -74,3 +74,7 @@ def sentence_of(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return f"out of memory: {error or 'this work is too large for this machine'}."
     return str(error)
+
+
+class RolloutRefused(PipelineError):
+    """A rollout that must not begin, or a word for one that is not under way; no traffic was moved."""

@@ -195,7 +195,7 @@ RECORD: Final = ExitCode(
     "rollout-record",
     "A plan, evidence or record of a rollout is none, or a recorded verdict is not what the judge says.",
     "The message names the judgement; fetch the record again, or find out who changed it.",
-    ("nxpipe.pipeline.canary.errors:CanaryError",),
+    ("nxpipe.pipeline.canary.documents:CanaryError",),
 )
 ROLLED_BACK: Final = ExitCode(
     40,
@@ -220,7 +220,7 @@ ROLLOUT_REFUSED: Final = ExitCode(
     "rollout-refused",
     "The rollout cannot begin as things are, or there is none that could be told anything; no traffic was moved.",
     "The message names what stands in the way: another rollout, an alarm, a stack that is not deployed.",
-    ("nxpipe.pipeline.rollout.errors:RolloutRefused",),
+    ("nxpipe.pipeline.util.errors:RolloutRefused",),
 )
 INTERRUPTED: Final = ExitCode(
     130, "interrupted", "Ctrl-C. Nothing half-written is left behind.", "Run the same command again: it resumes."

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nxpipe.pipeline.artifacts import artifact_files
+from nxpipe.pipeline.compile import artifact_files
 from nxpipe.pipeline.models.source import ModelSource
 from nxpipe.pipeline.util.documents import json_of
 from nxpipe.pipeline.util.errors import ModelSourceError, ProgramInvalid

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nxpipe.pipeline.artifacts import artifact_files
+from nxpipe.pipeline.compile import artifact_files
 from nxpipe.pipeline.util.errors import BuildRefused, ProgramInvalid
 
 if TYPE_CHECKING:

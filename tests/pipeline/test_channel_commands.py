@@ -77,7 +77,7 @@ def test_promote_says_what_is_served_and_the_log_says_who_and_why(here: Path, nx
     one = publish(here)
     answer = nxpipe("promote", name_of(one), "--channel", "production", "--actor", "ann", "--reason", "first release")
     assert (answer.code, answer.out) == (0, f"  {name_of(one)} for inf2\n")
-    assert answer.err == "Channel production serves now, as generation 1:\n"
+    assert answer.err == "Channel production now serves, as generation 1:\n"
     log = nxpipe("channel", "log", "production").out
     assert re.fullmatch(
         rf"production 1  promote  [\d-]+ [\d:]+ UTC  by ann\n  first release\n"
@@ -351,7 +351,7 @@ except ImportError:
     pass
 else:
     raise SystemExit("the block does not hold")
-from nxpipe.pipeline.cli import main
+from nxpipe.pipeline.cli.main import main
 sys.argv = ["nxpipe", *sys.argv[1:]]
 main()
 """

@@ -15,9 +15,9 @@ from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.emulator.capture import capture, example_inputs
 from nxpipe.emulator.hardware import instance
-from nxpipe.pipeline.artifacts.neuron_cache.entry import kept_by
 from nxpipe.pipeline.cli import installation
 from nxpipe.pipeline.compile.made import PROGRAM
+from nxpipe.pipeline.compile.neuronx.cache_entry import entries_of
 from nxpipe.pipeline.compile.neuronx.compile import compile_neff
 from nxpipe.pipeline.compile.neuronx.flags import compiler_environment, compiler_flags
 from nxpipe.pipeline.compile.neuronx.limited import Limits
@@ -97,7 +97,7 @@ def test_the_command_publishes_a_neff_in_the_layout_of_every_artifact(
     assert [shape for shape, _ in module["outputs"]] == [list(array.shape) for array in answers.values()]
     expected = [float(np.abs(array).sum()) for array in answers.values()]
     np.testing.assert_allclose([total for _, total in module["outputs"]], expected, rtol=1e-5)
-    (cached,) = kept_by(manifest)  # of what the compiler cached, the lock alone stays behind
+    (cached,) = entries_of(manifest)  # of what the compiler cached, the lock alone stays behind
     assert set(cached.files) == {"compile_flags.json", "model.done", "model.hlo_module.pb", "model.neff"}
     assert (cached.program, cached.files["model.neff"]) == (program.name, program.blob)
     refused = nxpipe("verify", built["request_key"], "--store", f"file://{tmp_path}/store")

@@ -26,14 +26,15 @@ from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
 from nxpipe.artifact_store.trust.keys import KeyFile, make_key_file
 from nxpipe.artifact_store.trust.policy import signing_with, vouch
 from nxpipe.artifact_store.trust.signatures import Signatures
-from nxpipe.pipeline.artifacts.neuron_cache.chosen import served
+from nxpipe.pipeline.artifacts.channel_log import ChannelView
+from nxpipe.pipeline.artifacts.channels import ServedModel
+from nxpipe.pipeline.artifacts.neuron_cache import select_served
 from nxpipe.pipeline.artifacts.signing import trust_in
-from nxpipe.pipeline.artifacts.view import ChannelView
 from nxpipe.pipeline.cli.named import named, pair
 from nxpipe.pipeline.config import Config, load_config
-from nxpipe.pipeline.fleet.agent.artifact import Wish, bring
-from nxpipe.pipeline.release.state import Release
-from nxpipe.pipeline.release.words import Words
+from nxpipe.pipeline.fleet.agent.run import fetch_artifact
+from nxpipe.pipeline.release.options import ReleaseOptions
+from nxpipe.pipeline.release.state import ReleaseContext
 from nxpipe.pipeline.util.console import Console
 from tests.artifact_store.afar import afar
 from tests.artifact_store.samples import MODEL, manifest, publish_verified
@@ -327,7 +328,7 @@ def _mirror(world: World) -> str:
 
 def _agent(world: World) -> str:
     folder = world.root.parent / f"{world.root.name}-{secrets.token_hex(4)}"
-    made = bring(world.store, Wish((CHANNEL,), MODEL, "inf2"), world.trust(), folder)
+    made = fetch_artifact(world.store, ServedModel((CHANNEL,), MODEL, "inf2"), world.trust(), folder)
     return Blob.of(made.to_bytes()).sha256
 
 
@@ -344,15 +345,15 @@ def _diff(world: World) -> str:
 
 
 def _release(world: World) -> str:
-    words = Words("next", CHANNEL, None, (), 0.05, frozenset(), True, "somebody", "", None, {}, {})
-    (one,) = Release(Console(quiet=True), world.store, world.config, world.config_path, words).candidates
+    words = ReleaseOptions("next", CHANNEL, None, (), 0.05, frozenset(), True, "somebody", "", None, {}, {})
+    (one,) = ReleaseContext(Console(quiet=True), world.store, world.config, world.config_path, words).candidates
     found = world.store.find(one.request_key)
     assert found is not None
     return found.manifest_digest
 
 
 def _cache(world: World) -> str:
-    (one,) = served(world.store, CHANNEL, world.trust())
+    (one,) = select_served(world.store, CHANNEL, world.trust())
     return Blob.of(one.manifest.to_bytes()).sha256
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from nxpipe.artifact_store import open_store
 from nxpipe.artifact_store.builds import store_report
-from nxpipe.pipeline.artifacts.colours import fleet_of
+from nxpipe.pipeline.artifacts.channels import fleet_of_channel
 from nxpipe.pipeline.util import crash, exit_codes, folders
 from tests.pipeline.command import NXPIPE, Answer
 from tests.pipeline.in_process import InProcess, nxpipe
@@ -453,7 +453,7 @@ def test_a_colours_channel_is_changed_by_rollouts_and_not_by_hand(
     assert answer.code == exit_codes.USAGE.number
     assert "nxpipe rollout start search MODEL@KEY" in answer.err
     assert "generations" not in {path.name for path in (tmp_path / "st").rglob("*")}
-    assert "belongs to the rollouts" not in nxpipe(*words, "--past-rollouts").err
+    assert "is moved by rollouts" not in nxpipe(*words, "--past-rollouts").err
 
 
 def test_a_release_goes_to_no_colour(nxpipe: InProcess, tmp_path: Path) -> None:
@@ -464,7 +464,7 @@ def test_a_release_goes_to_no_colour(nxpipe: InProcess, tmp_path: Path) -> None:
 
 
 def test_a_channel_of_two_hyphens_and_a_colour_is_a_rollouts() -> None:
-    assert [fleet_of(name) for name in ("a--blue", "a-b--green", "a-blue", "blue", "a--red")] == [
+    assert [fleet_of_channel(name) for name in ("a--blue", "a-b--green", "a-blue", "blue", "a--red")] == [
         "a", "a-b", None, None, None,
     ]  # fmt: skip
 

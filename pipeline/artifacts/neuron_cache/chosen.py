@@ -9,9 +9,8 @@ from nxpipe.artifact_store.errors import NotFound
 from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.artifact_store.names import choose
 from nxpipe.emulator.hardware import INSTANCES
-from nxpipe.pipeline.artifacts.known import unknown_channel
-from nxpipe.pipeline.artifacts.neuron_cache.entry import Entry, kept_by
-from nxpipe.pipeline.artifacts.promotion import model_id
+from nxpipe.pipeline.artifacts.channels import model_id, unknown_channel
+from nxpipe.pipeline.compile.neuronx.cache_entry import CacheEntry, entries_of
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
@@ -33,7 +32,7 @@ class NothingToExport(NotFound):
 @dataclass(frozen=True)
 class Chosen:
     manifest: Manifest
-    entries: Sequence[Entry]
+    entries: Sequence[CacheEntry]
 
     @property
     def name(self) -> str:
@@ -103,4 +102,4 @@ def refuse_nothing(chosen: Sequence[Chosen]) -> None:
 
 
 def _chosen(manifest: Manifest) -> Chosen:
-    return Chosen(manifest, kept_by(manifest) if manifest.backend == _BACKEND else [])
+    return Chosen(manifest, entries_of(manifest) if manifest.backend == _BACKEND else [])

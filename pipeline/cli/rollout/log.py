@@ -25,12 +25,12 @@ def log(console: Console, fleet: str, execution: str | None, store: str | None, 
       nxpipe rollout log search
       nxpipe rollout log search --json > rollout.jsonl
     """
-    from nxpipe.pipeline.rollout.errors import RolloutRefused
-    from nxpipe.pipeline.rollout.log_text import log_text
-    from nxpipe.pipeline.rollout.looks import Looks
-    from nxpipe.pipeline.rollout.opened import opened
+    from nxpipe.pipeline.cli.rollout.context import open_context
+    from nxpipe.pipeline.rollout.render import evaluation_table
+    from nxpipe.pipeline.rollout.status import EvaluationLog
+    from nxpipe.pipeline.util.errors import RolloutRefused
 
-    one = opened(console, fleet, store, config_path)
+    one = open_context(console, fleet, store, config_path)
     machine = one.machine
     _ = machine.front
     if execution is None:
@@ -41,9 +41,9 @@ def log(console: Console, fleet: str, execution: str | None, store: str | None, 
     if found is None:
         which = f"rollout {execution}" if execution else "rollout yet"
         raise RolloutRefused(f"there is no {which} of fleet {fleet}")
-    kept = Looks.at(one.artifacts.store, fleet, found.name)
+    kept = EvaluationLog.at(one.artifacts.store, fleet, found.name)
     looks = kept.refresh()
     if not console.json:
-        console.page(log_text(found, looks))
+        console.page(evaluation_table(found, looks))
     elif plan := kept.plan_text():
         console.data_text("\n".join([plan, *(look.text for look in looks)]))

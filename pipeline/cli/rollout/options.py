@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 if TYPE_CHECKING:
-    from nxpipe.pipeline.canary.plan import Plan
+    from nxpipe.pipeline.canary.plan import CanaryPlan
+
 
 _RATE: Final = click.FloatRange(0, 1, max_open=True)
 
@@ -39,9 +40,9 @@ latency_tail_option = click.option(
 )
 
 
-def configured_plan(config_path: Path) -> "Plan":
+def configured_plan(config_path: Path) -> "CanaryPlan":
     """By [rollout] of the configuration, or by its defaults where there is none."""
     from nxpipe.pipeline.config import load_config
-    from nxpipe.pipeline.rollout.plans import plan_of
+    from nxpipe.pipeline.rollout.input import plan_of
 
     return plan_of(load_config(config_path, os.environ, missing_ok=True).rollout)

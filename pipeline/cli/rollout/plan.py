@@ -12,7 +12,7 @@ from nxpipe.pipeline.cli.rollout.options import base_error_option, configured_pl
 from nxpipe.pipeline.util.console import Console, table
 
 if TYPE_CHECKING:
-    from nxpipe.pipeline.canary.plan import Plan
+    from nxpipe.pipeline.canary.plan import CanaryPlan
     from nxpipe.pipeline.rollout.planner import Prospect, StepProspect
 
 
@@ -43,7 +43,7 @@ def plan(console: Console, rps: float, base_error: float, config_path: Path) -> 
     console.page("\n\n".join((_steps(chosen, found), _faults(chosen, found), "\n".join(said))).rstrip())
 
 
-def _steps(plan: "Plan", found: "list[StepProspect]") -> str:
+def _steps(plan: "CanaryPlan", found: "list[StepProspect]") -> str:
     rows = [
         (
             f"{each.share} %",
@@ -57,7 +57,7 @@ def _steps(plan: "Plan", found: "list[StepProspect]") -> str:
     return table(("share", "tolerates", "a healthy version advances", "undecided", "errors found from"), rows)
 
 
-def _faults(plan: "Plan", found: "list[StepProspect]") -> str:
+def _faults(plan: "CanaryPlan", found: "list[StepProspect]") -> str:
     rows = [(fault.fault.name, *(_cell(each.faults[at]) for each in found)) for at, fault in enumerate(found[0].faults)]
     shares = [f"at {each.share} %" for each in found]
     return f"Found within {plan.bake_max} min, median, requests failed:\n{table(('fault', *shares), rows)}"

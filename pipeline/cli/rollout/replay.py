@@ -11,8 +11,8 @@ from nxpipe.pipeline.util.documents import MiB, read_file
 from nxpipe.pipeline.util.exit_codes import RECORD
 
 if TYPE_CHECKING:
-    from nxpipe.pipeline.canary.plan import Plan
-    from nxpipe.pipeline.canary.record import Replayed
+    from nxpipe.pipeline.canary.plan import CanaryPlan
+    from nxpipe.pipeline.canary.record import ReplayedJudgement
 
 
 @click.command(cls=Command)
@@ -48,16 +48,16 @@ def replay(ctx: click.Context, record: Path) -> None:
     console.say(f"{len(replayed)} judgements, all of them the same again.")
 
 
-def _as_json(replayed: "list[Replayed]") -> list[dict[str, object]]:
+def _as_json(replayed: "list[ReplayedJudgement]") -> list[dict[str, object]]:
     return [
         {"number": each.number, "verdict": each.judged.verdict.as_json(), "same": each.wrong is None, "why": each.wrong}
         for each in replayed
     ]
 
 
-def _told(plan: "Plan", replayed: "list[Replayed]") -> str:
+def _told(plan: "CanaryPlan", replayed: "list[ReplayedJudgement]") -> str:
     """The last verdict of each step."""
-    from nxpipe.pipeline.canary.explain import explain
+    from nxpipe.pipeline.canary.judge import explain
 
     last = {each.judged.verdict.step: each.judged for each in replayed}
     return "\n".join(explain(plan, judged.evidence, judged.verdict) for judged in last.values())

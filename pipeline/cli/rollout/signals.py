@@ -11,7 +11,7 @@ from nxpipe.pipeline.cli.options import config_option
 from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
-    from nxpipe.pipeline.rollout.signals import Answer
+    from nxpipe.pipeline.rollout.aws import SignalResult
 
 _fleet = click.argument("fleet")
 
@@ -30,7 +30,7 @@ def approve(console: Console, fleet: str, config_path: Path) -> None:
     Example:
       nxpipe rollout approve search
     """
-    from nxpipe.pipeline.rollout.signals import approve
+    from nxpipe.pipeline.rollout.aws import approve
 
     _tell(console, fleet, config_path, approve)
 
@@ -48,7 +48,7 @@ def pause(console: Console, fleet: str, config_path: Path) -> None:
     Example:
       nxpipe rollout pause search
     """
-    from nxpipe.pipeline.rollout.signals import pause
+    from nxpipe.pipeline.rollout.aws import pause
 
     _tell(console, fleet, config_path, pause)
 
@@ -64,7 +64,7 @@ def resume(console: Console, fleet: str, config_path: Path) -> None:
     Example:
       nxpipe rollout resume search
     """
-    from nxpipe.pipeline.rollout.signals import resume
+    from nxpipe.pipeline.rollout.aws import resume
 
     _tell(console, fleet, config_path, resume)
 
@@ -80,20 +80,20 @@ def abort(console: Console, fleet: str, config_path: Path) -> None:
     Example:
       nxpipe rollout abort search
     """
-    from nxpipe.pipeline.rollout.signals import abort
+    from nxpipe.pipeline.rollout.aws import abort
 
     _tell(console, fleet, config_path, abort)
 
 
-def _tell(console: Console, fleet: str, config_path: Path, say: "Callable[..., Answer]") -> None:
+def _tell(console: Console, fleet: str, config_path: Path, say: "Callable[..., SignalResult]") -> None:
     import os
 
     from nxpipe.pipeline.cli.fleets import serving_fleet
     from nxpipe.pipeline.config import load_config
-    from nxpipe.pipeline.rollout.machine import Machine
+    from nxpipe.pipeline.rollout.aws import StateMachine
 
     config = load_config(config_path, os.environ)
-    answer = say(Machine(config, serving_fleet(config, fleet, "FLEET")))
+    answer = say(StateMachine(config, serving_fleet(config, fleet, "FLEET")))
     if console.json:
         console.data({"execution": answer.execution, "signal": answer.signal, "changed": answer.changed})
     else:

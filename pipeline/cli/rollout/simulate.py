@@ -21,8 +21,7 @@ from nxpipe.pipeline.util.errors import MissingSoftware
 from nxpipe.pipeline.util.escape import style
 
 if TYPE_CHECKING:
-    from nxpipe.pipeline.rollout.simulate import Summary
-    from nxpipe.pipeline.rollout.world import Scenario
+    from nxpipe.pipeline.rollout.simulate import Scenario, SimulationSummary
 
 
 @click.command(cls=Command)
@@ -75,12 +74,12 @@ def simulate(
     """
     if find_spec("numpy") is None:
         raise MissingSoftware("numpy", "Drawing traffic", "install nxpipe[compile]")
-    from nxpipe.pipeline.rollout.latency import Slowness
+    from nxpipe.pipeline.rollout.planner import Slowness
+    from nxpipe.pipeline.rollout.simulate import TrafficModel
     from nxpipe.pipeline.rollout.simulate import simulate as simulated
-    from nxpipe.pipeline.rollout.world import World
 
     error = base_error if canary_error is None else canary_error
-    world = World(scenario, rps, base_error, error, Slowness(latency_scale, latency_tail), burst)
+    world = TrafficModel(scenario, rps, base_error, error, Slowness(latency_scale, latency_tail), burst)
     with console.step(f"{rollouts:,} rollouts"):
         summary = simulated(configured_plan(config_path), world, rollouts, seed)
     if console.json:
@@ -89,18 +88,17 @@ def simulate(
         console.page(_told(summary))
 
 
-def _told(summary: "Summary") -> str:
-    from nxpipe.pipeline.canary.verdict import Decision
-    from nxpipe.pipeline.rollout.limits import upper_limit
-    from nxpipe.pipeline.rollout.plot import ENDS, when_they_ended
-    from nxpipe.pipeline.rollout.simulate import median_minutes
+def _told(summary: "SimulationSummary") -> str:
+    from nxpipe.pipeline.canary.judge import Decision
+    from nxpipe.pipeline.rollout.render import BAR_STYLES, duration_histogram
+    from nxpipe.pipeline.rollout.simulate import median_minutes, upper_limit
 
     rows = []
     for decision in (Decision.ADVANCE, Decision.ROLL_BACK, Decision.UNDECIDED):
         ended, every = summary.ended(decision), len(summary.outcomes)
         rows.append(
             (
-                style(f"{ENDS[decision].mark} {ENDS[decision].name}", fg=ENDS[decision].colour),
+                style(f"{BAR_STYLES[decision].mark} {BAR_STYLES[decision].name}", fg=BAR_STYLES[decision].colour),
                 f"{len(ended):,}",
                 f"{len(ended) / every:.2%}",
                 f"{upper_limit(len(ended), every):.2%}",
@@ -108,4 +106,4 @@ def _told(summary: "Summary") -> str:
             )
         )
     ends = table(("end", "rollouts", "share", "upper 95 % limit", "median"), rows)
-    return f"{ends}\n\n{when_they_ended(summary.outcomes)}"
+    return f"{ends}\n\n{duration_histogram(summary.outcomes)}"

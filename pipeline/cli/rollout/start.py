@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nxpipe.pipeline.artifacts.signing import key_option
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, store_option
+from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, key_option, store_option
 from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
-    from nxpipe.pipeline.rollout.beginning import Begun
-    from nxpipe.pipeline.rollout.opened import Opened
+    from nxpipe.pipeline.rollout.context import RolloutContext
+    from nxpipe.pipeline.rollout.start import StartedRollout
 
 
 @click.command(cls=Command)
@@ -65,31 +64,30 @@ def start(
       nxpipe rollout start search bert-base-uncased@4e9ce0 --wait
       nxpipe rollout start search --channel staging --to green
     """
-    from nxpipe.pipeline.artifacts.actor import current_actor
-    from nxpipe.pipeline.rollout.beginning import begin_wanted, served_already
-    from nxpipe.pipeline.rollout.opened import opened
-    from nxpipe.pipeline.rollout.start import ServedAlready, Wanted
+    from nxpipe.pipeline.artifacts.identity import current_identity
+    from nxpipe.pipeline.cli.rollout.context import open_context
+    from nxpipe.pipeline.rollout.start import AlreadyServed, StartRequest, report_already_served, start_rollout
 
     console: Console = ctx.obj
     if (artifact is None) == (channel is None):
         raise click.UsageError("name one ARTIFACT, or a --channel that serves it", ctx)
-    one = opened(console, fleet, store, config_path, actor=actor or current_actor(), key=key)
-    found = one.artifacts.chosen(artifact) if artifact else one.artifacts.served_for_certain(str(channel))
-    begun = begin_wanted(console, one, Wanted(found, to, again, int(minute), reason))
-    if isinstance(begun, ServedAlready):
-        served_already(console, one, begun)
+    one = open_context(console, fleet, store, config_path, actor=actor or current_identity(), key=key)
+    found = one.artifacts.resolve(artifact) if artifact else one.artifacts.served_and_signed(str(channel))
+    begun = start_rollout(console, one, StartRequest(found, to, again, int(minute), reason))
+    if isinstance(begun, AlreadyServed):
+        report_already_served(console, one, begun)
     else:
         ctx.exit(_watched(console, one, begun, wait))
 
 
-def _watched(console: Console, one: "Opened", begun: "Begun", wait: bool) -> int:
+def _watched(console: Console, one: "RolloutContext", begun: "StartedRollout", wait: bool) -> int:
     """To its end, or by whoever looks at it later."""
-    from nxpipe.pipeline.rollout.ending import end
+    from nxpipe.pipeline.rollout.finish import finish
     from nxpipe.pipeline.rollout.follow import follow
 
     watcher, fleet = one.watcher, one.fleet.name
     if wait or begun.is_over:
-        return end(console, one, follow(console, fleet, lambda: watcher.status(begun.arn)))
+        return finish(console, one, follow(console, fleet, lambda: watcher.status(begun.arn)))
     if console.json:
         console.data(watcher.status(begun.arn).as_json())
     else:

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import click
 
-from nxpipe.pipeline.artifacts.signing import key_option
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.options import ACTOR, config_option, store_option
+from nxpipe.pipeline.cli.options import ACTOR, config_option, key_option, store_option
 from nxpipe.pipeline.util.console import Console
 
 
@@ -39,28 +38,28 @@ def status(
     Example:
       nxpipe rollout status search --wait
     """
-    from nxpipe.pipeline.rollout.ending import end, exit_code, settle_line
+    from nxpipe.pipeline.cli.rollout.context import open_context, serving_fleet_names
+    from nxpipe.pipeline.rollout.finish import exit_code, finish, pending_promotion
     from nxpipe.pipeline.rollout.follow import follow
-    from nxpipe.pipeline.rollout.opened import fleets_of, opened
-    from nxpipe.pipeline.rollout.view import picture
+    from nxpipe.pipeline.rollout.render import status_page
 
     console: Console = ctx.obj
-    names = [fleet] if fleet else fleets_of(config_path)
+    names = [fleet] if fleet else serving_fleet_names(config_path)
     if wait and len(names) != 1:
         raise click.UsageError("--wait is for one fleet; name it", ctx)
     if wait:
-        from nxpipe.pipeline.artifacts.actor import current_actor
+        from nxpipe.pipeline.artifacts.identity import current_identity
 
-        one = opened(console, names[0], store, config_path, actor=actor or current_actor(), key=key)
-        ctx.exit(end(console, one, follow(console, names[0], one.watcher.status)))
-    told = [(one, one.watcher.status()) for name in names for one in [opened(console, name, store, config_path)]]
+        one = open_context(console, names[0], store, config_path, actor=actor or current_identity(), key=key)
+        ctx.exit(finish(console, one, follow(console, names[0], one.watcher.status)))
+    told = [(one, one.watcher.status()) for name in names for one in [open_context(console, name, store, config_path)]]
     if console.json:
         found = [status.as_json() for _, status in told]
         console.data(found[0] if fleet else found)
     else:
         for one, status in told:
-            console.page(picture(status))
-            if said := settle_line(one, status):
+            console.page(status_page(status))
+            if said := pending_promotion(one, status):
                 console.say(said)
     if fleet:
         ctx.exit(exit_code(told[0][1]))

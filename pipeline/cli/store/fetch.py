@@ -109,7 +109,7 @@ class _Asked:
     def _by_channel(self, store: "Store", channel: str, remember: "OfflineIndex | None") -> "Wanted":
         """By the rules of [signing], also of what was seen before."""
         from nxpipe.artifact_store.fetch.selection import by_channel
-        from nxpipe.pipeline.artifacts.known import unknown_channel
+        from nxpipe.pipeline.artifacts.channels import unknown_channel
         from nxpipe.pipeline.config import load_config
 
         config = load_config(self.config_path, os.environ, missing_ok=True)

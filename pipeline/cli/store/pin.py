@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nxpipe.pipeline.artifacts.actor import current_actor
+from nxpipe.pipeline.artifacts.identity import current_identity
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import REASON, Label, config_option, store_option
 from nxpipe.pipeline.cli.store.itself import open_the_store_itself
@@ -42,7 +42,7 @@ def pin(
     pins = Pins(opened.backend)
     if name is not None and pin_name is not None:
         published = opened.resolve(name)
-        found = [pins.add(pin_name, published.record.manifest, actor=current_actor(), reason=reason)]
+        found = [pins.add(pin_name, published.record.manifest, actor=current_identity(), reason=reason)]
     else:
         found = pins.all()
     if console.json:
