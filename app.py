@@ -13,10 +13,10 @@ from typing import Final
 from aws_cdk import App, Environment, Stack
 
 from nxpipe.pipeline.config import Config, ConfigInvalid, ServingFleet, TrainingFleet
-from nxpipe.pipeline.config.amis import AmiLock
+from nxpipe.pipeline.config.cloud import ExistingNetwork
+from nxpipe.pipeline.config.crosschecks import has_network, misplaced, zones_of
 from nxpipe.pipeline.config.load import load, read_source
-from nxpipe.pipeline.config.network import ExistingNetwork
-from nxpipe.pipeline.config.place import has_network, misplaced, zones_of
+from nxpipe.pipeline.config.locks import AmiLock
 from nxpipe.pipeline.util.escape import for_log
 from nxpipe.pipeline.util.exit_codes import CONFIGURATION, FINDINGS
 from nxpipe.stacks.agents import NoAgentLocked, locked_agent
@@ -209,7 +209,7 @@ def add_serving(site: Site, lock: AmiLock, cache: CacheHandle | None) -> list[Se
 
 def add_cluster(site: Site, cache: CacheHandle) -> None:
     if site.config.cluster:
-        from nxpipe.pipeline.config.cluster_lock import read_cluster_lock
+        from nxpipe.pipeline.config.locks import read_cluster_lock
         from nxpipe.stacks.cluster import ClusterStack
 
         ClusterStack(

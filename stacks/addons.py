@@ -5,7 +5,7 @@ from typing import Final
 from aws_cdk import aws_eks, aws_iam
 from constructs import Construct
 
-from nxpipe.pipeline.config.cluster_lock import ClusterLock
+from nxpipe.pipeline.config.locks import ClusterLock
 from nxpipe.stacks.grants import mount_cache, wait_for_permissions
 from nxpipe.stacks.handles import CacheHandle
 from nxpipe.stacks.pods import pod_role

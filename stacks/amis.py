@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nxpipe.pipeline.config import Config
-from nxpipe.pipeline.config.amis import FLEETS_PARAMETER, TRAINING_PARAMETER, AmiLock, read_lock
+from nxpipe.pipeline.config.locks import FLEETS_PARAMETER, TRAINING_PARAMETER, AmiLock, read_lock
 from nxpipe.stacks.rules.finding import KnownImage
 
 

@@ -10,7 +10,7 @@ from aws_cdk import CfnOutput, Stack, aws_ec2, aws_eks, aws_iam, aws_logs
 from constructs import Construct
 
 from nxpipe.pipeline.config.cluster import Cluster
-from nxpipe.pipeline.config.cluster_lock import ClusterLock
+from nxpipe.pipeline.config.locks import ClusterLock
 from nxpipe.stacks.addons import Addons
 from nxpipe.stacks.grants import read_artifacts, wait_for_permissions
 from nxpipe.stacks.handles import CacheHandle, NetworkHandle, StoreHandle

@@ -15,14 +15,14 @@ from aws_cdk import (
 )
 from constructs import Construct
 
-from nxpipe.pipeline.config.capacity import (
+from nxpipe.pipeline.config.fleets import (
     DRAINED_BEFORE_THE_END,
     CapacityBlock,
     ServingCapacity,
     ServingOnDemand,
+    Size,
     WarmPool,
 )
-from nxpipe.pipeline.config.fleets import Size
 from nxpipe.stacks.handles import NetworkHandle
 
 Group: TypeAlias = aws_autoscaling.CfnAutoScalingGroup

@@ -9,7 +9,7 @@ from typing import Any, Final
 from aws_cdk import Acknowledgment, CfnOutput, CfnTag, Stack, Validations, aws_ec2, aws_iam
 from constructs import Construct
 
-from nxpipe.pipeline.config.network import ClosedNetwork, ExistingNetwork, NatNetwork
+from nxpipe.pipeline.config.cloud import ClosedNetwork, ExistingNetwork, NatNetwork
 from nxpipe.stacks.handles import NetworkHandle
 from nxpipe.stacks.kept_log import kept_log
 from nxpipe.stacks.names import efa_group

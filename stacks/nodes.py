@@ -7,9 +7,9 @@ from typing import Final
 from aws_cdk import aws_ec2, aws_eks, aws_iam
 from constructs import Construct
 
-from nxpipe.pipeline.config.capacity import Capacity, CapacityBlock
 from nxpipe.pipeline.config.cluster import SYSTEM, NodeGroup
-from nxpipe.pipeline.config.cluster_lock import ClusterLock
+from nxpipe.pipeline.config.fleets import Capacity, CapacityBlock
+from nxpipe.pipeline.config.locks import ClusterLock
 from nxpipe.stacks.block import Turn, drained_at, keep_turns
 from nxpipe.stacks.handles import NetworkHandle
 from nxpipe.stacks.launch import Machine, Template, launch_template

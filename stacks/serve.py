@@ -10,8 +10,7 @@ from aws_cdk import CfnOutput, Stack, aws_ec2, aws_iam, aws_logs
 from constructs import Construct
 
 from nxpipe.pipeline.config import Config, ServingFleet
-from nxpipe.pipeline.config.capacity import ServingOnDemand
-from nxpipe.pipeline.config.fleets import Standby
+from nxpipe.pipeline.config.fleets import ServingOnDemand, Standby
 from nxpipe.stacks.balancer import Balancer
 from nxpipe.stacks.grants import mount_cache, read_artifacts
 from nxpipe.stacks.groups import Colour, Group, group

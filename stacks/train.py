@@ -11,7 +11,7 @@ from constructs import Construct
 
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config import TrainingFleet
-from nxpipe.pipeline.config.capacity import CapacityBlock, TrainingSpot
+from nxpipe.pipeline.config.fleets import CapacityBlock, TrainingSpot
 from nxpipe.stacks.batch import WITH_GRACE, instance_profile, job_role, logs, repeated
 from nxpipe.stacks.block import drained_at, keep_to_its_time
 from nxpipe.stacks.checkpoints import checkpoint_bucket, grant_checkpoints

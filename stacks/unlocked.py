@@ -11,7 +11,7 @@ from typing import Final
 from aws_cdk import Annotations, CfnParameter, Stack
 
 from nxpipe.pipeline.config import Config
-from nxpipe.pipeline.config.amis import AmiLock
+from nxpipe.pipeline.config.locks import AmiLock
 from nxpipe.stacks.agents import LOCK
 from nxpipe.stacks.amis import is_unlocked
 

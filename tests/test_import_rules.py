@@ -101,7 +101,7 @@ LIGHT = {
     "nxpipe.stacks.facts": ("torch", "transformers", "boto3", "numpy", "aws_cdk"),
     "nxpipe.pipeline.config.load": ("torch", "transformers", "boto3", "numpy"),
     "nxpipe.pipeline.config.reference": ("torch", "transformers", "boto3", "numpy"),
-    "nxpipe.pipeline.config.store_alone": ("torch", "transformers", "boto3", "numpy", "nxpipe.emulator"),
+    "nxpipe.pipeline.config.store": ("torch", "transformers", "boto3", "numpy", "nxpipe.emulator"),
 }
 
 

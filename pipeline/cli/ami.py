@@ -11,7 +11,7 @@ from nxpipe.pipeline.cli.options import config_option
 from nxpipe.pipeline.util.console import Console, table
 
 if TYPE_CHECKING:
-    from nxpipe.pipeline.config.amis import AmiLock, LockedImage
+    from nxpipe.pipeline.config.locks import AmiLock, LockedImage
 
 
 @click.group(cls=Group)
@@ -46,7 +46,7 @@ def lock(console: Console, regions: tuple[str, ...], config_path: Path) -> None:
       nxpipe ami lock --region us-east-2 --region us-west-2
     """
     from nxpipe.pipeline.config import TrainingFleet, load_config
-    from nxpipe.pipeline.config.amis import read_lock
+    from nxpipe.pipeline.config.locks import read_lock
     from nxpipe.pipeline.fleet.images import find_image, find_training_host
     from nxpipe.pipeline.util.aws import client
     from nxpipe.pipeline.util.whole_file import write_whole

@@ -11,7 +11,7 @@ from nxpipe.pipeline.cli.options import config_option
 from nxpipe.pipeline.util.console import Console, table
 
 if TYPE_CHECKING:
-    from nxpipe.pipeline.config.cluster_lock import ClusterLock
+    from nxpipe.pipeline.config.locks import ClusterLock
 
 
 @click.command(cls=Command)
@@ -29,7 +29,7 @@ def lock(console: Console, config_path: Path) -> None:
       nxpipe infra lock
     """
     from nxpipe.pipeline.config import load_config
-    from nxpipe.pipeline.config.cluster_lock import cluster_of
+    from nxpipe.pipeline.config.locks import cluster_of
     from nxpipe.pipeline.fleet.locking import find_cluster
     from nxpipe.pipeline.util.aws import client
     from nxpipe.pipeline.util.whole_file import write_whole
@@ -77,7 +77,7 @@ def manifests(console: Console, out: Path, config_path: Path) -> None:
       nxpipe infra manifests --out manifests && kubectl apply -f manifests/neuron-device-plugin.yaml
     """
     from nxpipe.pipeline.config import ConfigInvalid, Fault, load_config
-    from nxpipe.pipeline.config.cluster_lock import cluster_of, read_cluster_lock
+    from nxpipe.pipeline.config.locks import cluster_of, read_cluster_lock
     from nxpipe.pipeline.fleet.kubernetes.manifests import HEAD
     from nxpipe.pipeline.fleet.kubernetes.manifests import manifests as made_of
     from nxpipe.pipeline.fleet.writing import write_all

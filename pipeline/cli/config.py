@@ -10,7 +10,7 @@ from nxpipe.pipeline.artifacts.signing import unused_channels
 from nxpipe.pipeline.cli.main import Group
 from nxpipe.pipeline.cli.options import config_option
 from nxpipe.pipeline.config import json_schema, load_config, origins
-from nxpipe.pipeline.config.wording import shown
+from nxpipe.pipeline.config.messages import shown
 from nxpipe.pipeline.util.console import Console, table
 
 

@@ -6,14 +6,12 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.config.endpoints import ModelEndpoint
     from nxpipe.pipeline.config.faults import ConfigInvalid, Fault
     from nxpipe.pipeline.config.fleets import ServingFleet, TrainingFleet
-    from nxpipe.pipeline.config.load import load_config
+    from nxpipe.pipeline.config.load import Origin, Setting, load_config, origins
     from nxpipe.pipeline.config.models import Model
-    from nxpipe.pipeline.config.origin import Origin, Setting, origins
     from nxpipe.pipeline.config.reference import configuration_page, field_help, json_schema
     from nxpipe.pipeline.config.root import Config
     from nxpipe.pipeline.config.sections import Build, Guards, Project, Rollout, Signing, TrustedKey, Verify
-    from nxpipe.pipeline.config.store import Store
-    from nxpipe.pipeline.config.store_alone import load_store_section
+    from nxpipe.pipeline.config.store import Store, load_store_section
 
 __all__ = [
     "Build",

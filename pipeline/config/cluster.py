@@ -5,11 +5,9 @@ from typing import Annotated, Final, TypeAlias
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from nxpipe.emulator.hardware import INSTANCES
-from nxpipe.pipeline.config.capacity import CapacityBlock, TrainingCapacity, check_sold
-from nxpipe.pipeline.config.fleets import ServingType, Size
-from nxpipe.pipeline.config.forms import Absent, refuse, text
+from nxpipe.pipeline.config.fleets import CapacityBlock, ServingType, Size, TrainingCapacity, check_sold
 from nxpipe.pipeline.config.kinds import DISTINCT, LIST, Cidr, Folder, Slug, Zone
-from nxpipe.pipeline.config.table import Table
+from nxpipe.pipeline.config.schema import Absent, Table, refuse, text
 
 SYSTEM: Final = "system"  # the group of nodes without accelerators that a cluster itself needs
 

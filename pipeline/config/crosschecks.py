@@ -6,14 +6,19 @@ They run on every table that is valid by itself, also when others are not, so th
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from nxpipe.emulator.hardware import INSTANCES, Instance
+from nxpipe.pipeline.config.cloud import ExistingNetwork
+from nxpipe.pipeline.config.cluster import Cluster
 from nxpipe.pipeline.config.endpoints import ModelEndpoint
 from nxpipe.pipeline.config.faults import Finding, KeyPath
-from nxpipe.pipeline.config.fleets import ServingFleet, TrainingFleet
+from nxpipe.pipeline.config.fleets import Fleet, ServingFleet, TrainingFleet
+from nxpipe.pipeline.config.messages import shown
 from nxpipe.pipeline.config.models import Model
 from nxpipe.pipeline.config.root import Config
-from nxpipe.pipeline.config.wording import shown
 from nxpipe.pipeline.util.suggest import nearest
 
 
@@ -88,3 +93,133 @@ def _runs_the_model(path: KeyPath, name: str, entry: Instance, model: Model) -> 
     elif entry.logical_cores < model.tp:
         allowed = f'at least the {model.tp} that model "{model.name}" is spread over (tp)'
         yield Finding(path, f'"{name}", which has {entry.logical_cores} logical cores', allowed)
+
+
+_T = TypeVar("_T")
+
+
+def salvage(document: dict[str, Any]) -> Tables:
+    """The tables that are valid by themselves, at the positions that they have in the document."""
+    models, fleets, endpoints = (_items(document, section) for section in ("models", "fleets", "endpoints"))
+    fleet: TypeAdapter[ServingFleet | TrainingFleet] = TypeAdapter(Fleet)
+    return Tables(
+        models=_valid(TypeAdapter(Model), models),
+        fleets=_valid(fleet, fleets),
+        endpoints=_valid(TypeAdapter(ModelEndpoint), endpoints),
+        model_names=_texts(models, "name"),
+        fleet_names=_texts(fleets, "name"),
+        fleet_models=_texts(fleets, "model"),
+        endpoint_names=_texts(endpoints, "name"),
+        endpoint_models=_texts(endpoints, "model"),
+    )
+
+
+def _items(document: dict[str, Any], section: str) -> list[Any]:
+    items = document.get(section)
+    return items if isinstance(items, list) else []
+
+
+def _texts(items: list[Any], key: str) -> tuple[str, ...]:
+    """One text for each item, empty where the item has none."""
+    values = (item.get(key) if isinstance(item, dict) else None for item in items)
+    return tuple(value if isinstance(value, str) else "" for value in values)
+
+
+def _valid(adapter: TypeAdapter[_T], items: list[Any]) -> dict[int, _T]:
+    valid: dict[int, _T] = {}
+    for index, item in enumerate(items):
+        try:
+            valid[index] = adapter.validate_python(item)
+        except ValidationError:
+            continue  # its faults are told already
+    return valid
+
+
+LONGEST_ENDPOINT_NAME: Final = 63
+
+
+def has_network(config: Config) -> bool:
+    """Whether anything of the file runs on machines: a project that only keeps artifacts needs none."""
+    return bool(config.fleets or config.endpoints or config.farm or config.cluster)
+
+
+def zones_of(config: Config) -> tuple[str, ...]:
+    """The zones that have a subnet, in the order of the file."""
+    network, region = config.network, config.project.region
+    if isinstance(network, ExistingNetwork):
+        return tuple(each.zone for each in network.subnets)
+    return network.zones or (f"{region}a", f"{region}b")
+
+
+def misplaced(config: Config) -> Iterator[Finding]:
+    """What keeps the stacks from having a place, or a role from having a bound."""
+    yield from _moving_key(config)
+    region = config.project.region
+    if not has_network(config):
+        return
+    if region is None:
+        yield Finding(("project", "region"), "nothing", "a region, for the subnets of the fleets are in its zones")
+        return
+    zones = zones_of(config)
+    yield from _misplaced_zones(config, region, zones)
+    yield from _misplaced_fleets(config, zones)
+    if config.cluster:
+        yield from _misplaced_nodes(config.cluster, zones)
+    yield from _misplaced_endpoints(config)
+
+
+def _moving_key(config: Config) -> Iterator[Finding]:
+    named = {("signing", "key"): config.signing.key} | {
+        ("signing", "promoting", at, "key"): each.key for at, each in enumerate(config.signing.promoting)
+    }
+    for place, key in named.items() if config.release else ():
+        if ":alias/" not in (key or ""):
+            continue
+        allowed = 'the ARN of the key itself ("kms:arn:...:key/ID"): the role of releases may use that key and no other'
+        yield Finding(place, shown(key), allowed)
+
+
+def _misplaced_zones(config: Config, region: str, zones: tuple[str, ...]) -> Iterator[Finding]:
+    for index, zone in enumerate(zones):
+        if not zone.startswith(region) or len(zone) != len(region) + 1:
+            yield Finding(_path(config, index), shown(zone), f"a zone of {region}, which is the region of the project")
+        elif zone in zones[:index]:
+            yield Finding(_path(config, index), shown(zone), "another zone: this one has a subnet already")
+
+
+def _misplaced_fleets(config: Config, zones: tuple[str, ...]) -> Iterator[Finding]:
+    for index, fleet in enumerate(config.fleets):
+        if isinstance(fleet, TrainingFleet) and fleet.zone not in zones:
+            allowed = f"a zone that has a subnet: {', '.join(zones)} (network.zones)"
+            yield Finding(("fleets", index, "zone"), shown(fleet.zone), allowed)
+        if isinstance(fleet, TrainingFleet) and fleet.capacity.kind == "spot" and fleet.nodes > 1:
+            allowed = "1, or another kind of capacity: AWS Batch runs no job of several nodes on spot instances"
+            yield Finding(("fleets", index, "nodes"), shown(fleet.nodes), allowed)
+
+
+def _misplaced_nodes(cluster: Cluster, zones: tuple[str, ...]) -> Iterator[Finding]:
+    if len(zones) < 2:
+        yield Finding(("cluster",), shown(zones), "two zones for it in network.zones: EKS has its interfaces in both")
+    for index, group in enumerate(cluster.groups):
+        if group.zone not in zones:
+            allowed = f"a zone that has a subnet: {', '.join(zones)} (network.zones)"
+            yield Finding(("cluster", "groups", index, "zone"), shown(group.zone), allowed)
+
+
+def _misplaced_endpoints(config: Config) -> Iterator[Finding]:
+    room = LONGEST_ENDPOINT_NAME - len(config.project.name) - 1
+    for index, endpoint in enumerate(config.endpoints):
+        if len(endpoint.name) > room:
+            allowed = (
+                f"at most {room} characters, for SageMaker takes {LONGEST_ENDPOINT_NAME} with the project's before them"
+            )
+            yield Finding(("endpoints", index, "name"), shown(endpoint.name), allowed)
+        if f".ecr.{config.project.region}." not in endpoint.image:
+            allowed = f"an image in ECR of {config.project.region}: SageMaker takes none from another region"
+            yield Finding(("endpoints", index, "image"), shown(endpoint.image), allowed)
+
+
+def _path(config: Config, index: int) -> tuple[str | int, ...]:
+    if isinstance(config.network, ExistingNetwork):
+        return ("network", "subnets", index, "zone")
+    return ("network", "zones", index)

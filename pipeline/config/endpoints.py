@@ -7,9 +7,8 @@ from typing import Annotated, Final, Literal, TypeAlias
 from pydantic import Field, ValidationInfo, field_validator
 
 from nxpipe.emulator.hardware import INSTANCES, Instance
-from nxpipe.pipeline.config.forms import Absent, Unit, one_of, refuse, text
 from nxpipe.pipeline.config.kinds import EcrImage, Slug, duration, write_duration
-from nxpipe.pipeline.config.table import Table
+from nxpipe.pipeline.config.schema import Absent, Table, Unit, one_of, refuse, text
 
 _PREFIX: Final = "ml."
 # How SageMaker sells the sizes, by its ProductionVariant: not a property of the hardware.

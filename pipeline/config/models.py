@@ -5,9 +5,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, ValidationInfo, field_validator
 
 from nxpipe.emulator.hardware import INSTANCES
-from nxpipe.pipeline.config.forms import Absent, Unit, one_of, refuse
 from nxpipe.pipeline.config.kinds import ASCENDING, DISTINCT, LIST, Degree, Folder, HubId, Revision, Slug, Weights
-from nxpipe.pipeline.config.table import Table
+from nxpipe.pipeline.config.schema import Absent, Table, Unit, one_of, refuse
 
 InstanceType = Annotated[str, one_of(INSTANCES)]
 Task: TypeAlias = Literal[

@@ -6,11 +6,10 @@ from typing import Any, Final
 
 from pydantic.fields import FieldInfo
 
-from nxpipe.pipeline.config.environment import settable
-from nxpipe.pipeline.config.forms import Absent, Form
+from nxpipe.pipeline.config.load import settable
+from nxpipe.pipeline.config.messages import allowed_text, shown
 from nxpipe.pipeline.config.root import Config
-from nxpipe.pipeline.config.table import TAG, Kind, Table, field_kind, is_table
-from nxpipe.pipeline.config.wording import allowed_text, shown
+from nxpipe.pipeline.config.schema import TAG, Absent, Form, Kind, Table, field_kind, is_table
 
 
 def field_help(table: type[Table], name: str) -> str:

@@ -4,16 +4,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from nxpipe.pipeline.config.cloud import Acknowledge, Amis, Budget, Farm, Observe, Release
+from nxpipe.pipeline.config.cloud import Acknowledge, Amis, Budget, ClosedNetwork, Farm, Network, Observe, Release
 from nxpipe.pipeline.config.cluster import Cluster
 from nxpipe.pipeline.config.endpoints import ModelEndpoint
 from nxpipe.pipeline.config.fleets import Fleet
-from nxpipe.pipeline.config.forms import Absent
 from nxpipe.pipeline.config.models import Model
-from nxpipe.pipeline.config.network import ClosedNetwork, Network
+from nxpipe.pipeline.config.schema import Absent, Table
 from nxpipe.pipeline.config.sections import Build, Project, Rollout, Signing, Verify
 from nxpipe.pipeline.config.store import Store
-from nxpipe.pipeline.config.table import Table
 
 
 class Config(Table):

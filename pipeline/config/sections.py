@@ -5,7 +5,6 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from nxpipe.pipeline.config.forms import Absent, ListRule, Unit, refuse
 from nxpipe.pipeline.config.kinds import (
     ASCENDING,
     DISTINCT,
@@ -21,7 +20,7 @@ from nxpipe.pipeline.config.kinds import (
     duration,
     write_duration,
 )
-from nxpipe.pipeline.config.table import Table
+from nxpipe.pipeline.config.schema import Absent, ListRule, Table, Unit, refuse
 
 
 class Project(Table):

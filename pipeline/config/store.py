@@ -1,12 +1,14 @@
 """The table [store]: apart from the others because most commands ask for nothing else."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Final
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from nxpipe.pipeline.config.forms import Absent
 from nxpipe.pipeline.config.kinds import DISTINCT, MAYBE_EMPTY, Folder, KmsKey, Size, StoreUrl
-from nxpipe.pipeline.config.table import Table
+from nxpipe.pipeline.config.schema import Absent, Table
 
 
 class Store(Table):
@@ -37,3 +39,46 @@ class Store(Table):
         description="The KMS key that objects in the bucket of `url` are encrypted with.",
         examples=["arn:aws:kms:us-east-2:123456789012:key/0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"],
     )
+
+
+TABLES: Final = frozenset(
+    {
+        "project",
+        "store",
+        "models",
+        "fleets",
+        "endpoints",
+        "network",
+        "rollout",
+        "build",
+        "verify",
+        "signing",
+        "budget",
+        "amis",
+        "observe",
+        "release",
+        "farm",
+        "cluster",
+        "acknowledge",
+    }
+)
+
+
+def load_store_section(path: Path, environ: Mapping[str, str]) -> Store:
+    """As `load_config(...).store` where the file may be missing, but heedless of faults in tables beside it."""
+    if not any(name.startswith("NXPIPE_STORE_") for name in environ):
+        document = _document(path)
+        if document.keys() <= TABLES:
+            with suppress(ValidationError):  # told below, with all others
+                return Store.model_validate(document.get("store", {}))
+    from nxpipe.pipeline.config.load import load_config
+
+    return load_config(path, environ, missing_ok=True).store
+
+
+def _document(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    from nxpipe.pipeline.config.toml_file import read_document
+
+    return read_document(path)[1]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import date, timedelta
 from typing import Any, Final
 
-from nxpipe.pipeline.config.amis import FLEETS_PARAMETER, TRAINING_PARAMETER, LockedImage
+from nxpipe.pipeline.config.locks import FLEETS_PARAMETER, TRAINING_PARAMETER, LockedImage
 from nxpipe.pipeline.util.aws import asking
 from nxpipe.pipeline.util.errors import AwsError
 

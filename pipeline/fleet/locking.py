@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
-from nxpipe.pipeline.config.cluster_lock import ADDONS, ClusterLock, LockedNodes
+from nxpipe.pipeline.config.locks import ADDONS, ClusterLock, LockedNodes
 from nxpipe.pipeline.util.aws import asking
 from nxpipe.pipeline.util.errors import AwsError
 

@@ -12,9 +12,9 @@ from typing import Final, get_args
 from pydantic import ValidationError
 
 from nxpipe.pipeline.config import Config
+from nxpipe.pipeline.config.messages import findings
 from nxpipe.pipeline.config.models import Task
 from nxpipe.pipeline.config.reference import tables
-from nxpipe.pipeline.config.translate import findings
 from nxpipe.pipeline.models.known import find
 from nxpipe.pipeline.models.source import resolve
 from nxpipe.pipeline.util.errors import ModelSourceError

@@ -9,7 +9,7 @@ from botocore.session import Session
 from botocore.stub import Stubber
 
 from nxpipe.pipeline.config import ConfigInvalid, load_config
-from nxpipe.pipeline.config.amis import FLEETS_PARAMETER, TRAINING_PARAMETER, AmiLock, LockedImage, read_lock
+from nxpipe.pipeline.config.locks import FLEETS_PARAMETER, TRAINING_PARAMETER, AmiLock, LockedImage, read_lock
 from nxpipe.pipeline.fleet.images import find_image, find_training_host
 from nxpipe.pipeline.util.errors import AwsError
 from nxpipe.stacks.amis import fleet_image, known_images, lock_of, training_image, unlocked_images

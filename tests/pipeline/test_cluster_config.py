@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nxpipe.pipeline.config import ConfigInvalid, load_config
-from nxpipe.pipeline.config.place import has_network, misplaced
+from nxpipe.pipeline.config.crosschecks import has_network, misplaced
 
 GROUP = """
 [[cluster.groups]]

@@ -11,7 +11,7 @@ from botocore.session import Session
 from botocore.stub import Stubber
 
 from nxpipe.pipeline.config import ConfigInvalid, load_config
-from nxpipe.pipeline.config.cluster_lock import ADDONS, read_cluster_lock
+from nxpipe.pipeline.config.locks import ADDONS, read_cluster_lock
 from nxpipe.pipeline.fleet.locking import find_cluster
 from nxpipe.pipeline.util.errors import AwsError
 from tests.pipeline.cluster_project import DIGESTS, IMAGES, LOCK, REGION, project

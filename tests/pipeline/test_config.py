@@ -23,7 +23,7 @@ from nxpipe.pipeline.config import (
     origins,
 )
 from nxpipe.pipeline.config.reference import tables
-from nxpipe.pipeline.config.table import field_kind
+from nxpipe.pipeline.config.schema import field_kind
 from tests.conftest import ROOT
 from tests.pipeline.in_process import InProcess, nxpipe
 

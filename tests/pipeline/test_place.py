@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from nxpipe.pipeline.config.crosschecks import has_network, misplaced, zones_of
 from nxpipe.pipeline.config.load import load, read_source
-from nxpipe.pipeline.config.place import has_network, misplaced, zones_of
 from nxpipe.pipeline.config.root import Config
 
 MODEL = """

@@ -6,7 +6,7 @@ import boto3
 import pytest
 from aws_cdk import App, Stack, aws_ec2, aws_iam
 
-from nxpipe.pipeline.config.network import ClosedNetwork, NatNetwork
+from nxpipe.pipeline.config.cloud import ClosedNetwork, NatNetwork
 from nxpipe.stacks.endpoints import Endpoints
 from nxpipe.stacks.network import NetworkStack
 from nxpipe.stacks.reach import Unreachable

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from app import main
-from nxpipe.pipeline.config.amis import FLEETS_PARAMETER, TRAINING_PARAMETER
+from nxpipe.pipeline.config.locks import FLEETS_PARAMETER, TRAINING_PARAMETER
 from nxpipe.pipeline.templates.configuration import configuration
 from nxpipe.stacks.reading import Templates, read
 from nxpipe.stacks.rules import Facts, lint

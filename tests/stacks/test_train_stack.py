@@ -17,8 +17,8 @@ from aws_cdk import RemovalPolicy
 
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config import Config, Project, TrainingFleet
-from nxpipe.pipeline.config.network import ClosedNetwork
-from nxpipe.pipeline.config.place import misplaced
+from nxpipe.pipeline.config.cloud import ClosedNetwork
+from nxpipe.pipeline.config.crosschecks import misplaced
 from nxpipe.stacks.network import NetworkStack
 from nxpipe.stacks.store import StoreStack
 from nxpipe.stacks.train import TrainStack

@@ -10,8 +10,8 @@ from typing import Final
 
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config import Config
+from nxpipe.pipeline.config.cloud import ExistingNetwork
 from nxpipe.pipeline.config.cluster import NodeGroup
-from nxpipe.pipeline.config.network import ExistingNetwork
 from nxpipe.pipeline.fleet.kubernetes.document import Object, Value
 from nxpipe.stacks.names import NEURON, PROJECT_TAG, cluster_name, efa_group, node_profile
 

@@ -5,7 +5,7 @@ from typing import Final
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config import Config
 from nxpipe.pipeline.config.cluster import Cluster, Mirror
-from nxpipe.pipeline.config.cluster_lock import ClusterLock
+from nxpipe.pipeline.config.locks import ClusterLock
 from nxpipe.pipeline.fleet.kubernetes import karpenter, neuron
 from nxpipe.pipeline.fleet.kubernetes.document import Object, written
 from nxpipe.pipeline.fleet.kubernetes.objects import account, device_plugin
