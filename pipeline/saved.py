@@ -14,11 +14,10 @@ from click.core import ParameterSource
 from nxpipe.emulator.errors import CompileError
 from nxpipe.emulator.regular_file import open_regular
 from nxpipe.pipeline.models.file_digest import sha256_of_file
-from nxpipe.pipeline.util.console import human_bytes
 from nxpipe.pipeline.util.errors import BuildRefused, ModelSourceError, NotEnoughMemory
-from nxpipe.pipeline.util.folders import expanded
-from nxpipe.pipeline.util.machine import available_memory
-from nxpipe.pipeline.util.suggest import did_you_mean
+from nxpipe.pipeline.util.files import expanded
+from nxpipe.pipeline.util.process import available_memory
+from nxpipe.pipeline.util.text import did_you_mean, human_bytes
 from nxpipe.pipeline.verify.verify import Arrays
 
 if TYPE_CHECKING:

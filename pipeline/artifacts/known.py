@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from nxpipe.artifact_store.errors import ChannelEmpty
-from nxpipe.pipeline.util.suggest import did_you_mean
+from nxpipe.pipeline.util.text import did_you_mean
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store

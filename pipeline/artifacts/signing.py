@@ -8,8 +8,8 @@ import click
 
 from nxpipe.artifact_store.errors import Refused
 from nxpipe.pipeline.artifacts.colours import COLOURS, channel_of
-from nxpipe.pipeline.util.folders import NoHome, expanded, user_state_folder
-from nxpipe.pipeline.util.suggest import did_you_mean
+from nxpipe.pipeline.util.files import NoHome, expanded, user_state_folder
+from nxpipe.pipeline.util.text import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

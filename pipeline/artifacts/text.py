@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from nxpipe.artifact_store.names import SHOWN
-from nxpipe.pipeline.util.console import table
 from nxpipe.pipeline.util.escape import for_terminal, shown, style
+from nxpipe.pipeline.util.text import table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.channel.generation import Generation, Served

@@ -8,7 +8,8 @@ import click
 
 from nxpipe.pipeline.cli.main import Group
 from nxpipe.pipeline.cli.options import config_option
-from nxpipe.pipeline.util.console import Console, table
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.text import table
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.config.locks import AmiLock, LockedImage
@@ -49,7 +50,7 @@ def lock(console: Console, regions: tuple[str, ...], config_path: Path) -> None:
     from nxpipe.pipeline.config.locks import read_lock
     from nxpipe.pipeline.fleet.images import find_image, find_training_host
     from nxpipe.pipeline.util.aws import client
-    from nxpipe.pipeline.util.whole_file import write_whole
+    from nxpipe.pipeline.util.files import write_whole
 
     config = load_config(config_path, os.environ)
     before = read_lock(config_path.parent / config.amis.lock)

@@ -15,9 +15,10 @@ from nxpipe.pipeline.cli.parameters import Percentage
 from nxpipe.pipeline.cli.store_url import open_the_store
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.request import digest_of
-from nxpipe.pipeline.util.console import Console, table
+from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.escape import style
 from nxpipe.pipeline.util.exit_codes import REGRESSION
+from nxpipe.pipeline.util.text import table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store

@@ -15,7 +15,7 @@ from nxpipe.pipeline.cli.store.itself import open_the_store_itself
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.saved import axis_option
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.util.state_folder import state_folder
+from nxpipe.pipeline.util.files import state_folder
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.build.unfinished import Unfinished

@@ -10,7 +10,8 @@ import click
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.cli.main import Group
 from nxpipe.pipeline.cli.options import Label, config_option, store_option
-from nxpipe.pipeline.util.console import Console, human_bytes, table
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.text import human_bytes, table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store

@@ -8,7 +8,8 @@ import click
 
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option
-from nxpipe.pipeline.util.console import Console, table
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.text import table
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.config.locks import ClusterLock
@@ -32,7 +33,7 @@ def lock(console: Console, config_path: Path) -> None:
     from nxpipe.pipeline.config.locks import cluster_of
     from nxpipe.pipeline.fleet.locking import find_cluster
     from nxpipe.pipeline.util.aws import client
-    from nxpipe.pipeline.util.whole_file import write_whole
+    from nxpipe.pipeline.util.files import write_whole
 
     config = load_config(config_path, os.environ)
     cluster, region = cluster_of(config, str(config_path))

@@ -11,7 +11,8 @@ from nxpipe.pipeline.cli.main import Group
 from nxpipe.pipeline.cli.options import config_option
 from nxpipe.pipeline.config import json_schema, load_config, origins
 from nxpipe.pipeline.config.messages import shown
-from nxpipe.pipeline.util.console import Console, table
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.text import table
 
 
 @click.group(cls=Group)

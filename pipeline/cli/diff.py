@@ -10,8 +10,9 @@ from nxpipe.pipeline.build.nearness import difference_table, differences_as_json
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.cli.store_url import open_the_store
-from nxpipe.pipeline.util.console import Console, human_bytes, table
+from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.escape import shown, style
+from nxpipe.pipeline.util.text import human_bytes, table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.difference import ManifestDifference, Part, Section

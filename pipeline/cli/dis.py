@@ -7,9 +7,9 @@ import click
 
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.util.console import Console, human_bytes, table
+from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import ProgramInvalid
-from nxpipe.pipeline.util.suggest import did_you_mean
+from nxpipe.pipeline.util.text import did_you_mean, human_bytes, table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.manifest import Executable, Manifest

@@ -4,9 +4,10 @@ import click
 
 from nxpipe.pipeline.cli.installation import Finding, examine
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.util.console import Console, table
+from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.escape import style
 from nxpipe.pipeline.util.exit_codes import SOFTWARE
+from nxpipe.pipeline.util.text import table
 
 _COLOURS = {"ok": "green", "optional": "yellow", "missing": "red"}
 

@@ -19,10 +19,11 @@ from nxpipe.pipeline.cli.store_url import open_the_store
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.config.sections import Backend
 from nxpipe.pipeline.saved import axis_option
-from nxpipe.pipeline.util.console import Console, table
+from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.escape import for_terminal
-from nxpipe.pipeline.util.garbage import no_collection
-from nxpipe.pipeline.util.state_folder import state_folder
+from nxpipe.pipeline.util.files import state_folder
+from nxpipe.pipeline.util.process import no_collection
+from nxpipe.pipeline.util.text import table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nxpipe.pipeline.util.suggest import did_you_mean
+from nxpipe.pipeline.util.text import did_you_mean
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.config import Config, ServingFleet

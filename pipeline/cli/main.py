@@ -11,7 +11,7 @@ import click
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import sentence_of
-from nxpipe.pipeline.util.interrupts import heed_interrupts, unwound
+from nxpipe.pipeline.util.process import heed_interrupts, unwound
 
 # name -> (where it lives, one line for `nxpipe --help`). The line is here so that a listing imports no command.
 COMMANDS = {
@@ -120,7 +120,7 @@ class Group(_ShortHelp, click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            from nxpipe.pipeline.util.suggest import did_you_mean
+            from nxpipe.pipeline.util.text import did_you_mean
 
             known = self.list_commands(ctx)
             hint = did_you_mean(args[0], known) or f"; there are {', '.join(known)}"
@@ -202,7 +202,7 @@ def _translate(error: Exception, console: Console) -> int:
 
         console.trace("".join(traceback.format_exception(error)))
     if row is None:
-        from nxpipe.pipeline.util.crash import report_crash
+        from nxpipe.pipeline.util.process import report_crash
 
         console.complain(report_crash(error))
         return exit_codes.INTERNAL.number

@@ -11,7 +11,7 @@ from nxpipe.pipeline.cli.parameters import Numbers, Phases, Target
 from nxpipe.pipeline.config import Config, Model
 from nxpipe.pipeline.config.models import Autocast, AutocastType, Task
 from nxpipe.pipeline.order import Order
-from nxpipe.pipeline.util.suggest import did_you_mean
+from nxpipe.pipeline.util.text import did_you_mean
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -12,10 +12,11 @@ from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.cli.order_options import order_options, orders, refuse_words_without_effect
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.saved import axis_option, saved_program
-from nxpipe.pipeline.util.console import Console, table
-from nxpipe.pipeline.util.documents import DocumentInvalid, MiB, read_file
+from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import WouldOverwrite
 from nxpipe.pipeline.util.escape import for_terminal
+from nxpipe.pipeline.util.files import DocumentInvalid, MiB, read_file
+from nxpipe.pipeline.util.text import table
 from nxpipe.pipeline.verify.runner import Execution, Mode, execution_options, sentence
 
 if TYPE_CHECKING:

@@ -16,9 +16,10 @@ from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.config.models import Autocast
 from nxpipe.pipeline.order import words
 from nxpipe.pipeline.saved import axis_option, saved_program
-from nxpipe.pipeline.util.console import Console, table
+from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import VerificationFailed
 from nxpipe.pipeline.util.escape import for_terminal
+from nxpipe.pipeline.util.text import table
 from nxpipe.pipeline.verify.runner import Execution, execution_options, sentence
 
 if TYPE_CHECKING:

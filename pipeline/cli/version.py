@@ -9,7 +9,8 @@ import click
 from nxpipe.pipeline import VERSION
 from nxpipe.pipeline.cli.installation import LIBRARIES, neuronx
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.util.console import Console, table
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.text import table
 
 
 @click.command(cls=Command)

@@ -19,7 +19,7 @@ from nxpipe.pipeline.config.fleets import Fleet, ServingFleet, TrainingFleet
 from nxpipe.pipeline.config.messages import shown
 from nxpipe.pipeline.config.models import Model
 from nxpipe.pipeline.config.root import Config
-from nxpipe.pipeline.util.suggest import nearest
+from nxpipe.pipeline.util.text import nearest
 
 
 @dataclass(frozen=True)

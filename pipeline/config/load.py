@@ -16,7 +16,7 @@ from nxpipe.pipeline.config.messages import findings, key_text, shown
 from nxpipe.pipeline.config.root import Config
 from nxpipe.pipeline.config.schema import Kind, Table, field_kind, is_table
 from nxpipe.pipeline.config.toml_file import read_document
-from nxpipe.pipeline.util.suggest import nearest
+from nxpipe.pipeline.util.text import nearest
 
 FILE: Final = "environment"  # what a fault names in place of a file
 _WHOLE: Final = "[+-]?[0-9]{1,40}"

@@ -17,7 +17,7 @@ from nxpipe.pipeline.config.faults import ConfigInvalid, Fault
 from nxpipe.pipeline.config.kinds import Region
 from nxpipe.pipeline.config.root import Config
 from nxpipe.pipeline.config.schema import Table, text
-from nxpipe.pipeline.util.documents import MiB, read_file, toml_of
+from nxpipe.pipeline.util.files import MiB, read_file, toml_of
 
 # Public parameters that name the newest image of a region: with all frameworks and the driver, and with ECS and the
 # driver.

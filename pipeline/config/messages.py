@@ -25,7 +25,7 @@ from nxpipe.pipeline.config.schema import (
     tag_of,
     walk,
 )
-from nxpipe.pipeline.util.suggest import nearest
+from nxpipe.pipeline.util.text import nearest
 
 _LONGEST = 60
 _BARE = "[A-Za-z0-9_-]+"

@@ -8,7 +8,7 @@ from typing import Any, Final, NoReturn
 
 from nxpipe.pipeline.config.faults import ConfigInvalid, Fault, KeyPath
 from nxpipe.pipeline.config.messages import shown
-from nxpipe.pipeline.util.documents import DocumentInvalid, read_file, toml_of
+from nxpipe.pipeline.util.files import DocumentInvalid, read_file, toml_of
 
 _LARGEST: Final = 1 << 20  # far above any real file, far below what takes long to parse
 _LEAST: Final = 'at least the table [project] with a name, such as name = "search"; `nxpipe init` writes a whole file'

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from nxpipe.pipeline.util.documents import MiB, json_of, read_file
 from nxpipe.pipeline.util.errors import MissingSoftware, TemplateInvalid
+from nxpipe.pipeline.util.files import MiB, json_of, read_file
 from nxpipe.stacks.reading import Template, Templates, construct_paths, read
 
 _ENDING: Final = ".template.json"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nxpipe.pipeline.util.errors import WouldOverwrite
-from nxpipe.pipeline.util.whole_file import write_whole
+from nxpipe.pipeline.util.files import write_whole
 
 
 def write_all(folder: Path, files: Mapping[str, str], head: str) -> None:

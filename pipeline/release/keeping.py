@@ -6,7 +6,7 @@ from typing import Any
 
 from nxpipe.artifact_store.reports import moment_of
 from nxpipe.pipeline.release.page import page
-from nxpipe.pipeline.util.whole_file import write_whole
+from nxpipe.pipeline.util.files import write_whole
 
 
 def keep(report: dict[str, Any], folder: Path) -> Path:

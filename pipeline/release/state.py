@@ -19,7 +19,7 @@ from nxpipe.pipeline.cli.order_options import chosen_models
 from nxpipe.pipeline.release.candidate import Candidate, planned
 from nxpipe.pipeline.release.words import Expected, Words
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.util.state_folder import state_folder
+from nxpipe.pipeline.util.files import state_folder
 from nxpipe.pipeline.verify.verify import Thresholds
 
 if TYPE_CHECKING:

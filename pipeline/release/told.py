@@ -8,8 +8,8 @@ from nxpipe.pipeline.build.report.markup import Markup, tag
 from nxpipe.pipeline.build.report.words import duration, plain
 from nxpipe.pipeline.release.gate import Passage
 from nxpipe.pipeline.release.page import gates
-from nxpipe.pipeline.util.console import table
 from nxpipe.pipeline.util.escape import for_terminal, style
+from nxpipe.pipeline.util.text import table
 
 _COLOURS: Final = {"passed": "green", "done": "green", "failed": "red", "interrupted": "yellow"}
 _SHOWN: Final = 2000  # characters of a sentence

@@ -6,7 +6,7 @@ from typing import Final
 from nxpipe.pipeline.canary.explain import odds
 from nxpipe.pipeline.rollout.looks import Look
 from nxpipe.pipeline.rollout.machine import Execution
-from nxpipe.pipeline.util.console import table
+from nxpipe.pipeline.util.text import table
 
 _HEADER: Final = ("at", "step", "new: bad of all", "old: bad of all", "for it", "against", "word", "because")
 

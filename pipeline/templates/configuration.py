@@ -19,7 +19,7 @@ from nxpipe.pipeline.models.known import find
 from nxpipe.pipeline.models.source import resolve
 from nxpipe.pipeline.util.errors import ModelSourceError
 from nxpipe.pipeline.util.escape import for_json
-from nxpipe.pipeline.util.folders import expanded
+from nxpipe.pipeline.util.files import expanded
 
 _TEMPLATE: Final = Path(__file__).with_name("nxpipe.toml")
 _ACCEPTED: Final = timedelta(days=180)

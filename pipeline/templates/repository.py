@@ -10,7 +10,7 @@ from typing import Final
 
 from nxpipe.pipeline.templates.configuration import configuration
 from nxpipe.pipeline.util.errors import WouldOverwrite
-from nxpipe.pipeline.util.state_folder import NAME
+from nxpipe.pipeline.util.files import NAME
 
 _HERE: Final = Path(__file__).parent
 _GITHUB: Final = {

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 import click
 
-from nxpipe.pipeline.util.escape import for_json, for_json_text, for_log, line_for, shown, style, unstyled
+from nxpipe.pipeline.util.escape import for_json, for_json_text, for_log, line_for, style
 
 _CLEARED = "\r\033[K"  # the row of the terminal that the cursor is in
 
@@ -154,24 +154,3 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 def _coloured(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Plain columns, two spaces apart; a cell may be coloured, and nothing follows the last one."""
-    cells = [[style(title, bold=True) for title in header], *([shown(cell) for cell in row] for row in rows)]
-    widths = [max(len(unstyled(row[column])) for row in cells) for column in range(len(header))]
-    return "\n".join("  ".join(map(_padded, row, widths)).rstrip() for row in cells)
-
-
-def _padded(cell: str, width: int) -> str:
-    return cell + " " * (width - len(unstyled(cell)))
-
-
-def human_bytes(count: int) -> str:
-    """A size as people read it: 437.9 MB."""
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, get_a
 
 import click
 
-from nxpipe.pipeline.util.console import human_bytes
+from nxpipe.pipeline.util.text import human_bytes
 from nxpipe.pipeline.verify.verify import Arrays
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import click
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option
 from nxpipe.pipeline.cli.rollout.options import base_error_option, configured_plan, rps_option
-from nxpipe.pipeline.util.console import Console, table
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.text import table
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.canary.plan import Plan

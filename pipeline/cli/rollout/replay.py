@@ -7,8 +7,8 @@ import click
 
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.util.documents import MiB, read_file
 from nxpipe.pipeline.util.exit_codes import RECORD
+from nxpipe.pipeline.util.files import MiB, read_file
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.canary.plan import Plan

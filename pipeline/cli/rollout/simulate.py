@@ -16,9 +16,10 @@ from nxpipe.pipeline.cli.rollout.options import (
     latency_tail_option,
     rps_option,
 )
-from nxpipe.pipeline.util.console import Console, table
+from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import MissingSoftware
 from nxpipe.pipeline.util.escape import style
+from nxpipe.pipeline.util.text import table
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.rollout.simulate import Summary

@@ -8,8 +8,9 @@ import click
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.cli.store.itself import open_the_store_itself
-from nxpipe.pipeline.util.console import Console, table
+from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.escape import style
+from nxpipe.pipeline.util.text import table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.upkeep.doctor import Diagnosis

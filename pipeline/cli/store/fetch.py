@@ -13,8 +13,9 @@ from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.cli.store_url import open_the_store, open_what_was_seen, what_is_remembered
-from nxpipe.pipeline.util.console import Console, human_bytes
+from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.progress import Progress
+from nxpipe.pipeline.util.text import human_bytes
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store

@@ -10,9 +10,10 @@ import click
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.cli.store.itself import open_the_store_itself
-from nxpipe.pipeline.util.console import Console, human_bytes
+from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.exit_codes import CORRUPT, OK, STORE, ExitCode
 from nxpipe.pipeline.util.progress import Progress
+from nxpipe.pipeline.util.text import human_bytes
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.backends.protocol import Sent

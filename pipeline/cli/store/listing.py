@@ -12,8 +12,9 @@ from nxpipe.pipeline.artifacts import utilisation
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.cli.store_url import open_the_store
-from nxpipe.pipeline.util.console import Console, human_bytes, table
+from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.escape import for_terminal, style
+from nxpipe.pipeline.util.text import human_bytes, table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published
@@ -43,7 +44,7 @@ def ls(
       nxpipe store ls --model 'acme/*' --target inf2 --limit 20
       nxpipe store ls --store s3://my-artifacts/nxpipe --json
     """
-    from nxpipe.pipeline.util.garbage import no_collection
+    from nxpipe.pipeline.util.process import no_collection
 
     with no_collection():
         opened = open_the_store(store, config_path, console)

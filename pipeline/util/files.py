@@ -1,16 +1,61 @@
-"""Files and documents of strangers: read whole or refused, within limits, each refusal one sentence.
-
-Every file that a user names is read by `read_file`, every JSON text by `json_of`, and every TOML text by `toml_of`.
-`DocumentInvalid` is a ValueError, so what says where the document came from adds that to the sentence.
-"""
+"""Folders of the user: where the home is, and what is kept below it. A container may run under a uid that has none."""
 
 import json
+import os
 import re
+import secrets
 import tomllib
 from pathlib import Path
 from typing import Any, Final
 
 from nxpipe.emulator.regular_file import open_regular
+
+
+class NoHome(OSError):
+    """Neither HOME nor the system says where the user's files are; what is only kept to save time is done without."""
+
+
+def home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise NoHome("no home folder is known; set HOME") from error
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or home() / ".cache") / "nxpipe"
+
+
+def user_state_folder() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or home() / ".local" / "state") / "nxpipe"
+
+
+def log_folder() -> Path:
+    return user_state_folder() / "logs"
+
+
+def expanded(path: str | Path) -> Path:
+    """`~` and `~USER` as a shell takes them: where no such home is known, they are the name of a file."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - that of Path raises for an unknown user
+
+
+NAME: Final = ".nxpipe"
+
+
+def state_folder(config_path: Path) -> Path:
+    return config_path.parent / NAME
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Its folder is made if need be. Several may write at once, and the last one stands."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    try:
+        beside.write_bytes(data)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
 
 MiB: Final = 1 << 20
 
