@@ -14,7 +14,7 @@ from aws_cdk import App, Environment, Stack
 
 from nxpipe.pipeline.config import Config, ConfigInvalid, ServingFleet, TrainingFleet
 from nxpipe.pipeline.config.cloud import ExistingNetwork
-from nxpipe.pipeline.config.crosschecks import has_network, misplaced, zones_of
+from nxpipe.pipeline.config.crosschecks import has_network, check_placement, zones_of
 from nxpipe.pipeline.config.load import load, read_source
 from nxpipe.pipeline.config.locks import AmiLock
 from nxpipe.pipeline.util.escape import for_log
@@ -65,7 +65,7 @@ def deployable(path: Path) -> Config:
     """The file, with all that a deployment needs to know beyond what a build does."""
     source = read_source(path, os.environ)
     config = load(source)
-    if faults := [source.fault(finding) for finding in misplaced(config)]:
+    if faults := [source.fault(finding) for finding in check_placement(config)]:
         raise ConfigInvalid(faults)
     return config
 

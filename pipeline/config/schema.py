@@ -1,7 +1,7 @@
-"""How a value is written in the file: each kind of value has one reader, and one text that names what is allowed.
+"""The base of all tables, the markers on their types, and the introspection of pydantic's models.
 
-The text is what a fault says after "expected", what the reference page prints and what stands in the JSON Schema's
-description, so that no two of them can disagree.
+A `Form` is a kind of value: one parser and one text of what is allowed. That text follows "expected" in a fault, and
+stands on the reference page and in the JSON Schema, so the three always agree.
 """
 
 import re
@@ -16,17 +16,17 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from nxpipe.pipeline.config.faults import KeyPath
 
-RULE = "rule"  # the type of the errors that bring their own sentence
+RULE = "rule"  # the type of pydantic errors that carry their own text
 
 
 def refuse(allowed: str, *, found: str | None = None) -> PydanticCustomError:
-    """What a validator raises for a value that is well formed and still cannot be: `allowed` says what could."""
+    """The error of a validator: the value is well formed and breaks a rule; `allowed` is the text after "expected"."""
     return PydanticCustomError(RULE, "{allowed}", {"allowed": allowed, "found": found})
 
 
 @dataclass(frozen=True)
 class Form:
-    """One kind of value: `read` turns what TOML gives into what the program uses, or raises ValueError."""
+    """One kind of value: `read` converts a TOML value or raises ValueError, `write` converts it back."""
 
     allowed: str
     read: Callable[[Any], Any]
@@ -43,7 +43,7 @@ class Form:
 
 
 def text(pattern: str, allowed: str, *, longest: int = 255) -> Form:
-    """Text that matches a pattern as a whole. Patterns are compiled when used: start-up pays for none of them."""
+    """Text that matches the whole pattern. Patterns are compiled on first use, not at import."""
 
     def read(value: object) -> str:
         if not isinstance(value, str) or len(value) > longest or not re.fullmatch(pattern, value):
@@ -66,28 +66,28 @@ def one_of(names: Iterable[str]) -> Form:
 
 
 def listed(names: Iterable[str]) -> str:
-    """The names as the file would write them: one of "a", "b", "c"."""
+    """The names in TOML's quotes: one of "a", "b", "c"."""
     quoted = [f'"{name}"' for name in names]
     return quoted[0] if len(quoted) == 1 else f"one of {', '.join(quoted)}"
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What a number counts."""
+    """The unit of a number."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Absent:
-    """What holds when an optional key is not set."""
+    """The meaning of an optional key that is not set."""
 
     meaning: str
 
 
 @dataclass(frozen=True)
 class ListRule:
-    """A rule about a list as a whole, beyond what each item must be."""
+    """A rule on a whole list, beside the rules of its items."""
 
     allowed: str
     holds: Callable[[tuple[Any, ...]], bool]
@@ -101,7 +101,7 @@ class ListRule:
         return items
 
 
-TAG: Final = "kind"  # the key that says which of several shapes a table has
+TAG: Final = "kind"  # the discriminator of a table with several variants
 
 
 class Table(BaseModel):
@@ -111,24 +111,24 @@ class Table(BaseModel):
 
 @dataclass(frozen=True)
 class Kind:
-    """A type as its key declares it, without the wrapping."""
+    """The declared type of a key, without `Annotated` and `| None`."""
 
     annotation: Any
     metadata: tuple[Any, ...] = ()
 
     def of(self, marker: type) -> Any:
-        """The annotation of that class, if the type has one."""
+        """The marker of that class, or None."""
         return next((each for each in self.metadata if isinstance(each, marker)), None)
 
     @property
     def variants(self) -> dict[str, type[Table]]:
-        """The shapes of a table that has several, by the value of its tag."""
+        """The variants of a table, by the value of its tag."""
         shapes = get_args(self.annotation) if get_origin(self.annotation) in (Union, UnionType) else ()
         return {tag_of(shape): shape for shape in shapes if is_table(shape)}
 
     @property
     def item(self) -> "Kind | None":
-        """What a list is a list of."""
+        """The type of a list's items."""
         return kind_of(get_args(self.annotation)[0]) if get_origin(self.annotation) is tuple else None
 
     @property
@@ -146,7 +146,7 @@ def tag_of(table: type[Table]) -> str:
 
 
 def kind_of(annotation: Any, metadata: tuple[Any, ...] = ()) -> Kind:
-    """Take `Annotated` and `| None` off a type, keeping what they say."""
+    """Strip `Annotated` and `| None` from a type and collect the metadata."""
     if get_origin(annotation) is Annotated:
         inner, *extra = get_args(annotation)
         return kind_of(inner, (*metadata, *_flattened(extra)))
@@ -167,16 +167,16 @@ def _flattened(metadata: list[Any]) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an error stands: its key, the type that the key has, and the table that it stands in."""
+    """The place of an error: its key, the key's type, and the enclosing table."""
 
     path: KeyPath
     kind: Kind | None  # None: there is no such key
     table: type[Table] | None = None
-    siblings: tuple[type[Table], ...] = ()  # the other shapes of the table, where it may have several
+    siblings: tuple[type[Table], ...] = ()  # the other variants of the table
 
 
 def walk(root: type[Table], location: KeyPath) -> Place:
-    """Follow one of pydantic's locations, which names the chosen shapes as if they were keys."""
+    """Resolve a location of pydantic's, in which the tag of a variant stands like a key."""
     place = Place((), Kind(root))
     for step in location:
         kind = place.kind

@@ -1,4 +1,4 @@
-"""Reads the file's bytes as a TOML document, and says in which of many ways that failed."""
+"""TOML documents: reading with a remedy for each syntax error, and the line of every key, which `tomllib` omits."""
 
 import re
 import tomllib
@@ -15,15 +15,15 @@ _LEAST: Final = 'at least the table [project] with a name, such as name = "searc
 _MARKS: Final = {b"\xef\xbb\xbf": "UTF-8", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _POSITION: Final = r" \((?:at line ([0-9]+), column ([0-9]+)|at end of document)\)$"
 
-# Any file can be named, or linked to, as nxpipe.toml, and what it holds may be secret: a line is quoted only of a file
-# that begins a table of ours.
+# nxpipe.toml may be a link to any file, and that file may hold secrets: a fault quotes a line only if the file has the
+# header of a table of ours.
 _OURS: Final = re.compile(
     r"^[ \t]*\[{1,2}[ \t]*(?:project|store|models|fleets|endpoints|network|rollout|build|verify|signing)\b",
     re.MULTILINE,
 )
 
-# What `tomllib` says, and the way out that it does not tell.
-_WAYS_OUT: Final = (
+# The messages of `tomllib`, and the remedy for each.
+_REMEDIES: Final = (
     ("Cannot overwrite a value", "each key only once in a table"),
     ("Cannot declare", "each [table] only once; one more item of a list is headed [[table]]"),
     (
@@ -63,11 +63,11 @@ def _bytes(path: Path) -> bytes:
     try:
         return read_file(path, limit=_LARGEST)
     except DocumentInvalid as error:
-        _refuse(path, None, str(error), "a configuration of at most that size")
+        _refuse(path, None, str(error), "a configuration up to that size")
     except FileNotFoundError:
-        _refuse(path, None, "no such file", "the configuration; `nxpipe init` writes one, --config names another")
+        _refuse(path, None, "no such file", "the configuration; write one with `nxpipe init` or pass --config PATH")
     except IsADirectoryError:
-        _refuse(path, None, "a folder", f"a file; if it is in there, pass --config {path / 'nxpipe.toml'}")
+        _refuse(path, None, "a folder", f"a file; for a file in that folder, pass --config {path / 'nxpipe.toml'}")
     except OSError as error:
         _refuse(path, None, f"a file that cannot be read ({error.strerror})", "a file that this user may read")
 
@@ -88,12 +88,12 @@ def _syntax_fault(path: Path, text: str, message: str) -> Fault:
     lines = text.split("\n")
     line = int(position[1]) if position and position[1] else len(text.rstrip().split("\n"))
     what = message[: position.start()] if position else message
-    way_out = next((way for words, way in _WAYS_OUT if what.startswith(words)), f"valid TOML ({what})")
+    remedy = next((text for words, text in _REMEDIES if what.startswith(words)), f"valid TOML ({what})")
     if not _OURS.search(text):
         return Fault(
-            str(path), line, "", "no configuration of nxpipe", f"a file with the table [project], and {way_out}"
+            str(path), line, "", "not a configuration of nxpipe", f"a file with the table [project], and {remedy}"
         )
-    return Fault(str(path), line, "", shown(lines[line - 1].strip()), way_out)
+    return Fault(str(path), line, "", shown(lines[line - 1].strip()), remedy)
 
 
 def _refuse(path: Path, line: int | None, found: str, allowed: str) -> NoReturn:
@@ -109,7 +109,7 @@ _SCALAR = re.compile(r"[^,\]}#\n]+")
 
 
 def locate(text: str) -> dict[KeyPath, int]:
-    """The line on which each key, table and array item of a valid document stands."""
+    """The line of each key, table and array item. The text must be valid TOML: nothing is checked again here."""
     scan = _Scan(text)
     table: KeyPath = ()
     while not scan.ended():
@@ -191,7 +191,7 @@ class _Scan:
                 self._take(",")
         else:
             value = _STRING.match(self._text, self._at) or _SCALAR.match(self._text, self._at)
-            assert value is not None, "only text that tomllib accepts is located"
+            assert value is not None, "the text is valid TOML"
             self._at = value.end()
 
     def _keys(self) -> list[str]:
@@ -200,7 +200,7 @@ class _Scan:
         while not keys or self._take("."):
             self._skip_blank()
             word = _KEY.match(self._text, self._at)
-            assert word is not None, "only text that tomllib accepts is located"
+            assert word is not None, "the text is valid TOML"
             self._at = word.end()
             quoted = word[0][0] in "\"'"
             keys.append(tomllib.loads(f"key = {word[0]}")["key"] if quoted else word[0])

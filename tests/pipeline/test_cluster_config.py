@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nxpipe.pipeline.config import ConfigInvalid, load_config
-from nxpipe.pipeline.config.crosschecks import has_network, misplaced
+from nxpipe.pipeline.config.crosschecks import has_network, check_placement
 
 GROUP = """
 [[cluster.groups]]
@@ -39,7 +39,7 @@ def faults(folder: Path, text: str) -> list[str]:
         config = load_config(path, {})
     except ConfigInvalid as invalid:
         return [f"{each.key}: {each.found} | {each.allowed}" for each in invalid.faults]
-    return [f"{'.'.join(map(str, each.path))}: {each.found} | {each.allowed}" for each in misplaced(config)]
+    return [f"{'.'.join(map(str, each.path))}: {each.found} | {each.allowed}" for each in check_placement(config)]
 
 
 def test_a_cluster_of_its_own_is_complete_and_has_a_network(tmp_path: Path) -> None:

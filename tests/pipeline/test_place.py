@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.pipeline.config.crosschecks import has_network, misplaced, zones_of
+from nxpipe.pipeline.config.crosschecks import has_network, check_placement, zones_of
 from nxpipe.pipeline.config.load import load, read_source
 from nxpipe.pipeline.config.root import Config
 
@@ -41,7 +41,7 @@ def told(folder: Path, text: str) -> list[str]:
     path = folder / "nxpipe.toml"
     path.write_text(text)
     source = read_source(path, {})
-    return [str(source.fault(each)).removeprefix(f"{folder}/") for each in misplaced(load(source))]
+    return [str(source.fault(each)).removeprefix(f"{folder}/") for each in check_placement(load(source))]
 
 
 def test_a_project_that_only_keeps_artifacts_needs_no_place(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from app import main
+from nxpipe.pipeline.cli.init import configuration
 from nxpipe.pipeline.config.locks import FLEETS_PARAMETER, TRAINING_PARAMETER
-from nxpipe.pipeline.templates.configuration import configuration
 from nxpipe.stacks.reading import Templates, read
 from nxpipe.stacks.rules import Facts, lint
 from tests.conftest import ROOT
