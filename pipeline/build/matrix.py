@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from nxpipe.pipeline.build.asked import Asked, Backend
-from nxpipe.pipeline.cli.order_options import chosen_models, refuse_words_without_effect
+from nxpipe.pipeline.cli.model_options import chosen_models, refuse_words_without_effect
 from nxpipe.pipeline.config import Config
 from nxpipe.pipeline.config.models import Model
 from nxpipe.pipeline.order import Order, words

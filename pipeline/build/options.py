@@ -5,7 +5,7 @@ from typing import Any, TypeVar, get_args
 
 import click
 
-from nxpipe.pipeline.cli.parameters import Bytes, Seconds
+from nxpipe.pipeline.cli.param_types import Bytes, Seconds
 from nxpipe.pipeline.config.sections import Backend, Build
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

@@ -72,7 +72,7 @@ def run(
     """
     from nxpipe.pipeline.artifacts.colours import colour_of
     from nxpipe.pipeline.artifacts.signing import trust_in
-    from nxpipe.pipeline.cli.store_url import open_the_store
+    from nxpipe.pipeline.artifacts.store_url import open_configured_store
     from nxpipe.pipeline.config import load_config
     from nxpipe.pipeline.fleet.agent.artifact import Wish
     from nxpipe.pipeline.fleet.agent.hook import gate
@@ -81,7 +81,7 @@ def run(
     with gate(hook, os.environ) as instance:
         config = load_config(config_path, os.environ)
         served = serving_fleet(config, fleet, "--fleet")
-        opened = open_the_store(store, config_path, console)
+        opened = open_configured_store(store, config_path, console)
         agent = Agent(
             store=opened,
             wish=Wish.of(config, served, colour_of(instance.group, config.project.name, served.name)),
@@ -160,14 +160,14 @@ def bundle(console: Console, packages: Path, store: str | None, config_path: Pat
       pip wheel --wheel-dir packages nxpipe
       nxpipe agent bundle packages
     """
-    from nxpipe.pipeline.cli.store.itself import open_the_store_itself
+    from nxpipe.pipeline.artifacts.store_url import open_uncached_store
     from nxpipe.pipeline.fleet.agent.bundle import Bundle, NoAgent
 
     try:
         made = Bundle.of(packages)
     except NoAgent as missing:
         raise click.BadParameter(str(missing), param_hint="PACKAGES") from missing
-    new = made.put(open_the_store_itself(store, config_path, console))
+    new = made.put(open_uncached_store(store, config_path, console))
     lock = config_path.parent / "nxpipe.agent.lock"
     lock.write_text(made.lock())
     if console.json:

@@ -9,10 +9,10 @@ import click
 
 from nxpipe.artifact_store.errors import ChannelEmpty, NotFound
 from nxpipe.artifact_store.names import SHOWN
+from nxpipe.pipeline.artifacts.store_url import open_configured_store
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.parameters import Percentage
-from nxpipe.pipeline.cli.store_url import open_the_store
+from nxpipe.pipeline.cli.param_types import Percentage
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.request import digest_of
 from nxpipe.pipeline.util.console import Console
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.manifest import Manifest
     from nxpipe.pipeline.artifacts.bench import Line
+    from nxpipe.pipeline.artifacts.lookup import Match
     from nxpipe.pipeline.build.asked import Asked
-    from nxpipe.pipeline.cli.named import Named
 
 _COLUMNS: Final = ("artifact", "program", "tp", "predicted", "before", "change")
 
@@ -76,7 +76,7 @@ def bench(
     from nxpipe.pipeline.artifacts.bench import bench as compare
 
     console: Console = ctx.obj
-    opened = open_the_store(store, config_path, console)
+    opened = open_configured_store(store, config_path, console)
     artifacts = list(_artifacts(models, opened, config_path))
     rival = _rival(against, opened, config_path, allow_empty) if against is not None else None
     lines = [line for one in artifacts for line in compare(one, rival.beside(one) if rival else None, opened)]
@@ -92,23 +92,23 @@ def bench(
         ctx.exit(REGRESSION.number)
 
 
-def _rival(word: str, store: "Store", config_path: Path, allow_empty: bool) -> "Named":
+def _rival(word: str, store: "Store", config_path: Path, allow_empty: bool) -> "Match":
     """Before the first release there is nothing to hold against; but a misspelt channel would hold nothing for ever."""
     from nxpipe.pipeline.artifacts.known import declared
-    from nxpipe.pipeline.cli.named import named, nothing_yet
+    from nxpipe.pipeline.artifacts.lookup import empty_channel, find_match
 
     try:
-        return named(word, store, config_path)
+        return find_match(word, store, config_path)
     except ChannelEmpty:
         if allow_empty or word in declared(load_config(config_path, os.environ, missing_ok=True)):
-            return nothing_yet(word)
+            return empty_channel(word)
         raise
 
 
 def _artifacts(words: Sequence[str], store: "Store", config_path: Path) -> "Iterator[Manifest]":
     """Those that are named; else those that a build of nxpipe.toml makes."""
+    from nxpipe.pipeline.artifacts.lookup import artifact, is_artifact
     from nxpipe.pipeline.build.matrix import of_file
-    from nxpipe.pipeline.cli.named import artifact, is_artifact
 
     if words and all(map(is_artifact, words)):  # a configuration that is broken stands in nobody's way
         yield from (artifact(word, store) for word in words)
@@ -157,7 +157,7 @@ def _milliseconds(ns: float | None) -> str:
     return "-" if ns is None else f"{ns / 1e6:.3f} ms"
 
 
-def _say_what_is_not_served(console: Console, artifacts: "Sequence[Manifest]", rival: "Named") -> None:
+def _say_what_is_not_served(console: Console, artifacts: "Sequence[Manifest]", rival: "Match") -> None:
     for one in artifacts:
         if rival.beside(one) is None:
             console.say(f"channel {rival.word} serves nothing of {one.model.id} for {one.target} yet")

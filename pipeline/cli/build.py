@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.build.options import build_options
 from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.model_options import order_options
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.order_options import order_options
-from nxpipe.pipeline.cli.parameters import Numbers, TargetList
-from nxpipe.pipeline.cli.store.itself import open_the_store_itself
+from nxpipe.pipeline.cli.param_types import Numbers, TargetList
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.saved import axis_option
 from nxpipe.pipeline.util.console import Console
@@ -68,7 +68,7 @@ def build(
     asked = of_words(said, described, said["names"], config_path.parent)
     if asked and asked[0].backend == "neuronx":
         console.say("  A NEFF runs on a Neuron device only, so nothing is verified here.")
-    opened = open_the_store_itself(store, config_path, console)
+    opened = open_uncached_store(store, config_path, console)
     run = Run(console, opened, described, Thresholds.of(described), state, said)
     plan = run.plan(asked)
     if dry_run:

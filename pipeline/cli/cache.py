@@ -70,10 +70,10 @@ def export(
     from nxpipe.artifact_store.url import open_store
     from nxpipe.pipeline.artifacts.neuron_cache.chosen import refuse_nothing
     from nxpipe.pipeline.artifacts.neuron_cache.export import insist
-    from nxpipe.pipeline.cli.store_url import open_the_store
+    from nxpipe.pipeline.artifacts.store_url import open_configured_store
 
     console: Console = ctx.obj
-    opened = open_the_store(store, config_path, console)
+    opened = open_configured_store(store, config_path, console)
     chosen = _chosen(opened, names, channel, config_path, console)
     refuse_nothing(chosen)
     for one in chosen:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import click
 
+from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.cli.main import Command, Group
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.store.itself import open_the_store_itself
 from nxpipe.pipeline.util.console import Console
 
 
@@ -45,7 +45,7 @@ def log(console: Console, name: str | None, last: int, store: str | None, config
     from nxpipe.pipeline.artifacts.text import log_data, log_text
     from nxpipe.pipeline.artifacts.view import ChannelView
 
-    view = ChannelView.of(open_the_store_itself(store, config_path, console), config_path, console.say)
+    view = ChannelView.of(open_uncached_store(store, config_path, console), config_path, console.say)
     entries = [entry for each in view.names(name) for entry in view.history(each, last)]
     if console.json:
         console.data([log_data(entry) for entry in entries])
@@ -73,7 +73,7 @@ def show(console: Console, name: str | None, store: str | None, config_path: Pat
     from nxpipe.pipeline.artifacts.text import state_data, state_text
     from nxpipe.pipeline.artifacts.view import ChannelView
 
-    view = ChannelView.of(open_the_store_itself(store, config_path, console), config_path, console.say)
+    view = ChannelView.of(open_uncached_store(store, config_path, console), config_path, console.say)
     entries = [entry for each in view.names(name) for entry in view.history(each, 1)]
     signers = [
         {served: view.signers(entry.generation.channel, served) for served in entry.generation.artifacts}

@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.model_options import order_options, orders, refuse_words_without_effect
 from nxpipe.pipeline.cli.options import config_option
-from nxpipe.pipeline.cli.order_options import order_options, orders, refuse_words_without_effect
-from nxpipe.pipeline.cli.parameters import Bytes, Seconds, Targets
+from nxpipe.pipeline.cli.param_types import Bytes, Seconds, Targets
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.saved import axis_option, saved_program
 from nxpipe.pipeline.util import exit_codes

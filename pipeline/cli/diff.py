@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from nxpipe.pipeline.artifacts.store_url import open_configured_store
 from nxpipe.pipeline.build.nearness import difference_table, differences_as_json
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.store_url import open_the_store
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.escape import shown, style
 from nxpipe.pipeline.util.text import human_bytes, table
@@ -49,10 +49,10 @@ def diff(console: Console, before: str, after: str, tensors: bool, store: str | 
     from nxpipe.artifact_store.index.leaves import differences
     from nxpipe.pipeline.artifacts.difference.programs import program_differences
     from nxpipe.pipeline.artifacts.difference.tensors import tensor_changes
-    from nxpipe.pipeline.cli.named import pair
+    from nxpipe.pipeline.artifacts.lookup import pair
     from nxpipe.pipeline.verify.judged import report_of
 
-    opened = open_the_store(store, config_path, console)
+    opened = open_configured_store(store, config_path, console)
     old, new = pair((before, after), opened, config_path)
     asked = differences(opened.key_inputs(old), opened.key_inputs(new))
     parts = ManifestDifference.between(old, new)

@@ -85,10 +85,10 @@ def _in_file(path: Path, name: str | None, store: str | None) -> "Program":
 
 
 def _in_store(ctx: click.Context, artifact: str, name: str | None) -> "Program":
-    from nxpipe.pipeline.cli.store_url import open_the_store
+    from nxpipe.pipeline.artifacts.store_url import open_configured_store
     from nxpipe.pipeline.verify.stored_program import read_instructions
 
-    store = open_the_store(ctx.params["store"], ctx.params["config_path"], ctx.obj)
+    store = open_configured_store(ctx.params["store"], ctx.params["config_path"], ctx.obj)
     manifest = store.resolve(artifact).manifest
     return read_instructions(manifest, _chosen(manifest, name), store).program
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from nxpipe.artifact_store.names import short_name
+from nxpipe.pipeline.artifacts.store_url import open_configured_store
 from nxpipe.pipeline.build.nearness import difference_table, differences_as_json
 from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.model_options import order_options
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.order_options import order_options
-from nxpipe.pipeline.cli.parameters import Numbers, TargetList
-from nxpipe.pipeline.cli.store_url import open_the_store
+from nxpipe.pipeline.cli.param_types import Numbers, TargetList
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.config.sections import Backend
 from nxpipe.pipeline.saved import axis_option
@@ -99,7 +99,7 @@ def explain(
         _print_programs(ctx.obj, wanted.asked(), after)
         return
     with no_collection():
-        opened = open_the_store(store, config_path, ctx.obj)
+        opened = open_configured_store(store, config_path, ctx.obj)
         answers = list(wanted.answers(opened, count, ctx.obj.detail))
     if ctx.obj.json:
         ctx.obj.data([_as_json(answer) for answer in answers])
@@ -123,7 +123,7 @@ class _Wanted:
     @property
     def is_stored(self) -> bool:
         """What can only be an artifact needs no configuration, which may be broken."""
-        from nxpipe.pipeline.cli.named import is_artifact
+        from nxpipe.pipeline.artifacts.lookup import is_artifact
 
         if self.model is None:
             return False

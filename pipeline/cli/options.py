@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from nxpipe.pipeline.cli.store_url import VARIABLE
+from nxpipe.pipeline.artifacts.store_url import VARIABLE
 
 config_option = click.option(
     "--config",

@@ -8,8 +8,8 @@ import click
 
 from nxpipe.pipeline.artifacts.change_options import change_options, record, refuse_of_rollouts
 from nxpipe.pipeline.artifacts.signing import author_signature
+from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.store.itself import open_the_store_itself
 from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def promote(
 
     refuse_of_rollouts(channel, past_rollouts=past_rollouts)
     config, folder = load_config(config_path, os.environ, missing_ok=True), config_path.parent
-    opened = open_the_store_itself(store, config_path, console)
+    opened = open_uncached_store(store, config_path, console)
     if sentence := doubt(config, channel):
         console.say(f"Note: {sentence}")
     author = change.Author(actor or current_actor(), reason, author_signature(key, config, folder, channel, opened))

@@ -8,11 +8,11 @@ import click
 from click.core import ParameterSource
 
 from nxpipe.pipeline.artifacts.signing import key_option
+from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.build.options import means_options
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, store_option
-from nxpipe.pipeline.cli.parameters import Expectation, Percentage
-from nxpipe.pipeline.cli.store.itself import open_the_store_itself
+from nxpipe.pipeline.cli.param_types import Expectation, Percentage
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.release.words import GATES, Words
 from nxpipe.pipeline.util.console import Console
@@ -78,7 +78,7 @@ def release(
     console: Console = ctx.obj
     config = load_config(config_path, os.environ)
     words = _words(ctx, config, frozenset(skipped), said)
-    opened = open_the_store_itself(store, config_path, console)
+    opened = open_uncached_store(store, config_path, console)
     one = Release(console, opened, config, config_path, words)
     ctx.exit(_foretell(one) if dry_run else _carry_out(one))
 

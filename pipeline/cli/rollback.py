@@ -7,9 +7,9 @@ import click
 
 from nxpipe.pipeline.artifacts.change_options import change_options, record, refuse_of_rollouts
 from nxpipe.pipeline.artifacts.signing import author_signature, trust_in
+from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import Line
-from nxpipe.pipeline.cli.store.itself import open_the_store_itself
 from nxpipe.pipeline.util.console import Console
 
 
@@ -60,7 +60,7 @@ def rollback(
 
     refuse_of_rollouts(channel, past_rollouts=past_rollouts)
     config = load_config(config_path, os.environ, missing_ok=True)
-    opened = open_the_store_itself(store, config_path, console)
+    opened = open_uncached_store(store, config_path, console)
     sign = author_signature(key, config, config_path.parent, channel, opened)
     author = change.Author(actor or current_actor(), reason, sign)
     trust = trust_in(config, config_path.parent, opened, console.say)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.model_options import order_options, orders, refuse_words_without_effect
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.order_options import order_options, orders, refuse_words_without_effect
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.saved import axis_option, saved_program
 from nxpipe.pipeline.util.console import Console
@@ -130,12 +130,12 @@ def _runs(
     execution: Execution,
     flags: dict[str, Any],
 ) -> Iterator["Ran"]:
-    from nxpipe.pipeline.cli.store_url import open_the_store
+    from nxpipe.pipeline.artifacts.store_url import open_configured_store
     from nxpipe.pipeline.verify.running import run_artifact, run_model
 
     console, model_id = ctx.obj, ctx.params["model_id"]
     if artifact is not None:
-        opened = open_the_store(store, config_path, console)
+        opened = open_configured_store(store, config_path, console)
         yield from run_artifact(opened.resolve(artifact), opened, fed, execution, console.step)
     elif (file := saved_program(ctx, model_id, flags, ctx.params["axes"])) is not None:
         from nxpipe.pipeline.order import Order

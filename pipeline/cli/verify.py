@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.model_options import order_options, orders, refuse_words_without_effect
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.order_options import order_options, orders, refuse_words_without_effect
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.config.models import Autocast
 from nxpipe.pipeline.order import words
@@ -155,10 +155,10 @@ def _tell(found: Iterable[_Said], trial: "Trial", allowed: "Thresholds", console
 def _of_artifact(
     name: str, store: str | None, config_path: Path, execution: Execution, console: Console
 ) -> Iterator[_Said]:
-    from nxpipe.pipeline.cli.store_url import open_the_store
+    from nxpipe.pipeline.artifacts.store_url import open_configured_store
     from nxpipe.pipeline.verify.replay import compare_artifact
 
-    opened = open_the_store(store, config_path, console)
+    opened = open_configured_store(store, config_path, console)
     published = opened.resolve(name)
     title = published.name
     yield from (_Said(title, None, done) for done in compare_artifact(published, opened, console.step, execution))

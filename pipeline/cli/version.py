@@ -7,7 +7,7 @@ from importlib.metadata import version as installed
 import click
 
 from nxpipe.pipeline import VERSION
-from nxpipe.pipeline.cli.installation import LIBRARIES, neuronx
+from nxpipe.pipeline.cli.doctor import LIBRARIES, neuronx
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.text import table

@@ -5,8 +5,8 @@ from typing import Final
 
 import click
 
+from nxpipe.pipeline.artifacts.store_url import VARIABLE
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.store_url import VARIABLE
 from nxpipe.pipeline.util.console import Console
 
 _PLACE: Final = "AWS_BATCH_JOB_ARRAY_INDEX"

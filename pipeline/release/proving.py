@@ -62,11 +62,11 @@ class Bench:
 
     def run(self, release: "Release") -> Outcome:
         from nxpipe.pipeline.artifacts.bench import bench
-        from nxpipe.pipeline.cli.named import named
+        from nxpipe.pipeline.artifacts.lookup import find_match
 
         words, tip = release.words, release.tip()
         release.seen = tip.generation if tip else 0
-        rival = named(words.channel, release.store, release.config_path) if tip else None
+        rival = find_match(words.channel, release.store, release.config_path) if tip else None
         manifests = [release.published(one).manifest for one in release.candidates]
         lines = [line for one in manifests for line in bench(one, rival.beside(one) if rival else None, release.store)]
         figures = [line.document(words.threshold) for line in lines]

@@ -15,7 +15,7 @@ from nxpipe.pipeline.artifacts.promotion import model_id
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.build.matrix import of_file
 from nxpipe.pipeline.build.run import Run
-from nxpipe.pipeline.cli.order_options import chosen_models
+from nxpipe.pipeline.cli.model_options import chosen_models
 from nxpipe.pipeline.release.candidate import Candidate, planned
 from nxpipe.pipeline.release.words import Expected, Words
 from nxpipe.pipeline.util.console import Console

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nxpipe.artifact_store import Store
+from nxpipe.pipeline.artifacts.store_url import open_configured_store
 from nxpipe.pipeline.cli.fleets import serving_fleet, serving_fleets
-from nxpipe.pipeline.cli.store_url import open_the_store
 from nxpipe.pipeline.config import Config, ServingFleet, load_config
 from nxpipe.pipeline.rollout.artifacts import Artifacts
 from nxpipe.pipeline.rollout.machine import Machine
@@ -33,7 +33,7 @@ def opened(
 ) -> Opened:
     config = load_config(config_path, os.environ)
     served = serving_fleet(config, fleet, "FLEET")
-    itself = Store(open_the_store(store, config_path, console).backend)
+    itself = Store(open_configured_store(store, config_path, console).backend)
     artifacts = Artifacts(itself, config, config_path.parent, served, actor, key)
     return Opened(config, served, Machine(config, served), artifacts)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nxpipe.pipeline.config import ConfigInvalid, load_config
-from nxpipe.pipeline.config.crosschecks import has_network, check_placement
+from nxpipe.pipeline.config.crosschecks import check_placement, has_network
 
 GROUP = """
 [[cluster.groups]]

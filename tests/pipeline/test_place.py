@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.pipeline.config.crosschecks import has_network, check_placement, zones_of
+from nxpipe.pipeline.config.crosschecks import check_placement, has_network, zones_of
 from nxpipe.pipeline.config.load import load, read_source
 from nxpipe.pipeline.config.root import Config
 

@@ -27,10 +27,10 @@ from nxpipe.artifact_store.trust.key_files import KeyFile, make_key_file
 from nxpipe.artifact_store.trust.policy import signing_with
 from nxpipe.artifact_store.trust.signatures import Signatures
 from nxpipe.artifact_store.trust.testimony import vouch
+from nxpipe.pipeline.artifacts.lookup import find_match, pair
 from nxpipe.pipeline.artifacts.neuron_cache.chosen import served
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.artifacts.view import ChannelView
-from nxpipe.pipeline.cli.named import named, pair
 from nxpipe.pipeline.config import Config, load_config
 from nxpipe.pipeline.fleet.agent.artifact import Wish, bring
 from nxpipe.pipeline.release.state import Release
@@ -333,7 +333,7 @@ def _agent(world: World) -> str:
 
 
 def _bench(world: World) -> str:
-    beside = named(CHANNEL, world.store, world.config_path).beside(world.artifact("c").manifest)
+    beside = find_match(CHANNEL, world.store, world.config_path).beside(world.artifact("c").manifest)
     assert beside is not None
     return Blob.of(beside.to_bytes()).sha256
 

@@ -160,7 +160,8 @@ def test_spot_nodes_that_should_train_together_are_refused_in_one_sentence() -> 
     (finding,) = check_placement(config)
     assert finding.path == ("fleets", 0, "nodes")
     assert "no job of several nodes on spot instances" in finding.allowed
-    assert list(check_placement(config.model_copy(update={"fleets": (fleet(capacity={"kind": "spot"}, nodes=1),)}))) == []
+    one_node = fleet(capacity={"kind": "spot"}, nodes=1)
+    assert list(check_placement(config.model_copy(update={"fleets": (one_node,)}))) == []
 
 
 def test_hosts_speak_imdsv2_one_hop_far_and_their_disks_are_encrypted() -> None:

@@ -14,15 +14,15 @@ ROLLOUT_COMMANDS = {
         "Let a rollout go on whose evidence decides nothing.",
     ),
     "log": (
-        "nxpipe.pipeline.cli.rollout.log:log",
+        "nxpipe.pipeline.cli.rollout.status:log",
         "Show what a rollout saw at each look, and what it made of it.",
     ),
     "pause": ("nxpipe.pipeline.cli.rollout.signals:pause", "Keep a rollout at the step where it is."),
     "plan": (
-        "nxpipe.pipeline.cli.rollout.plan:plan",
+        "nxpipe.pipeline.cli.rollout.simulate:plan",
         "Say what a rollout could find out on a service, and what not.",
     ),
-    "replay": ("nxpipe.pipeline.cli.rollout.replay:replay", "Derive every verdict of a recorded rollout again."),
+    "replay": ("nxpipe.pipeline.cli.rollout.simulate:replay", "Derive every verdict of a recorded rollout again."),
     "resume": ("nxpipe.pipeline.cli.rollout.signals:resume", "Let a paused rollout go on."),
     "simulate": (
         "nxpipe.pipeline.cli.rollout.simulate:simulate",

@@ -1,29 +1,120 @@
-"""`nxpipe rollout simulate`."""
+"""Options that describe a service and a new version of it."""
 
+import os
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option
-from nxpipe.pipeline.cli.rollout.options import (
-    base_error_option,
-    canary_error_option,
-    configured_plan,
-    latency_scale_option,
-    latency_tail_option,
-    rps_option,
-)
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import MissingSoftware
 from nxpipe.pipeline.util.escape import style
+from nxpipe.pipeline.util.exit_codes import RECORD
+from nxpipe.pipeline.util.files import MiB, read_file
 from nxpipe.pipeline.util.text import table
 
 if TYPE_CHECKING:
+    from nxpipe.pipeline.canary.plan import Plan
+    from nxpipe.pipeline.canary.record import Replayed
+    from nxpipe.pipeline.rollout.planner import Prospect, StepProspect
     from nxpipe.pipeline.rollout.simulate import Summary
     from nxpipe.pipeline.rollout.world import Scenario
+
+
+_RATE: Final = click.FloatRange(0, 1, max_open=True)
+
+rps_option = click.option(
+    "--rps",
+    type=click.FloatRange(0, 1e5, min_open=True),
+    required=True,
+    help="Requests a second, of both versions together.",
+)
+base_error_option = click.option(
+    "--base-error", type=_RATE, required=True, help="The share of requests that the old version fails."
+)
+canary_error_option = click.option(
+    "--canary-error", type=_RATE, help="The share that the new version fails.  [default: that of the old one]"
+)
+latency_scale_option = click.option(
+    "--latency-scale",
+    type=click.FloatRange(0.1, 10),
+    default=1.0,
+    show_default=True,
+    help="By what the new version multiplies every latency.",
+)
+latency_tail_option = click.option(
+    "--latency-tail",
+    type=click.FloatRange(1, 10),
+    default=1.0,
+    show_default=True,
+    help="By what it multiplies p99, stretching latencies above p95 alone.",
+)
+
+
+def configured_plan(config_path: Path) -> "Plan":
+    """By [rollout] of the configuration, or by its defaults where there is none."""
+    from nxpipe.pipeline.config import load_config
+    from nxpipe.pipeline.rollout.plans import plan_of
+
+    return plan_of(load_config(config_path, os.environ, missing_ok=True).rollout)
+
+
+@click.command(cls=Command)
+@rps_option
+@base_error_option
+@config_option
+@click.pass_obj
+def plan(console: Console, rps: float, base_error: float, config_path: Path) -> None:
+    """Say what a rollout could find out on a service, and what not.
+
+    For every step: how long a healthy version takes, how often a faulty one is found before the step asks a person, and
+    how many requests it fails until then. Approximate, from the drift and variance of the judge's bets; to be exact,
+    simulate.
+
+    \b
+    Example:
+      nxpipe rollout plan --rps 5 --base-error 0.005
+    """
+    from nxpipe.pipeline.rollout.planner import Service, advice, prospects
+
+    chosen, service = configured_plan(config_path), Service(rps, base_error)
+    found = prospects(chosen, service)
+    said = advice(chosen, service, found)
+    if console.json:
+        console.data({"steps": [asdict(each) for each in found], "advice": list(said)})
+        return
+    console.page("\n\n".join((_steps(chosen, found), _faults(chosen, found), "\n".join(said))).rstrip())
+
+
+def _steps(plan: "Plan", found: "list[StepProspect]") -> str:
+    rows = [
+        (
+            f"{each.share} %",
+            f"{step.tolerates:g}",
+            "-" if each.advances is None else f"{each.advances:.0f} min",
+            f"{each.undecided:.0%}",
+            "-" if each.detectable_error is None else f"{each.detectable_error:.2%}",
+        )
+        for step, each in zip(plan.steps, found, strict=True)
+    ]
+    return table(("share", "tolerates", "a healthy version advances", "undecided", "errors found from"), rows)
+
+
+def _faults(plan: "Plan", found: "list[StepProspect]") -> str:
+    rows = [(fault.fault.name, *(_cell(each.faults[at]) for each in found)) for at, fault in enumerate(found[0].faults)]
+    shares = [f"at {each.share} %" for each in found]
+    return f"Found within {plan.bake_max} min, median, requests failed:\n{table(('fault', *shares), rows)}"
+
+
+def _cell(prospect: "Prospect") -> str:
+    if prospect.median_minutes is None:
+        return "never"
+    failed = f", {prospect.bad_requests:,.0f}" if prospect.bad_requests else ""
+    return f"{prospect.chance:.0%}, {prospect.median_minutes:,.0f} min{failed}"
 
 
 @click.command(cls=Command)
@@ -110,3 +201,51 @@ def _told(summary: "Summary") -> str:
         )
     ends = table(("end", "rollouts", "share", "upper 95 % limit", "median"), rows)
     return f"{ends}\n\n{when_they_ended(summary.outcomes)}"
+
+
+@click.command(cls=Command)
+@click.argument("record", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.pass_context
+def replay(ctx: click.Context, record: Path) -> None:
+    """Derive every verdict of a recorded rollout again.
+
+    RECORD has the plan in its first line and a judgement in each other one. Every judgement must follow from the counts
+    before it, to the bit, and must name the digest of the one before. Ends in exit code 35 at the first that does not.
+
+    \b
+    Example:
+      nxpipe rollout replay search-2027-03-02.jsonl
+    """
+    from nxpipe.pipeline.canary.record import read, replay
+
+    console: Console = ctx.obj
+    try:
+        lines = read_file(record, limit=256 * MiB).decode().splitlines()
+    except ValueError as error:
+        raise click.BadParameter(f"{record}: {error}", param_hint="RECORD") from error
+    plan, records = read(lines)
+    replayed = list(replay(plan, records))
+    wrong = next((each for each in replayed if each.wrong), None)
+    if console.json:
+        console.data(_as_json(replayed))
+    elif replayed and not wrong:
+        console.page(_replay_told(plan, replayed))
+    if wrong:
+        console.complain(f"judgement {wrong.number} of {record} is not what the judge says: {wrong.wrong}.")
+        ctx.exit(RECORD.number)
+    console.say(f"{len(replayed)} judgements, all of them the same again.")
+
+
+def _as_json(replayed: "list[Replayed]") -> list[dict[str, object]]:
+    return [
+        {"number": each.number, "verdict": each.judged.verdict.as_json(), "same": each.wrong is None, "why": each.wrong}
+        for each in replayed
+    ]
+
+
+def _replay_told(plan: "Plan", replayed: "list[Replayed]") -> str:
+    """The last verdict of each step."""
+    from nxpipe.pipeline.canary.explain import explain
+
+    last = {each.judged.verdict.step: each.judged for each in replayed}
+    return "\n".join(explain(plan, judged.evidence, judged.verdict) for judged in last.values())

@@ -64,3 +64,43 @@ def status(
                 console.say(said)
     if fleet:
         ctx.exit(exit_code(told[0][1]))
+
+
+@click.command(cls=Command)
+@click.argument("fleet")
+@click.option("--execution", metavar="NAME", help="The rollout.  [default: the one under way, else the last one]")
+@store_option
+@config_option
+@click.pass_obj
+def log(console: Console, fleet: str, execution: str | None, store: str | None, config_path: Path) -> None:
+    """Show what a rollout saw at each look, and what it made of it.
+
+    With --json it is what `nxpipe rollout replay` reads: the plan, and then each record as it was written, a line each.
+
+    \b
+    Example:
+      nxpipe rollout log search
+      nxpipe rollout log search --json > rollout.jsonl
+    """
+    from nxpipe.pipeline.rollout.errors import RolloutRefused
+    from nxpipe.pipeline.rollout.log_text import log_text
+    from nxpipe.pipeline.rollout.looks import Looks
+    from nxpipe.pipeline.rollout.opened import opened
+
+    one = opened(console, fleet, store, config_path)
+    machine = one.machine
+    _ = machine.front
+    if execution is None:
+        owner = machine.record.read().owner
+        found = machine.execution(owner) if owner else machine.last()
+    else:
+        found = machine.execution(machine.execution_arn(execution))
+    if found is None:
+        which = f"rollout {execution}" if execution else "rollout yet"
+        raise RolloutRefused(f"there is no {which} of fleet {fleet}")
+    kept = Looks.at(one.artifacts.store, fleet, found.name)
+    looks = kept.refresh()
+    if not console.json:
+        console.page(log_text(found, looks))
+    elif plan := kept.plan_text():
+        console.data_text("\n".join([plan, *(look.text for look in looks)]))

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import click
 
+from nxpipe.pipeline.artifacts.store_url import open_configured_store
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.store_url import open_the_store
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.progress import Progress
 
@@ -37,7 +37,7 @@ def export(console: Console, name: str, target: Path, store: str | None, config_
     """
     from nxpipe.artifact_store.bundle.export import export_artifact
 
-    opened = open_the_store(store, config_path, console)
+    opened = open_configured_store(store, config_path, console)
     published = opened.resolve(name)
     with Progress(console, f"export {published.model_id}", published.size_bytes) as progress:
         image = export_artifact(opened, published, target, progress.sent)
@@ -75,7 +75,7 @@ def import_(console: Console, bundle: Path, store: str | None, config_path: Path
     from nxpipe.pipeline.artifacts.signing import known_keys
     from nxpipe.pipeline.config import load_config
 
-    opened = open_the_store(store, config_path, console)
+    opened = open_configured_store(store, config_path, console)
     known = known_keys(load_config(config_path, os.environ, missing_ok=True), config_path.parent)
     bundled = Bundled.read(bundle, known)
     with Progress(console, f"import {bundled.manifest.model.id}", bundled.size_bytes) as progress:

@@ -10,9 +10,9 @@ import click
 
 from nxpipe.artifact_store.errors import ChannelEmpty, StoreError
 from nxpipe.pipeline.artifacts.signing import trust_in
+from nxpipe.pipeline.artifacts.store_url import offline_index, open_configured_store, open_offline_store
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.store_url import open_the_store, open_what_was_seen, what_is_remembered
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.progress import Progress
 from nxpipe.pipeline.util.text import human_bytes
@@ -70,13 +70,13 @@ def fetch(
     asked = _Asked(name, channel, model, target, folder, config_path, console)
     answer = None
     if offline:
-        answer = asked.from_store(open_what_was_seen(store, config_path), None)
+        answer = asked.from_store(open_offline_store(store, config_path), None)
     elif name and _is_whole_key(name):
         # What a key names never changes: if all of it is here, nobody need be asked.
         with suppress(StoreError):
-            answer = asked.from_store(open_what_was_seen(store, config_path), None)
+            answer = asked.from_store(open_offline_store(store, config_path), None)
     wanted, fetched = answer or asked.from_store(
-        open_the_store(store, config_path, console), what_is_remembered(store, config_path)
+        open_configured_store(store, config_path, console), offline_index(store, config_path)
     )
     if console.json:
         console.data(_as_json(wanted, fetched))

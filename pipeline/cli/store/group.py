@@ -9,7 +9,7 @@ STORE_COMMANDS = {
         "nxpipe.pipeline.cli.store.fetch:fetch",
         "Bring an artifact into a folder, verified and ready to serve.",
     ),
-    "keygen": ("nxpipe.pipeline.cli.store.keygen:keygen", "Make a signing key, or write the public half of one."),
+    "keygen": ("nxpipe.pipeline.cli.store.sign:keygen", "Make a signing key, or write the public half of one."),
     "diff": (
         "nxpipe.pipeline.cli.diff:diff",
         "Compare two artifacts: key inputs, programs, graphs, weights, files, evidence.",
@@ -27,11 +27,11 @@ STORE_COMMANDS = {
         "Publish an artifact that `nxpipe store export` has written.",
     ),
     "doctor": (
-        "nxpipe.pipeline.cli.store.doctor:doctor",
+        "nxpipe.pipeline.cli.store.fsck:doctor",
         "Try out whether a folder or bucket can hold a store safely.",
     ),
     "du": (
-        "nxpipe.pipeline.cli.store.du:du",
+        "nxpipe.pipeline.cli.store.listing:du",
         "Say how many bytes each model takes, shared and orphaned ones too.",
     ),
     "fsck": (
@@ -40,10 +40,10 @@ STORE_COMMANDS = {
     ),
     "gc": ("nxpipe.pipeline.cli.store.gc:gc", "Remove what nothing needs, and artifacts that the rules give up."),
     "ls": ("nxpipe.pipeline.cli.store.listing:ls", "List every artifact, the newest first."),
-    "pin": ("nxpipe.pipeline.cli.store.pin:pin", "Keep an artifact from being collected, or list the pins."),
+    "pin": ("nxpipe.pipeline.cli.store.gc:pin", "Keep an artifact from being collected, or list the pins."),
     "report": ("nxpipe.pipeline.cli.store.report:report", "Write the report of the build that made an artifact."),
     "sign": ("nxpipe.pipeline.cli.store.sign:sign", "Sign an artifact, together with what it was made of."),
-    "unpin": ("nxpipe.pipeline.cli.store.pin:unpin", "Remove a pin; a later collection may take what it kept."),
+    "unpin": ("nxpipe.pipeline.cli.store.gc:unpin", "Remove a pin; a later collection may take what it kept."),
     "verify-signature": (
         "nxpipe.pipeline.cli.store.sign:verify_signature",
         "Verify an artifact's signatures, and print what was signed.",

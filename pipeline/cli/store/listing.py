@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nxpipe.pipeline.artifacts import utilisation
+from nxpipe.pipeline.artifacts.store_url import open_configured_store, open_uncached_store
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.store_url import open_the_store
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.escape import for_terminal, style
 from nxpipe.pipeline.util.text import human_bytes, table
@@ -47,7 +48,7 @@ def ls(
     from nxpipe.pipeline.util.process import no_collection
 
     with no_collection():
-        opened = open_the_store(store, config_path, console)
+        opened = open_configured_store(store, config_path, console)
         published = opened.list(console.detail)
         chosen = [one for one in published if _is_wanted(one, model, target)][:limit]
         if console.json:
@@ -79,7 +80,7 @@ def show(console: Console, name: str, store: str | None, config_path: Path) -> N
       nxpipe store show bert-base-uncased
       nxpipe store show bert-base-uncased@4e9ce0 --json
     """
-    opened = open_the_store(store, config_path, console)
+    opened = open_configured_store(store, config_path, console)
     published = opened.resolve(name)
     inputs = opened.key_inputs(published.manifest)
     programs = utilisation.read(published.manifest, opened)
@@ -203,3 +204,36 @@ def _aligned(rows: Iterable[tuple[str, str]], indent: str = "") -> str:
     cells = [(for_terminal(name), for_terminal(text)) for name, text in rows]
     width = max(len(name) for name, _ in cells)
     return "\n".join(f"{indent}{name.ljust(width)}  {text}".rstrip() for name, text in cells)
+
+
+@click.command(cls=Command)
+@store_option
+@config_option
+@click.pass_obj
+def du(console: Console, store: str | None, config_path: Path) -> None:
+    """Say how many bytes each model takes, shared and orphaned ones too.
+
+    "logical" counts each artifact as if it were alone, "stored" every blob once, "own" those that no other model
+    shares: what a collection could free if the model went.
+
+    \b
+    Example:
+      nxpipe store du
+    """
+    from nxpipe.artifact_store.upkeep.usage import usage
+
+    opened = open_uncached_store(store, config_path, console)
+    found = usage(opened)
+    if console.json:
+        console.data(asdict(found))
+        return
+    rows = [
+        (each.model_id, str(each.artifacts), *map(human_bytes, (each.logical, each.stored, each.own)))
+        for each in found.models
+    ]
+    console.page(table(("model", "artifacts", "logical", "stored", "own"), rows))
+    console.say(
+        f"{human_bytes(found.stored)} in {found.objects} objects; artifacts take {human_bytes(found.artifacts_stored)} "
+        f"instead of {human_bytes(found.logical)}, {human_bytes(found.shared)} of it shared by several models; "
+        f"{human_bytes(found.orphaned)} in {found.orphans} objects are orphaned."
+    )

@@ -7,9 +7,9 @@ from typing import Final
 import click
 
 from nxpipe.artifact_store.errors import InvalidDocument, NotFound
+from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.store.itself import open_the_store_itself
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import WouldOverwrite
 
@@ -41,7 +41,7 @@ def report(console: Console, name: str, target: Path | None, store: str | None, 
     """
     from nxpipe.artifact_store.reports import moments_of, read_report
 
-    opened = open_the_store_itself(store, config_path, console)
+    opened = open_uncached_store(store, config_path, console)
     published = opened.resolve(name)
     moments = moments_of(opened, published.manifest_digest)
     data = read_report(opened, published.manifest_digest, moments[-1], "json") if moments else None

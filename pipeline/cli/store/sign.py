@@ -1,4 +1,4 @@
-"""`nxpipe store sign` and `nxpipe store verify-signature`."""
+"""`nxpipe store keygen`."""
 
 import os
 from pathlib import Path
@@ -8,14 +8,45 @@ import click
 
 from nxpipe.artifact_store.errors import Refused
 from nxpipe.pipeline.artifacts.signing import builder_id, chosen_signer, key_option, named_public_key, signing_policy
+from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import Line, config_option, store_option
-from nxpipe.pipeline.cli.store.itself import open_the_store_itself
 from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
     from nxpipe.artifact_store.trust.keys import PublicKey
+
+
+@click.command(cls=Command)
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--public-of", metavar="KEY", help="Write only the public half of this key, file:PATH or kms:ARN.")
+@click.pass_obj
+def keygen(console: Console, file: Path, public_of: str | None) -> None:
+    """Make a signing key, or write the public half of one.
+
+    FILE gets an Ed25519 key that only you may read, and FILE.pub its public half, which belongs in the repository:
+    [[signing.trusted]] of nxpipe.toml names it. Nothing is ever overwritten. A key in AWS KMS is made there, with key
+    spec ECC_NIST_P256 and usage SIGN_VERIFY; --public-of writes its public half into FILE.
+
+    \b
+    Example:
+      nxpipe store keygen release.key
+      nxpipe store keygen kms.pub --public-of kms:arn:aws:kms:us-east-2:123456789012:alias/release
+    """
+    from nxpipe.artifact_store.trust.key_files import make_key_file, public_path, write_public_key
+    from nxpipe.artifact_store.trust.signers import open_signer
+
+    if public_of is None:
+        public, written = make_key_file(file), public_path(file)
+        console.say(f"{file} holds the private key: keep it out of the repository.")
+    else:
+        public, written = open_signer(public_of, Path()).public, file
+        write_public_key(public, written)
+    if console.json:
+        console.data({"key_id": public.key_id, "public_key": str(written)})
+    else:
+        console.result(f"{written}  key {public.key_id}")
 
 
 @click.command(cls=Command)
@@ -47,7 +78,7 @@ def sign(
     from nxpipe.artifact_store.trust.testimony import vouch
     from nxpipe.pipeline.config import load_config
 
-    opened = open_the_store_itself(store, config_path, console)
+    opened = open_uncached_store(store, config_path, console)
     signer = chosen_signer(key, load_config(config_path, os.environ, missing_ok=True), config_path.parent)
     published = opened.resolve(name)
     statement = Signatures(opened).add(published, signer, builder or builder_id())
@@ -89,7 +120,7 @@ def verify_signature(
     from nxpipe.artifact_store.trust.signatures import Signatures
 
     keys = {str(path): named_public_key(path) for path in files} or _trusted_keys(config_path)
-    opened = open_the_store_itself(store, config_path, console)
+    opened = open_uncached_store(store, config_path, console)
     published, signatures = opened.resolve(name), Signatures(opened)
     found = {label: signatures.by(key, published.manifest_digest) for label, key in keys.items()}
     proved = {label: statement for label, statement in found.items() if statement is not None}

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar, get_args
 import click
 from click.core import ParameterSource
 
-from nxpipe.pipeline.cli.parameters import Numbers, Phases, Target
+from nxpipe.pipeline.cli.param_types import Numbers, Phases, Target
 from nxpipe.pipeline.config import Config, Model
 from nxpipe.pipeline.config.models import Autocast, AutocastType, Task
 from nxpipe.pipeline.order import Order
