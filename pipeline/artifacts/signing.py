@@ -4,8 +4,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from nxpipe.artifact_store.errors import Refused
 from nxpipe.pipeline.artifacts.colours import COLOURS, channel_of
 from nxpipe.pipeline.util.files import NoHome, expanded, user_state_folder
@@ -22,11 +20,6 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.config import Config
     from nxpipe.pipeline.config import TrustedKey as TrustedKeyTable
 
-key_option = click.option(
-    "--key",
-    metavar="KEY",
-    help="The signing key, file:PATH or kms:ARN.  [default: NXPIPE_SIGNING_KEY, then [signing] key of nxpipe.toml]",
-)
 
 # Set by GitHub for each run: which workflow of which commit is at work.
 _WORKFLOW = ("GITHUB_SERVER_URL", "GITHUB_WORKFLOW_REF")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import click
 
-from nxpipe.pipeline.cli.fleets import serving_fleet
 from nxpipe.pipeline.cli.main import Command, Group
 from nxpipe.pipeline.cli.options import config_option, store_option
+from nxpipe.pipeline.config.fleets import serving_fleet
 from nxpipe.pipeline.util.console import Console
 
 

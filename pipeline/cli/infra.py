@@ -48,9 +48,9 @@ def infra() -> None:
 def lint(ctx: click.Context, templates: tuple[Path, ...], config_path: Path | None, region: str | None) -> None:
     """Check CloudFormation templates against the NXP rules.
 
-    TEMPLATE is a JSON or YAML file, or an output folder of `npx cdk synth`. All templates are checked as one deployment.
-    Without --config, rules that depend on the project (budget, images, capacity blocks) are skipped. Exits with code 33
-    if there are findings.
+    TEMPLATE is a JSON or YAML file, or an output folder of `npx cdk synth`. All templates are checked as one
+    deployment. Without --config, rules that depend on the project (budget, images, capacity blocks) are skipped. Exits
+    with code 33 if there are findings.
 
     \b
     Example:

@@ -11,7 +11,7 @@ import click
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import sentence_of
-from nxpipe.pipeline.util.process import heed_interrupts, unwound
+from nxpipe.pipeline.util.process import exit_quietly, handle_signals
 
 # name -> (where it lives, one line for `nxpipe --help`). The line is here so that a listing imports no command.
 COMMANDS = {
@@ -167,7 +167,7 @@ cli.params.extend(_common_options())
 
 def main() -> NoReturn:
     """The console script."""
-    heed_interrupts()
+    handle_signals()
     console, stdout = Console(), sys.stdout
     try:
         code = cli.main(prog_name="nxpipe", obj=console, standalone_mode=False)
@@ -178,14 +178,14 @@ def main() -> NoReturn:
     except SystemExit as ended:
         if ended.code == exit_codes.TERMINATED.number:
             console.trace("Terminated; nothing half-written is left behind.")
-            unwound(exit_codes.TERMINATED.number)
+            exit_quietly(exit_codes.TERMINATED.number)
         if sys.stdout is stdout:
             raise
         code = _reader_left()  # for which click has put another in its place, and exit code 1
     except (click.Abort, KeyboardInterrupt):
         console.trace("Interrupted; nothing half-written is left behind.")
         code = exit_codes.INTERRUPTED.number
-        unwound(code)
+        exit_quietly(code)
     except click.exceptions.NoArgsIsHelpError as bare:
         console.trace(bare.format_message())
         code = exit_codes.USAGE.number

@@ -2,11 +2,15 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from nxpipe.pipeline.artifacts.store_url import VARIABLE
+
+if TYPE_CHECKING:
+    pass
+
 
 config_option = click.option(
     "--config",
@@ -64,3 +68,10 @@ class Line(click.ParamType[str]):
 
 ACTOR = Line(512)
 REASON = Line(4096, empty=True)
+
+
+key_option = click.option(
+    "--key",
+    metavar="KEY",
+    help="The signing key, file:PATH or kms:ARN.  [default: NXPIPE_SIGNING_KEY, then [signing] key of nxpipe.toml]",
+)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nxpipe.pipeline.artifacts.change_options import change_options, record, refuse_of_rollouts
 from nxpipe.pipeline.artifacts.signing import author_signature
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store
+from nxpipe.pipeline.cli.channel import change_options, record, refuse_of_rollouts
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.util.console import Console
 

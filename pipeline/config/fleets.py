@@ -1,7 +1,7 @@
-"""How instances are bought. Each kind holds only what it may, so that a pair that EC2 refuses cannot be written."""
+"""Fleets of instances and how their capacity is bought. A combination that EC2 refuses cannot be expressed."""
 
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -20,6 +20,12 @@ from nxpipe.pipeline.config.kinds import (
     duration,
 )
 from nxpipe.pipeline.config.schema import Absent, Table, Unit, one_of, refuse, text
+from nxpipe.pipeline.util.errors import InputInvalid
+from nxpipe.pipeline.util.text import did_you_mean
+
+if TYPE_CHECKING:
+    from nxpipe.pipeline.config.root import Config
+
 
 # How EC2 sells the sizes, by its DescribeInstanceTypes: not a property of the hardware.
 IN_CAPACITY_BLOCKS: Final = ("trn1.32xlarge", "trn2.48xlarge", "trn2u.48xlarge")
@@ -325,3 +331,16 @@ class TrainingFleet(Table):
 
 
 Fleet: TypeAlias = Annotated[ServingFleet | TrainingFleet, Field(discriminator="kind")]
+
+
+def serving_fleets(config: "Config") -> "dict[str, ServingFleet]":
+    return {each.name: each for each in config.fleets if isinstance(each, ServingFleet)}
+
+
+def serving_fleet(config: "Config", name: str, option: str) -> "ServingFleet":
+    """The fleet of that name; `option` is the option or argument that holds it."""
+    fleets = serving_fleets(config)
+    if name not in fleets:
+        hint = did_you_mean(name, fleets) or f"; there are {', '.join(fleets) or 'none'}"
+        raise InputInvalid(f"{option}: nxpipe.toml has no serving fleet {name!r}{hint}")
+    return fleets[name]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.artifacts.colours import COLOURS, channel_of
 from nxpipe.pipeline.artifacts.promotion import model_id
-from nxpipe.pipeline.cli.fleets import serving_fleets
+from nxpipe.pipeline.config.fleets import serving_fleets
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.config import ServingFleet

@@ -5,8 +5,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from nxpipe.artifact_store.channel.generation import Generation, Served
 from nxpipe.artifact_store.errors import NotFound, Refused
 from nxpipe.artifact_store.transfer.believed import Trust
@@ -15,10 +13,11 @@ from nxpipe.pipeline.artifacts.promotion import model_id
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.build.matrix import of_file
 from nxpipe.pipeline.build.run import Run
-from nxpipe.pipeline.cli.model_options import chosen_models
+from nxpipe.pipeline.config.models import chosen_models
 from nxpipe.pipeline.release.candidate import Candidate, planned
 from nxpipe.pipeline.release.words import Expected, Words
 from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.errors import InputInvalid
 from nxpipe.pipeline.util.files import state_folder
 from nxpipe.pipeline.verify.verify import Thresholds
 
@@ -82,7 +81,7 @@ class Release:
             return None
         asked = of_file(self.config, self.words.names, self.folder)
         if not asked:
-            raise click.UsageError("nxpipe.toml describes no model, so there is nothing to release")
+            raise InputInvalid("nxpipe.toml describes no model; add a [[models]] table to release one")
         return self.building.plan(asked)
 
     @cached_property

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from nxpipe.artifact_store import Store
 from nxpipe.pipeline.artifacts.store_url import open_configured_store
-from nxpipe.pipeline.cli.fleets import serving_fleet, serving_fleets
 from nxpipe.pipeline.config import Config, ServingFleet, load_config
+from nxpipe.pipeline.config.fleets import serving_fleet, serving_fleets
 from nxpipe.pipeline.rollout.artifacts import Artifacts
 from nxpipe.pipeline.rollout.machine import Machine
 from nxpipe.pipeline.rollout.status import Watcher

@@ -1,4 +1,8 @@
-"""Folders of the user: where the home is, and what is kept below it. A container may run under a uid that has none."""
+"""Files: the folders of the user and the project, atomic writes, and reads of untrusted documents within limits.
+
+Every file that a user names is read by `read_file`, every JSON text by `json_of`, every TOML text by `toml_of`. Each
+refusal is one sentence; `DocumentInvalid` is a ValueError, so callers can add the origin of the document.
+"""
 
 import json
 import os
@@ -12,14 +16,14 @@ from nxpipe.emulator.regular_file import open_regular
 
 
 class NoHome(OSError):
-    """Neither HOME nor the system says where the user's files are; what is only kept to save time is done without."""
+    """The user has no home folder, as in a container with an unknown uid. Callers do without caches."""
 
 
 def home() -> Path:
     try:
         return Path.home()
     except RuntimeError as error:
-        raise NoHome("no home folder is known; set HOME") from error
+        raise NoHome("there is no home folder; set HOME") from error
 
 
 def cache_folder() -> Path:
@@ -35,7 +39,7 @@ def log_folder() -> Path:
 
 
 def expanded(path: str | Path) -> Path:
-    """`~` and `~USER` as a shell takes them: where no such home is known, they are the name of a file."""
+    """The path with `~` and `~USER` expanded as a shell does; an unknown user stays literal."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 - that of Path raises for an unknown user
 
 
@@ -47,7 +51,7 @@ def state_folder(config_path: Path) -> Path:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Its folder is made if need be. Several may write at once, and the last one stands."""
+    """Write atomically: readers see the old bytes or the new ones. Creates the folder; the last writer wins."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     try:
@@ -59,16 +63,16 @@ def write_whole(path: Path, data: bytes) -> None:
 
 MiB: Final = 1 << 20
 
-_DEEPEST: Final = 100  # Python's own readers, and all that walks a document here, call themselves once a level
-_MOST_PARTS: Final = 2_000_000  # each takes some 100 bytes of memory, where it may have had two in the file
+_DEEPEST: Final = 100  # levels: the parsers and the code that walks documents recurse once per level
+_MOST_PARTS: Final = 2_000_000  # each takes about 100 bytes of memory and as little as two in the file
 _LARGEST_TOML: Final = 4 * MiB
-_MOST_KEY_PARTS: Final = 32  # the readers of TOML take time and memory by the square of them
+_MOST_KEY_PARTS: Final = 32  # tomllib takes quadratic time and memory in the parts of a dotted key
 _WORD: Final = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
 _DOTTED: Final = re.compile(rf"{_WORD}(?:[ \t]*\.[ \t]*{_WORD})*+")
 
 
 class DocumentInvalid(ValueError):
-    """What is read is no such document, or beyond the limits. `lineno` is the line at fault where one is."""
+    """A malformed document, or one beyond the limits. `lineno` is the line at fault, if known."""
 
     def __init__(self, message: str, lineno: int | None = None) -> None:
         super().__init__(message)
@@ -76,23 +80,23 @@ class DocumentInvalid(ValueError):
 
 
 class NotJson(DocumentInvalid):
-    """What is read is no JSON at all, so it may be text."""
+    """The text is not JSON."""
 
 
 def read_file(path: Path, *, limit: int) -> bytes:
-    """The bytes of a regular file; OSError of anything else, so that no FIFO is waited for, and no device read."""
+    """The bytes of a regular file of at most `limit` bytes; OSError for a FIFO, a device or a folder."""
     with open_regular(path) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
-        raise DocumentInvalid(f"more than {limit:,} bytes, the most that such a file may have")
+        raise DocumentInvalid(f"more than {limit:,} bytes, the limit for such a file")
     return data
 
 
 def json_of(data: bytes | str) -> Any:
-    """The value of a JSON text, of limited depth and number of parts."""
+    """The value of a JSON text of limited depth and size."""
     encoded = data.encode(errors="replace") if isinstance(data, str) else data
     if (parts := sum(encoded.count(mark) for mark in (b"[", b"{", b","))) > _MOST_PARTS:
-        raise DocumentInvalid(f"JSON of {parts:,} parts, and at most {_MOST_PARTS:,} are read")
+        raise DocumentInvalid(f"JSON of {parts:,} parts; the limit is {_MOST_PARTS:,}")
     try:
         value: object = json.loads(data)
     except json.JSONDecodeError as error:
@@ -101,7 +105,7 @@ def json_of(data: bytes | str) -> Any:
         raise DocumentInvalid(f"not valid JSON ({error.reason} at byte {error.start})") from None
     except RecursionError:
         raise _too_deep("JSON") from None
-    except ValueError:  # Python reads no integer of more digits
+    except ValueError:  # Python limits integers to 4,300 digits
         raise DocumentInvalid("JSON with an integer of more than 4,300 digits") from None
     _require_flat(value)
     return value
@@ -118,9 +122,9 @@ def _require_flat(value: object) -> None:
 
 
 def toml_of(text: str) -> dict[str, Any]:
-    """The document of a TOML text; what is no TOML is `tomllib.TOMLDecodeError`, a ValueError too."""
+    """The document of a TOML text of limited size; raises `DocumentInvalid` or `tomllib.TOMLDecodeError`."""
     if len(text) > _LARGEST_TOML:
-        raise DocumentInvalid(f"TOML of {len(text):,} characters, and at most {_LARGEST_TOML:,} are read")
+        raise DocumentInvalid(f"TOML of {len(text):,} characters; the limit is {_LARGEST_TOML:,}")
     for key in _DOTTED.finditer(text):
         if key[0].count(".") >= _MOST_KEY_PARTS and len(re.findall(_WORD, key[0])) > _MOST_KEY_PARTS:
             line = text.count("\n", 0, key.start()) + 1
@@ -131,7 +135,7 @@ def toml_of(text: str) -> dict[str, Any]:
         raise _too_deep("TOML") from None
     except tomllib.TOMLDecodeError:
         raise
-    except ValueError:  # Python reads no integer of more digits
+    except ValueError:  # Python limits integers to 4,300 digits
         at = next((n for n, row in enumerate(text.splitlines(), 1) if re.search("[0-9_]{4300}", row)), None)
         raise DocumentInvalid("a number of thousands of digits", at) from None
 

@@ -1,7 +1,8 @@
-"""Ctrl-C and SIGTERM: the work is unwound, so that its temporary files go; nobody waits for a server that is silent.
+"""The process of a command: signals, crash reports, memory and processors of the machine.
 
-A thread cannot be stopped while it waits for an answer, which takes minutes to time out. What it leaves behind is what
-a killed process leaves: nothing that a reader sees, and nothing that a retry stumbles over.
+Ctrl-C and SIGTERM unwind the stack, so that temporary files are removed. A thread that waits for a server cannot be
+interrupted and may take minutes to time out, so an alarm ends the process after a few seconds. That is as safe as a
+kill: stores publish atomically, and a retry starts clean.
 """
 
 import gc
@@ -23,58 +24,57 @@ from nxpipe.pipeline.util.escape import for_log
 from nxpipe.pipeline.util.exit_codes import INTERRUPTED, TERMINATED
 from nxpipe.pipeline.util.files import log_folder
 
-_PATIENCE: Final = 3  # seconds
-_CUT_SHORT: Final = b"\nInterrupted, and a request was not waited for; a retry is safe.\n"
+_GRACE: Final = 3  # seconds
+_ABANDONED: Final = b"\nInterrupted; a pending request was abandoned; a retry is safe.\n"
 
 
-def heed_interrupts() -> None:
-    """One that was to be ignored, as a shell has it for what runs in the background, stays ignored."""
+def handle_signals() -> None:
+    """Install the handlers. An ignored SIGINT, as of a background job, stays ignored."""
     signal.signal(signal.SIGTERM, _terminate)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
 
 
-def unwound(code: int) -> None:
-    """The last word has been said; threads that still wait have no more to say."""
+def exit_quietly(code: int) -> None:
+    """After the unwinding: let the pending alarm end the process without a message."""
     if left := signal.alarm(0):
         signal.signal(signal.SIGALRM, lambda *_: os._exit(code))
         signal.alarm(left)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
-    _be_gone_soon(INTERRUPTED.number)
+    _set_alarm(INTERRUPTED.number)
     raise KeyboardInterrupt
 
 
 def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
-    _be_gone_soon(TERMINATED.number)
+    _set_alarm(TERMINATED.number)
     raise SystemExit(TERMINATED.number)
 
 
-def _be_gone_soon(code: int) -> None:
+def _set_alarm(code: int) -> None:
     def leave(signum: int, frame: FrameType | None) -> NoReturn:
-        os.write(2, _CUT_SHORT)
+        os.write(2, _ABANDONED)
         os._exit(code)
 
-    if signal.alarm(_PATIENCE):
-        leave(signal.SIGALRM, None)  # whoever asks twice means it
+    if signal.alarm(_GRACE):
+        leave(signal.SIGALRM, None)  # the second signal ends the process at once
     signal.signal(signal.SIGALRM, leave)
 
 
 def report_crash(error: Exception) -> str:
-    """Write the traceback to a log; return the sentence that names it."""
+    """Write the traceback to a log file; return the sentence that names the file."""
     trace = "".join(traceback.format_exception(error))
     log = _write_log(trace)
-    kept = f"the traceback is in {log}" if log else "the traceback could not be saved; run again with --verbose"
-    return f"nxpipe met an error that it did not foresee: {type(error).__name__}: {error}; {kept}."
+    kept = f"the traceback is in {log}" if log else "the traceback could not be saved; rerun with --verbose"
+    return f"internal error: {type(error).__name__}: {error}; {kept}."
 
 
 def _write_log(trace: str) -> Path | None:
-    """In the user's folder, else beside temporary files. A home that cannot be written is no reason to lose the
-    sentence."""
+    """Write to the log folder, else to the temporary folder; None if neither is writable."""
     about = f"nxpipe {VERSION}, Python {platform.python_version()}, {platform.platform()}\n"
     lines = [f"$ {' '.join(sys.argv)}", "", *trace.split("\n")]
-    text = (about + "\n".join(map(for_log, lines))).encode()  # somebody will look at it on a terminal
+    text = (about + "\n".join(map(for_log, lines))).encode()  # escaped for terminals
     for folder in (_own_folder, tempfile.gettempdir):
         try:
             return _new_file(str(folder()), text)
@@ -90,7 +90,7 @@ def _own_folder() -> Path:
 
 
 def _new_file(folder: str, text: bytes) -> Path:
-    """One that only the user can read, of a name that nobody can foresee: others may write into a temporary folder."""
+    """A file of an unpredictable name that only the user can read, because temporary folders are shared."""
     handle, name = tempfile.mkstemp(".log", f"nxpipe-{time.strftime('%Y%m%dT%H%M%S')}-", folder)
     with os.fdopen(handle, "wb") as file:
         file.write(text)
@@ -98,7 +98,7 @@ def _new_file(folder: str, text: bytes) -> Path:
 
 
 def available_memory() -> int:
-    """Bytes that can be taken without swapping: the kernel's own estimate, where it gives one."""
+    """Bytes available without swapping: the kernel's MemAvailable, else the physical memory."""
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():
         for line in meminfo.read_text().splitlines():
@@ -108,13 +108,13 @@ def available_memory() -> int:
 
 
 def processors() -> int:
-    """Those that this process may use."""
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """For work that makes thousands of small objects and drops none: looking for garbage takes as long as the work."""
+    """Suspend the garbage collector for work that allocates many objects and drops none."""
     enabled = gc.isenabled()
     gc.disable()
     try:

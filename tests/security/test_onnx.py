@@ -428,7 +428,7 @@ def _tried(nxpipe: InProcess, root: Path, recipe: Recipe, command: str) -> Answe
 def _require_sentence(answer: Answer, code: int, words: str) -> None:
     text = " ".join((answer.out + answer.err).split())
     assert (answer.code, words in text) == (code, True), text
-    assert "did not foresee" not in text
+    assert "internal error" not in text
     assert "Traceback" not in text
     if code and not answer.out:
         assert sum(line.startswith("Error: ") for line in answer.err.splitlines()) == 1, answer.err

@@ -88,8 +88,8 @@ def abort(console: Console, fleet: str, config_path: Path) -> None:
 def _tell(console: Console, fleet: str, config_path: Path, say: "Callable[..., Answer]") -> None:
     import os
 
-    from nxpipe.pipeline.cli.fleets import serving_fleet
     from nxpipe.pipeline.config import load_config
+    from nxpipe.pipeline.config.fleets import serving_fleet
     from nxpipe.pipeline.rollout.machine import Machine
 
     config = load_config(config_path, os.environ)

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nxpipe.pipeline.artifacts.signing import key_option
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, store_option
+from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, key_option, store_option
 from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:

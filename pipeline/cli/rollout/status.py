@@ -4,9 +4,8 @@ from pathlib import Path
 
 import click
 
-from nxpipe.pipeline.artifacts.signing import key_option
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.options import ACTOR, config_option, store_option
+from nxpipe.pipeline.cli.options import ACTOR, config_option, key_option, store_option
 from nxpipe.pipeline.util.console import Console
 
 

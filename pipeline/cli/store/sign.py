@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from nxpipe.artifact_store.errors import Refused
-from nxpipe.pipeline.artifacts.signing import builder_id, chosen_signer, key_option, named_public_key, signing_policy
+from nxpipe.pipeline.artifacts.signing import builder_id, chosen_signer, named_public_key, signing_policy
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.options import Line, config_option, store_option
+from nxpipe.pipeline.cli.options import Line, config_option, key_option, store_option
 from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
