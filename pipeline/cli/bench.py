@@ -1,4 +1,4 @@
-"""`nxpipe bench`."""
+"""`nxpipe bench`: predicted latency against a baseline, which is a channel or an artifact."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -35,15 +35,15 @@ _COLUMNS: Final = ("artifact", "program", "tp", "predicted", "before", "change")
 @click.option(
     "--against",
     metavar="CHANNEL|ARTIFACT",
-    help="Hold them against what this channel serves now, or against this artifact: MODEL@KEY, or a key.",
+    help="The baseline: a channel's current artifacts, or one artifact (MODEL@KEY or a key).",
 )
-@click.option("--allow-empty", is_flag=True, help="Go on if nothing was promoted to the channel of --against yet.")
+@click.option("--allow-empty", is_flag=True, help="Accept a channel of --against that has no generation yet.")
 @click.option(
     "--threshold",
     type=Percentage(),
     default="5%",
     show_default=True,
-    help="How much slower than before a program may be predicted to be.",
+    help="The largest predicted slowdown against the baseline.",
 )
 @store_option
 @config_option
@@ -58,14 +58,13 @@ def bench(
     store: str | None,
     config_path: Path,
 ) -> None:
-    """Show how fast programs are predicted to be, and hold that against a channel.
+    """Show the predicted latency of programs and compare it with a baseline.
 
-    MODEL is the name of a model in nxpipe.toml, whose artifacts must have been built; or an artifact: MODEL@KEY, or a
-    key. Without one it is every model of nxpipe.toml. A program is held against that of the same phase, batch, bucket
-    and degree in what the channel serves of the same model and target. The time is predicted when a program is
-    compiled, from the documented costs of its instructions: nothing is run. With a program that is predicted to be
-    slower by more than the threshold, the exit code is 16. A channel that the store does not hold is an error, unless
-    a fleet or [signing] of nxpipe.toml names it, or --allow-empty is given.
+    MODEL is the name of a model in nxpipe.toml, whose artifacts must be built, or an artifact (MODEL@KEY or a key);
+    default: every model of nxpipe.toml. A program is compared with the baseline's program of the same phase, batch,
+    bucket and degree for the same model and target. Predictions follow from the documented costs of instructions;
+    nothing is run. Exits with code 16 if a program is slower than the baseline by more than the threshold. An unknown
+    channel is an error, unless a fleet or [signing] of nxpipe.toml names it, or --allow-empty is given.
 
     \b
     Example:
@@ -78,22 +77,22 @@ def bench(
     console: Console = ctx.obj
     opened = open_configured_store(store, config_path, console)
     artifacts = list(_artifacts(models, opened, config_path))
-    rival = _rival(against, opened, config_path, allow_empty) if against is not None else None
-    lines = [line for one in artifacts for line in compare(one, rival.beside(one) if rival else None, opened)]
+    baseline = _baseline(against, opened, config_path, allow_empty) if against is not None else None
+    lines = [line for one in artifacts for line in compare(one, baseline.beside(one) if baseline else None, opened)]
     if console.json:
         console.data([line.document(threshold) for line in lines])
     elif lines:
         console.page(table(_COLUMNS, [_cells(line, threshold) for line in lines]))
-    if rival:
-        _say_what_is_not_served(console, artifacts, rival)
+    if baseline:
+        _note_unserved(console, artifacts, baseline)
     slower = [line for line in lines if line.is_regression(threshold)]
     if slower:
         console.complain(_sentence(slower, threshold))
         ctx.exit(REGRESSION.number)
 
 
-def _rival(word: str, store: "Store", config_path: Path, allow_empty: bool) -> "Match":
-    """Before the first release there is nothing to hold against; but a misspelt channel would hold nothing for ever."""
+def _baseline(word: str, store: "Store", config_path: Path, allow_empty: bool) -> "Match":
+    """The baseline. An empty channel is accepted only if it is declared: a misspelt one would never fail."""
     from nxpipe.pipeline.artifacts.known import declared
     from nxpipe.pipeline.artifacts.lookup import empty_channel, find_match
 
@@ -106,11 +105,11 @@ def _rival(word: str, store: "Store", config_path: Path, allow_empty: bool) -> "
 
 
 def _artifacts(words: Sequence[str], store: "Store", config_path: Path) -> "Iterator[Manifest]":
-    """Those that are named; else those that a build of nxpipe.toml makes."""
+    """The named artifacts; else those of nxpipe.toml."""
     from nxpipe.pipeline.artifacts.lookup import artifact, is_artifact
     from nxpipe.pipeline.build.matrix import of_file
 
-    if words and all(map(is_artifact, words)):  # a configuration that is broken stands in nobody's way
+    if words and all(map(is_artifact, words)):  # needs no valid configuration
         yield from (artifact(word, store) for word in words)
         return
     config = load_config(config_path, os.environ, missing_ok=bool(words))
@@ -128,8 +127,8 @@ def _built(asked: "Asked", store: "Store") -> "Manifest":
     published = store.find(key)
     if published is None:
         raise NotFound(
-            f"{asked.name} for {asked.order.target} is not built as it is described: {store.url} holds no "
-            f"{key[:SHOWN]}; run `nxpipe build --only {asked.name}` first, or see why by `nxpipe explain {asked.name}`"
+            f"{asked.name} for {asked.order.target} is not built with its current options: {store.url} has no "
+            f"{key[:SHOWN]}; run `nxpipe build --only {asked.name}`, or see why with `nxpipe explain {asked.name}`"
         )
     return published.manifest
 
@@ -157,10 +156,10 @@ def _milliseconds(ns: float | None) -> str:
     return "-" if ns is None else f"{ns / 1e6:.3f} ms"
 
 
-def _say_what_is_not_served(console: Console, artifacts: "Sequence[Manifest]", rival: "Match") -> None:
+def _note_unserved(console: Console, artifacts: "Sequence[Manifest]", baseline: "Match") -> None:
     for one in artifacts:
-        if rival.beside(one) is None:
-            console.say(f"channel {rival.word} serves nothing of {one.model.id} for {one.target} yet")
+        if baseline.beside(one) is None:
+            console.say(f"channel {baseline.word} serves no {one.model.id} for {one.target} yet")
 
 
 def _sentence(slower: "Sequence[Line]", threshold: float) -> str:
@@ -168,5 +167,5 @@ def _sentence(slower: "Sequence[Line]", threshold: float) -> str:
     count = f"{len(slower)} program{' is' if len(slower) == 1 else 's are'}"
     return (
         f"{count} predicted to be slower by more than {100 * threshold:g}%: {worst.program.name} of {worst.artifact} "
-        f"by {worst.change:.1%}; `nxpipe diff {worst.against} {worst.artifact}` shows what changed"
+        f"by {worst.change:.1%}; `nxpipe diff {worst.against} {worst.artifact}` shows the change"
     )

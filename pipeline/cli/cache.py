@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group)
 def cache() -> None:
-    """Fill the compile cache that Neuron instances look into.
+    """Fill the persistent compile cache of Neuron instances.
 
-    What runs through AWS's compiler at its first call, as training does, looks for each graph in a folder or bucket:
-    NEURON_COMPILE_CACHE_URL. What is there is loaded, and not compiled.
+    Frameworks that compile on first use, such as training with torch-neuronx, look up each graph in the folder or
+    bucket of NEURON_COMPILE_CACHE_URL and load the compiled program on a cache hit.
 
     \b
     Example:
@@ -37,7 +37,7 @@ def cache() -> None:
 @cache.command()
 @click.argument("names", metavar="[MODEL@KEY]...", nargs=-1)
 @click.option("--to", "target", required=True, metavar="FOLDER|s3://BUCKET/PREFIX", help="The cache to fill.")
-@click.option("--channel", type=Label("channel"), help="Take all that this channel serves now.")
+@click.option("--channel", type=Label("channel"), help="Export the artifacts that this channel serves.")
 @store_option
 @config_option
 @click.pass_context
@@ -50,14 +50,15 @@ def export(
     store: str | None,
     config_path: Path,
 ) -> None:
-    """Write artifacts' entries into a compile cache.
+    """Write the cache entries of artifacts into a compile cache.
 
-    Without names: of each model of nxpipe.toml the newest artifact for its target. An entry is what AWS's compiler left
-    in its own cache when it made the program, file by file; a program for which it used none has none, and the
-    emulator's have no use there. Nothing in the cache is ever overwritten, and compilers may be at work in it.
+    Without names, exports the newest artifact of each model of nxpipe.toml for its target. An entry is a copy of the
+    files that neuronx-cc left in its own cache for a program. Programs compiled without that cache have no entry, nor
+    have those of the emulator. Existing files are never overwritten, and compilers may use the cache meanwhile.
 
-    Exit code 0: every entry is in the cache now. Programs without one are named on stderr; if no program has one, that
-    is an error. So is an entry that somebody else began and did not finish, after all others are written.
+    Exits with code 0 when all entries are in the cache. Programs without an entry are listed on stderr. It is an error
+    if no program has an entry, or if another process began an entry and did not finish it; all other entries are
+    written first.
 
     \b
     Example:
@@ -66,7 +67,7 @@ def export(
       nxpipe cache export --channel production --to /mnt/nxpipe-cache
     """
     if names and channel:
-        raise click.UsageError("name artifacts, or a --channel to take them from", ctx)
+        raise click.UsageError("MODEL@KEY cannot be combined with --channel; pass one of them", ctx)
     from nxpipe.artifact_store.url import open_store
     from nxpipe.pipeline.artifacts.neuron_cache.chosen import refuse_nothing
     from nxpipe.pipeline.artifacts.neuron_cache.export import insist
@@ -80,7 +81,7 @@ def export(
         if one.doubt:
             console.say(f"  {one.doubt}")
     into = open_store(target).backend
-    exported = _carried_out(opened, chosen, into, console)
+    exported = _export(opened, chosen, into, console)
     _show(console, into.url, chosen, exported)
     insist(exported, into.url)
 
@@ -91,8 +92,8 @@ def export(
 def ls(console: Console, target: str) -> None:
     """List the entries of a compile cache.
 
-    Ready ones are loaded by whoever asks for that graph. A locked one is being compiled, or whoever compiled it was
-    killed. A failed one says that the compiler could not, and nobody asks it again.
+    A ready entry is a cache hit. A locked entry is being compiled, or its compiler was killed. A failed entry records a
+    compiler error, which is not retried.
 
     \b
     Example:
@@ -110,7 +111,7 @@ def ls(console: Console, target: str) -> None:
             table(("state", "size", "entry"), [(one.state.value, human_bytes(one.size), one.folder) for one in found])
         )
     else:
-        console.say(f"{target} holds no entry of a compile cache.")
+        console.say(f"{target} has no compile cache entries.")
 
 
 def _chosen(
@@ -127,13 +128,13 @@ def _chosen(
     return chosen.configured(store, load_config(config_path, os.environ), config_path.parent, console.say)
 
 
-def _carried_out(store: "Store", chosen: "Sequence[Chosen]", into: "Backend", console: Console) -> "list[Exported]":
+def _export(store: "Store", chosen: "Sequence[Chosen]", into: "Backend", console: Console) -> "list[Exported]":
     from nxpipe.artifact_store.url import is_remote
     from nxpipe.pipeline.artifacts.neuron_cache.export import clear_abandoned, export
     from nxpipe.pipeline.util.progress import watching
 
     entries = [entry for one in chosen for entry in one.entries]
-    # What is left of an upload that broke off is taken up again by the next.
+    # S3 resumes an interrupted upload; a folder keeps its remains, which are removed here.
     if not is_remote(into.url):
         clear_abandoned(into)
     with watching(console, f"export to {into.url}", sum(entry.size for entry in entries)) as sent:

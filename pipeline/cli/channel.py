@@ -1,4 +1,4 @@
-"""`nxpipe channel log` and `nxpipe channel show`."""
+"""`nxpipe channel log` and `show`; the options and the output that promote and rollback share."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group)
 def channel() -> None:
-    """Show what channels serve, and their history.
+    """Show the artifacts and the history of channels.
 
-    A channel is a name, such as production, under which fleets find what to serve. Each change of it, by
-    `nxpipe promote` or `nxpipe rollback`, adds a generation to its history.
+    A channel is a name, such as production, from which fleets resolve their artifacts. Each `nxpipe promote` and
+    `nxpipe rollback` appends a generation to its log.
 
     \b
     Example:
@@ -34,16 +34,18 @@ def channel() -> None:
 
 @channel.command(cls=Command)
 @click.argument("name", required=False)
-@click.option("--last", type=click.IntRange(1), default=20, show_default=True, metavar="N", help="How far to go back.")
+@click.option(
+    "--last", type=click.IntRange(1), default=20, show_default=True, metavar="N", help="The number of generations."
+)
 @store_option
 @config_option
 @click.pass_obj
 def log(console: Console, name: str | None, last: int, store: str | None, config_path: Path) -> None:
-    """Print a channel's history, the newest generation first.
+    """Print a channel's log, the newest generation first.
 
-    Each generation is proved by the digest that the one after it holds. Where [signing] of nxpipe.toml asks for
-    signatures, a generation without a good one is reported, and the command ends with an error. Without NAME the
-    history of every channel is printed.
+    Every generation is verified by the digest in its successor. Where [signing] of nxpipe.toml requires signatures, a
+    generation without a valid one is reported and the command exits with an error. Without NAME, prints the logs of all
+    channels.
 
     \b
     Example:
@@ -69,9 +71,9 @@ def log(console: Console, name: str | None, last: int, store: str | None, config
 @config_option
 @click.pass_obj
 def show(console: Console, name: str | None, store: str | None, config_path: Path) -> None:
-    """Show what a channel serves, since when, and who has signed it.
+    """Show the artifacts that a channel serves, since when, and their signatures.
 
-    Signatures are checked with the keys of [signing] in nxpipe.toml. Without NAME every channel is shown.
+    Signatures are verified with the keys of [signing] in nxpipe.toml. Without NAME, shows all channels.
 
     \b
     Example:
@@ -100,18 +102,17 @@ def _print(console: Console, texts: list[str], url: str) -> None:
     if texts:
         console.page("\n\n".join(texts))
     else:
-        console.say(f"{url} has no channel yet; to make one: nxpipe promote MODEL@KEY --channel NAME")
+        console.say(f"{url} has no channels; create one with: nxpipe promote MODEL@KEY --channel NAME")
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _OPTIONS = (
     click.option("--channel", type=Label("channel"), required=True, help="The channel to change."),
-    click.option("--reason", type=REASON, default="", help="Why, for whoever reads the log."),
-    click.option("--actor", type=ACTOR, help="Who, for whoever reads the log.  [default: see above]"),
+    click.option("--reason", type=REASON, default="", help="The reason, for the channel's log."),
+    click.option("--actor", type=ACTOR, help="The identity in the channel's log.  [default: see above]"),
     click.option(
-        "--past-rollouts", is_flag=True, help="Allow a channel that rollouts move: FLEET--blue or FLEET--green."
+        "--past-rollouts", is_flag=True, help="Allow a channel that rollouts manage: FLEET--blue or FLEET--green."
     ),
     key_option,
     store_option,
@@ -119,24 +120,25 @@ _OPTIONS = (
 )
 
 
-def change_options(command: F) -> F:
+def change_options(command: _Function) -> _Function:
+    """Add the options of promote and rollback."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
-def refuse_of_rollouts(channel: str, *, past_rollouts: bool) -> None:
-    """The colours' channels say what instances run while traffic is judged: by hand they would go past all of that."""
+def require_unmanaged(channel: str, *, past_rollouts: bool) -> None:
+    """Refuse a blue or green channel: only rollouts move traffic with evaluation."""
     fleet = fleet_of(channel)
     if fleet is not None and not past_rollouts:
         raise click.UsageError(
-            f"channel {channel} belongs to the rollouts of fleet {fleet}; serve another version with: nxpipe rollout "
-            f"start {fleet} MODEL@KEY, or pass --past-rollouts to change it without one"
+            f"rollouts of fleet {fleet} manage channel {channel}; run `nxpipe rollout start {fleet} MODEL@KEY`, or "
+            "pass --past-rollouts to change the channel without a rollout"
         )
 
 
 def record(console: Console, appended: "Appended", store: "Store", typed_key: str | None) -> None:
-    """Tell what the channel serves, whether that is new, and what a key has signed of it."""
+    """Print the channel's artifacts, whether they changed, and the signatures."""
     from nxpipe.pipeline.artifacts.text import generation_data, served_lines
 
     generation = appended.generation
@@ -146,19 +148,19 @@ def record(console: Console, appended: "Appended", store: "Store", typed_key: st
         about = {"changed": appended.changed, "signed_with": key_ids, "unsigned_artifacts": unsigned}
         console.data({**about, **generation_data(generation)})
         return
-    verb = "serves now" if appended.changed else "serves this already"
-    console.say(f"Channel {generation.channel} {verb}, as generation {generation.generation}:")
+    state = "changed" if appended.changed else "unchanged"
+    console.say(f"Channel {generation.channel} {state}, generation {generation.generation}:")
     console.result(*served_lines(generation))
     if key_ids:
         console.say(f"  signed generation {generation.generation} with key {', '.join(key_ids)}")
     elif typed_key:
-        console.say("  the key has signed nothing, for nothing was changed")
+        console.say("  nothing was signed, because the channel did not change")
     for name in unsigned:
-        console.say(f"  {name} itself is not signed; to sign it: nxpipe store sign {name}")
+        console.say(f"  {name} is not signed; sign it with: nxpipe store sign {name}")
 
 
 def _unsigned(store: "Store", generation: "Generation") -> list[str]:
-    """Artifacts that no key has spoken of: who signs a generation vouches for the choice, not for what was chosen."""
+    """Artifacts without a signature: a signed generation vouches for the choice, not for the artifacts."""
     from nxpipe.artifact_store.trust.signatures import Signatures
 
     signatures = Signatures(store)

@@ -1,4 +1,4 @@
-"""`nxpipe diff`, which is `nxpipe store diff` too."""
+"""`nxpipe diff`, also `nxpipe store diff`: the differences between two artifacts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.artifacts.difference.programs import ProgramDifference
     from nxpipe.pipeline.artifacts.difference.tensors import TensorChange
 
-_LISTED: Final = 10  # weights, and kinds of nodes; all of them are in --json
+_LISTED: Final = 10  # weights and node kinds; --json has all
 
 
 @click.command(cls=Command)
 @click.argument("before", metavar="A")
 @click.argument("after", metavar="B")
-@click.option("--tensors", is_flag=True, help="Read the weights that changed, and say by how much each did.")
+@click.option("--tensors", is_flag=True, help="Read the changed weights and report the size of each change.")
 @store_option
 @config_option
 @click.pass_obj
 def diff(console: Console, before: str, after: str, tensors: bool, store: str | None, config_path: Path) -> None:
     """Compare two artifacts: key inputs, programs, graphs, weights, files, evidence.
 
-    A and B are names as `nxpipe store show` takes them; channels, of which each stands for what it serves of the
-    other's model and target; or digests of manifests, such as the two that a report of non-reproducible output names.
-    By how much a tensor changed is its largest difference, by the largest of its numbers before.
+    A and B are artifact names as for `nxpipe store show`, channels (their artifact for the other's model and target),
+    or manifest digests, as in the message of exit code 24. The change of a tensor is its largest absolute difference
+    relative to its largest old value.
 
     \b
     Example:
@@ -132,13 +132,13 @@ def _counts(section: "Section") -> str:
         (section.changed, "changed"),
         (section.added, "added"),
         (section.removed, "removed"),
-        (section.same, "the same"),
+        (section.same, "unchanged"),
     )
     return ", ".join(f"{len(parts)} {word} ({_bytes(parts)})" for parts, word in counted if parts)
 
 
 def _bytes(parts: "Sequence[Part]") -> str:
-    """What is new in B, or in A where B has nothing."""
+    """The size in B, or in A for a removed part."""
     return human_bytes(sum(blob.size for part in parts if (blob := part.after or part.before)))
 
 

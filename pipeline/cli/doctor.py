@@ -1,4 +1,4 @@
-"""What each command needs beyond the base install, whether it is here, and how to get it."""
+"""`nxpipe doctor`: the software that commands require, whether it is installed, and how to install it."""
 
 import shutil
 import subprocess
@@ -35,7 +35,7 @@ _CDK: Final = "pip install 'nxpipe[cdk]'"
 
 @dataclass(frozen=True)
 class Need:
-    """One thing that some command cannot do without."""
+    """A library or program that a command requires."""
 
     what: str
     needed_for: str
@@ -45,7 +45,9 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Requirement:
+    """A requirement and its version, or None if it is missing."""
+
     need: Need
     found: str | None
 
@@ -56,9 +58,9 @@ class Finding:
         return "optional" if self.need.optional else "missing"
 
 
-def examine() -> list[Finding]:
-    """Look for everything that any command needs; nothing heavy is imported or run."""
-    return [Finding(need, need.find()) for need in NEEDS]
+def examine() -> list[Requirement]:
+    """Check all requirements without importing them."""
+    return [Requirement(need, need.find()) for need in NEEDS]
 
 
 def _library(name: str, exactly: str | None = None) -> Callable[[], str | None]:
@@ -73,7 +75,7 @@ def _library(name: str, exactly: str | None = None) -> Callable[[], str | None]:
 
 
 def _program(*command: str) -> Callable[[], str | None]:
-    """The first line that a program prints about its version."""
+    """A check that returns the first line of a program's version output."""
 
     def find() -> str | None:
         if shutil.which(command[0]) is None:
@@ -88,13 +90,13 @@ def _program(*command: str) -> Callable[[], str | None]:
 
 
 def _cdk() -> str | None:
-    """The CDK command of this project, else the one on the PATH."""
+    """The version of the project's CDK command, else of the one on the PATH."""
     local = Path("node_modules/.bin/cdk")
     return _program(str(local.resolve()) if local.exists() else "cdk", "--version")()
 
 
 def neuronx() -> str | None:
-    """The release of AWS's own compiler, where it is installed."""
+    """The version of neuronx-cc, if it is installed."""
     return _library("neuronx-cc")()
 
 
@@ -126,9 +128,9 @@ _COLOURS = {"ok": "green", "optional": "yellow", "missing": "red"}
 @click.command(cls=Command)
 @click.pass_context
 def doctor(ctx: click.Context) -> None:
-    """Say what is installed, what is missing for which command.
+    """Report installed and missing software, with the commands that require it.
 
-    With the way to get it. Ends in exit code 4 when anything that is not optional is missing.
+    Exits with code 4 if required software is missing.
 
     \b
     Example:
@@ -139,20 +141,20 @@ def doctor(ctx: click.Context) -> None:
     if console.json:
         console.data([_as_json(finding) for finding in findings])
     else:
-        console.page(table(("state", "what", "needed for", "found, or how to get it"), [_row(f) for f in findings]))
+        console.page(table(("state", "what", "needed for", "found, or how to install it"), [_row(f) for f in findings]))
     missing = [finding.need.what for finding in findings if finding.state == "missing"]
     if missing:
         console.say(f"Missing: {', '.join(missing)}.")
         ctx.exit(SOFTWARE.number)
-    console.say("Everything that is not optional is here.")
+    console.say("All required software is installed.")
 
 
-def _row(finding: Finding) -> tuple[str, str, str, str]:
+def _row(finding: Requirement) -> tuple[str, str, str, str]:
     state = style(finding.state, fg=_COLOURS[finding.state])
     return state, finding.need.what, finding.need.needed_for, finding.found or finding.need.get_it
 
 
-def _as_json(finding: Finding) -> dict[str, object]:
+def _as_json(finding: Requirement) -> dict[str, object]:
     return {
         "what": finding.need.what,
         "state": finding.state,

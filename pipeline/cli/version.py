@@ -1,4 +1,4 @@
-"""`nxpipe version`."""
+"""`nxpipe version`: the versions of nxpipe, its backends and libraries."""
 
 import platform
 from importlib.metadata import PackageNotFoundError
@@ -30,7 +30,7 @@ def version(console: Console) -> None:
 
 
 def versions() -> dict[str, str | None]:
-    """Every component by name; None for what is not installed. Imports none of them."""
+    """The version of every component, None if it is not installed. Imports none of them."""
     return {
         "nxpipe": VERSION,
         "backend emulator": VERSION,

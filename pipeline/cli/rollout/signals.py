@@ -1,4 +1,4 @@
-"""`nxpipe rollout approve`, `pause`, `resume` and `abort`: what a person tells a rollout."""
+"""`nxpipe rollout approve`, `pause`, `resume` and `abort`: the signals of an operator."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,10 +21,10 @@ _fleet = click.argument("fleet")
 @config_option
 @click.pass_obj
 def approve(console: Console, fleet: str, config_path: Path) -> None:
-    """Let a rollout go on whose evidence decides nothing.
+    """Advance a rollout whose step ended undecided.
 
-    Only a step that is undecided goes on by it: against evidence that the new version is worse nobody's word counts.
-    It holds for the step that is under way, and no longer.
+    Applies to the current step only, and only if its evidence is inconclusive: approval never overrides evidence that
+    the new version is worse.
 
     \b
     Example:
@@ -32,7 +32,7 @@ def approve(console: Console, fleet: str, config_path: Path) -> None:
     """
     from nxpipe.pipeline.rollout.signals import approve
 
-    _tell(console, fleet, config_path, approve)
+    _send(console, fleet, config_path, approve)
 
 
 @click.command(cls=Command)
@@ -40,9 +40,9 @@ def approve(console: Console, fleet: str, config_path: Path) -> None:
 @config_option
 @click.pass_obj
 def pause(console: Console, fleet: str, config_path: Path) -> None:
-    """Keep a rollout at the step where it is.
+    """Pause a rollout at its current step.
 
-    Evidence is collected as before, and sends the new version back as before.
+    Evidence is collected as before, and a regression still rolls back.
 
     \b
     Example:
@@ -50,7 +50,7 @@ def pause(console: Console, fleet: str, config_path: Path) -> None:
     """
     from nxpipe.pipeline.rollout.signals import pause
 
-    _tell(console, fleet, config_path, pause)
+    _send(console, fleet, config_path, pause)
 
 
 @click.command(cls=Command)
@@ -58,7 +58,7 @@ def pause(console: Console, fleet: str, config_path: Path) -> None:
 @config_option
 @click.pass_obj
 def resume(console: Console, fleet: str, config_path: Path) -> None:
-    """Let a paused rollout go on.
+    """Resume a paused rollout.
 
     \b
     Example:
@@ -66,7 +66,7 @@ def resume(console: Console, fleet: str, config_path: Path) -> None:
     """
     from nxpipe.pipeline.rollout.signals import resume
 
-    _tell(console, fleet, config_path, resume)
+    _send(console, fleet, config_path, resume)
 
 
 @click.command(cls=Command)
@@ -74,7 +74,7 @@ def resume(console: Console, fleet: str, config_path: Path) -> None:
 @config_option
 @click.pass_obj
 def abort(console: Console, fleet: str, config_path: Path) -> None:
-    """End a rollout: all traffic goes back to the old version.
+    """Abort a rollout: all traffic returns to the old version.
 
     \b
     Example:
@@ -82,10 +82,10 @@ def abort(console: Console, fleet: str, config_path: Path) -> None:
     """
     from nxpipe.pipeline.rollout.signals import abort
 
-    _tell(console, fleet, config_path, abort)
+    _send(console, fleet, config_path, abort)
 
 
-def _tell(console: Console, fleet: str, config_path: Path, say: "Callable[..., Answer]") -> None:
+def _send(console: Console, fleet: str, config_path: Path, signal: "Callable[..., Answer]") -> None:
     import os
 
     from nxpipe.pipeline.config import load_config
@@ -93,7 +93,7 @@ def _tell(console: Console, fleet: str, config_path: Path, say: "Callable[..., A
     from nxpipe.pipeline.rollout.machine import Machine
 
     config = load_config(config_path, os.environ)
-    answer = say(Machine(config, serving_fleet(config, fleet, "FLEET")))
+    answer = signal(Machine(config, serving_fleet(config, fleet, "FLEET")))
     if console.json:
         console.data({"execution": answer.execution, "signal": answer.signal, "changed": answer.changed})
     else:

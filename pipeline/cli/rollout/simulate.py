@@ -1,4 +1,4 @@
-"""Options that describe a service and a new version of it."""
+"""`nxpipe rollout plan`, `simulate` and `replay`: the statistics of rollouts, without AWS."""
 
 import os
 from dataclasses import asdict
@@ -31,32 +31,32 @@ rps_option = click.option(
     "--rps",
     type=click.FloatRange(0, 1e5, min_open=True),
     required=True,
-    help="Requests a second, of both versions together.",
+    help="Requests per second, of both versions together.",
 )
 base_error_option = click.option(
-    "--base-error", type=_RATE, required=True, help="The share of requests that the old version fails."
+    "--base-error", type=_RATE, required=True, help="The error rate of the old version, as a fraction."
 )
 canary_error_option = click.option(
-    "--canary-error", type=_RATE, help="The share that the new version fails.  [default: that of the old one]"
+    "--canary-error", type=_RATE, help="The error rate of the new version.  [default: that of the old one]"
 )
 latency_scale_option = click.option(
     "--latency-scale",
     type=click.FloatRange(0.1, 10),
     default=1.0,
     show_default=True,
-    help="By what the new version multiplies every latency.",
+    help="The factor of the new version on every latency.",
 )
 latency_tail_option = click.option(
     "--latency-tail",
     type=click.FloatRange(1, 10),
     default=1.0,
     show_default=True,
-    help="By what it multiplies p99, stretching latencies above p95 alone.",
+    help="The factor of the new version on p99; stretches latencies above p95 only.",
 )
 
 
 def configured_plan(config_path: Path) -> "Plan":
-    """By [rollout] of the configuration, or by its defaults where there is none."""
+    """The plan of [rollout] in nxpipe.toml, or the default plan."""
     from nxpipe.pipeline.config import load_config
     from nxpipe.pipeline.rollout.plans import plan_of
 
@@ -69,11 +69,11 @@ def configured_plan(config_path: Path) -> "Plan":
 @config_option
 @click.pass_obj
 def plan(console: Console, rps: float, base_error: float, config_path: Path) -> None:
-    """Say what a rollout could find out on a service, and what not.
+    """Estimate the regressions that a rollout can detect on a service.
 
-    For every step: how long a healthy version takes, how often a faulty one is found before the step asks a person, and
-    how many requests it fails until then. Approximate, from the drift and variance of the judge's bets; to be exact,
-    simulate.
+    For every step: how long a healthy version takes to advance, how likely a faulty one is detected before the step
+    ends undecided, and how many requests fail until then. Approximate, from the drift and variance of the test
+    statistic; use simulate for exact rates.
 
     \b
     Example:
@@ -83,11 +83,11 @@ def plan(console: Console, rps: float, base_error: float, config_path: Path) -> 
 
     chosen, service = configured_plan(config_path), Service(rps, base_error)
     found = prospects(chosen, service)
-    said = advice(chosen, service, found)
+    hints = advice(chosen, service, found)
     if console.json:
-        console.data({"steps": [asdict(each) for each in found], "advice": list(said)})
+        console.data({"steps": [asdict(each) for each in found], "advice": list(hints)})
         return
-    console.page("\n\n".join((_steps(chosen, found), _faults(chosen, found), "\n".join(said))).rstrip())
+    console.page("\n\n".join((_steps(chosen, found), _faults(chosen, found), "\n".join(hints))).rstrip())
 
 
 def _steps(plan: "Plan", found: "list[StepProspect]") -> str:
@@ -101,13 +101,13 @@ def _steps(plan: "Plan", found: "list[StepProspect]") -> str:
         )
         for step, each in zip(plan.steps, found, strict=True)
     ]
-    return table(("share", "tolerates", "a healthy version advances", "undecided", "errors found from"), rows)
+    return table(("share", "tolerates", "healthy version advances", "undecided", "detectable error rate"), rows)
 
 
 def _faults(plan: "Plan", found: "list[StepProspect]") -> str:
     rows = [(fault.fault.name, *(_cell(each.faults[at]) for each in found)) for at, fault in enumerate(found[0].faults)]
     shares = [f"at {each.share} %" for each in found]
-    return f"Found within {plan.bake_max} min, median, requests failed:\n{table(('fault', *shares), rows)}"
+    return f"Detected within {plan.bake_max} min, median time, failed requests:\n{table(('fault', *shares), rows)}"
 
 
 def _cell(prospect: "Prospect") -> str:
@@ -123,7 +123,7 @@ def _cell(prospect: "Prospect") -> str:
     type=click.Choice(["steady", "incident", "bursty", "late"]),
     default="steady",
     show_default=True,
-    help="What traffic is like.",
+    help="The traffic model.",
 )
 @rps_option
 @base_error_option
@@ -135,10 +135,12 @@ def _cell(prospect: "Prospect") -> str:
     type=click.FloatRange(0.05, 2),
     default=0.5,
     show_default=True,
-    help="When bursty: how much a version's error rate varies from minute to minute, as a part of its mean.",
+    help="For bursty traffic: the standard deviation of the error rate per minute, relative to its mean.",
 )
-@click.option("--rollouts", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="How many.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The same one draws the same.")
+@click.option(
+    "--rollouts", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="The number of rollouts."
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The random seed.")
 @config_option
 @click.pass_obj
 def simulate(
@@ -154,11 +156,11 @@ def simulate(
     seed: int,
     config_path: Path,
 ) -> None:
-    """Roll out a thousand times on drawn traffic, by the real judge.
+    """Simulate rollouts on random traffic with the production judge.
 
-    Steady traffic is a Poisson stream; in an incident, both versions fail ten times as often and slow down for ten
-    minutes; bursty errors come in bursts of one version, whose tau is fitted to a day of history first; a late canary
-    fails from the step of 50 % on. Without a difference between the versions, every rollback is a false one.
+    Steady traffic is a Poisson stream. In an incident, both versions fail ten times as often and slow down for ten
+    minutes. Bursty errors come in bursts of one version, with tau fitted to a day of history. A late canary fails from
+    the 50 % step on. If the versions do not differ, every rollback is a false one.
 
     \b
     Example:
@@ -166,7 +168,7 @@ def simulate(
       nxpipe rollout simulate --scenario late --rps 50 --base-error 0.005 --canary-error 0.02 --json
     """
     if find_spec("numpy") is None:
-        raise MissingSoftware("numpy", "Drawing traffic", "install nxpipe[compile]")
+        raise MissingSoftware("numpy", "nxpipe rollout simulate", "install nxpipe[compile]")
     from nxpipe.pipeline.rollout.latency import Slowness
     from nxpipe.pipeline.rollout.simulate import simulate as simulated
     from nxpipe.pipeline.rollout.world import World
@@ -178,10 +180,10 @@ def simulate(
     if console.json:
         console.data(summary.as_json())
     else:
-        console.page(_told(summary))
+        console.page(_summary_text(summary))
 
 
-def _told(summary: "Summary") -> str:
+def _summary_text(summary: "Summary") -> str:
     from nxpipe.pipeline.canary.verdict import Decision
     from nxpipe.pipeline.rollout.limits import upper_limit
     from nxpipe.pipeline.rollout.plot import ENDS, when_they_ended
@@ -207,10 +209,10 @@ def _told(summary: "Summary") -> str:
 @click.argument("record", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.pass_context
 def replay(ctx: click.Context, record: Path) -> None:
-    """Derive every verdict of a recorded rollout again.
+    """Recompute every verdict of a recorded rollout.
 
-    RECORD has the plan in its first line and a judgement in each other one. Every judgement must follow from the counts
-    before it, to the bit, and must name the digest of the one before. Ends in exit code 35 at the first that does not.
+    The first line of RECORD is the plan, each other line an evaluation. Every evaluation must follow bit for bit from
+    the counts before it and name the digest of the previous one. Exits with code 35 at the first that does not.
 
     \b
     Example:
@@ -229,11 +231,11 @@ def replay(ctx: click.Context, record: Path) -> None:
     if console.json:
         console.data(_as_json(replayed))
     elif replayed and not wrong:
-        console.page(_replay_told(plan, replayed))
+        console.page(_replay_text(plan, replayed))
     if wrong:
-        console.complain(f"judgement {wrong.number} of {record} is not what the judge says: {wrong.wrong}.")
+        console.complain(f"evaluation {wrong.number} of {record} does not follow from its counts: {wrong.wrong}.")
         ctx.exit(RECORD.number)
-    console.say(f"{len(replayed)} judgements, all of them the same again.")
+    console.say(f"{len(replayed)} evaluations, all reproduced.")
 
 
 def _as_json(replayed: "list[Replayed]") -> list[dict[str, object]]:
@@ -243,7 +245,7 @@ def _as_json(replayed: "list[Replayed]") -> list[dict[str, object]]:
     ]
 
 
-def _replay_told(plan: "Plan", replayed: "list[Replayed]") -> str:
+def _replay_text(plan: "Plan", replayed: "list[Replayed]") -> str:
     """The last verdict of each step."""
     from nxpipe.pipeline.canary.explain import explain
 

@@ -1,4 +1,4 @@
-"""`nxpipe store export` and `nxpipe store import`."""
+"""`nxpipe store export` and `nxpipe store import`: an artifact as an OCI image layout."""
 
 import os
 from pathlib import Path
@@ -20,16 +20,16 @@ from nxpipe.pipeline.util.progress import Progress
     required=True,
     type=click.Path(path_type=Path),
     metavar="FILE.tar|FOLDER",
-    help="Where to write it; must not exist yet.",
+    help="The destination, which must not exist.",
 )
 @store_option
 @config_option
 @click.pass_obj
 def export(console: Console, name: str, target: Path, store: str | None, config_path: Path) -> None:
-    """Write one artifact to a tar file or folder, for where no network leads.
+    """Export one artifact to a tar file or folder, for hosts without network access.
 
-    What is written is an OCI image layout with the artifact's manifest, blobs and signatures; equal artifacts make
-    equal files. NAME is a model's id, MODEL@KEY, or a key.
+    Writes an OCI image layout with the artifact's manifest, blobs and signatures; equal artifacts give equal bytes.
+    NAME is a model's id, MODEL@KEY, or a key.
 
     \b
     Example:
@@ -61,11 +61,11 @@ def export(console: Console, name: str, target: Path, store: str | None, config_
 @config_option
 @click.pass_obj
 def import_(console: Console, bundle: Path, store: str | None, config_path: Path) -> None:
-    """Publish an artifact that `nxpipe store export` has written.
+    """Import and publish an artifact that `nxpipe store export` wrote.
 
-    Every byte is checked against its digest, and nothing is visible before all of it is there. Signatures come along,
-    if they are of this artifact; those of keys that [signing] of nxpipe.toml trusts must be good. What they are worth
-    is asked when the artifact is promoted. After an interruption the same command goes on.
+    Checks every byte against its digest; the artifact becomes visible only when it is complete. Its signatures are
+    imported too; those of keys in [signing] of nxpipe.toml must be valid. Whether they suffice is checked at promotion.
+    An interrupted import is resumed by the same command.
 
     \b
     Example:

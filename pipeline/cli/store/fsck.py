@@ -1,4 +1,4 @@
-"""`nxpipe store doctor`."""
+"""`nxpipe store doctor` and `nxpipe store fsck`: the properties of a backend, and the integrity of its objects."""
 
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -30,11 +30,11 @@ _COLOURS = {"pass": "green", "fail": "red", "not applicable": "yellow", "not pro
 @config_option
 @click.pass_obj
 def doctor(console: Console, store: str | None, config_path: Path) -> None:
-    """Try out whether a folder or bucket can hold a store safely.
+    """Check that a folder or bucket can hold a store safely.
 
-    Writes to a folder of its own in the store, and removes it. A failure of a vital property is an error that names
-    it; of another one, a weakness to know. What a denied permission keeps from being tried is not proved: the
-    permission is named, and whether the property holds stays open.
+    Writes to a temporary prefix in the store and removes it. A failed vital property is an error that names it; any
+    other is reported as a weakness. A property that a denied permission keeps from being tested is reported as not
+    proved, with the permission.
 
     \b
     Example:
@@ -69,18 +69,16 @@ def _as_json(each: "Diagnosis") -> dict[str, object]:
 
 
 @click.command(cls=Command)
-@click.option(
-    "--repair-from", metavar="URL", help="Another store, or a cache folder, with good copies of what is bad here."
-)
+@click.option("--repair-from", metavar="URL", help="Another store or a cache folder with intact copies.")
 @store_option
 @config_option
 @click.pass_context
 def fsck(ctx: click.Context, repair_from: str | None, store: str | None, config_path: Path) -> None:
-    """Read and verify all that the store needs; repair it if asked.
+    """Read and verify the whole store; repair it with --repair-from.
 
-    Every record, every blob of every artifact, every tensor of a pack, and the history of every channel. Ends in exit
-    code 22 when something is missing or damaged and could not be repaired, and in 20 when something could not be read.
-    Records are never repaired: they say themselves what to do.
+    Verifies every record, every blob of every artifact, every tensor of a pack, and the log of every channel. Exits
+    with code 22 if objects are missing or corrupt and were not repaired, and with 20 if objects could not be read.
+    Records are never repaired; their message states the remedy.
 
     \b
     Example:
@@ -105,7 +103,7 @@ def fsck(ctx: click.Context, repair_from: str | None, store: str | None, config_
         for finding in health.findings:
             console.result(f"{_verdict(finding)}  {finding.fault}")
     console.say(
-        f"{health.blobs} blobs of {human_bytes(health.bytes)} are needed, {len(health.standing)} findings stand, "
+        f"{health.blobs} blobs of {human_bytes(health.bytes)} are referenced; {len(health.standing)} findings open, "
         f"{sum(f.mended for f in health.findings)} were repaired; {health.orphans} objects of "
         f"{human_bytes(health.orphaned)} are orphans{_outlook(health)}."
     )
@@ -113,8 +111,8 @@ def fsck(ctx: click.Context, repair_from: str | None, store: str | None, config_
 
 
 def _outlook(health: "Health") -> str:
-    """What a record needs that tells nothing looks like an orphan; but nothing is collected while that stands."""
-    return ", which a collection removes" if health.is_sound else " as far as can be told"
+    """An unreadable record's objects look like orphans; nothing is collected until it is repaired."""
+    return ", which gc removes" if health.is_sound else ", as far as readable records show"
 
 
 def _verdict(finding: "Finding") -> str:
@@ -124,7 +122,7 @@ def _verdict(finding: "Finding") -> str:
 
 
 def _outcome(health: "Health") -> ExitCode:
-    """Damage outweighs what could not be looked at."""
+    """CORRUPT outranks STORE."""
     if health.is_sound:
         return OK
     return STORE if all(finding.unreadable for finding in health.standing) else CORRUPT

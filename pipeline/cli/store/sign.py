@@ -1,4 +1,4 @@
-"""`nxpipe store keygen`."""
+"""`nxpipe store keygen`, `sign` and `verify-signature`: keys and signatures of artifacts."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from nxpipe.artifact_store.errors import Refused
 from nxpipe.pipeline.artifacts.signing import builder_id, chosen_signer, named_public_key, signing_policy
 from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.options import Line, config_option, key_option, store_option
+from nxpipe.pipeline.cli.options import OneLine, config_option, key_option, store_option
 from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 @click.option("--public-of", metavar="KEY", help="Write only the public half of this key, file:PATH or kms:ARN.")
 @click.pass_obj
 def keygen(console: Console, file: Path, public_of: str | None) -> None:
-    """Make a signing key, or write the public half of one.
+    """Create a signing key, or write the public half of one.
 
-    FILE gets an Ed25519 key that only you may read, and FILE.pub its public half, which belongs in the repository:
-    [[signing.trusted]] of nxpipe.toml names it. Nothing is ever overwritten. A key in AWS KMS is made there, with key
-    spec ECC_NIST_P256 and usage SIGN_VERIFY; --public-of writes its public half into FILE.
+    FILE gets an Ed25519 key that only you may read, and FILE.pub its public half; commit FILE.pub and name it in
+    [[signing.trusted]] of nxpipe.toml. Nothing is overwritten. Create KMS keys in AWS with key spec ECC_NIST_P256 and
+    usage SIGN_VERIFY; --public-of writes their public half to FILE.
 
     \b
     Example:
@@ -39,7 +39,7 @@ def keygen(console: Console, file: Path, public_of: str | None) -> None:
 
     if public_of is None:
         public, written = make_key_file(file), public_path(file)
-        console.say(f"{file} holds the private key: keep it out of the repository.")
+        console.say(f"{file} is the private key; do not commit it.")
     else:
         public, written = open_signer(public_of, Path()).public, file
         write_public_key(public, written)
@@ -54,9 +54,9 @@ def keygen(console: Console, file: Path, public_of: str | None) -> None:
 @key_option
 @click.option(
     "--builder",
-    type=Line(512),
+    type=OneLine(512),
     metavar="URI",
-    help="Where it was built.  [default: the workflow on GitHub, else nxpipe:local]",
+    help="The builder in the provenance.  [default: the GitHub workflow, else nxpipe:local]",
 )
 @store_option
 @config_option
@@ -64,10 +64,10 @@ def keygen(console: Console, file: Path, public_of: str | None) -> None:
 def sign(
     console: Console, name: str, key: str | None, builder: str | None, store: str | None, config_path: Path
 ) -> None:
-    """Sign an artifact, together with what it was made of, and its evidence.
+    """Sign an artifact, its provenance and its evidence.
 
-    The signature is an in-toto statement with SLSA provenance in a DSSE envelope. It is kept in the store, one of each
-    key, and tells no time; signing again replaces only what the same key said. NAME is as in `nxpipe store show`.
+    The signature is an in-toto statement with SLSA provenance in a DSSE envelope. The store keeps one per key; signing
+    again replaces only the signature of the same key. NAME is as for `nxpipe store show`.
 
     \b
     Example:
@@ -99,7 +99,7 @@ def sign(
     type=click.Path(dir_okay=False, path_type=Path),
     multiple=True,
     metavar="FILE",
-    help="A public key in PEM; may be repeated.  [default: those of [signing] in nxpipe.toml]",
+    help="A public key in PEM; repeatable.  [default: the keys of [signing] in nxpipe.toml]",
 )
 @store_option
 @config_option
@@ -107,10 +107,10 @@ def sign(
 def verify_signature(
     console: Console, name: str, files: tuple[Path, ...], store: str | None, config_path: Path
 ) -> None:
-    """Verify an artifact's signatures, and print what was signed.
+    """Verify an artifact's signatures and print the signed statement.
 
-    Every given key that has signed is checked against the manifest's digest; at least one must have. Nothing is asked
-    of a network unless the store is in one. NAME is as in `nxpipe store show`.
+    Checks the signatures of all given keys against the manifest's digest; at least one key must have signed. Needs no
+    network for a local store. NAME is as for `nxpipe store show`.
 
     \b
     Example:
@@ -142,7 +142,7 @@ def _trusted_keys(config_path: Path) -> "dict[str, PublicKey]":
 
     policy = signing_policy(load_config(config_path, os.environ, missing_ok=True), config_path.parent)
     if policy is None or not policy.trusted:
-        raise Refused("no public key is named; pass --public-key FILE, or set [[signing.trusted]] in nxpipe.toml")
+        raise Refused("no public key is given; pass --public-key FILE, or set [[signing.trusted]] in nxpipe.toml")
     return {each.name: each.key for each in policy.trusted}
 
 
@@ -150,5 +150,5 @@ def _unsigned(published: "Published", store: "Store", keys: "dict[str, PublicKey
     from nxpipe.artifact_store.trust.signatures import Signatures
 
     claimed = Signatures(store).key_ids(published.manifest_digest)
-    others = f"only {', '.join(claimed)} claim to have" if claimed else "nor has any other"
-    return Refused(f"{published.name} is not signed by {', '.join(keys)}, {others}; sign it with: nxpipe store sign")
+    others = f"it has signatures of {', '.join(claimed)} only" if claimed else "it has no signatures"
+    return Refused(f"{published.name} is not signed by {', '.join(keys)}; {others}; sign it with: nxpipe store sign")
