@@ -14,7 +14,7 @@ from aws_cdk import App, Environment, Stack
 
 from nxpipe.pipeline.config import Config, ConfigInvalid, ServingFleet, TrainingFleet
 from nxpipe.pipeline.config.cloud import ExistingNetwork
-from nxpipe.pipeline.config.crosschecks import has_network, check_placement, zones_of
+from nxpipe.pipeline.config.crosschecks import check_placement, has_network, zones_of
 from nxpipe.pipeline.config.load import load, read_source
 from nxpipe.pipeline.config.locks import AmiLock
 from nxpipe.pipeline.util.escape import for_log

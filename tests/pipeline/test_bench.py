@@ -145,4 +145,4 @@ def asked(here: Path) -> BuildRequest:
 def test_a_threshold_is_a_percentage(nxpipe: InProcess, threshold: str) -> None:
     answer = nxpipe("bench", "--threshold", threshold)
     assert answer.code == USAGE.number
-    assert "is not a percentage from 0 on" in answer.err
+    assert "is not a percentage of at least 0" in answer.err

@@ -132,7 +132,7 @@ def test_a_rollback_serves_what_was_served_before(here: Path, nxpipe: InProcess)
         (("channel", "show", "production"), exit_codes.NOT_FOUND, "which has none yet"),
         (("channel", "lgo"), exit_codes.USAGE, "did you mean 'log'?"),
         (("store", "sign", BERT), exit_codes.REFUSED, "no signing key is named"),
-        (("store", "verify-signature", BERT), exit_codes.REFUSED, "no public key is named"),
+        (("store", "verify-signature", BERT), exit_codes.REFUSED, "no public key is given"),
     ],
 )
 def test_wrong_words_get_one_sentence_and_their_exit_code(

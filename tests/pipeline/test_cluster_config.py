@@ -66,8 +66,8 @@ def test_a_cluster_of_its_own_is_complete_and_has_a_network(tmp_path: Path) -> N
         (f"{ON_DEMAND}\nsize = {SIZE}", f"{BLOCK}\nsize = {{ min = 1, max = 4 }}", "nodes come and go with it"),
         (f"{ON_DEMAND}\nsize = {SIZE}", f"{BLOCK}\nsize = {{ min = 0, max = 0 }}", "nodes come and go with it"),
         ('"us-east-2b"', '"us-east-2c"', "cluster.groups.0.zone"),
-        ("[cluster]", '[network]\nkind = "closed"\nzones = ["us-east-2b"]\n[cluster]', "two zones for it"),
-        ('region = "us-east-2"', "", "a region, for the subnets"),
+        ("[cluster]", '[network]\nkind = "closed"\nzones = ["us-east-2b"]\n[cluster]', "two zones in network.zones"),
+        ('region = "us-east-2"', "", "a region; the subnets"),
     ],
 )
 def test_what_eks_would_refuse_is_refused_in_one_sentence(old: str, new: str, said: str, tmp_path: Path) -> None:

@@ -74,13 +74,13 @@ subnets = [
     [
         (
             PROJECT,
-            "nxpipe.toml:1: project.region: found nothing; expected a region, for the subnets of the fleets are in its "
+            "nxpipe.toml:1: project.region: found nothing; expected a region; the subnets of the fleets lie in its "
             "zones",
         ),
         (
             HERE + '[network]\nkind = "nat"\nzones = ["us-east-2b", "eu-west-1a"]\n',
-            'nxpipe.toml:6: network.zones[1]: found "eu-west-1a"; expected a zone of us-east-2, which is the region of '
-            "the project",
+            'nxpipe.toml:6: network.zones[1]: found "eu-west-1a"; expected a zone of us-east-2, the region of the '
+            "project",
         ),
         (
             HERE + '[network]\nkind = "closed"\nzones = ["us-east-2a", "us-east-2c"]\n',
@@ -89,8 +89,8 @@ subnets = [
         ),
         (
             HERE + EXISTING,
-            'nxpipe.toml:10: network.subnets[1].zone: found "us-east-2b"; expected another zone: this one has a subnet '
-            "already",
+            'nxpipe.toml:10: network.subnets[1].zone: found "us-east-2b"; expected a zone that is not listed '
+            "yet",
         ),
     ],
 )
@@ -127,5 +127,5 @@ def test_a_release_signs_with_a_key_that_cannot_become_another(tmp_path: Path) -
     assert told(tmp_path, PROJECT + release + key) == []
     (fault,) = told(tmp_path, PROJECT + release + key.replace("key/1a2b", "alias/release"))
     assert "signing.key" in fault
-    assert "may use that key and no other" in fault
+    assert "the role of releases is limited to it" in fault
     assert told(tmp_path, PROJECT + key.replace("key/1a2b", "alias/release")) == []

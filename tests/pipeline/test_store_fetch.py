@@ -58,7 +58,7 @@ def test_an_artifact_of_a_folder_is_fetched_by_name(
     assert said["bytes_written"] > 0
     again = nxpipe("store", "fetch", MODEL, "--to", "served", "--store", "store")
     assert again.out == "served\n"
-    assert "was there already" in again.err
+    assert "up to date" in again.err
     assert not (tmp_path / "cache").exists()
 
 

@@ -592,11 +592,11 @@ def test_the_walk_over_tensors_misses_none_that_the_format_allows() -> None:
     [
         (("batch=2", "bach=2"), 2, "m.onnx has no open axis 'bach', its open axes are 'batch'; did you mean 'batch'?"),
         (("batch=2", "x=2"), 2, "m.onnx has no open axis 'x', its open axes are 'batch'; leave it out"),
-        (("batch=2", "batch=3"), 2, "--axis gives 'batch' two sizes, 2 and 3; keep one"),
-        (("batch=0",), 2, "is not an axis and its size"),
-        (("batch=2147483648",), 2, "is not an axis and its size up to 2,147,483,647"),
-        (("batch=" + "9" * 5000,), 2, "is not an axis and its size"),
-        (("batch=٢",), 2, "is not an axis and its size"),
+        (("batch=2", "batch=3"), 2, "--axis sets 'batch' to both 2 and 3; keep one"),
+        (("batch=0",), 2, "is not NAME=SIZE"),
+        (("batch=2147483648",), 2, "is not NAME=SIZE with a size from 1 to 2,147,483,647"),
+        (("batch=" + "9" * 5000,), 2, "is not NAME=SIZE"),
+        (("batch=٢",), 2, "is not NAME=SIZE"),
     ],
 )
 @pytest.mark.parametrize("command", ["build", "check"])

@@ -322,7 +322,7 @@ FILES: dict[str, tuple[str, Callable[[], object]]] = {
     "C55": ("thousands of digits", lambda: NXPIPE_TOML.write_text(f"[project]\nname = {'9' * 1_000_000}")),
     "C56": ("1,048,576 bytes", lambda: NXPIPE_TOML.write_text(f"[{'.'.join('a' * 1_000)}]\n" * 10_000)),
     "C57": ("UTF-8", lambda: NXPIPE_TOML.write_bytes(b"\xff\xfe\xff")),
-    "C58": ("no configuration of nxpipe", lambda: NXPIPE_TOML.write_bytes(b"\0" * 1000)),
+    "C58": ("not a configuration of nxpipe", lambda: NXPIPE_TOML.write_bytes(b"\0" * 1000)),
     "C59": ("byte order mark", lambda: NXPIPE_TOML.write_bytes(b"\xef\xbb\xbf[project]\n")),
     "C60": ("Not a regular file", lambda: os.environ.update(NXPIPE_CONFIG="/dev/zero")),
     "C63": ("a folder", lambda: os.environ.update(NXPIPE_CONFIG="/tmp")),
@@ -453,7 +453,7 @@ def test_a_colours_channel_is_changed_by_rollouts_and_not_by_hand(
     assert answer.code == exit_codes.USAGE.number
     assert "nxpipe rollout start search MODEL@KEY" in answer.err
     assert "generations" not in {path.name for path in (tmp_path / "st").rglob("*")}
-    assert "belongs to the rollouts" not in nxpipe(*words, "--past-rollouts").err
+    assert "rollouts of fleet" not in nxpipe(*words, "--past-rollouts").err
 
 
 def test_a_release_goes_to_no_colour(nxpipe: InProcess, tmp_path: Path) -> None:
