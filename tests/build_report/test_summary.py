@@ -39,7 +39,7 @@ def test_every_missing_cell_is_named_below_its_reason_with_a_way_out() -> None:
         "",
         "failed does-not-fit: it needs 19.2 GB and a core holds 16 GB; pass --tp 4",
         "  acme/model-0, forward-b1-s{128,256}",
-        "  way out: Choose the tensor-parallel degree or the target that the report of `nxpipe check` names.",
+        "  way out: Use the tensor-parallel degree or the target that `nxpipe check` reports.",
         "",
         "failed system: no space left on the disk; free some",
         "  acme/model-1, forward-b1-s64  (3 attempts)",

@@ -245,7 +245,7 @@ WRONG = {
         14,
         "fleets[0].capacity.id",
         'kind = one of "reservation", "capacity-block" only',
-        'a key of kind "on-demand"',
+        'a key of kind = "on-demand"',
     ),
     "a block of inf2": Wrong(
         fleet(

@@ -74,7 +74,7 @@ def test_what_was_fetched_once_is_served_offline_with_its_age(nxpipe: InProcess,
         served = "-".join(words).replace("/", "-").strip("-")
         answer = nxpipe("store", "fetch", *words, "--offline", "--to", served)
         assert answer.code == 0, answer.err
-        assert "as it was seen less than a minute ago" in answer.err
+        assert "last seen less than a minute ago" in answer.err
         assert tree(tmp_path / served) == SERVED
     # What a key names never changes, so nobody need be asked.
     assert nxpipe("store", "fetch", published.request_key, "--to", "third").code == 0
