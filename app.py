@@ -13,10 +13,10 @@ from typing import Final
 from aws_cdk import App, Environment, Stack
 
 from nxpipe.pipeline.config import Config, ConfigInvalid, ServingFleet, TrainingFleet
-from nxpipe.pipeline.config.amis import AmiLock
+from nxpipe.pipeline.config.cloud import ExistingNetwork
+from nxpipe.pipeline.config.crosschecks import check_placement, has_network, zones_of
 from nxpipe.pipeline.config.load import load, read_source
-from nxpipe.pipeline.config.network import ExistingNetwork
-from nxpipe.pipeline.config.place import has_network, misplaced, zones_of
+from nxpipe.pipeline.config.locks import AmiLock
 from nxpipe.pipeline.util.escape import for_log
 from nxpipe.pipeline.util.exit_codes import CONFIGURATION, FINDINGS
 from nxpipe.stacks.handles import CacheHandle, EndpointHandle, ObserveHandle, ReleaseHandle, ServeHandle, StoreHandle
@@ -62,7 +62,7 @@ def deployable(path: Path) -> Config:
     """The file, with all that a deployment needs to know beyond what a build does."""
     source = read_source(path, os.environ)
     config = load(source)
-    if faults := [source.fault(finding) for finding in misplaced(config)]:
+    if faults := [source.fault(finding) for finding in check_placement(config)]:
         raise ConfigInvalid(faults)
     return config
 
@@ -205,7 +205,7 @@ def add_serving(site: Site, lock: AmiLock, cache: CacheHandle | None) -> list[Se
 
 def add_cluster(site: Site, cache: CacheHandle) -> None:
     if site.config.cluster:
-        from nxpipe.pipeline.config.cluster_lock import read_cluster_lock
+        from nxpipe.pipeline.config.locks import read_cluster_lock
         from nxpipe.stacks.eks import ClusterStack
 
         ClusterStack(

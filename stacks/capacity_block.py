@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from aws_cdk import Stack, aws_batch, aws_iam, aws_scheduler
 from constructs import Construct
 
-from nxpipe.pipeline.config.capacity import DRAINED_BEFORE_THE_END, CapacityBlock
+from nxpipe.pipeline.config.fleets import DRAINED_BEFORE_THE_END, CapacityBlock
 from nxpipe.stacks.iam import for_us
 
 

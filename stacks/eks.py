@@ -7,9 +7,9 @@ from typing import Any, Final
 from aws_cdk import CfnOutput, Stack, aws_ec2, aws_eks, aws_iam, aws_logs
 from constructs import Construct
 
-from nxpipe.pipeline.config.capacity import Capacity, CapacityBlock
 from nxpipe.pipeline.config.cluster import SYSTEM, Cluster, NodeGroup
-from nxpipe.pipeline.config.cluster_lock import ClusterLock
+from nxpipe.pipeline.config.fleets import Capacity, CapacityBlock
+from nxpipe.pipeline.config.locks import ClusterLock
 from nxpipe.stacks.capacity_block import Turn, drained_at, keep_turns
 from nxpipe.stacks.handles import CacheHandle, NetworkHandle, StoreHandle
 from nxpipe.stacks.iam import for_us, mount_cache, pod_role, read_artifacts, wait_for_permissions

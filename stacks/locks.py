@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from nxpipe.pipeline.config import Config
-from nxpipe.pipeline.config.amis import FLEETS_PARAMETER, TRAINING_PARAMETER, AmiLock, read_lock
+from nxpipe.pipeline.config.locks import FLEETS_PARAMETER, TRAINING_PARAMETER, AmiLock, read_lock
 from nxpipe.stacks.lint.finding import KnownImage
 
 LOCK: Final = "nxpipe.agent.lock"

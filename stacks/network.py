@@ -12,7 +12,7 @@ import jsii
 from aws_cdk import Acknowledgment, CfnOutput, CfnResource, CfnTag, Stack, Validations, aws_ec2, aws_iam
 from constructs import Construct, IValidation
 
-from nxpipe.pipeline.config.network import ClosedNetwork, ExistingNetwork, NatNetwork
+from nxpipe.pipeline.config.cloud import ClosedNetwork, ExistingNetwork, NatNetwork
 from nxpipe.stacks.handles import NetworkHandle
 from nxpipe.stacks.iam import for_us
 from nxpipe.stacks.lint.egress import GATEWAYS, Need, Resources, Unreachable, missing, needs

@@ -8,7 +8,7 @@ from aws_cdk import Annotations, App, CfnParameter, Environment, RemovalPolicy, 
 from constructs import Construct
 
 from nxpipe.pipeline.config import Config
-from nxpipe.pipeline.config.amis import AmiLock
+from nxpipe.pipeline.config.locks import AmiLock
 from nxpipe.stacks.handles import NetworkHandle, StoreHandle
 from nxpipe.stacks.locks import AGENT, IMAGE, LOCK, is_unlocked
 from nxpipe.stacks.names import PROJECT_TAG

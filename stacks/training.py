@@ -7,8 +7,7 @@ from constructs import Construct
 
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config import TrainingFleet
-from nxpipe.pipeline.config.capacity import CapacityBlock, TrainingSpot
-from nxpipe.pipeline.config.fleets import Scratch
+from nxpipe.pipeline.config.fleets import CapacityBlock, Scratch, TrainingSpot
 from nxpipe.stacks.batch import WITH_GRACE, instance_profile, job_role, logs, repeated
 from nxpipe.stacks.capacity_block import drained_at, keep_to_its_time
 from nxpipe.stacks.handles import NetworkHandle, StoreHandle, TrainHandle

@@ -19,8 +19,8 @@ from nxpipe.artifact_store.trust.policy import Policy
 from nxpipe.pipeline.artifacts.channels import unknown_channel
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.config import load_config
-from nxpipe.pipeline.util.console import table
 from nxpipe.pipeline.util.escape import for_terminal, shown, style
+from nxpipe.pipeline.util.text import table
 
 
 @dataclass(frozen=True)

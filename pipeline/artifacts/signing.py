@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from nxpipe.artifact_store.errors import Refused
 from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, environment_channel
-from nxpipe.pipeline.util.folders import NoHome, expanded, user_state_folder
-from nxpipe.pipeline.util.suggest import did_you_mean
+from nxpipe.pipeline.util.files import NoHome, expanded, user_state_folder
+from nxpipe.pipeline.util.text import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -10,8 +10,8 @@ from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.builds import Failure, failure_of, record_failure
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.errors import StoreError
-from nxpipe.pipeline.util.documents import json_of
 from nxpipe.pipeline.util.errors import BuildRefused, DoesNotFit, PipelineError, VerificationFailed
+from nxpipe.pipeline.util.files import json_of
 from nxpipe.pipeline.verify.verify import Thresholds
 
 # Behind an error of the request's own may stand one of this machine: no memory, no disk, a package that is missing.

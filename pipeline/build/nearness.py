@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from nxpipe.pipeline.util.console import table
 from nxpipe.pipeline.util.escape import for_terminal
+from nxpipe.pipeline.util.text import table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
@@ -21,7 +21,7 @@ def why_missed(store: "Store", inputs: dict[str, object]) -> str | None:
     """One line for a build that found nothing: the nearest artifact, and where it was asked for otherwise."""
     from nxpipe.artifact_store.errors import StoreError
     from nxpipe.artifact_store.index.nearest import nearest_artifacts
-    from nxpipe.pipeline.util.garbage import no_collection
+    from nxpipe.pipeline.util.process import no_collection
 
     try:
         with no_collection():

@@ -39,8 +39,8 @@ from nxpipe.pipeline.check.report import Examination, Program
 from nxpipe.pipeline.check.weights import Checkpoint, compare
 from nxpipe.pipeline.models.source import ModelSource
 from nxpipe.pipeline.request import Shape, capture_request
-from nxpipe.pipeline.util.crash import report_crash
 from nxpipe.pipeline.util.errors import MissingSoftware
+from nxpipe.pipeline.util.process import report_crash
 from nxpipe.pipeline.verify.evidence import Step
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from nxpipe.emulator.analysis.graph_memory import GraphMemory
 from nxpipe.pipeline.check.finding import Finding, Severity
 from nxpipe.pipeline.check.report import Fit, Report, Row
 from nxpipe.pipeline.util import exit_codes
-from nxpipe.pipeline.util.console import table
 from nxpipe.pipeline.util.escape import for_terminal, shown, style, unstyled
+from nxpipe.pipeline.util.text import table
 
 _GIB: Final = 1 << 30
 _PARTS: Final = ("TP", "WEIGHTS", "KV CACHE", "ACTIVATIONS", "IN, OUT, CONSTANTS")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nxpipe.pipeline.saved import SavedProgram, is_saved
-from nxpipe.pipeline.util.folders import expanded
+from nxpipe.pipeline.util.files import expanded
 from nxpipe.pipeline.verify.evidence import Step
 
 if TYPE_CHECKING:

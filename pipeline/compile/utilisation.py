@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from nxpipe.pipeline.compile.artifact_files import UTILISATION
-from nxpipe.pipeline.util.documents import json_of
+from nxpipe.pipeline.util.files import json_of
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nxpipe.pipeline.models.file_digest import sha256_of_file
-from nxpipe.pipeline.util.documents import DocumentInvalid, MiB, json_of, read_file
 from nxpipe.pipeline.util.errors import ModelSourceError
+from nxpipe.pipeline.util.files import DocumentInvalid, MiB, json_of, read_file
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nxpipe.pipeline.models.checkpoint import SafetensorsWeights
 from nxpipe.pipeline.util.errors import ModelSourceError
-from nxpipe.pipeline.util.folders import expanded
+from nxpipe.pipeline.util.files import expanded
 
 if TYPE_CHECKING:
     import numpy as np

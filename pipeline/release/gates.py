@@ -202,11 +202,11 @@ class BenchGate:
 
     def run(self, release: "ReleaseContext") -> GateOutcome:
         from nxpipe.pipeline.artifacts.bench import bench
-        from nxpipe.pipeline.cli.named import named
+        from nxpipe.pipeline.artifacts.lookup import find_match
 
         options, tip = release.options, release.tip()
         release.seen = tip.generation if tip else 0
-        baseline = named(options.channel, release.store, release.config_path) if tip else None
+        baseline = find_match(options.channel, release.store, release.config_path) if tip else None
         manifests = [release.published(one).manifest for one in release.candidates]
         lines = [
             line for one in manifests for line in bench(one, baseline.beside(one) if baseline else None, release.store)

@@ -19,10 +19,10 @@ from nxpipe.pipeline.build.report.words import counted, duration, plain
 from nxpipe.pipeline.release.gates import GateResult
 from nxpipe.pipeline.release.state import fleets_with_rollouts, rollout_slots
 from nxpipe.pipeline.request import compiler_digest
-from nxpipe.pipeline.util.console import table
 from nxpipe.pipeline.util.escape import for_terminal, style
 from nxpipe.pipeline.util.exit_codes import UNDECIDED
-from nxpipe.pipeline.util.whole_file import write_whole
+from nxpipe.pipeline.util.files import write_whole
+from nxpipe.pipeline.util.text import table
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.config import ServingFleet

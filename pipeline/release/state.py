@@ -30,8 +30,7 @@ from nxpipe.pipeline.build.run import Run
 from nxpipe.pipeline.release.options import ExpectedGeneration, ReleaseOptions
 from nxpipe.pipeline.request import compiler_digest
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.util.state_folder import state_folder
-from nxpipe.pipeline.util.whole_file import write_whole
+from nxpipe.pipeline.util.files import state_folder, write_whole
 from nxpipe.pipeline.verify.verify import Thresholds
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.artifacts.channels import model_id
 from nxpipe.pipeline.artifacts.signing import trust_in
-from nxpipe.pipeline.util.suggest import did_you_mean
+from nxpipe.pipeline.util.text import did_you_mean
 from nxpipe.pipeline.verify.judged import shortfall
 from nxpipe.pipeline.verify.verify import Thresholds
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from nxpipe.pipeline.util.console import human_bytes
 from nxpipe.pipeline.util.errors import NotEnoughMemory
-from nxpipe.pipeline.util.machine import available_memory
+from nxpipe.pipeline.util.process import available_memory
+from nxpipe.pipeline.util.text import human_bytes
 from nxpipe.pipeline.verify.evidence import Step
 from nxpipe.pipeline.verify.runner import FAST, Execution, Runner
 from nxpipe.pipeline.verify.verify import Arrays, Deviation, Thresholds, compare

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from nxpipe.pipeline.compile import artifact_files
 from nxpipe.pipeline.models.source import ModelSource
-from nxpipe.pipeline.util.documents import json_of
 from nxpipe.pipeline.util.errors import ModelSourceError, ProgramInvalid
+from nxpipe.pipeline.util.files import json_of
 from nxpipe.pipeline.verify.evidence import Step
 from nxpipe.pipeline.verify.judged import chosen
 from nxpipe.pipeline.verify.stored_program import core_of, read_instructions, require_instructions, require_made_of

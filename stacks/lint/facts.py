@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from nxpipe.pipeline.config import Config, ServingFleet
-from nxpipe.pipeline.config.capacity import DRAINED_BEFORE_THE_END, CapacityBlock
+from nxpipe.pipeline.config.fleets import DRAINED_BEFORE_THE_END, CapacityBlock
 from nxpipe.stacks.lint.costs import load_prices
 from nxpipe.stacks.lint.finding import Accepted, Facts, Window
 from nxpipe.stacks.locks import known_images, lock_of, unlocked_images

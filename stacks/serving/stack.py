@@ -21,14 +21,15 @@ from aws_cdk import (
 from constructs import Construct
 
 from nxpipe.pipeline.config import Config, ServingFleet
-from nxpipe.pipeline.config.capacity import (
+from nxpipe.pipeline.config.fleets import (
     DRAINED_BEFORE_THE_END,
     CapacityBlock,
     ServingCapacity,
     ServingOnDemand,
+    Size,
+    Standby,
     WarmPool,
 )
-from nxpipe.pipeline.config.fleets import Size, Standby
 from nxpipe.stacks.handles import CacheHandle, NetworkHandle, ServeHandle, StoreHandle
 from nxpipe.stacks.iam import mount_cache, read_artifacts
 from nxpipe.stacks.launch import Machine, launch_template

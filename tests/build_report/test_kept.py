@@ -111,7 +111,7 @@ def test_the_report_of_an_artifact_is_read_back_the_newest_of_several(tmp_path: 
     name, where = published.request_key[:12], ("--store", str(tmp_path / "store"))
     bare = nxpipe("store", "report", name, *where)
     assert bare.code == 21
-    assert "no report of a build is kept" in bare.err
+    assert "has no build report" in bare.err
     of = matrix(1, [1], [64])
     files = keep_report(results(of, ends(course(of))), Recorder(), tmp_path / "builds")
     for year, document in (("2026", b"{}"), ("2027", files.json.read_bytes())):

@@ -254,7 +254,7 @@ def test_a_program_of_the_store_is_read_as_text_and_one_of_several_has_to_be_nam
     assert by_name.code == 0, by_name.err
     assert by_name.out == nxpipe("dis", str(file)).out
     for more, complaint in [
-        ((), "tiny-bert has forward-b1-s16, forward-b1-s32; pass one of them by --program"),
+        ((), "tiny-bert has forward-b1-s16, forward-b1-s32; select one with --program"),
         (("--program", "forward-b1-s23"), "did you mean 'forward-b1-s32'?"),
     ]:
         answer = nxpipe("dis", "tiny-bert", *more, *where)
@@ -279,9 +279,9 @@ def test_the_order_of_the_engines_changes_no_answer(tmp_path: Path, llama: Path,
 @pytest.mark.parametrize(
     ("words_", "complaint"),
     [
-        (("--mode", "isa", "--engine-order", "backwards"), "'backwards' is none of program, hostile and random:SEED"),
+        (("--mode", "isa", "--engine-order", "backwards"), "'backwards' is not program, hostile or random:SEED"),
         (("--mode", "isa", "--engine-order", "random:x"), "as in random:7"),
-        (("--engine-order", "program"), "pass --mode isa too"),
+        (("--engine-order", "program"), "add --mode isa"),
     ],
 )
 def test_an_order_that_says_nothing_is_refused(

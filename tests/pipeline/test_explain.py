@@ -96,7 +96,7 @@ def test_each_step_of_the_back_end_shows_its_record(nxpipe: InProcess, model: st
 def test_a_pass_that_does_not_exist_is_refused_with_those_that_do(nxpipe: InProcess, model: str) -> None:
     answer = nxpipe("explain", "--model-id", model, "--after", "tiling")
     assert answer.code == 2
-    assert "there is no pass 'tiling'; there are capture, fold_constants" in answer.err
+    assert "unknown pass 'tiling'; the passes are capture, fold_constants" in answer.err
 
 
 # Why
@@ -168,7 +168,7 @@ def test_programs_hold_no_weights_and_are_the_same_whatever_they_are(
     found = explained(nxpipe, "chat")
     assert [each["field"] for each in found["nearest"][0]["differences"]] == ["weights.seed"]
     assert {each["program"] for each in found["programs"] if each["nearest"]["differences"] == []} == PROGRAMS
-    assert f"the same as decode-b1-s32 of {name_of(near)}, whose part is no longer kept" in nxpipe("explain").out
+    assert f"same key as decode-b1-s32 of {name_of(near)}, whose result was collected" in nxpipe("explain").out
 
 
 def test_parts_are_hits_of_their_own(nxpipe: InProcess, request_here: BuildRequest, store: Store) -> None:

@@ -28,9 +28,9 @@ from nxpipe.artifact_store.trust.policy import signing_with, vouch
 from nxpipe.artifact_store.trust.signatures import Signatures
 from nxpipe.pipeline.artifacts.channel_log import ChannelView
 from nxpipe.pipeline.artifacts.channels import ServedModel
+from nxpipe.pipeline.artifacts.lookup import find_match, pair
 from nxpipe.pipeline.artifacts.neuron_cache import select_served
 from nxpipe.pipeline.artifacts.signing import trust_in
-from nxpipe.pipeline.cli.named import named, pair
 from nxpipe.pipeline.config import Config, load_config
 from nxpipe.pipeline.fleet.agent.run import fetch_artifact
 from nxpipe.pipeline.release.options import ReleaseOptions
@@ -333,7 +333,7 @@ def _agent(world: World) -> str:
 
 
 def _bench(world: World) -> str:
-    beside = named(CHANNEL, world.store, world.config_path).beside(world.artifact("c").manifest)
+    beside = find_match(CHANNEL, world.store, world.config_path).beside(world.artifact("c").manifest)
     assert beside is not None
     return Blob.of(beside.to_bytes()).sha256
 

@@ -143,7 +143,7 @@ def checked(nxpipe: InProcess, folder: Path) -> Answer:
 
 def is_a_sentence(answer: Answer) -> None:
     assert "Traceback" not in answer.err + answer.out
-    assert "did not foresee" not in answer.err + answer.out
+    assert "internal error" not in answer.err + answer.out
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from cdk_nag import AwsSolutionsChecks, NIST80053R5Checks
 from app import add_stacks, deployable
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config import ConfigInvalid
-from nxpipe.pipeline.config.capacity import DRAINED_BEFORE_THE_END
 from nxpipe.pipeline.config.cluster import SYSTEM
-from nxpipe.pipeline.config.cluster_lock import ADDONS
+from nxpipe.pipeline.config.fleets import DRAINED_BEFORE_THE_END
+from nxpipe.pipeline.config.locks import ADDONS
 from nxpipe.stacks.lint.costs import Prices, estimate
 from nxpipe.stacks.lint.finding import Facts, Window
 from nxpipe.stacks.lint.template import Templates, read

@@ -6,7 +6,7 @@ import boto3
 import pytest
 from aws_cdk import App, Stack, aws_ec2, aws_iam
 
-from nxpipe.pipeline.config.network import ClosedNetwork, NatNetwork
+from nxpipe.pipeline.config.cloud import ClosedNetwork, NatNetwork
 from nxpipe.stacks.lint.egress import Unreachable
 from nxpipe.stacks.network import Endpoints, NetworkStack
 from tests.stacks.local import HERE, deploy, destroy, new_app, template_of

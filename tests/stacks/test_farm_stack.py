@@ -7,8 +7,7 @@ import boto3
 import pytest
 from aws_cdk import RemovalPolicy
 
-from nxpipe.pipeline.config.cloud import Farm, Release
-from nxpipe.pipeline.config.network import ClosedNetwork
+from nxpipe.pipeline.config.cloud import ClosedNetwork, Farm, Release
 from nxpipe.stacks.build_farm import FarmStack
 from nxpipe.stacks.github_roles import ReleaseStack
 from nxpipe.stacks.network import NetworkStack

@@ -10,8 +10,7 @@ from aws_cdk import Stack, aws_autoscaling, aws_ec2
 from aws_cdk import aws_elasticloadbalancingv2 as balancing
 from constructs import Construct
 
-from nxpipe.pipeline.config.cloud import Budget, Observe
-from nxpipe.pipeline.config.network import ClosedNetwork
+from nxpipe.pipeline.config.cloud import Budget, ClosedNetwork, Observe
 from nxpipe.pipeline.config.sections import Guards
 from nxpipe.stacks.handles import NetworkHandle, ServeHandle
 from nxpipe.stacks.network import NetworkStack

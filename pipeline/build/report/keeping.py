@@ -10,7 +10,7 @@ from nxpipe.pipeline.build.report.document import Predicted, document
 from nxpipe.pipeline.build.report.html import page
 from nxpipe.pipeline.build.report.recorder import Recorder
 from nxpipe.pipeline.build.results import Results
-from nxpipe.pipeline.util.whole_file import write_whole
+from nxpipe.pipeline.util.files import write_whole
 
 
 @dataclass(frozen=True)

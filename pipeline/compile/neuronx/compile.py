@@ -17,9 +17,9 @@ from nxpipe.pipeline.compile.neuronx.limited import Limits, OutOfMemory, OutOfTi
 from nxpipe.pipeline.compile.neuronx.request import NeuronxRequest
 from nxpipe.pipeline.models.weights import Tensors
 from nxpipe.pipeline.request import Shape
-from nxpipe.pipeline.util.console import human_bytes
 from nxpipe.pipeline.util.errors import BuildRefused, NotEnoughMemory
-from nxpipe.pipeline.util.machine import available_memory
+from nxpipe.pipeline.util.process import available_memory
+from nxpipe.pipeline.util.text import human_bytes
 from nxpipe.pipeline.verify.evidence import Step
 from nxpipe.pipeline.verify.verify import Arrays
 

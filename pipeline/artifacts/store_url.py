@@ -4,13 +4,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nxpipe.pipeline.util.folders import expanded
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.files import expanded
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.fetch.offline_index import OfflineIndex
     from nxpipe.pipeline.config.store import Store as Section
-    from nxpipe.pipeline.util.console import Console
+
 
 VARIABLE = "NXPIPE_STORE_URL"
 
@@ -25,7 +26,7 @@ def store_url(option: str | None, config_path: Path) -> str:
     return anchored(_section(config_path).url, config_path.parent)
 
 
-def open_the_store(option: str | None, config_path: Path, console: "Console") -> "Store":
+def open_configured_store(option: str | None, config_path: Path, console: "Console") -> "Store":
     """That store, read through the cache of this machine and from its replicas where it fails.
 
     Replicas and key belong to the store of nxpipe.toml: another one that was typed has neither.
@@ -48,7 +49,7 @@ def open_the_store(option: str | None, config_path: Path, console: "Console") ->
     )
 
 
-def open_what_was_seen(option: str | None, config_path: Path) -> "Store":
+def open_offline_store(option: str | None, config_path: Path) -> "Store":
     """The same without a network; a folder needs none."""
     from nxpipe.artifact_store.url import is_remote, open_offline, open_store
 
@@ -59,7 +60,7 @@ def open_what_was_seen(option: str | None, config_path: Path) -> "Store":
     return open_offline(url, _cache(section, config_path), section.cache_limit)
 
 
-def what_is_remembered(option: str | None, config_path: Path) -> "OfflineIndex | None":
+def offline_index(option: str | None, config_path: Path) -> "OfflineIndex | None":
     """Where it is noted what was seen of that store; a folder is always at hand."""
     from nxpipe.artifact_store.fetch.offline_index import OfflineIndex
     from nxpipe.artifact_store.url import is_remote
@@ -82,3 +83,9 @@ def _section(config_path: Path) -> "Section":
 
 def _cache(section: "Section", config_path: Path) -> Path:
     return config_path.parent.absolute() / expanded(section.cache)
+
+
+def open_uncached_store(option: str | None, config_path: Path, console: Console) -> "Store":
+    from nxpipe.artifact_store import Store
+
+    return Store(open_configured_store(option, config_path, console).backend)

@@ -1,22 +1,38 @@
-"""Values and types in words: what was found, what is allowed, the name of a key."""
+"""Texts of a violation: the key, the value found, the values allowed; from pydantic's errors and the declared types."""
 
 import json
 import re
+from collections.abc import Iterator
 from datetime import date, datetime, time
 from typing import Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
-from nxpipe.pipeline.config.faults import KeyPath
-from nxpipe.pipeline.config.forms import Form, ListRule, Unit, listed
-from nxpipe.pipeline.config.table import TAG, Kind, is_table
+from nxpipe.pipeline.config.faults import KeyPath, Violation
+from nxpipe.pipeline.config.schema import (
+    RULE,
+    TAG,
+    Form,
+    Kind,
+    ListRule,
+    Place,
+    Table,
+    Unit,
+    is_table,
+    listed,
+    tag_of,
+    walk,
+)
+from nxpipe.pipeline.util.text import nearest
 
 _LONGEST = 60
 _BARE = "[A-Za-z0-9_-]+"
 
 
 def key_text(path: KeyPath) -> str:
-    """A key as people write it: models[1].buckets[2]."""
+    """The path of a key as text: models[1].buckets[2]."""
     words: list[str] = []
     for step in path:
         if isinstance(step, int):
@@ -27,7 +43,7 @@ def key_text(path: KeyPath) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as the file has it, cut where it is long."""
+    """A value in TOML's notation, truncated if it is long."""
     if isinstance(value, str):
         return _quoted(value)
     if isinstance(value, bool):
@@ -57,7 +73,7 @@ def _quoted(text: str) -> str:
 
 
 def allowed_text(kind: Kind, name: str = "") -> str:
-    """What a value of this type may be, as it follows "expected"."""
+    """The values that a type allows, as text after "expected"."""
     text = _bare_allowed(kind, name)
     unit = kind.of(Unit)
     return f"{text} ({unit.name})" if unit else text
@@ -88,7 +104,7 @@ def _allowed_list(kind: Kind, item: Kind, name: str) -> str:
         return f"an array of tables, each headed [[{name}]]"
     least, most, rule = kind.of(MinLen), kind.of(MaxLen), kind.of(ListRule)
     if most and most.max_length == 1:
-        return f"a list of just one item, {allowed_text(item)}"
+        return f"a list of one item, {allowed_text(item)}"
     count = f"{least.min_length if least else 0} to {most.max_length}" if most else "any number of"
     return f"a list of {count} items{f' {rule.allowed}' if rule else ''}, each {allowed_text(item)}"
 
@@ -103,8 +119,60 @@ def _bounds(kind: Kind) -> str:
 
 
 def choices_of(kind: Kind) -> tuple[str, ...]:
-    """The spellings to search for the nearest one."""
+    """The valid spellings, for the search of the nearest one."""
     form = kind.of(Form)
     if form is not None:
         return tuple(form.choices)
     return tuple(get_args(kind.annotation)) if get_origin(kind.annotation) is Literal else ()
+
+
+def violations(error: ValidationError, root: type[Table]) -> Iterator[Violation]:
+    """One violation for each error of pydantic's that is not a consequence of another one."""
+    for details in error.errors(include_url=False):
+        if not _is_consequence(details):
+            yield _finding(details, walk(root, details["loc"]))
+
+
+def _is_consequence(details: ErrorDetails) -> bool:
+    """A consequence of another error: a default computed from a faulty key, a list short of its faulty items."""
+    if details["type"] == "too_short":
+        return bool(len(details["input"]) >= details["ctx"]["min_length"])
+    return details["type"] == "default_factory_not_called"
+
+
+def _finding(details: ErrorDetails, place: Place) -> Violation:
+    value, kind = details["input"], place.kind
+    if kind is None:
+        return _unknown_key(place)
+    if details["type"] == RULE:
+        rule = details["ctx"]
+        return Violation(place.path, rule["found"] or shown(value), rule["allowed"])
+    allowed = allowed_text(kind, ".".join(step for step in place.path if isinstance(step, str)))
+    if details["type"] == "missing":
+        return Violation(place.path, "nothing", allowed)
+    if kind.variants and isinstance(value, dict):
+        return _wrong_shape(value, place, kind)
+    return Violation(place.path, shown(value), allowed, _guess(value, choices_of(kind)))
+
+
+def _wrong_shape(value: dict[str, Any], place: Place, kind: Kind) -> Violation:
+    tag = value.get(TAG)
+    found = "nothing" if TAG not in value else shown(tag)
+    return Violation((*place.path, TAG), found, listed(kind.variants), _guess(tag, tuple(kind.variants)))
+
+
+def _unknown_key(place: Place) -> Violation:
+    table, key = place.table, place.path[-1]
+    assert table is not None, "only a table refuses keys"
+    known = tuple(table.model_fields)
+    elsewhere = [tag_of(shape) for shape in place.siblings if key in shape.model_fields]
+    if elsewhere:
+        allowed = f'a key of {TAG} = "{tag_of(table)}": {", ".join(known)}'
+        return Violation(place.path, f"a key of {TAG} = {listed(elsewhere)} only", allowed)
+    what = "section" if len(place.path) == 1 else "key"
+    allowed = f"one of {', '.join(known)}"
+    return Violation(place.path, f"an unknown {what}", allowed, _guess(key, known))
+
+
+def _guess(value: object, choices: tuple[str, ...]) -> str | None:
+    return nearest(value, choices) if isinstance(value, str) and choices else None

@@ -35,7 +35,7 @@ def artifact(word: str, store: "Store") -> "Manifest":
 
 
 @dataclass(frozen=True)
-class Named:
+class Match:
     """One artifact; or those of a channel, of each model and target one."""
 
     word: str
@@ -49,20 +49,20 @@ class Named:
         return next((one for one in self.artifacts if _slot(one) == _slot(other)), None)
 
 
-def named(word: str, store: "Store", config_path: Path) -> Named:
+def find_match(word: str, store: "Store", config_path: Path) -> Match:
     """A channel that something was promoted to, or an artifact: a misspelt channel is neither."""
     from nxpipe.artifact_store.channel.log import channels
 
     if word in channels(store.backend):
-        return Named(word, True, _served(word, store, config_path))
+        return Match(word, True, _served(word, store, config_path))
     if is_artifact(word):
-        return Named(word, False, (artifact(word, store),))
+        return Match(word, False, (artifact(word, store),))
     raise unknown_channel(store, word)
 
 
-def nothing_yet(channel: str) -> Named:
+def empty_channel(channel: str) -> Match:
     """A channel that may well be empty: with it, nothing can be compared."""
-    return Named(channel, True, ())
+    return Match(channel, True, ())
 
 
 def pair(words: Sequence[str], store: "Store", config_path: Path) -> "tuple[Manifest, Manifest]":
@@ -80,13 +80,13 @@ def pair(words: Sequence[str], store: "Store", config_path: Path) -> "tuple[Mani
     raise NotFound(f"{before.word} and {after.word} have in common: {both}; name an artifact, as MODEL@KEY")
 
 
-def _either(word: str, store: "Store", config_path: Path) -> Named:
+def _either(word: str, store: "Store", config_path: Path) -> Match:
     """Of a word that is no channel, a model's id has the last say."""
     try:
-        found = named(word, store, config_path)
+        found = find_match(word, store, config_path)
     except ChannelEmpty as no_channel:
         try:
-            return Named(word, False, (artifact(word, store),))
+            return Match(word, False, (artifact(word, store),))
         except NotFound as no_artifact:
             raise NotFound(f"{no_artifact}; and {no_channel}") from no_artifact
     return found

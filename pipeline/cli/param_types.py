@@ -1,7 +1,7 @@
-"""Values on the command line that click has no type for; each says in one sentence what it takes."""
+"""Parameter types that click lacks: lists, targets, durations, sizes, percentages, channel expectations, axes."""
 
 import re
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 import click
 
@@ -10,9 +10,11 @@ from nxpipe.pipeline.config.models import Phase
 from nxpipe.pipeline.order import ALL
 from nxpipe.pipeline.release.options import ExpectedGeneration
 
+_LARGEST_AXIS: Final = 2**31 - 1  # the hardware counts elements in 32 bits
+
 
 class Numbers(click.ParamType[tuple[int, ...]]):
-    """Whole numbers, separated by commas: each once, in ascending order."""
+    """A comma-separated list of integers, sorted, without repeats."""
 
     name = "N,N,..."
 
@@ -25,12 +27,12 @@ class Numbers(click.ParamType[tuple[int, ...]]):
         except ValueError:
             numbers = ()
         if not numbers or numbers[0] < 1 or numbers[-1] > self._most:
-            self.fail(f"{value!r} is not a list of whole numbers from 1 to {self._most}, as in 128,512", param, ctx)
+            self.fail(f"{value!r} is not a list of integers from 1 to {self._most}, as in 128,512", param, ctx)
         return numbers
 
 
 class Expectation(click.ParamType[ExpectedGeneration]):
-    """One generation of a channel: an abbreviation of its digest would name others, too."""
+    """A generation of a channel with its whole digest; an abbreviation would be ambiguous."""
 
     name = "GENERATION@DIGEST"
 
@@ -39,7 +41,7 @@ class Expectation(click.ParamType[ExpectedGeneration]):
             return value
         found = re.fullmatch(r"([1-9][0-9]{0,14})@([0-9a-f]{64})", str(value), re.ASCII)
         if found is None:
-            self.fail(f"{value!r} is not a generation and its digest, as in 3@ and 64 hexadecimal digits", param, ctx)
+            self.fail(f"{value!r} is not GENERATION@DIGEST: a number, @ and 64 hexadecimal digits", param, ctx)
         return ExpectedGeneration(int(found[1]), found[2])
 
 
@@ -70,7 +72,7 @@ class Target(click.ParamType[str]):
 
 
 class Targets(Target):
-    """An instance, or all of the catalogue."""
+    """An instance type, or `all` for the whole catalogue."""
 
     name = "INSTANCE|all"
 
@@ -79,7 +81,7 @@ class Targets(Target):
 
 
 class TargetList(Target):
-    """Several instances; each once, in the order in which they are written."""
+    """A comma-separated list of instance types, in the given order, without repeats."""
 
     name = "INSTANCE,..."
 
@@ -89,7 +91,7 @@ class TargetList(Target):
 
 
 class Seconds(click.ParamType[float]):
-    """A length of time, as nxpipe.toml spells it."""
+    """A duration in the notation of nxpipe.toml."""
 
     name = "90s|30m|2h"
 
@@ -101,12 +103,12 @@ class Seconds(click.ParamType[float]):
         except ValueError:
             seconds = 0.0
         if seconds <= 0:
-            self.fail(f"{value!r} is not a length of time, as in 90s, 30m or 2h", param, ctx)
+            self.fail(f"{value!r} is not a duration, as in 90s, 30m or 2h", param, ctx)
         return seconds
 
 
 class Bytes(click.ParamType[int]):
-    """A size, as nxpipe.toml spells it."""
+    """A size in the notation of nxpipe.toml."""
 
     name = "500MiB|8GiB"
 
@@ -120,7 +122,7 @@ class Bytes(click.ParamType[int]):
 
 
 class Percentage(click.ParamType[float]):
-    """As a fraction."""
+    """A percentage, converted to a fraction."""
 
     name = "PERCENT"
 
@@ -132,5 +134,18 @@ class Percentage(click.ParamType[float]):
         except ValueError:
             percent = -1.0
         if not 0 <= percent < float("inf"):
-            self.fail(f"{value!r} is not a percentage from 0 on, as in 5%", param, ctx)
+            self.fail(f"{value!r} is not a percentage of at least 0, as in 5%", param, ctx)
         return percent / 100
+
+
+class Axis(click.ParamType[tuple[str, int]]):
+    """An open axis of an ONNX file and its size."""
+
+    name = "NAME=SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        name, _, size = str(value).rpartition("=")
+        is_number = size.isascii() and size.isdecimal() and len(size) <= len(str(_LARGEST_AXIS))
+        if not name or not is_number or not 1 <= int(size) <= _LARGEST_AXIS:
+            self.fail(f"{value!r} is not NAME=SIZE with a size from 1 to {_LARGEST_AXIS:,}, as in batch=1", param, ctx)
+        return name, int(size)
