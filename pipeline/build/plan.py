@@ -1,175 +1,61 @@
-"""What stands in the store of all that is asked for, and why the rest does not: nothing is computed to find out."""
+"""What a plan says, as data: every cell that is asked for, and what stands of it. `plan.py` makes it."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Final
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
 
-from nxpipe.artifact_store import Store
-from nxpipe.artifact_store.layout import ACTIONS, FAILURES, PARTS, action_path, failure_path, part_path
 from nxpipe.pipeline.build.asked import Asked
-from nxpipe.pipeline.build.events import Fault
-from nxpipe.pipeline.build.failed import refuse_what_failed_before
-from nxpipe.pipeline.build.faults import fault_of
-from nxpipe.pipeline.build.nearness import why_missed
-from nxpipe.pipeline.build.planned import Plan, PlannedArtifact, PlannedCell
-from nxpipe.pipeline.build.proved import Doubt, doubt_of
-from nxpipe.pipeline.build.size import memory_of, work_of
-from nxpipe.pipeline.build.timings import Timings, name_of
-from nxpipe.pipeline.order import USUAL_BUCKET
-from nxpipe.pipeline.request import BuildRequest, Shape, digest_of, shapes_of
-from nxpipe.pipeline.verify.verify import Thresholds
+from nxpipe.pipeline.build.status import Fault
+from nxpipe.pipeline.request import Shape
+from nxpipe.pipeline.util.exit_codes import one_code
 
-_LISTED: Final = 64  # keys, from which on one listing is less than a look for each
-_EXPLAINED: Final = 16  # artifacts whose nearest is looked for; of a large matrix the first say it all
-_FORCED: Final = "forced"
-_UNVERIFIED: Final = "compiled, and not yet verified with these weights"
-_NOTHING: Final = "not in the store"
+# docs/building.md, section 3.
+State: TypeAlias = Literal["published", "committed", "to do", "failed", "refused"]
 
 
-@dataclass
-class _Cell:
-    shape: Shape
-    program: str
-    evidence: str | None
+@dataclass(frozen=True)
+class PlannedCell:
+    """`why` is the reason of a miss; `fault` what stands in the way of one that is not to be tried. `work` is its size
+    beside other cells; `seconds` an estimate, of what is to be done and was done alike before."""
 
-    @property
-    def key(self) -> str:
-        return self.evidence or self.program
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return (self.program, self.evidence) if self.evidence else (self.program,)
-
-
-@dataclass
-class _Artifact:
-    """One that can be asked for."""
-
-    asked: Asked
-    request: BuildRequest
     key: str
-    is_published: bool = False
-    doubt: Doubt | None = None
-    cells: list[_Cell] = field(default_factory=list)
+    shape: Shape
+    state: State
+    why: str = ""
+    work: float = 0.0
+    seconds: float | None = None
+    fault: Fault | None = None
+
+
+@dataclass(frozen=True)
+class PlannedArtifact:
+    """`key` is the request key, "" for what cannot be asked: its cells say why. `title` is what a person calls it."""
+
+    key: str
+    title: str
+    asked: Asked
+    cells: tuple[PlannedCell, ...]
+    memory: int = 0  # bytes that a worker on one of them may take
 
     @property
-    def is_whole(self) -> bool:
-        """Nothing is left to do."""
-        return self.is_published and self.doubt is None
+    def is_published(self) -> bool:
+        return all(cell.state == "published" for cell in self.cells)
 
 
-def make_plan(
-    asked: Sequence[Asked],
-    store: Store,
-    thresholds: Thresholds,
-    timings: Timings,
-    *,
-    force: bool = False,
-    hints: bool = False,
-) -> Plan:
-    """With `hints`, what is not there is told with what is nearest to it, which takes a search."""
-    found = [_looked_up(one) for one in asked]
-    artifacts = [one for one in found if isinstance(one, _Artifact)]
-    published = _present(store, ACTIONS, action_path, [one.key for one in artifacts])
-    standing = [] if force else [one for one in artifacts if one.key in published]
-    for one, doubt in zip(standing, store.backend.each(partial(_doubt, store, thresholds), standing), strict=True):
-        one.is_published, one.doubt = True, doubt
-    for one in artifacts:
-        one.cells = [_cell(one.request, shape) for shape in sorted(one.request.shapes)]
-    open_keys = [key for one in artifacts if not one.is_whole for cell in one.cells for key in cell.keys]
-    parts = frozenset() if force else _present(store, PARTS, part_path, open_keys)
-    failures = frozenset() if force else _present(store, FAILURES, failure_path, set(open_keys) - parts)
-    planner = _Planner(store, thresholds, timings, parts, failures, force=force, hints_left=_EXPLAINED if hints else 0)
-    return Plan(store.url, tuple(planner.say(one) if isinstance(one, _Artifact) else one for one in found))
+@dataclass(frozen=True)
+class Plan:
+    store: str
+    artifacts: tuple[PlannedArtifact, ...]
 
+    def cells(self) -> Iterator[tuple[PlannedArtifact, PlannedCell]]:
+        for artifact in self.artifacts:
+            for cell in artifact.cells:
+                yield artifact, cell
 
-def _doubt(store: Store, thresholds: Thresholds, one: _Artifact) -> Doubt | None:
-    """One that was removed a moment ago is made anew."""
-    published = store.find(one.key)
-    return doubt_of(published, store, one.request, thresholds) if published else Doubt()
+    @property
+    def exit_code(self) -> int:
+        """Of a dry run: what cannot be done is not well."""
+        return one_code(cell.fault.code for _, cell in self.cells() if cell.fault)
 
-
-@dataclass
-class _Planner:
-    """Says what stands, given what is present."""
-
-    store: Store
-    thresholds: Thresholds
-    timings: Timings
-    parts: frozenset[str]
-    failures: frozenset[str]
-    force: bool
-    hints_left: int
-
-    def say(self, one: _Artifact) -> PlannedArtifact:
-        if one.is_whole:
-            cells = [PlannedCell(cell.key, cell.shape, "published") for cell in one.cells]
-        elif one.doubt and one.doubt.beyond:
-            fault = fault_of(one.doubt.beyond)
-            cells = [PlannedCell(cell.key, cell.shape, "failed", fault=fault) for cell in one.cells]
-        else:
-            cells = [self._open(one, cell) for cell in one.cells]
-            if any(cell.why == _NOTHING for cell in cells):
-                why = self._nearest(one.request)
-                cells = [replace(cell, why=why) if cell.why == _NOTHING else cell for cell in cells]
-        return PlannedArtifact(one.key, _title(one.asked, one.request), one.asked, tuple(cells), memory_of(one.request))
-
-    def _open(self, one: _Artifact, cell: _Cell) -> PlannedCell:
-        work = work_of(one.request, cell.shape)
-        if self.parts.issuperset(cell.keys):
-            return PlannedCell(cell.key, cell.shape, "committed", work=work)
-        if fault := self._remembered(cell):
-            return PlannedCell(cell.key, cell.shape, "failed", work=work, fault=fault)
-        why = _FORCED if self.force else _UNVERIFIED if one.doubt or cell.program in self.parts else _NOTHING
-        seconds = self.timings.estimate(name_of(one.request, cell.shape), work)
-        return PlannedCell(cell.key, cell.shape, "to do", why, work, seconds)
-
-    def _remembered(self, cell: _Cell) -> Fault | None:
-        for key in self.failures.intersection(cell.keys):
-            try:
-                refuse_what_failed_before(self.store, key, self.thresholds)
-            except Exception as error:
-                return fault_of(error)
-        return None
-
-    def _nearest(self, request: BuildRequest) -> str:
-        if not self.hints_left:
-            return _NOTHING
-        self.hints_left -= 1
-        return (why_missed(self.store, request.key_inputs()) or _NOTHING).strip()
-
-
-def _looked_up(asked: Asked) -> _Artifact | PlannedArtifact:
-    try:
-        request = asked.request()
-        request.check()
-        return _Artifact(asked, request, digest_of(request.key_inputs()))
-    except Exception as error:
-        return _refused(asked, fault_of(error))
-
-
-def _refused(asked: Asked, fault: Fault) -> PlannedArtifact:
-    """What its words ask for, as far as they say it without the model."""
-    order = asked.order
-    shapes = shapes_of(order.phases or ("forward",), order.batches, order.buckets or (USUAL_BUCKET,))
-    cells = tuple(PlannedCell("", shape, "refused", fault=fault) for shape in sorted(shapes))
-    return PlannedArtifact("", f"{asked.name or order.model_id} on {order.target}, tp {order.tp or 1}", asked, cells)
-
-
-def _title(asked: Asked, request: BuildRequest) -> str:
-    return f"{asked.name or request.source.id} on {request.target.name}, tp {request.tensor_parallel}"
-
-
-def _cell(request: BuildRequest, shape: Shape) -> _Cell:
-    program = request.program_key(shape)
-    return _Cell(shape, program, request.evidence_key(shape, program) if request.verified else None)
-
-
-def _present(store: Store, folder: str, path_of: Callable[[str], str], keys: Iterable[str]) -> frozenset[str]:
-    """Those of the keys that have an object; many are looked for in one listing."""
-    wanted = list(keys)
-    if len(wanted) > _LISTED:
-        return frozenset(path.removeprefix(folder) for path in store.backend.paths(folder)).intersection(wanted)
-    stats = store.backend.each(lambda key: store.backend.stat(path_of(key)), wanted)
-    return frozenset(key for key, stat in zip(wanted, stats, strict=True) if stat is not None)
+    def document(self) -> dict[str, Any]:
+        return asdict(self)

@@ -1,34 +1,62 @@
-"""One `nxpipe build`, from what is asked for to its exit code."""
+"""The words of a build that has begun and not ended well, for `nxpipe build --resume` to say again."""
 
+import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nxpipe.artifact_store.errors import StoreUnavailable
 from nxpipe.pipeline.artifacts import utilisation
-from nxpipe.pipeline.build.agenda import Agenda
 from nxpipe.pipeline.build.asked import Asked
-from nxpipe.pipeline.build.drive import Policy
-from nxpipe.pipeline.build.events import Event
-from nxpipe.pipeline.build.execute import Means, execute, note_timings
-from nxpipe.pipeline.build.executors.protocol import Limits
-from nxpipe.pipeline.build.plan import make_plan
-from nxpipe.pipeline.build.planned import Plan
+from nxpipe.pipeline.build.estimates import Timings
+from nxpipe.pipeline.build.jobs import Event, Limits
+from nxpipe.pipeline.build.plan import Plan
+from nxpipe.pipeline.build.planner import make_plan
 from nxpipe.pipeline.build.report.live import watch
 from nxpipe.pipeline.build.report.plan_text import plan_json, plan_table
-from nxpipe.pipeline.build.results import Results
-from nxpipe.pipeline.build.shown import published_of, show_artifacts, show_end
-from nxpipe.pipeline.build.timings import Timings
+from nxpipe.pipeline.build.report.summary import published_of, show_artifacts, show_end
+from nxpipe.pipeline.build.scheduler import Agenda, Means, Policy, execute, note_timings
+from nxpipe.pipeline.build.state import Results
 from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.documents import MiB, json_of, read_file
+from nxpipe.pipeline.util.errors import BuildRefused
+from nxpipe.pipeline.util.whole_file import write_whole
 from nxpipe.pipeline.verify.judged import report_of
 from nxpipe.pipeline.verify.verify import Thresholds
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
-    from nxpipe.pipeline.build.report.recorder import Recorder
+    from nxpipe.pipeline.build.state import Recorder
     from nxpipe.pipeline.config import Config
+
+
+class Unfinished:
+    def __init__(self, state: Path) -> None:
+        self._path = state / "unfinished-build.json"
+
+    def begin(self, words: Sequence[str]) -> None:
+        """Best effort: without it the same words have to be typed again."""
+        with suppress(OSError):
+            write_whole(self._path, json.dumps(list(words)).encode())
+
+    def end(self) -> None:
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+    def words(self) -> list[str]:
+        try:
+            found = json_of(read_file(self._path, limit=MiB))
+        except (OSError, ValueError):
+            found = None
+        if not isinstance(found, list):
+            raise BuildRefused(
+                f"there is no build to resume: {self._path} is not there, as after a build that published all; "
+                "say what to build"
+            )
+        return [str(word) for word in found]
 
 
 @dataclass
@@ -67,7 +95,7 @@ class Run:
             return execute(plan, self.store, agenda, self._means(), policy, self._told(shown.handle))
 
     def _told(self, show: Any) -> Any:
-        from nxpipe.pipeline.build.report.recorder import Recorder
+        from nxpipe.pipeline.build.state import Recorder
 
         self.recorder = recorder = Recorder()
 
@@ -116,7 +144,7 @@ def _kept_reports(
     if not results.attempts or run.recorder is None:
         return None
     from nxpipe.artifact_store.reports import store_report
-    from nxpipe.pipeline.build.report.keeping import keep_report
+    from nxpipe.pipeline.build.report.document import keep_report
 
     files = keep_report(results, run.recorder, run.state / "builds", figures)
     html, json = files.html.read_bytes(), files.json.read_bytes()

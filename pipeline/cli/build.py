@@ -18,7 +18,7 @@ from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.state_folder import state_folder
 
 if TYPE_CHECKING:
-    from nxpipe.pipeline.build.unfinished import Unfinished
+    from nxpipe.pipeline.build.run import Unfinished
 
 
 class _Build(Command):
@@ -53,8 +53,7 @@ def build(
       nxpipe build --model-id ./encoder.onnx --axis batch=1
     """
     from nxpipe.pipeline.build.matrix import of_words, refuse_idle_words
-    from nxpipe.pipeline.build.run import Run, finish
-    from nxpipe.pipeline.build.unfinished import Unfinished
+    from nxpipe.pipeline.build.run import Run, Unfinished, finish
     from nxpipe.pipeline.verify.verify import Thresholds
 
     console: Console = ctx.obj

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from nxpipe.pipeline.build.nearness import difference_table, differences_as_json
+from nxpipe.pipeline.build.explain import difference_table, differences_as_json
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.cli.store_url import open_the_store

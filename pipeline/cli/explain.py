@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from nxpipe.artifact_store.names import short_name
-from nxpipe.pipeline.build.nearness import difference_table, differences_as_json
+from nxpipe.pipeline.build.explain import difference_table, differences_as_json
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.cli.order_options import order_options
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store.index.nearest import Near
     from nxpipe.artifact_store.index.segments import Report
     from nxpipe.pipeline.build.asked import Asked
-    from nxpipe.pipeline.build.explaining import Answer, ProgramAnswer
+    from nxpipe.pipeline.build.explain import Answer, ProgramAnswer
     from nxpipe.pipeline.config import Config
 
 
@@ -135,9 +135,9 @@ class _Wanted:
         return of_words(self.said, self.config, names, self.config_path.parent)
 
     def answers(self, store: "Store", count: int, report: "Report") -> "Iterator[Answer]":
-        from nxpipe.pipeline.build.explaining import of_artifact, of_request
-        from nxpipe.pipeline.build.plan import make_plan
-        from nxpipe.pipeline.build.timings import Timings
+        from nxpipe.pipeline.build.estimates import Timings
+        from nxpipe.pipeline.build.explain import of_artifact, of_request
+        from nxpipe.pipeline.build.planner import make_plan
         from nxpipe.pipeline.verify.verify import Thresholds
 
         if self.is_stored:

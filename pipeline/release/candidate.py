@@ -9,7 +9,7 @@ from nxpipe.artifact_store.names import short_name
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.channel.generation import Served
-    from nxpipe.pipeline.build.planned import PlannedArtifact
+    from nxpipe.pipeline.build.plan import PlannedArtifact
 
 
 @dataclass(frozen=True)

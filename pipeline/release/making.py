@@ -3,14 +3,14 @@
 from typing import TYPE_CHECKING, Final
 
 from nxpipe.pipeline.build.report.summary import headline, tally
-from nxpipe.pipeline.build.report.words import counted
-from nxpipe.pipeline.build.results import Results
+from nxpipe.pipeline.build.report.text import counted
 from nxpipe.pipeline.build.run import finish
+from nxpipe.pipeline.build.state import Results
 from nxpipe.pipeline.release.gate import Figures, Outcome, Settled
 from nxpipe.pipeline.util.escape import unstyled
 
 if TYPE_CHECKING:
-    from nxpipe.pipeline.build.planned import PlannedArtifact
+    from nxpipe.pipeline.build.plan import PlannedArtifact
     from nxpipe.pipeline.check.report import Report
     from nxpipe.pipeline.release.state import Release
 

@@ -24,7 +24,7 @@ from nxpipe.pipeline.verify.verify import Thresholds
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
-    from nxpipe.pipeline.build.planned import Plan
+    from nxpipe.pipeline.build.plan import Plan
     from nxpipe.pipeline.config import Config
 
 

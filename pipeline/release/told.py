@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from nxpipe.pipeline.build.report.github import append_summary
 from nxpipe.pipeline.build.report.markup import Markup, tag
-from nxpipe.pipeline.build.report.words import duration, plain
+from nxpipe.pipeline.build.report.text import duration, plain
 from nxpipe.pipeline.release.gate import Passage
 from nxpipe.pipeline.release.page import gates
 from nxpipe.pipeline.util.console import table

@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.pipeline.build.events import Begun, Ended, Event, Fault, Said
-from nxpipe.pipeline.build.report.about import About
-from nxpipe.pipeline.build.report.document import document
+from nxpipe.pipeline.build.jobs import Begun, Ended, Event, Said
+from nxpipe.pipeline.build.report.document import About, document
 from nxpipe.pipeline.build.report.html import page
-from nxpipe.pipeline.build.report.recorder import Recorder
-from nxpipe.pipeline.build.results import Results
+from nxpipe.pipeline.build.state import Recorder, Results
+from nxpipe.pipeline.build.status import Fault
 from tests.build_report.world import (
     BEGAN,
     NO_SPACE,

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from nxpipe.pipeline.build.events import Ended, Fault
+from nxpipe.pipeline.build.jobs import Ended
 from nxpipe.pipeline.build.report.github import MOST, annotations, in_github, step_summary, write_summary
-from nxpipe.pipeline.build.report.words import plain
-from nxpipe.pipeline.build.results import Results
+from nxpipe.pipeline.build.report.text import plain
+from nxpipe.pipeline.build.state import Results
+from nxpipe.pipeline.build.status import Fault
 from tests.build_report.world import NO_SPACE, TOO_LARGE, artifact, cell, course, ends, matrix, plan, results, shape
 
 HOSTILE = (

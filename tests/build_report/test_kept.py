@@ -14,8 +14,8 @@ from nxpipe.artifact_store.reports import moment_of, store_report
 from nxpipe.artifact_store.upkeep.gc import carry_out, plan
 from nxpipe.artifact_store.upkeep.rules import Rules
 from nxpipe.pipeline.build.report import html
-from nxpipe.pipeline.build.report.keeping import keep_report
-from nxpipe.pipeline.build.report.recorder import Recorder
+from nxpipe.pipeline.build.report.document import keep_report
+from nxpipe.pipeline.build.state import Recorder
 from tests.artifact_store.samples import put
 from tests.build_report.world import BEGAN, course, ends, matrix, results
 from tests.pipeline.in_process import InProcess, nxpipe

@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console as Rich
 
-from nxpipe.pipeline.build.events import Begun, Ended, Event, Said, from_document
-from nxpipe.pipeline.build.planned import Plan
-from nxpipe.pipeline.build.report.lines import JsonLines, Lines
-from nxpipe.pipeline.build.report.live import Watch, watch
+from nxpipe.pipeline.build.jobs import Begun, Ended, Event, Said, from_document
+from nxpipe.pipeline.build.plan import Plan
+from nxpipe.pipeline.build.report.live import JsonLines, Lines, Watch, watch
 from nxpipe.pipeline.build.report.live_table import screen
-from nxpipe.pipeline.build.report.standing import Standing
+from nxpipe.pipeline.build.state import Standing
 from nxpipe.pipeline.util.console import Console
 from tests.build_report.terminal import Screen, read_some
 from tests.build_report.world import NO_SPACE, TOO_LARGE, Clock, artifact, cell, course, matrix, plan, shape

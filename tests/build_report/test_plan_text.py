@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nxpipe.pipeline.build.events import Fault
-from nxpipe.pipeline.build.planned import Plan
-from nxpipe.pipeline.build.report.folding import folds
+from nxpipe.pipeline.build.plan import Plan
 from nxpipe.pipeline.build.report.plan_text import plan_json, plan_table
-from nxpipe.pipeline.build.report.words import plain
+from nxpipe.pipeline.build.report.text import folds, plain
+from nxpipe.pipeline.build.status import Fault
 from nxpipe.pipeline.request import Shape
 from nxpipe.pipeline.util.escape import unstyled
 from tests.build_report.world import artifact, cell, matrix, plan, shape

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.pipeline.build.events import Ended, Fault
-from nxpipe.pipeline.build.report.reasons import missing, tallied
-from nxpipe.pipeline.build.report.summary import summary
-from nxpipe.pipeline.build.results import Results
+from nxpipe.pipeline.build.jobs import Ended
+from nxpipe.pipeline.build.report.summary import missing, summary, tallied
+from nxpipe.pipeline.build.state import Results
+from nxpipe.pipeline.build.status import Fault
 from nxpipe.pipeline.util.escape import unstyled
 from tests.build_report.world import NO_SPACE, TOO_LARGE, artifact, cell, course, ends, matrix, plan, results, shape
 

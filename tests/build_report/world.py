@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 
 from nxpipe.pipeline.build.asked import Asked
-from nxpipe.pipeline.build.events import Begun, Ended, Event, Fault, Said
-from nxpipe.pipeline.build.planned import Plan, PlannedArtifact, PlannedCell, State
-from nxpipe.pipeline.build.results import Results
+from nxpipe.pipeline.build.jobs import Begun, Ended, Event, Said
+from nxpipe.pipeline.build.plan import Plan, PlannedArtifact, PlannedCell, State
+from nxpipe.pipeline.build.state import Results
+from nxpipe.pipeline.build.status import Fault
 from nxpipe.pipeline.order import Order
 from nxpipe.pipeline.request import Shape, shapes_of
 

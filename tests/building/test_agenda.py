@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nxpipe.pipeline.build.agenda import Agenda
-from nxpipe.pipeline.build.item import Item
-from nxpipe.pipeline.build.planned import Plan
+from nxpipe.pipeline.build.jobs import Item
+from nxpipe.pipeline.build.plan import Plan
+from nxpipe.pipeline.build.scheduler import Agenda
 from tests.building.plans import THRESHOLDS, artifact, cell
 
 

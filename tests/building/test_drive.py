@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nxpipe.pipeline.build.agenda import Agenda
-from nxpipe.pipeline.build.drive import Policy, drive
-from nxpipe.pipeline.build.events import Begun, Ended, Event, Fault
-from nxpipe.pipeline.build.item import Item
-from nxpipe.pipeline.build.planned import Plan, PlannedCell
-from nxpipe.pipeline.build.results import Results
+from nxpipe.pipeline.build.jobs import Begun, Ended, Event, Item
+from nxpipe.pipeline.build.plan import Plan, PlannedCell
+from nxpipe.pipeline.build.scheduler import Agenda, Policy, drive
+from nxpipe.pipeline.build.state import Results
+from nxpipe.pipeline.build.status import Fault
 from nxpipe.pipeline.util.exit_codes import INCOMPLETE, INTERRUPTED, STORE
 from tests.building.plans import FAULTS, THRESHOLDS, Course, artifact, cell, courses, fault
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nxpipe.emulator.hardware import instance
-from nxpipe.pipeline.build.size import memory_of, parameters_of, work_of
-from nxpipe.pipeline.build.timings import Timings
+from nxpipe.pipeline.build.estimates import Timings, memory_of, parameters_of, work_of
 from nxpipe.pipeline.models.source import ModelSource
 from nxpipe.pipeline.models.weights import RandomWeights
 from nxpipe.pipeline.request import BuildRequest, Shape

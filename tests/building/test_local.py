@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from nxpipe.pipeline.build.asked import Asked
-from nxpipe.pipeline.build.events import Begun, Ended, Event
 from nxpipe.pipeline.build.executors.local import LocalExecutor
-from nxpipe.pipeline.build.executors.protocol import Limits
-from nxpipe.pipeline.build.item import Item
+from nxpipe.pipeline.build.jobs import Begun, Ended, Event, Item, Limits
 from nxpipe.pipeline.order import Order
 from nxpipe.pipeline.request import Shape
 from tests.building.plans import THRESHOLDS

@@ -17,9 +17,9 @@ from nxpipe.artifact_store.failures import remember_failure
 from nxpipe.artifact_store.manifest import Executable, Manifest, ModelRef
 from nxpipe.artifact_store.parts import keep_part
 from nxpipe.pipeline.build.asked import Asked, Backend
-from nxpipe.pipeline.build.plan import make_plan
-from nxpipe.pipeline.build.planned import PlannedArtifact, PlannedCell
-from nxpipe.pipeline.build.timings import Timings, name_of
+from nxpipe.pipeline.build.estimates import Timings, name_of
+from nxpipe.pipeline.build.plan import PlannedArtifact, PlannedCell
+from nxpipe.pipeline.build.planner import make_plan
 from nxpipe.pipeline.order import Order
 from nxpipe.pipeline.request import Shape
 from nxpipe.pipeline.util.errors import BuildRefused, VerificationFailed

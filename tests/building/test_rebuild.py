@@ -13,12 +13,11 @@ import pytest
 from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.layout import PARTS, action_path, blob_path, part_path
 from nxpipe.artifact_store.parts import part_of
-from nxpipe.pipeline.build.agenda import Agenda
 from nxpipe.pipeline.build.asked import Asked
-from nxpipe.pipeline.build.drive import Policy, drive
-from nxpipe.pipeline.build.executors.inline import InlineExecutor
-from nxpipe.pipeline.build.plan import make_plan
-from nxpipe.pipeline.build.timings import Timings
+from nxpipe.pipeline.build.estimates import Timings
+from nxpipe.pipeline.build.executors.local import InlineExecutor
+from nxpipe.pipeline.build.planner import make_plan
+from nxpipe.pipeline.build.scheduler import Agenda, Policy, drive
 from nxpipe.pipeline.order import Order
 from nxpipe.pipeline.request import digest_of
 from tests.building.plans import THRESHOLDS

@@ -11,8 +11,8 @@ from types import ModuleType
 
 from nxpipe.artifact_store.parts import keep_part, part_of
 from nxpipe.artifact_store.url import open_store
-from nxpipe.pipeline.build.events import Ended, Event, Fault, Said
-from nxpipe.pipeline.build.item import Item
+from nxpipe.pipeline.build.jobs import Ended, Event, Item, Said
+from nxpipe.pipeline.build.status import Fault
 from nxpipe.pipeline.util.exit_codes import COMPILE
 
 
@@ -34,7 +34,7 @@ def carry_out(item: Item, tell: Callable[[Event], None]) -> Ended:
 
 
 def main() -> None:
-    stand_in = ModuleType("nxpipe.pipeline.build.carry_out")
+    stand_in = ModuleType("nxpipe.pipeline.build.worker")
     vars(stand_in)["carry_out"] = carry_out
     sys.modules[stand_in.__name__] = stand_in
     from nxpipe.pipeline.cli.main import main as nxpipe

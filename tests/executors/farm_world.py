@@ -13,9 +13,8 @@ from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.digest import sha256_hex
 from nxpipe.artifact_store.layout import PARTS
 from nxpipe.pipeline.build.asked import Asked
-from nxpipe.pipeline.build.events import Ended, Event
 from nxpipe.pipeline.build.executors.batch import BatchExecutor
-from nxpipe.pipeline.build.item import Item
+from nxpipe.pipeline.build.jobs import Ended, Event, Item
 from nxpipe.pipeline.order import Order
 from nxpipe.pipeline.request import Shape
 from nxpipe.pipeline.verify.verify import Thresholds

@@ -4,8 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from nxpipe.pipeline.build.events import Ended, Event
-from nxpipe.pipeline.build.executors.protocol import Executor
+from nxpipe.pipeline.build.jobs import Ended, Event, Executor
 
 _PATIENCE = 60  # seconds; what takes longer has failed
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nxpipe.pipeline.build.asked import Asked
-from nxpipe.pipeline.build.events import Ended, Event, Fault, Said
-from nxpipe.pipeline.build.item import Item
+from nxpipe.pipeline.build.jobs import Ended, Event, Item, Said
+from nxpipe.pipeline.build.status import Fault
 from nxpipe.pipeline.order import Order
 from nxpipe.pipeline.verify.verify import Thresholds
 

@@ -14,10 +14,8 @@ from moto.batch.models import batch_backends
 from nxpipe.artifact_store.runs import keep_outcome
 from nxpipe.artifact_store.store import Store
 from nxpipe.artifact_store.url import open_store
-from nxpipe.pipeline.build.events import Begun, Ended, Event, Said, to_document
-from nxpipe.pipeline.build.executors.batch import LARGEST_ARRAY, BatchExecutor, Pace
-from nxpipe.pipeline.build.executors.batch_farm import PROJECT_TAG, find_farm
-from nxpipe.pipeline.build.executors.protocol import Limits
+from nxpipe.pipeline.build.executors.batch import LARGEST_ARRAY, PROJECT_TAG, BatchExecutor, Pace, find_farm
+from nxpipe.pipeline.build.jobs import Begun, Ended, Event, Limits, Said, to_document
 from nxpipe.pipeline.util.errors import AwsError
 from nxpipe.pipeline.util.exit_codes import COMPILE
 from tests.cloud.mends.batch_jobs import FLOOR, lose_machine

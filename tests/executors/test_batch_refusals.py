@@ -15,11 +15,10 @@ from moto import mock_aws
 from nxpipe.artifact_store.store import Store
 from nxpipe.artifact_store.url import open_store
 from nxpipe.pipeline.build.asked import Asked
-from nxpipe.pipeline.build.executors.batch import BatchExecutor
-from nxpipe.pipeline.build.executors.batch_farm import PROJECT_TAG, BuildFarm, Room, find_farm
-from nxpipe.pipeline.build.executors.batch_faults import fault_of
-from nxpipe.pipeline.build.executors.batch_items import item_at, put_items
-from nxpipe.pipeline.build.executors.protocol import Limits
+from nxpipe.pipeline.build.executors.batch import PROJECT_TAG, BatchExecutor, BuildFarm, Room, find_farm
+from nxpipe.pipeline.build.executors.batch_jobs import fault_of
+from nxpipe.pipeline.build.executors.batch_worker import item_at, put_items
+from nxpipe.pipeline.build.jobs import Limits
 from nxpipe.pipeline.cli.main import cli
 from nxpipe.pipeline.cli.worker import worker
 from nxpipe.pipeline.util.console import Console

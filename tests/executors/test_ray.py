@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.pipeline.build.events import Begun, Ended, Said
-from nxpipe.pipeline.build.executors.protocol import Limits
 from nxpipe.pipeline.build.executors.ray import RayExecutor
 from nxpipe.pipeline.build.executors.ray_cluster import Node
+from nxpipe.pipeline.build.jobs import Begun, Ended, Limits, Said
 from tests.executors.following import ends, is_there, until, until_ended, wait_for
 from tests.executors.ray_cluster import RayCluster
 from tests.executors.ray_work import FAULT, item, work

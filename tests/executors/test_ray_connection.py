@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.pipeline.build.executors.protocol import Limits
 from nxpipe.pipeline.build.executors.ray import RayExecutor
 from nxpipe.pipeline.build.executors.ray_cluster import refused
+from nxpipe.pipeline.build.jobs import Limits
 from nxpipe.pipeline.util.errors import ExecutorUnavailable, MissingSoftware
 from tests.conftest import ROOT
 from tests.executors.following import ends, is_there, until_ended, wait_for
@@ -22,7 +22,7 @@ from tests.executors.ray_work import item, work
 _DRIVER = """
 import signal, sys
 from nxpipe.pipeline.util.errors import ExecutorUnavailable
-from nxpipe.pipeline.build.executors.protocol import Limits
+from nxpipe.pipeline.build.jobs import Limits
 from nxpipe.pipeline.build.executors.ray import RayExecutor
 from tests.executors.following import until_ended
 from tests.executors.ray_work import item, work

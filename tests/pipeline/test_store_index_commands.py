@@ -11,8 +11,8 @@ from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.errors import Conflict
 from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.emulator.errors import CaptureError
-from nxpipe.pipeline.build.cell import Maker
-from nxpipe.pipeline.build.nearness import why_missed
+from nxpipe.pipeline.build.explain import why_missed
+from nxpipe.pipeline.build.worker import Maker
 from nxpipe.pipeline.order import Order
 from nxpipe.pipeline.util.exit_codes import NOT_FOUND, OK, STORE, USAGE
 from tests.artifact_store.samples import publish_verified

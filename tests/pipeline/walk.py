@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.protocol import nobody
-from nxpipe.pipeline.build.cell import Maker
+from nxpipe.pipeline.build.worker import Maker
 from nxpipe.pipeline.request import BuildRequest, digest_of
 from nxpipe.pipeline.verify.evidence import Step
 from nxpipe.pipeline.verify.verify import Thresholds

@@ -3,7 +3,7 @@
 import boto3
 from aws_cdk import Stack
 
-from nxpipe.pipeline.build.executors.batch_farm import Room, find_farm
+from nxpipe.pipeline.build.executors.batch import Room, find_farm
 from nxpipe.pipeline.config.cloud import Farm, Release
 from nxpipe.stacks.names import PROJECT_TAG
 from tests.cloud.census import census

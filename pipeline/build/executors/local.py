@@ -1,17 +1,42 @@
-"""Processes of this machine, as many as its processors and its memory allow. Whatever becomes of one, it takes one item
-with it."""
+"""This process itself, one item at a time: for a build that is not worth a second process."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from nxpipe.pipeline.build.events import Begun, Ended, Event, Fault
 from nxpipe.pipeline.build.executors.process import WorkerProcess
-from nxpipe.pipeline.build.executors.protocol import Limits
-from nxpipe.pipeline.build.item import Item
+from nxpipe.pipeline.build.jobs import Begun, Ended, Event, Item, Limits
+from nxpipe.pipeline.build.status import Fault
+from nxpipe.pipeline.build.worker import carry_out
 from nxpipe.pipeline.util.console import human_bytes
 from nxpipe.pipeline.util.exit_codes import COMPILE, SYSTEM
 from nxpipe.pipeline.util.machine import available_memory, processors
+
+
+class InlineExecutor:
+    name: Final = "local"
+
+    def __init__(self, tell: Callable[[Event], None]) -> None:
+        """`tell` hears of steps while an item is carried out, for until then `events` does not return."""
+        self._tell = tell
+        self._item: Item | None = None
+
+    def takes(self, item: Item) -> bool:
+        return self._item is None
+
+    def start(self, item: Item) -> None:
+        self._item = item
+
+    def events(self, patience: float) -> Sequence[Event]:
+        if self._item is None:
+            return ()
+        self._tell(Begun(self._item.key, "this process"))
+        item, self._item = self._item, None
+        return (carry_out(item, self._tell),)
+
+    def close(self) -> None:
+        """Nothing runs but while `events` does."""
+
 
 _SHARE: Final = 0.9  # of the memory that is free at the beginning
 _LOOK: Final = 0.1  # seconds between two looks at limits

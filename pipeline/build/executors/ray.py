@@ -1,20 +1,157 @@
-"""Items as tasks of a Ray cluster, one each: on several machines, or on this one.
+"""What runs on the nodes of a Ray cluster: an item, and the box into which it puts what it has to say."""
 
-What an item came to is what its task returns, and nothing else; what it says meanwhile comes through a mailbox.
-"""
-
+import os
+import socket
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from nxpipe.pipeline.build.events import Begun, Ended, Event, Fault, Said
-from nxpipe.pipeline.build.executors.protocol import Limits
 from nxpipe.pipeline.build.executors.ray_cluster import Cluster, Node
-from nxpipe.pipeline.build.executors.ray_faults import fault_of, over_memory, over_time
-from nxpipe.pipeline.build.executors.ray_worker import Letter, Mailbox, Work, carried_out
-from nxpipe.pipeline.build.item import Item
+from nxpipe.pipeline.build.jobs import Begun, Ended, Event, Item, Limits, Said
+from nxpipe.pipeline.build.status import Fault
+from nxpipe.pipeline.util.console import human_bytes
+from nxpipe.pipeline.util.exit_codes import COMPILE, INTERNAL, SOFTWARE, SYSTEM
+
+_BEAT: Final = 1.0  # seconds between two signs of life
+_PATIENCE: Final = 5.0  # seconds that an end waits for what was said before it
+
+Work: TypeAlias = Callable[[Item, Callable[[Event], None]], Ended]
+
+
+@dataclass(frozen=True)
+class Alive:
+    """A sign of life: the item was begun, even where the letter that said so was lost, and holds so many bytes."""
+
+    memory: int
+
+
+Letter: TypeAlias = tuple[int, Event | Alive]
+
+
+class Mailbox:
+    """An actor: letters of the tasks, by their numbers, until the driver fetches them.
+
+    It may die with letters in it. They are talk; what an item came to is what its task returns.
+    """
+
+    def __init__(self) -> None:
+        self._letters: list[Letter] = []
+
+    def put(self, task: int, said: Event | Alive) -> None:
+        self._letters.append((task, said))
+
+    def take(self) -> list[Letter]:
+        letters, self._letters = self._letters, []
+        return letters
+
+
+class _Voice:
+    """Never waits and never fails: no work is lost because nobody listens."""
+
+    def __init__(self, task: int, mailbox: Any) -> None:
+        self._task = task
+        self._mailbox = mailbox
+        self._last: Any = None
+
+    def say(self, said: Event | Alive) -> None:
+        self._last = self._mailbox.put.remote(self._task, said)
+
+    def be_heard(self) -> None:
+        """One task's letters arrive in their order: with the last, all have."""
+        import ray
+
+        ray.wait([self._last], timeout=_PATIENCE)
+
+
+def carried_out(task: int, item: Item, mailbox: Any, work: Work | None) -> Ended:
+    """The task itself. Nothing of it is said after it has returned."""
+    work = work or _usual_work()
+    voice = _Voice(task, mailbox)
+    voice.say(Begun(item.key, f"{socket.gethostname()}/{os.getpid()}"))
+    with _signs_of_life(voice):
+        ended = work(item, voice.say)
+    voice.be_heard()
+    return ended
+
+
+def _usual_work() -> Work:
+    from nxpipe.pipeline.build.worker import carry_out
+
+    return carry_out
+
+
+@contextmanager
+def _signs_of_life(voice: _Voice) -> Iterator[None]:
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(_BEAT):
+            voice.say(Alive(_held()))
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _held() -> int:
+    """Bytes of memory of this process and of those that it started, as a compiler is."""
+    from ray.thirdparty_files import psutil
+
+    own = psutil.Process()
+    held = 0
+    for process in (own, *own.children(recursive=True)):
+        try:
+            held += process.memory_info().rss
+        except psutil.NoSuchProcess:  # it has just ended
+            continue
+    return held
+
+
+def over_time(title: str, seconds: float) -> Fault:
+    return Fault(
+        "limit", "OutOfTime", f"{title}: not done after {seconds:.0f} s; allow more with --timeout", COMPILE.number
+    )
+
+
+def over_memory(title: str, held: int, allowed: int) -> Fault:
+    text = (
+        f"{title}: its worker took {human_bytes(held)} of memory, and {human_bytes(allowed)} are allowed; "
+        "allow more with --memory-limit"
+    )
+    return Fault("limit", "OutOfMemory", text, SYSTEM.number)
+
+
+def fault_of(error: Exception, title: str, worker: str) -> Fault:
+    """`error` is what `ray.get` raised; a failure of the work itself is none, for it is in the task's answer."""
+    from ray import exceptions
+
+    log = str(error).strip()
+    if isinstance(error, exceptions.RayTaskError):
+        return _of_our_own(error.cause, f"{title}: {worker}", log)
+    if isinstance(error, exceptions.OutOfMemoryError):
+        message = f"{title}: Ray ended {worker}, for its node was out of memory; give nodes more of it, or fewer CPUs"
+        return Fault("environmental", "OutOfMemory", message, SYSTEM.number, log)
+    message = f"{title}: {worker} or its node was lost; what it had not committed is lost"
+    return Fault("environmental", "WorkerDied", message, SYSTEM.number, log)
+
+
+def _of_our_own(cause: BaseException, worker: str, log: str) -> Fault:
+    """No item fares better with an error around the work: the node has no nxpipe, another one, or ours is broken."""
+    kind, said = type(cause).__name__, " ".join(str(cause).split())
+    if isinstance(cause, ImportError):
+        message = f"{worker} lacks software: {said}; install the same nxpipe on every node of the cluster"
+        return Fault("here", kind, message, SOFTWARE.number, log)
+    message = f"{worker} failed outside of the work: {said}; is the same nxpipe installed on every node?"
+    return Fault("here", kind, message, INTERNAL.number, log)
+
 
 _LOOK: Final = 0.2  # seconds between two looks at the mailbox
 _CENSUS: Final = 2.0  # seconds between two looks at the nodes

@@ -1,16 +1,53 @@
-"""The report of a build as data: what was asked for, what became of each cell, and what it took."""
+"""What a build was made with, as far as it helps to understand its figures. Nothing says whose machine it was."""
 
+import os
+import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from nxpipe.pipeline.build.planned import PlannedArtifact
-from nxpipe.pipeline.build.report.about import About
-from nxpipe.pipeline.build.report.reasons import Lack, became, missing, reason, tallied
-from nxpipe.pipeline.build.report.recorder import Attempt, Recorder
-from nxpipe.pipeline.build.results import CellResult, Results
+from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.reports import moment_of
+from nxpipe.pipeline import VERSION
+from nxpipe.pipeline.build.plan import PlannedArtifact
+from nxpipe.pipeline.build.report.html import page
+from nxpipe.pipeline.build.report.summary import Lack, became, missing, reason, tallied
+from nxpipe.pipeline.build.state import Attempt, CellResult, Recorder, Results
+from nxpipe.pipeline.request import LIBRARIES, compiler_digest
 from nxpipe.pipeline.util.folders import expanded
+from nxpipe.pipeline.util.machine import processors
+from nxpipe.pipeline.util.whole_file import write_whole
+
+
+@dataclass(frozen=True)
+class About:
+    """The machine of the driver, and versions by name; of the compiler it is the digest of its source."""
+
+    cores: int
+    memory: int
+    system: str
+    versions: dict[str, str]
+
+    @classmethod
+    def here(cls) -> Self:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return cls(processors(), memory, f"{platform.system()} {platform.machine()}", _versions())
+
+
+def _versions() -> dict[str, str]:
+    own = {"nxpipe": VERSION, "compiler": compiler_digest(), "python": platform.python_version()}
+    return own | {name: found for name in LIBRARIES if (found := _installed(name))}
+
+
+def _installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""  # who hands cells to others need not have it
+
 
 FORMAT: Final = "nxpipe.build-report/1"
 Predicted = Mapping[str, Mapping[str, Any]]  # figures of each program by its name, as utilisation.read gives them
@@ -142,3 +179,24 @@ def _clean(value: Any, home: str) -> Any:
     if isinstance(value, Mapping):
         return {key: _clean(each, home) for key, each in value.items()}
     return [_clean(each, home) for each in value] if isinstance(value, list | tuple) else value
+
+
+@dataclass(frozen=True)
+class ReportFiles:
+    json: Path
+    html: Path
+
+
+def keep_report(
+    results: Results,
+    recorder: Recorder,
+    folder: Path,
+    predicted: Mapping[str, Predicted] | None = None,
+) -> ReportFiles:
+    """Each file appears whole, in a folder that is named after the moment at which the build began."""
+    report = document(results, recorder, predicted)
+    kept = folder / moment_of(results.began_at)
+    files = ReportFiles(kept / "report.json", kept / "report.html")
+    write_whole(files.json, canonical_json(report))
+    write_whole(files.html, page(report))
+    return files

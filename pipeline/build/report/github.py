@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from nxpipe.pipeline.build.report.folding import Fold, folds
-from nxpipe.pipeline.build.report.reasons import Lack, missing
-from nxpipe.pipeline.build.report.summary import published, tally
-from nxpipe.pipeline.build.report.words import counted, duration, plain
-from nxpipe.pipeline.build.results import CellResult, Results
+from nxpipe.pipeline.build.report.summary import Lack, missing, published, tally
+from nxpipe.pipeline.build.report.text import Fold, counted, duration, folds, plain
+from nxpipe.pipeline.build.state import CellResult, Results
 from nxpipe.pipeline.util.console import Console, human_bytes
 from nxpipe.pipeline.util.errors import sentence_of
 from nxpipe.pipeline.util.escape import for_markdown, workflow_command

@@ -14,9 +14,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from nxpipe.pipeline.build.events import Event
-from nxpipe.pipeline.build.report.standing import Lot, Named, Standing
-from nxpipe.pipeline.build.report.words import clock, counted, duration
+from nxpipe.pipeline.build.jobs import Event
+from nxpipe.pipeline.build.report.text import clock, counted, duration
+from nxpipe.pipeline.build.state import Lot, Named, Standing
 from nxpipe.pipeline.util.console import own
 
 _COLOURS: Final[dict[Lot, str]] = {

@@ -5,9 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nxpipe.pipeline.build.planned import Plan, PlannedArtifact, PlannedCell, State
-from nxpipe.pipeline.build.report.folding import Fold, folds, in_general
-from nxpipe.pipeline.build.report.words import counted, duration, plain
+from nxpipe.pipeline.build.plan import Plan, PlannedArtifact, PlannedCell, State
+from nxpipe.pipeline.build.report.text import Fold, counted, duration, folds, in_general, plain
 from nxpipe.pipeline.util.console import table
 from nxpipe.pipeline.util.escape import style
 

@@ -1,7 +1,13 @@
-"""Requests that failed for good: the store remembers them, so that nobody compiles for the same answer twice."""
+"""Two builders of one key do not both compile: the second waits for the first, and finds what it made.
 
+The lease guards nothing. Where it is lost, work is done twice, and the store settles who published.
+"""
+
+import os
+import socket
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Final
@@ -10,12 +16,49 @@ from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.errors import StoreError
 from nxpipe.artifact_store.failures import Failure, failure_of, remember_failure
+from nxpipe.artifact_store.leases import Leases, new_holder
+from nxpipe.pipeline.build.status import is_of_the_machine
 from nxpipe.pipeline.util.documents import json_of
 from nxpipe.pipeline.util.errors import BuildRefused, DoesNotFit, PipelineError, VerificationFailed
 from nxpipe.pipeline.verify.verify import Thresholds
 
-# Behind an error of the request's own may stand one of this machine: no memory, no disk, a package that is missing.
-_OF_THE_MACHINE = (MemoryError, OSError, ImportError)
+_LOOK_AGAIN: Final = 1.0  # seconds
+
+
+@contextmanager
+def turn(store: Store, request_key: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Wait until nobody else is at work on this key, and be at work on it."""
+    leases = Leases(store.backend)
+    me = new_holder(f"{socket.gethostname()}:{os.getpid()}")
+    told = ""
+    while (lease := leases.take(request_key, me)) is None:
+        other = leases.current(request_key)
+        if other is not None and _is_dead(other.holder):
+            leases.give_back(other)
+            continue
+        if other is not None and other.holder != told:
+            told = other.holder
+            name, since = told.rpartition(" ")[0], other.acquired_at[:16].replace("T", " ")
+            say(f"  {name} builds the same since {since} UTC; waiting for it (--force does not wait)")
+        time.sleep(_LOOK_AGAIN)
+    with leases.kept(lease):
+        yield
+
+
+def _is_dead(holder: str) -> bool:
+    """Whether it was a process of this machine, and is no more; of another machine's nobody can tell."""
+    host, _, number = holder.rpartition(" ")[0].rpartition(":")
+    if host != socket.gethostname() or not number.isdecimal():
+        return False
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        return False
+    return False
+
+
 # Those that are met again as what they were, for their exit codes; all others as a refusal.
 _KINDS: Final[dict[str, type[PipelineError]]] = {kind.__qualname__: kind for kind in (VerificationFailed, DoesNotFit)}
 
@@ -46,11 +89,6 @@ def remembering(store: Store, request_key: str, thresholds: Thresholds) -> Itera
         raise
 
 
-def is_of_the_machine(error: BaseException) -> bool:
-    """Whether this machine's state is behind it, however it was wrapped."""
-    return any(isinstance(cause, _OF_THE_MACHINE) for cause in _causes(error))
-
-
 def _stands(store: Store, failure: Failure, thresholds: Thresholds) -> bool:
     """Thresholds are not part of a request's key: an answer beyond some may be within others."""
     if failure.kind != VerificationFailed.__qualname__:
@@ -60,10 +98,3 @@ def _stands(store: Store, failure: Failure, thresholds: Thresholds) -> bool:
 
 def _asked(thresholds: Thresholds) -> dict[str, object]:
     return asdict(thresholds)
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__ or cause.__context__
