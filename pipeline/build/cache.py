@@ -1,6 +1,8 @@
-"""Two builders of one key do not both compile: the second waits for the first, and finds what it made.
+"""Build cache of a store: the lease on a cache key, and the negative cache of known failures.
 
-The lease guards nothing. Where it is lost, work is done twice, and the store settles who published.
+A lease keeps two builders from compiling the same key at once: the second waits, and has a cache hit. It is an
+optimisation and guards nothing: if it is lost, the work is done twice, and the store's conditional create decides who
+published.
 """
 
 import os
@@ -15,38 +17,42 @@ from typing import Final
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.errors import StoreError
-from nxpipe.artifact_store.failures import Failure, failure_of, remember_failure
+from nxpipe.artifact_store.failures import Failure as KnownFailure
+from nxpipe.artifact_store.failures import failure_of, remember_failure
 from nxpipe.artifact_store.leases import Leases, new_holder
-from nxpipe.pipeline.build.status import is_of_the_machine
+from nxpipe.pipeline.build.status import is_caused_by_machine
 from nxpipe.pipeline.util.documents import json_of
 from nxpipe.pipeline.util.errors import BuildRefused, DoesNotFit, PipelineError, VerificationFailed
 from nxpipe.pipeline.verify.verify import Thresholds
 
-_LOOK_AGAIN: Final = 1.0  # seconds
+_POLL: Final = 1.0  # seconds between two attempts to acquire a lease
+# Known failures that are raised again as what they were, for their exit codes; all others as BuildRefused.
+_KINDS: Final[dict[str, type[PipelineError]]] = {kind.__qualname__: kind for kind in (VerificationFailed, DoesNotFit)}
 
 
 @contextmanager
-def turn(store: Store, request_key: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Wait until nobody else is at work on this key, and be at work on it."""
+def hold_lease(store: Store, key: str, log: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lease on a cache key; wait while another builder holds it."""
     leases = Leases(store.backend)
-    me = new_holder(f"{socket.gethostname()}:{os.getpid()}")
-    told = ""
-    while (lease := leases.take(request_key, me)) is None:
-        other = leases.current(request_key)
+    own = new_holder(f"{socket.gethostname()}:{os.getpid()}")
+    logged = ""
+    while (lease := leases.take(key, own)) is None:
+        other = leases.current(key)
         if other is not None and _is_dead(other.holder):
             leases.give_back(other)
             continue
-        if other is not None and other.holder != told:
-            told = other.holder
-            name, since = told.rpartition(" ")[0], other.acquired_at[:16].replace("T", " ")
-            say(f"  {name} builds the same since {since} UTC; waiting for it (--force does not wait)")
-        time.sleep(_LOOK_AGAIN)
+        if other is not None and other.holder != logged:
+            logged = other.holder
+            name, since = logged.rpartition(" ")[0], other.acquired_at[:16].replace("T", " ")
+            log(f"  waiting for {name}, which has held the lease since {since} UTC (--force does not wait)")
+        time.sleep(_POLL)
     with leases.kept(lease):
         yield
 
 
 def _is_dead(holder: str) -> bool:
-    """Whether it was a process of this machine, and is no more; of another machine's nobody can tell."""
+    """True for a process of this machine that has ended. Processes of other machines cannot be checked: their leases
+    expire."""
     host, _, number = holder.rpartition(" ")[0].rpartition(":")
     if host != socket.gethostname() or not number.isdecimal():
         return False
@@ -59,42 +65,34 @@ def _is_dead(holder: str) -> bool:
     return False
 
 
-# Those that are met again as what they were, for their exit codes; all others as a refusal.
-_KINDS: Final[dict[str, type[PipelineError]]] = {kind.__qualname__: kind for kind in (VerificationFailed, DoesNotFit)}
-
-
-def refuse_what_failed_before(store: Store, request_key: str, thresholds: Thresholds) -> None:
-    """Answer with the remembered failure, if this request would end in it again."""
+def raise_known_failure(store: Store, key: str, thresholds: Thresholds) -> None:
+    """Raise the recorded failure of this cache key, if it would fail again in the same way."""
     try:
-        failure = failure_of(store, request_key)
-        if failure is None or not _stands(store, failure, thresholds):
+        failure = failure_of(store, key)
+        if failure is None or not _is_valid(store, failure, thresholds):
             return
-    except (StoreError, ValueError):  # a record or a log that cannot be read spares nobody the work
+    except (StoreError, ValueError):  # an unreadable record saves no work
         return
     kind = _KINDS.get(failure.kind, BuildRefused)
     when = failure.at[:16].replace("T", " ")
-    raise kind(f"{failure.message.rstrip('.')} (found out on {when} UTC and remembered; --force tries again)")
+    raise kind(f"{failure.message.rstrip('.')} (known failure of {when} UTC; --force tries again)")
 
 
 @contextmanager
-def remembering(store: Store, request_key: str, thresholds: Thresholds) -> Iterator[None]:
-    """Keep what the block dies of, where the same request would die of it again."""
+def record_failure(store: Store, key: str, thresholds: Thresholds) -> Iterator[None]:
+    """Record a deterministic error of the block as a known failure of the cache key."""
     try:
         yield
     except Exception as error:
-        if not is_of_the_machine(error):
-            log = {"verify": _asked(thresholds), "traceback": "".join(traceback.format_exception(error))}
-            with suppress(StoreError):  # what happened matters more than that it could not be noted
-                remember_failure(store, request_key, error, log=canonical_json(log))
+        if not is_caused_by_machine(error):
+            log = {"verify": asdict(thresholds), "traceback": "".join(traceback.format_exception(error))}
+            with suppress(StoreError):  # the error itself matters more
+                remember_failure(store, key, error, log=canonical_json(log))
         raise
 
 
-def _stands(store: Store, failure: Failure, thresholds: Thresholds) -> bool:
-    """Thresholds are not part of a request's key: an answer beyond some may be within others."""
+def _is_valid(store: Store, failure: KnownFailure, thresholds: Thresholds) -> bool:
+    """A failed verification is known for its thresholds only, which are not part of the key."""
     if failure.kind != VerificationFailed.__qualname__:
         return True
-    return failure.log is not None and json_of(store.read_blob(failure.log))["verify"] == _asked(thresholds)
-
-
-def _asked(thresholds: Thresholds) -> dict[str, object]:
-    return asdict(thresholds)
+    return failure.log is not None and json_of(store.read_blob(failure.log))["verify"] == asdict(thresholds)

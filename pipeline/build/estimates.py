@@ -1,6 +1,7 @@
-"""How large a cell is beside others, and what memory it may take: from its configuration alone, in microseconds.
+"""Estimates of a cell's work, memory and time. They decide the order and the number of jobs at once, never a result.
 
-Rough on purpose. It decides which cell goes first and how many go at once, never what is made.
+Work and memory follow from the model's configuration alone, in microseconds; time from what earlier builds on this
+machine took.
 """
 
 import json
@@ -14,14 +15,14 @@ from nxpipe.pipeline.request import BuildRequest, Shape, digest_of
 from nxpipe.pipeline.util.documents import MiB, json_of, read_file
 from nxpipe.pipeline.util.whole_file import write_whole
 
-_ALONE: Final = 900 << 20  # bytes of a worker with its libraries and a small model, as measured on two small encoders
-_PER_PARAMETER: Final = 12  # bytes: fp32 weights, the emulator's rounded copy, and the reference's
-_BASE: Final = 5e9  # multiply-adds that take as long as what every cell takes: capture, passes, a program's check
-LITTLE: Final = 4 * _BASE  # no more than this is done sooner here than another process has its libraries at hand
+_ALONE: Final = 900 << 20  # bytes of a worker with its libraries and a small model, measured on two small encoders
+_PER_PARAMETER: Final = 12  # bytes: fp32 weights, the emulator's rounded copy, the reference's copy
+_BASE: Final = 5e9  # multiply-adds that take as long as the fixed cost of a cell: capture, passes, checks
+SMALL_BUILD: Final = 4 * _BASE  # built in this process sooner than another process has imported its libraries
 
 
 def parameters_of(config: Mapping[str, object]) -> int:
-    """About how many weights a transformer of these sizes has; parts of a composite are added up."""
+    """Approximate number of weights of a transformer; the parts of a composite are summed."""
     parts = (part for name, part in config.items() if name.endswith("_config"))
     inner = sum(parameters_of(part) for part in parts if isinstance(part, Mapping))
     hidden = _first(config, "hidden_size", "d_model", "n_embd", "dim")
@@ -30,25 +31,25 @@ def parameters_of(config: Mapping[str, object]) -> int:
     layers = _first(config, "num_hidden_layers", "n_layer", "num_layers", "n_layers") or 1
     wide = _first(config, "intermediate_size", "d_ff", "n_inner", "ffn_dim") or 4 * hidden
     experts = _first(config, "num_local_experts", "num_experts") or 1
-    words = _first(config, "vocab_size")
-    return inner + words * hidden + layers * (4 * hidden * hidden + 3 * experts * hidden * wide)
+    vocabulary = _first(config, "vocab_size")
+    return inner + vocabulary * hidden + layers * (4 * hidden * hidden + 3 * experts * hidden * wide)
 
 
-def work_of(request: BuildRequest, shape: Shape) -> float:
-    """In multiply-adds of one run, and what no program goes without."""
+def cell_work(request: BuildRequest, shape: Shape) -> float:
+    """Multiply-adds of one run, plus the fixed cost."""
     tokens = shape.batch * (1 if shape.phase == "decode" else shape.sequence)
     hidden = _first(request.source.config, "hidden_size", "d_model", "n_embd", "dim")
     attention = tokens * shape.sequence * hidden
     return _BASE + (parameters_of(request.source.config) + attention / max(tokens, 1)) * tokens
 
 
-def memory_of(request: BuildRequest) -> int:
-    """Bytes that a worker on one of its cells may take."""
+def worker_memory(request: BuildRequest) -> int:
+    """Bytes of a worker that builds one of its cells."""
     return _ALONE + (_PER_PARAMETER * parameters_of(request.source.config) if request.verified else 0)
 
 
 def _first(config: Mapping[str, object], *names: str) -> int:
-    """The first of these sizes that the configuration states."""
+    """The first of these sizes that the configuration has; else 0."""
     for name in names:
         value = config.get(name)
         if isinstance(value, int) and not isinstance(value, bool):
@@ -56,16 +57,17 @@ def _first(config: Mapping[str, object], *names: str) -> int:
     return 0
 
 
-_KEPT: Final = 2000  # of the newest
+_KEPT: Final = 2000  # timings, the newest
 
 
 class Timings:
-    """Seconds by what was made, whatever compiler made it: a new release takes about as long as the last."""
+    """Seconds by timing key, in a file that may be deleted at any time. The key ignores the compiler, for a new release
+    takes about as long as the last."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known: dict[str, list[float]] = {}
-        with suppress(OSError, ValueError, TypeError, AttributeError):  # none yet, or not ours
+        with suppress(OSError, ValueError, TypeError, AttributeError):  # no file yet, or another format
             read = json_of(read_file(path, limit=4 * MiB))
             self._known = {str(name): [float(work), float(seconds)] for name, (work, seconds) in read.items()}
 
@@ -74,7 +76,7 @@ class Timings:
         return cls(state / "timings.json")
 
     def estimate(self, name: str, work: float) -> float | None:
-        """What it took the last time, else by how long others took for their size; None before anything was made."""
+        """Seconds of the last time, else a fit of the others by their work; None before the first build."""
         if name in self._known:
             return self._known[name][1]
         if not self._known:
@@ -82,20 +84,20 @@ class Timings:
         rate, base = _line(self._known.values())
         return max(rate * work + base, 0.1)
 
-    def note(self, made: Mapping[str, tuple[float, float]]) -> None:
-        """Work and seconds of what was made just now."""
-        if not made:
+    def note(self, built: Mapping[str, tuple[float, float]]) -> None:
+        """Record work and seconds by timing key."""
+        if not built:
             return
-        for name, (work, seconds) in made.items():
+        for name, (work, seconds) in built.items():
             self._known.pop(name, None)
             self._known[name] = [work, round(seconds, 2)]
         kept = dict(list(self._known.items())[-_KEPT:])
-        with suppress(OSError):  # an estimate is worth no failed build
+        with suppress(OSError):  # an estimate is not worth a failed build
             write_whole(self._path, json.dumps(kept).encode())
 
 
-def name_of(request: BuildRequest, shape: Shape) -> str:
-    """Of a cell, but for its compiler and its weights."""
+def timing_key(request: BuildRequest, shape: Shape) -> str:
+    """Key of a cell without its compiler and its weights."""
     return digest_of(
         {
             "model": request.source.id,
@@ -109,7 +111,7 @@ def name_of(request: BuildRequest, shape: Shape) -> str:
 
 
 def _line(known: Iterable[list[float]]) -> tuple[float, float]:
-    """Seconds by work, as a straight line; a constant where all are of one size."""
+    """Least-squares line of seconds by work (slope, offset); a constant if all have the same work."""
     points = list(known)
     middle = sum(work for work, _ in points) / len(points)
     mean = sum(seconds for _, seconds in points) / len(points)
@@ -118,23 +120,23 @@ def _line(known: Iterable[list[float]]) -> tuple[float, float]:
     return max(rate, 0.0), mean - max(rate, 0.0) * middle
 
 
-class Estimates:
-    """The plan's, corrected by how far they were off so far. What has none is held, by its size, against what was
-    measured. Sums only: a plan may have many thousands of cells, and this is asked several times a second."""
+class TimeEstimates:
+    """Time left of a build: the plan's estimates, scaled by how far they were off so far. A cell without an estimate
+    counts by its work. Sums only, for a display reads this four times a second, and a plan has thousands of cells."""
 
     def __init__(self) -> None:
         self._waiting = 0
-        self._seconds = 0.0  # of those that wait and have an estimate
-        self._work = 0.0  # of those that wait and have none
-        self._measured = [0.0, 0.0]  # seconds that were estimated, and those it took
-        self._rated = [0.0, 0.0]  # work, and the seconds it took
+        self._seconds = 0.0  # of queued cells with an estimate
+        self._work = 0.0  # of queued cells without one
+        self._measured = [0.0, 0.0]  # estimated seconds, actual seconds
+        self._rated = [0.0, 0.0]  # work, actual seconds
         self._at_once = 1
 
     def wait(self, cell: PlannedCell) -> None:
         self._count(cell, 1)
 
     def take(self, cell: PlannedCell) -> None:
-        """It waits no longer."""
+        """The cell leaves the queue."""
         self._count(cell, -1)
 
     def measured(self, cell: PlannedCell, seconds: float) -> None:
@@ -145,9 +147,9 @@ class Estimates:
             self._measured[1] += seconds
 
     def left(self, running: Sequence[tuple[PlannedCell, float]]) -> float | None:
-        """`running`: each with the seconds it has had. None where nothing like what waits or runs was measured.
+        """`running`: cells with their elapsed seconds. None if no cell like a queued or running one was measured.
 
-        The work is shared by as many as have been seen at it at once, and lasts as long as the longest that runs.
+        The work is divided by the largest number of jobs seen at once; the longest running job is a lower bound.
         """
         self._at_once = max(self._at_once, len(running))
         waiting = self._of(self._seconds, self._work) if self._waiting else 0.0
@@ -165,7 +167,7 @@ class Estimates:
             self._seconds += sign * cell.seconds
 
     def _of(self, seconds: float, work: float) -> float | None:
-        """What so many estimated seconds, and so much work without an estimate, will really take."""
+        """Actual seconds of so many estimated seconds, and of so much work without an estimate."""
         estimated, took = self._measured
         size, lasted = self._rated
         if work and not (size and lasted):

@@ -1,19 +1,23 @@
-"""What an executor carries out, as one JSON document: a cell, or the publishing of an artifact."""
+"""Jobs, their events and the protocol of executors: the contract between the scheduler and all that runs jobs.
+
+Jobs and events cross processes and machines as JSON. The names in their documents are fixed by `nxpipe.items/1` and by
+the event lines of `nxpipe build --json`.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from nxpipe.pipeline.build.asked import Asked
-from nxpipe.pipeline.build.status import Fault
+from nxpipe.pipeline.build.status import Failure
 from nxpipe.pipeline.request import Shape
 from nxpipe.pipeline.verify.verify import Thresholds
 
 
 @dataclass(frozen=True)
-class Item:
-    """`key` names what it makes; `shape` is none of an artifact. `work` is its size beside others: the largest goes
-    first. `memory` is what it may take, in bytes."""
+class Job:
+    """A cell to build, or an artifact to publish (`shape` is None). `key` is the cache key of its result, `work` its
+    size relative to others (the largest goes first), `memory` an estimate in bytes."""
 
     key: str
     title: str
@@ -24,7 +28,7 @@ class Item:
     force: bool
     work: float
     memory: int
-    kms_key: str | None = None  # what the store encrypts with
+    kms_key: str | None = None  # the store's encryption key
 
     @property
     def kind(self) -> Literal["cell", "artifact"]:
@@ -34,7 +38,7 @@ class Item:
         return asdict(self) | {"asked": self.asked.document()}
 
     @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> "Item":
+    def from_document(cls, document: Mapping[str, Any]) -> "Job":
         shape = document["shape"]
         return cls(
             **dict(document)
@@ -47,74 +51,108 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Begun:
+class JobSubmitted:
+    """An attempt was handed to the executor. Of the scheduler alone: no executor sends it, no document has it."""
+
+    key: str
+
+
+@dataclass(frozen=True)
+class JobStarted:
     key: str
     worker: str
 
 
 @dataclass(frozen=True)
-class Said:
-    """A step that it has begun, or a line of talk."""
+class JobLog:
+    """A step that began, or a line of the log."""
 
     key: str
     text: str
 
 
 @dataclass(frozen=True)
-class Ended:
-    """`cached`: somebody had made it before. `seconds` are those it took, `memory` the most it held, in bytes."""
+class JobFinished:
+    """`cached`: a cache hit in the worker, nothing was built. `memory` is the peak in bytes."""
 
     key: str
     seconds: float
     cached: bool = False
     memory: int = 0
-    fault: Fault | None = None
+    failure: Failure | None = None
 
 
-Event: TypeAlias = Begun | Said | Ended
-_KINDS: Final[dict[str, type[Begun] | type[Said] | type[Ended]]] = {
-    kind.__name__.lower(): kind for kind in (Begun, Said, Ended)
-}
+@dataclass(frozen=True)
+class JobRetry:
+    """An attempt ended in a retryable failure, and another one is due. Of the scheduler; in documents it is a log
+    line with `text`."""
+
+    key: str
+    text: str
+    attempt: JobFinished
 
 
-def to_document(event: Event) -> dict[str, Any]:
-    return {"event": type(event).__name__.lower(), **asdict(event)}
+Event: TypeAlias = JobStarted | JobLog | JobFinished  # of an executor
+BuildEvent: TypeAlias = Event | JobRetry  # of a build, as its observers see it
+
+
+def to_document(event: BuildEvent) -> dict[str, Any]:
+    match event:
+        case JobStarted():
+            return {"event": "begun", "key": event.key, "worker": event.worker}
+        case JobLog() | JobRetry():
+            return {"event": "said", "key": event.key, "text": event.text}
+        case JobFinished():
+            return {
+                "event": "ended",
+                "key": event.key,
+                "seconds": event.seconds,
+                "cached": event.cached,
+                "memory": event.memory,
+                "fault": event.failure.document() if event.failure else None,
+            }
 
 
 def from_document(document: Mapping[str, Any]) -> Event:
     fields = dict(document)
-    kind = _KINDS[fields.pop("event")]
-    if fields.get("fault") is not None:
-        fields["fault"] = Fault(**fields["fault"])
-    return kind(**fields)
+    match fields.pop("event"):
+        case "begun":
+            return JobStarted(**fields)
+        case "said":
+            return JobLog(**fields)
+        case "ended":
+            failure = fields.pop("fault", None)
+            return JobFinished(**fields, failure=None if failure is None else Failure.from_document(failure))
+        case kind:
+            raise ValueError(f"{kind!r} is no event of a job")
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Of each item; none: as long as it takes, as much as there is."""
+class JobLimits:
+    """Of each job; None: no limit."""
 
     seconds: float | None = None
     memory: int | None = None  # bytes
 
 
 class Executor(Protocol):
-    """Every item that was started ends in exactly one `Ended`, whatever becomes of the process that carried it out."""
+    """Every job that was started ends in exactly one `JobFinished`, also when its process or machine is lost."""
 
     @property
     def name(self) -> str:
-        """As in `--executor`."""
+        """The value of `--executor`."""
         ...
 
-    def takes(self, item: Item) -> bool:
-        """Whether it would begin this one now; False is asked again when something has ended."""
+    def takes(self, job: Job) -> bool:
+        """True if the job would start now; after False the scheduler tries again when a job has finished."""
         ...
 
-    def start(self, item: Item) -> None: ...
+    def start(self, job: Job) -> None: ...
 
     def events(self, patience: float) -> Sequence[Event]:
-        """What has happened since; if nothing has, wait for something, but no longer than this many seconds."""
+        """Events since the last call; with none, wait for the next one, at most `patience` seconds."""
         ...
 
     def close(self) -> None:
-        """End what runs, at once. What it has committed stays."""
+        """Stop all running jobs at once. What they have committed stays."""
         ...

@@ -1,49 +1,47 @@
-"""What a plan says, as data: every cell that is asked for, and what stands of it. `plan.py` makes it."""
+"""Plan of a build as data: every cell of every artifact, and its status in the store. `planner.py` makes it."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass
 
 from nxpipe.pipeline.build.asked import Asked
-from nxpipe.pipeline.build.status import Fault
+from nxpipe.pipeline.build.status import CellStatus, Failure
 from nxpipe.pipeline.request import Shape
 from nxpipe.pipeline.util.exit_codes import one_code
-
-# docs/building.md, section 3.
-State: TypeAlias = Literal["published", "committed", "to do", "failed", "refused"]
 
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """`why` is the reason of a miss; `fault` what stands in the way of one that is not to be tried. `work` is its size
-    beside other cells; `seconds` an estimate, of what is to be done and was done alike before."""
+    """`key` is the cache key of its last step, "" if it is refused. `why` explains a cache miss, `failure` a cell that
+    is not built. `work` is its size relative to other cells; `seconds` an estimate from earlier builds."""
 
     key: str
     shape: Shape
-    state: State
+    status: CellStatus
     why: str = ""
     work: float = 0.0
     seconds: float | None = None
-    fault: Fault | None = None
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True)
 class PlannedArtifact:
-    """`key` is the request key, "" for what cannot be asked: its cells say why. `title` is what a person calls it."""
+    """`key` is the request key, "" if it is refused. `memory`: bytes that a worker on one of its cells may take."""
 
     key: str
     title: str
     asked: Asked
     cells: tuple[PlannedCell, ...]
-    memory: int = 0  # bytes that a worker on one of them may take
+    memory: int = 0
 
     @property
     def is_published(self) -> bool:
-        return all(cell.state == "published" for cell in self.cells)
+        return all(cell.status is CellStatus.PUBLISHED for cell in self.cells)
 
 
 @dataclass(frozen=True)
-class Plan:
+class BuildPlan:
+    """`store` is a URL."""
+
     store: str
     artifacts: tuple[PlannedArtifact, ...]
 
@@ -54,8 +52,5 @@ class Plan:
 
     @property
     def exit_code(self) -> int:
-        """Of a dry run: what cannot be done is not well."""
-        return one_code(cell.fault.code for _, cell in self.cells() if cell.fault)
-
-    def document(self) -> dict[str, Any]:
-        return asdict(self)
+        """Of a dry run: not 0 if a cell cannot be built."""
+        return one_code(cell.failure.code for _, cell in self.cells() if cell.failure)

@@ -1,45 +1,62 @@
-"""The items of a plan, in the order in which they go: the largest cell first, an artifact as soon as it is whole."""
+"""Scheduler of a build: which job starts next, what is retried, when the build stops.
+
+The largest cell starts first, so that the last one to end is small; an artifact is published as soon as its last cell
+is there. All that happens is applied to the `BuildState`, which the scheduler reads for its own decisions.
+"""
 
 import heapq
 import random
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.documents import written_now
-from nxpipe.pipeline.build.estimates import LITTLE, Timings, name_of
+from nxpipe.pipeline.build.estimates import SMALL_BUILD
 from nxpipe.pipeline.build.executors.local import InlineExecutor
-from nxpipe.pipeline.build.jobs import Ended, Event, Executor, Item, Limits, Said
-from nxpipe.pipeline.build.plan import Plan, PlannedArtifact, PlannedCell
-from nxpipe.pipeline.build.state import Results
-from nxpipe.pipeline.build.status import Fault
+from nxpipe.pipeline.build.jobs import (
+    Event,
+    Executor,
+    Job,
+    JobFinished,
+    JobLimits,
+    JobRetry,
+    JobSubmitted,
+)
+from nxpipe.pipeline.build.plan import BuildPlan, PlannedArtifact, PlannedCell
+from nxpipe.pipeline.build.state import BuildState, Results
+from nxpipe.pipeline.build.status import CellStatus, Failure, FailureClass
 from nxpipe.pipeline.util.errors import PipelineError
 from nxpipe.pipeline.util.exit_codes import STORE
 from nxpipe.pipeline.util.machine import processors
 from nxpipe.pipeline.verify.verify import Thresholds
 
-_BEFORE_ALL_CELLS: Final = 1e30  # an artifact that is whole waits for none
+_PUBLISH_FIRST: Final = 1e30  # work of an artifact whose cells are all there: before every cell
+_PATIENCE: Final = 1.0  # seconds to wait for events
+_LONGEST_PAUSE: Final = 60.0  # seconds before another attempt
+_RANDOM: Final = random.SystemRandom()
 
 
 @dataclass
-class Agenda:
-    """What waits, and what waits for what. A cell that two artifacts have in common is one item."""
+class JobQueue:
+    """Jobs that are ready, the largest first, and artifacts that wait for cells. A cell that two artifacts share is
+    one job."""
 
-    _ready: list[tuple[float, int, Item]] = field(default_factory=list)
-    _artifacts: dict[str, Item] = field(default_factory=dict)
+    _ready: list[tuple[float, int, Job]] = field(default_factory=list)
+    _artifacts: dict[str, Job] = field(default_factory=dict)
     _missing: dict[str, set[str]] = field(default_factory=dict)
     _wanted_by: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     _count: int = 0
 
     @classmethod
-    def of(cls, plan: Plan, thresholds: Thresholds, *, force: bool = False, kms_key: str | None = None) -> "Agenda":
-        agenda, seen = cls(), set[str]()
+    def of(
+        cls, plan: BuildPlan, thresholds: Thresholds, *, force: bool = False, kms_key: str | None = None
+    ) -> "JobQueue":
+        queue, seen = cls(), set[str]()
 
-        def item(artifact: PlannedArtifact, cell: PlannedCell | None) -> Item:
-            return Item(
+        def job(artifact: PlannedArtifact, cell: PlannedCell | None) -> Job:
+            return Job(
                 key=cell.key if cell else artifact.key,
                 title=f"{artifact.title}, {cell.shape.name}" if cell else artifact.title,
                 asked=artifact.asked.anywhere(),
@@ -47,200 +64,176 @@ class Agenda:
                 store=plan.store,
                 thresholds=thresholds,
                 force=force,
-                work=cell.work if cell else _BEFORE_ALL_CELLS,
+                work=cell.work if cell else _PUBLISH_FIRST,
                 memory=artifact.memory,
                 kms_key=kms_key,
             )
 
         for artifact in plan.artifacts:
-            if artifact.is_published or artifact.key in agenda._artifacts or not artifact.key:
+            if artifact.is_published or artifact.key in queue._artifacts or not artifact.key:
                 continue
-            agenda._artifacts[artifact.key] = item(artifact, None)
-            missing = [cell for cell in artifact.cells if cell.state != "committed"]
-            agenda._missing[artifact.key] = {cell.key for cell in missing}
+            queue._artifacts[artifact.key] = job(artifact, None)
+            missing = [cell for cell in artifact.cells if cell.status is not CellStatus.COMMITTED]
+            queue._missing[artifact.key] = {cell.key for cell in missing}
             for cell in missing:
-                agenda._wanted_by[cell.key].append(artifact.key)
-                if cell.state == "to do" and cell.key not in seen:
+                queue._wanted_by[cell.key].append(artifact.key)
+                if cell.status is CellStatus.QUEUED and cell.key not in seen:
                     seen.add(cell.key)
-                    agenda.put(item(artifact, cell))
-            agenda._put_if_whole(artifact.key)
-        return agenda
+                    queue.put(job(artifact, cell))
+            queue._put_if_complete(artifact.key)
+        return queue
 
     def __bool__(self) -> bool:
         return bool(self._ready)
 
     @property
-    def first(self) -> Item:
+    def first(self) -> Job:
         return self._ready[0][2]
 
-    def take(self) -> Item:
+    def take(self) -> Job:
         return heapq.heappop(self._ready)[2]
 
-    def put(self, item: Item) -> None:
+    def put(self, job: Job) -> None:
         self._count += 1
-        heapq.heappush(self._ready, (-item.work, self._count, item))
+        heapq.heappush(self._ready, (-job.work, self._count, job))
 
-    def made(self, item: Item) -> None:
-        """The artifacts that waited for this cell alone can go."""
-        for key in self._wanted_by.get(item.key, ()):
-            self._missing[key].discard(item.key)
-            self._put_if_whole(key)
+    def complete(self, job: Job) -> None:
+        """Artifacts that waited for this cell alone are ready."""
+        for key in self._wanted_by.get(job.key, ()):
+            self._missing[key].discard(job.key)
+            self._put_if_complete(key)
 
-    def _put_if_whole(self, key: str) -> None:
+    def _put_if_complete(self, key: str) -> None:
         if not self._missing[key]:
             self.put(self._artifacts[key])
 
 
-_PATIENCE: Final = 1.0  # seconds to wait for news
-_LONGEST_PAUSE: Final = 60.0  # seconds before another attempt
-_CHANCE: Final = random.SystemRandom()
-
-Watch = Callable[[Event], None]
-
-
 @dataclass(frozen=True)
-class Policy:
-    """`pause`: seconds before the second attempt, doubled with each; half of it is left to chance."""
+class RetryPolicy:
+    """`pause`: seconds before the second attempt, doubled with each one; half of it is random."""
 
     keep_going: bool = False
     retries: int = 2
     pause: float = 1.0
 
 
-def drive(plan: Plan, agenda: Agenda, executor: Executor, policy: Policy, watch: Watch) -> Results:
-    """To the end of the agenda, or of what runs when one is given up. Ctrl-C ends all; what is committed stays."""
-    return _Run(plan, agenda, executor, policy, watch).to_the_end()
+def run_jobs(state: BuildState, queue: JobQueue, executor: Executor, policy: RetryPolicy) -> Results:
+    """Until the queue is empty, or, after a failure that stops the build, until the running jobs have finished. Ctrl-C
+    stops the running jobs; what is committed stays."""
+    scheduler = _Scheduler(state, queue, executor, policy)
+    began_at, began, interrupted = written_now(), time.monotonic(), False
+    try:
+        scheduler.run()
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        left_behind = _close(executor)
+    return Results(state, began_at, time.monotonic() - began, executor.name, interrupted, left_behind)
 
 
-class _Run:
-    def __init__(self, plan: Plan, agenda: Agenda, executor: Executor, policy: Policy, watch: Watch) -> None:
-        self._plan = plan
-        self._agenda = agenda
+class _Scheduler:
+    def __init__(self, state: BuildState, queue: JobQueue, executor: Executor, policy: RetryPolicy) -> None:
+        self._state = state
+        self._queue = queue
         self._executor = executor
         self._policy = policy
-        self._watch = watch
-        self._running: dict[str, Item] = {}
-        self._later: list[tuple[float, Item]] = []
-        self._ended: dict[str, Ended] = {}
-        self._put_off: set[str] = set()
-        self._attempts = Counter[str]()
-        self._is_stopped = not policy.keep_going and any(cell.fault for _, cell in plan.cells())
+        self._running: dict[str, Job] = {}
+        self._later: list[tuple[float, Job]] = []
+        self._is_stopped = not policy.keep_going and any(cell.failure for _, cell in state.plan.cells())
 
-    def to_the_end(self) -> Results:
-        began_at, began, interrupted = written_now(), time.monotonic(), False
-        try:
-            while self._begin_what_is_next():
-                for event in self._executor.events(self._patience()):
-                    self._hear(event)
-        except KeyboardInterrupt:
-            interrupted = True
-        finally:
-            left_behind = self._close()
-        return Results(
-            plan=self._plan,
-            ended=self._ended,
-            put_off=self._put_off,
-            attempts=self._attempts,
-            began_at=began_at,
-            seconds=time.monotonic() - began,
-            executor=self._executor.name,
-            interrupted=interrupted,
-            left_behind=left_behind,
-        )
+    def run(self) -> None:
+        while self._start_ready_jobs():
+            for event in self._executor.events(self._patience()):
+                self._handle(event)
 
-    def _close(self) -> str:
-        """What could not be ended, in a sentence: it says less about the build than the build's own end."""
-        try:
-            self._executor.close()
-        except PipelineError as error:
-            return str(error)
-        return ""
-
-    def _begin_what_is_next(self) -> bool:
-        """False: nothing runs, and nothing is left to begin."""
+    def _start_ready_jobs(self) -> bool:
+        """False: nothing runs, and nothing is left to start."""
         now = time.monotonic()
         for due in [pair for pair in self._later if pair[0] <= now]:
             self._later.remove(due)
-            self._agenda.put(due[1])
-        while self._agenda and not self._is_stopped and self._executor.takes(self._agenda.first):
-            item = self._agenda.take()
-            self._running[item.key] = item
-            self._attempts[item.key] += 1
-            self._executor.start(item)
-        return bool(self._running) or (not self._is_stopped and bool(self._agenda or self._later))
+            self._queue.put(due[1])
+        while self._queue and not self._is_stopped and self._executor.takes(self._queue.first):
+            job = self._queue.take()
+            self._running[job.key] = job
+            self._state.apply(JobSubmitted(job.key))
+            self._executor.start(job)
+        return bool(self._running) or (not self._is_stopped and bool(self._queue or self._later))
 
     def _patience(self) -> float:
         due = min((moment for moment, _ in self._later), default=float("inf"))
         return min(max(due - time.monotonic(), 0.01), _PATIENCE)
 
-    def _hear(self, event: Event) -> None:
-        if not isinstance(event, Ended):
-            self._watch(event)
+    def _handle(self, event: Event) -> None:
+        if not isinstance(event, JobFinished):
+            self._state.apply(event)
             return
-        item = self._running.pop(event.key)
-        event = replace(event, seconds=round(event.seconds, 3))
-        self._ended[event.key] = event
-        self._put_off.discard(event.key)
-        if event.fault is None:
-            self._watch(event)
-            self._agenda.made(item)
-        elif event.fault.sort == "environmental" and self._attempts[item.key] <= self._policy.retries:
-            self._try_again(item, event.fault)
+        job, event = self._running.pop(event.key), replace(event, seconds=round(event.seconds, 3))
+        if event.failure and self._is_retried(job, event.failure):
+            self._retry(job, event, event.failure)
+            return
+        self._state.apply(event)
+        if event.failure is None:
+            self._queue.complete(job)
         else:
-            self._watch(event)
-            self._is_stopped |= not self._policy.keep_going or _is_everybodys(event.fault)
+            self._is_stopped |= not self._policy.keep_going or _fails_every_job(event.failure)
 
-    def _try_again(self, item: Item, fault: Fault) -> None:
-        self._put_off.add(item.key)
-        pause = min(self._policy.pause * 2 ** (self._attempts[item.key] - 1), _LONGEST_PAUSE)
-        pause *= 0.5 + _CHANCE.random() / 2
-        self._watch(Said(item.key, f"tried again in {pause:.0f} s: {fault.message}"))
-        self._later.append((time.monotonic() + pause, item))
+    def _is_retried(self, job: Job, failure: Failure) -> bool:
+        attempts = self._state.attempts[job.key]
+        return failure.failure_class is FailureClass.RETRYABLE and attempts <= self._policy.retries
+
+    def _retry(self, job: Job, attempt: JobFinished, failure: Failure) -> None:
+        pause = min(self._policy.pause * 2 ** (self._state.attempts[job.key] - 1), _LONGEST_PAUSE)
+        pause *= 0.5 + _RANDOM.random() / 2
+        self._state.apply(JobRetry(job.key, f"retry in {pause:.0f} s: {failure.message}", attempt))
+        self._later.append((time.monotonic() + pause, job))
 
 
-def _is_everybodys(fault: Fault) -> bool:
-    """No other item would fare better: something of this machine, or the store, which is where all of them meet."""
-    return fault.sort == "here" or fault.code == STORE.number
+def _close(executor: Executor) -> str:
+    """Jobs that could not be stopped, as a sentence: it matters less than how the build itself ended."""
+    try:
+        executor.close()
+    except PipelineError as error:
+        return str(error)
+    return ""
+
+
+def _fails_every_job(failure: Failure) -> bool:
+    """The cause is this machine, or the store, which all jobs share."""
+    return failure.failure_class is FailureClass.HOST or failure.code == STORE.number
 
 
 @dataclass(frozen=True)
-class Means:
-    """Who carries items out, and within which limits. `project` and `region` say where the build farm is."""
+class ExecutorOptions:
+    """The executor and its limits. `address` is that of a Ray cluster; `project` and `region` identify the build farm
+    on AWS Batch."""
 
     executor: str
-    limits: Limits
+    limits: JobLimits
     jobs: int | None
     address: str | None
     project: str
     region: str | None
 
 
-def execute(
-    plan: Plan, store: Store, agenda: Agenda, means: Means, policy: Policy, watch: Callable[[Event], None]
-) -> Results:
-    """Where nothing is left to do, no cluster is started for it."""
-    executor = _executor(plan, store, means, watch) if agenda else InlineExecutor(watch)
-    return drive(plan, agenda, executor, policy, watch)
+def execute(state: BuildState, store: Store, queue: JobQueue, options: ExecutorOptions, policy: RetryPolicy) -> Results:
+    """Run the jobs with the executor of `options`. With nothing to do, no cluster is started."""
+    executor = _executor(state, store, options) if queue else InlineExecutor(state.apply)
+    return run_jobs(state, queue, executor, policy)
 
 
-def note_timings(results: Results, timings: Timings) -> None:
-    """What was made, for the estimates of the next plan."""
-    built = [one for one in results.cells() if one.fate == "built" and one.seconds]
-    timings.note({name_of(one.artifact.asked.request(), one.cell.shape): (one.cell.work, one.seconds) for one in built})
-
-
-def _executor(plan: Plan, store: Store, means: Means, watch: Callable[[Event], None]) -> Executor:
-    if means.executor == "ray":
+def _executor(state: BuildState, store: Store, options: ExecutorOptions) -> Executor:
+    if options.executor == "ray":
         from nxpipe.pipeline.build.executors.ray import RayExecutor
 
-        return RayExecutor(means.address, means.limits, means.jobs)
-    if means.executor == "batch":
+        return RayExecutor(options.address, options.limits, options.jobs)
+    if options.executor == "batch":
         from nxpipe.pipeline.build.executors.batch import BatchExecutor, find_farm
 
-        return BatchExecutor(store, find_farm(means.project, means.region), means.limits)
-    to_do = [cell.work for _, cell in plan.cells() if cell.state == "to do"]
-    if means.limits == Limits() and (len(to_do) <= 1 or (means.jobs is None and sum(to_do) <= LITTLE)):
-        return InlineExecutor(watch)
+        return BatchExecutor(store, find_farm(options.project, options.region), options.limits)
+    work = [cell.work for _, cell in state.plan.cells() if cell.status is CellStatus.QUEUED]
+    is_small = len(work) <= 1 or (options.jobs is None and sum(work) <= SMALL_BUILD)
+    if is_small and options.limits == JobLimits():
+        return InlineExecutor(state.apply)
     from nxpipe.pipeline.build.executors.local import LocalExecutor
 
-    return LocalExecutor(means.jobs or max(min(processors(), len(to_do)), 1), means.limits)
+    return LocalExecutor(options.jobs or max(min(processors(), len(work)), 1), options.limits)

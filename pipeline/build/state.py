@@ -1,33 +1,30 @@
-"""Where a build stands at any moment: made of its plan, moved by events. Whoever shows it only reads it."""
+"""State of a build: the one reducer of its events, read by the scheduler, the live display and the report.
 
+`BuildState(plan).apply(event)` is all that ever changes it. A cell that several artifacts share is one job, and counts
+once for each of them.
+"""
+
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
-from nxpipe.pipeline.build.estimates import Estimates
-from nxpipe.pipeline.build.jobs import Begun, Ended, Event, Said
-from nxpipe.pipeline.build.plan import Plan, PlannedArtifact, PlannedCell, State
+from nxpipe.pipeline.build.estimates import TimeEstimates
+from nxpipe.pipeline.build.jobs import BuildEvent, JobFinished, JobLog, JobRetry, JobStarted, JobSubmitted
+from nxpipe.pipeline.build.plan import BuildPlan, PlannedArtifact, PlannedCell
 from nxpipe.pipeline.build.report.text import plain
-from nxpipe.pipeline.build.status import Fault
+from nxpipe.pipeline.build.status import EVENT_WORDS, CellStatus, Failure
 from nxpipe.pipeline.util.exit_codes import INCOMPLETE, INTERRUPTED, one_code
 
-Lot: TypeAlias = Literal["found", "built", "failed", "running", "waiting"]
-LOTS: Final[tuple[Lot, ...]] = ("found", "built", "failed", "running", "waiting")
-_FAILURES: Final = 3
-_AT_FIRST: Final[dict[State, Lot]] = {
-    "published": "found",
-    "committed": "found",
-    "to do": "waiting",
-    "failed": "failed",
-    "refused": "failed",
-}
+_FAILURES: Final = 3  # of the last ones, kept for the display
+_STEPS: Final = 50  # kept of an attempt; a model that logs more does not log steps
 
 
 @dataclass(frozen=True)
-class Named:
-    """An item of the plan. One without a cell publishes its artifact."""
+class JobName:
+    """A job of the plan as people read it; one without a cell publishes its artifact."""
 
     title: str
     program: str
@@ -39,47 +36,74 @@ class Named:
 
 
 @dataclass
-class Running:
-    """An item that somebody carries out."""
+class Attempt:
+    """A job on a worker. Times are seconds since the build began; `over` and `end` are None while it runs, and of an
+    attempt that was lost or that is retried."""
 
-    item: Named
+    job: JobName
+    key: str
     worker: str
     began: float
-    step: str = ""
+    over: float | None = None
+    end: JobFinished | None = None
+    steps: list[tuple[float, str]] = field(default_factory=list)
+    last_text: str = ""
+
+    @property
+    def step(self) -> str:
+        """The last one, as a display shows it beside the program's name."""
+        return plain(self.last_text).removesuffix(f" {self.job.program}")
 
 
-class Standing:
-    """A cell that several artifacts ask for is carried out once, and counts for each of them."""
+class BuildState:
+    """`finished`: the last end of each job by key. `attempts`: how often each was submitted. `retrying`: jobs whose
+    last end was a retryable failure. `timeline`: every attempt in the order of its start. `observers` are called with
+    each event after it was applied, from one thread at a time; other threads read while they hold `lock`."""
 
-    def __init__(self, plan: Plan, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, plan: BuildPlan, now: Callable[[], float] = time.monotonic) -> None:
+        self.plan = plan
+        self.lock = threading.RLock()
+        self.observers: list[Callable[[BuildEvent], None]] = []
+        self.finished: dict[str, JobFinished] = {}
+        self.attempts = Counter[str]()
+        self.retrying: set[str] = set()
+        self.timeline: list[Attempt] = []
+        self.failures: deque[tuple[JobName, str]] = deque(maxlen=_FAILURES)  # the last first
         self._now = now
-        self.began = now()
-        self.failures: deque[tuple[Named, str]] = deque(maxlen=_FAILURES)  # the last first, and why
-        self._artifacts = [artifact.key for artifact in plan.artifacts]
+        self._began = now()
+        self._running: dict[str, Attempt] = {}
         self._published = {artifact.key for artifact in plan.artifacts if artifact.is_published}
-        self._running: dict[str, Running] = {}
-        self._lots: dict[str, Lot] = {}
-        self._named: dict[str, Named] = {}
-        self._shared: Counter[str] = Counter()
-        self._counts: Counter[Lot] = Counter()
-        self._estimates = Estimates()
+        self._status: dict[str, CellStatus] = {}
+        self._names: dict[str, JobName] = {}
+        self._shared = Counter[str]()
+        self._counts = Counter[CellStatus]()
+        self._estimates = TimeEstimates()
         for artifact, cell in plan.cells():
-            lot = self._lots.setdefault(cell.key, _AT_FIRST[cell.state])
+            status = self._status.setdefault(cell.key, cell.status)
             self._shared[cell.key] += 1
-            self._counts[lot] += 1
-            if cell.key not in self._named and lot == "waiting":
+            self._counts[status.progress] += 1
+            if cell.key not in self._names and status is CellStatus.QUEUED:
                 self._estimates.wait(cell)
-            self._named[cell.key] = Named(plain(artifact.title), cell.shape.name, cell)
+            self._names[cell.key] = JobName(plain(artifact.title), cell.shape.name, cell)
         for artifact in plan.artifacts:
-            self._named[artifact.key] = Named(plain(artifact.title), "publish", None)
+            self._names[artifact.key] = JobName(plain(artifact.title), "publish", None)
 
-    @property
-    def artifacts(self) -> int:
-        return len(self._artifacts)
-
-    @property
-    def published(self) -> int:
-        return sum(key in self._published for key in self._artifacts)
+    def apply(self, event: BuildEvent | JobSubmitted) -> None:
+        with self.lock:
+            match event:
+                case JobSubmitted():
+                    self.attempts[event.key] += 1
+                    return  # the executor's own events follow
+                case JobStarted():
+                    self._start(event)
+                case JobLog():
+                    self._log(event.key, event.text)
+                case JobRetry():
+                    self._retry(event)
+                case JobFinished():
+                    self._finish(event)
+            for observer in self.observers:
+                observer(event)
 
     @property
     def cells(self) -> int:
@@ -87,184 +111,164 @@ class Standing:
 
     @property
     def done(self) -> int:
-        """Cells of which nothing more is expected."""
-        return self.cells - self._counts["running"] - self._counts["waiting"]
+        """Cells that are neither queued nor running."""
+        return self.cells - self._counts[CellStatus.RUNNING] - self._counts[CellStatus.QUEUED]
+
+    @property
+    def published(self) -> int:
+        return sum(artifact.key in self._published for artifact in self.plan.artifacts)
 
     @property
     def elapsed(self) -> float:
-        return self._now() - self.began
+        return self._now() - self._began
 
-    def counts(self) -> dict[Lot, int]:
-        return {lot: self._counts[lot] for lot in LOTS}
+    def counts(self) -> dict[CellStatus, int]:
+        """Cells by the status that a display of progress knows."""
+        return {status: self._counts[status] for status in EVENT_WORDS}
 
-    def named(self, key: str) -> Named:
-        """One that the plan does not know is shown by its key."""
-        return self._named.get(key) or Named(key[:12], "", None)
+    def job_name(self, key: str) -> JobName:
+        """A job that is not in the plan is named by its key."""
+        return self._names.get(key) or JobName(key[:12], "", None)
 
-    def running(self) -> Sequence[Running]:
+    def running(self) -> Sequence[Attempt]:
         """The longest first."""
-        return sorted(self._running.values(), key=lambda one: one.began)
-
-    def since(self, one: Running) -> float:
-        return self._now() - one.began
+        return sorted(self._running.values(), key=lambda attempt: attempt.began)
 
     def seconds_left(self) -> float | None:
-        """None where nothing like what waits was measured, now or before."""
-        running = [(one.item.cell, self.since(one)) for one in self._running.values() if one.item.cell]
+        """None if no cell like a queued one was measured, in this build or an earlier one."""
+        now = self.elapsed
+        running = [(attempt.job.cell, now - attempt.began) for attempt in self._running.values() if attempt.job.cell]
         return self._estimates.left(running)
 
-    def handle(self, event: Event) -> None:
-        match event:
-            case Begun():
-                self._begin(event)
-            case Said() if event.key in self._running:
-                self._say(self._running[event.key], event.text)
-            case Ended():
-                self._end(event)
+    def _start(self, event: JobStarted) -> None:
+        self._leave_queue(event.key)
+        self._set(event.key, CellStatus.RUNNING)
+        attempt = Attempt(self.job_name(event.key), event.key, event.worker, self.elapsed)
+        self._running[event.key] = attempt
+        self.timeline.append(attempt)
 
-    def _begin(self, event: Begun) -> None:
-        named = self.named(event.key)
-        if self._lots.get(event.key) == "waiting" and named.cell:
-            self._estimates.take(named.cell)
-        self._move(event.key, "running")
-        self._running[event.key] = Running(named, plain(event.worker), self._now())
+    def _log(self, key: str, text: str) -> None:
+        if attempt := self._running.get(key):
+            attempt.last_text = text
+            if len(attempt.steps) < _STEPS:
+                attempt.steps.append((self.elapsed, text))
 
-    def _say(self, one: Running, text: str) -> None:
-        """Which program it is about stands beside it."""
-        one.step = plain(text).removesuffix(f" {one.item.program}")
+    def _retry(self, event: JobRetry) -> None:
+        self.finished[event.key] = event.attempt
+        self.retrying.add(event.key)
+        self._set(event.key, CellStatus.RETRYING)
+        self._log(event.key, event.text)
 
-    def _end(self, event: Ended) -> None:
-        named = self.named(event.key)
-        if self._lots.get(event.key) == "waiting" and named.cell:  # it never began: nobody could take it
-            self._estimates.take(named.cell)
-        self._running.pop(event.key, None)
-        if event.fault:
-            self.failures.appendleft((named, plain(event.fault.message)))
-        elif named.cell is None:
+    def _finish(self, event: JobFinished) -> None:
+        self.finished[event.key] = event
+        self.retrying.discard(event.key)
+        self._leave_queue(event.key)
+        if attempt := self._running.pop(event.key, None):
+            attempt.over, attempt.end = self.elapsed, event
+        name = self.job_name(event.key)
+        if event.failure:
+            self.failures.appendleft((name, plain(event.failure.message)))
+        elif name.cell is None:
             self._published.add(event.key)
         elif not event.cached:
-            self._estimates.measured(named.cell, event.seconds)
-        self._move(event.key, "failed" if event.fault else "found" if event.cached else "built")
+            self._estimates.measured(name.cell, event.seconds)
+        done = CellStatus.CACHED if event.cached else CellStatus.BUILT
+        self._set(event.key, CellStatus.FAILED if event.failure else done)
 
-    def _move(self, key: str, lot: Lot) -> None:
-        if key in self._lots:
-            self._counts[self._lots[key]] -= self._shared[key]
-            self._counts[lot] += self._shared[key]
-            self._lots[key] = lot
+    def _leave_queue(self, key: str) -> None:
+        """At its start; at its end if it never started, as a job that no worker could take."""
+        cell = self.job_name(key).cell
+        if cell and self._status.get(key) is CellStatus.QUEUED:
+            self._estimates.take(cell)
 
-
-_STEPS: Final = 50  # that are kept of an attempt; who talks more is not telling of steps
-
-
-@dataclass
-class Attempt:
-    """Seconds are since the recorder was made. `end` is none of one that was cut short."""
-
-    key: str
-    worker: str
-    began: float
-    over: float | None = None
-    end: Ended | None = None
-    steps: list[tuple[float, str]] = field(default_factory=list)
-
-
-class Recorder:
-    """Told of the same events as whoever shows them; a second attempt at an item is another entry."""
-
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
-        self._zero = now()
-        self._attempts: list[Attempt] = []
-        self._open: dict[str, Attempt] = {}
-
-    @property
-    def attempts(self) -> Sequence[Attempt]:
-        """In the order in which they began."""
-        return self._attempts
-
-    def handle(self, event: Event) -> None:
-        at = self._now() - self._zero
-        match event:
-            case Begun():
-                self._open[event.key] = Attempt(event.key, event.worker, at)
-                self._attempts.append(self._open[event.key])
-            case Said() if event.key in self._open and len(self._open[event.key].steps) < _STEPS:
-                self._open[event.key].steps.append((at, event.text))
-            case Ended() if event.key in self._open:
-                attempt = self._open.pop(event.key)
-                attempt.over, attempt.end = at, event
-
-
-# `found`: the store had it; `built`: this run made it; all else is missing. Only what was given up has failed.
-Fate: TypeAlias = Literal["found", "built", "failed", "not retried", "not tried"]
+    def _set(self, key: str, status: CellStatus) -> None:
+        if key in self._status:
+            self._counts[self._status[key].progress] -= self._shared[key]
+            self._counts[status.progress] += self._shared[key]
+            self._status[key] = status
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """`fault` is the cell's own, or that of publishing the artifact that it is part of; of one that was not retried it
-    is what the last attempt met."""
+    """`failure` is the cell's own, or that of publishing its artifact; of a retried job that of the last attempt."""
 
     artifact: PlannedArtifact
     cell: PlannedCell
-    fate: Fate
+    status: CellStatus
     attempts: int
     seconds: float
     memory: int
-    fault: Fault | None
+    failure: Failure | None
+
+
+@dataclass(frozen=True)
+class ArtifactResult:
+    artifact: PlannedArtifact
+    cells: tuple[CellResult, ...]
 
     @property
-    def is_missing(self) -> bool:
-        return self.fate not in ("found", "built")
+    def is_published(self) -> bool:
+        return not any(one.status.is_missing for one in self.cells)
 
 
 @dataclass(frozen=True)
 class Results:
-    """`ended`: the last end of every item by its key. `put_off`: those to which another attempt was due that did not
-    end. `interrupted`: by a person. `left_behind`: what could not be ended of what the executor had begun."""
+    """A build that is over. `interrupted`: by Ctrl-C. `left_behind`: jobs that the executor could not stop, as a
+    sentence."""
 
-    plan: Plan
-    ended: Mapping[str, Ended]
-    attempts: Mapping[str, int]
+    state: BuildState
     began_at: str
     seconds: float
     executor: str
     interrupted: bool = False
-    put_off: Set[str] = frozenset()
     left_behind: str = ""
 
+    @property
+    def plan(self) -> BuildPlan:
+        return self.state.plan
+
+    def artifacts(self) -> Iterator[ArtifactResult]:
+        """In the order of the plan; two artifacts may have one key, if two models of nxpipe.toml are the same."""
+        for artifact in self.plan.artifacts:
+            yield ArtifactResult(artifact, tuple(self._cell(artifact, cell) for cell in artifact.cells))
+
     def cells(self) -> list[CellResult]:
-        return [self._cell(artifact, cell) for artifact, cell in self.plan.cells()]
+        return [cell for one in self.artifacts() for cell in one.cells]
 
     def missing(self) -> list[CellResult]:
-        return [one for one in self.cells() if one.is_missing]
+        return [one for one in self.cells() if one.status.is_missing]
 
     @property
     def exit_code(self) -> int:
-        """0 only when every cell is in a published artifact. What was not retried leaves it to what stopped the run."""
+        """0 only if every cell is in a published artifact. A cell that was not retried leaves the code to the failure
+        that stopped the build."""
         if self.interrupted:
             return INTERRUPTED.number
         missing = self.missing()
-        deciding = [one for one in missing if one.fate != "not retried"] or missing
-        return one_code(one.fault.code if one.fault else INCOMPLETE.number for one in deciding)
+        deciding = [one for one in missing if one.status is not CellStatus.RETRYING] or missing
+        return one_code(one.failure.code if one.failure else INCOMPLETE.number for one in deciding)
 
     def _cell(self, artifact: PlannedArtifact, cell: PlannedCell) -> CellResult:
-        own, publishing = self.ended.get(cell.key), self.ended.get(artifact.key)
-        published = artifact.is_published or (publishing is not None and publishing.fault is None)
-        bad = next((end for end in (own, publishing) if end is not None and end.fault is not None), None)
-        fault = bad.fault if bad else cell.fault
-        fate: Fate
+        own, publishing = self.state.finished.get(cell.key), self.state.finished.get(artifact.key)
+        published = artifact.is_published or (publishing is not None and publishing.failure is None)
+        failed = next((end for end in (own, publishing) if end is not None and end.failure is not None), None)
+        failure = failed.failure if failed else cell.failure
         if published:
-            fate = "built" if own is not None and own.fault is None and not own.cached else "found"
-        elif bad is not None and bad.key in self.put_off:
-            fate = "not retried"
+            is_built = own is not None and own.failure is None and not own.cached
+            status = CellStatus.BUILT if is_built else CellStatus.CACHED
+        elif failed is not None and failed.key in self.state.retrying:
+            status = CellStatus.RETRYING
+        elif failure:
+            status = CellStatus.FAILED
         else:
-            fate = "failed" if fault else "not tried"
+            is_built = own is not None or cell.status is CellStatus.COMMITTED
+            status = CellStatus.BLOCKED if is_built else CellStatus.SKIPPED
         return CellResult(
             artifact=artifact,
             cell=cell,
-            fate=fate,
-            attempts=self.attempts.get(cell.key, 0),
+            status=status,
+            attempts=self.state.attempts.get(cell.key, 0),
             seconds=own.seconds if own else 0.0,
             memory=own.memory if own else 0,
-            fault=None if published else fault,
+            failure=None if published else failure,
         )

@@ -1,4 +1,9 @@
-"""What a worker does: one item, from its document to its end. The store it names is all that it has to do with."""
+"""Worker: one job from its document to its result. It shares nothing with other workers but the store.
+
+A cell is two steps, its program and its evidence; the result of each is committed to the store under its own cache key.
+An artifact is assembled from the results of its cells and from nothing else, so its bytes do not depend on who built
+them, in which order, or on how many machines.
+"""
 
 import resource
 import sys
@@ -20,10 +25,10 @@ from nxpipe.artifact_store.weights import Elements, put_weights
 from nxpipe.emulator.confinement import confined, limits_now
 from nxpipe.pipeline.artifacts.artifact_files import UTILISATION
 from nxpipe.pipeline.artifacts.utilisation import to_bytes as utilisation_file
-from nxpipe.pipeline.build.cache import refuse_what_failed_before, remembering, turn
-from nxpipe.pipeline.build.jobs import Ended, Event, Item, Said
-from nxpipe.pipeline.build.planner import doubt_of
-from nxpipe.pipeline.build.status import fault_of
+from nxpipe.pipeline.build.cache import hold_lease, raise_known_failure, record_failure
+from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog
+from nxpipe.pipeline.build.planner import find_unverified
+from nxpipe.pipeline.build.status import failure_from
 from nxpipe.pipeline.compile.made import PROGRAM, Made, backend_of, compared
 from nxpipe.pipeline.request import BuildRequest, Shape
 from nxpipe.pipeline.util.console import human_bytes
@@ -38,48 +43,50 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.models.weights import Tensors
 
 
-_SHELF: Final = Shelf()  # of this process, which mostly makes one cell of a model after the other
-_SAID_EVERY: Final = 2.0  # seconds
+_WEIGHTS: Final = Shelf()  # of this process, which mostly builds cells of one model in a row
+_LOG_INTERVAL: Final = 2.0  # seconds
 _KIB: Final = 1024
 
 
-def carry_out(item: Item, tell: Callable[[Event], None]) -> Ended:
-    """Whatever goes wrong is in what it returns; only an interruption is raised."""
-    began, fault, made = time.monotonic(), None, False
+def run_job(job: Job, tell: Callable[[Event], None]) -> JobFinished:
+    """An error is in the returned event; only an interruption is raised."""
+    began, failure, built = time.monotonic(), None, False
     try:
         with confined(limits_now()):
-            made = _made(item, tell)
+            built = _run(job, tell)
     except Exception as error:
-        fault = fault_of(error)
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB + _of_readers()
-    return Ended(item.key, time.monotonic() - began, cached=not made, memory=memory, fault=fault)
+        failure = failure_from(error)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB + _reader_memory()
+    return JobFinished(job.key, time.monotonic() - began, cached=not built, memory=memory, failure=failure)
 
 
-def _made(item: Item, tell: Callable[[Event], None]) -> bool:
-    def say(text: str) -> None:
-        tell(Said(item.key, text.strip()))
+def _run(job: Job, tell: Callable[[Event], None]) -> bool:
+    """False: a cache hit."""
+
+    def log(text: str) -> None:
+        tell(JobLog(job.key, text.strip()))
 
     @contextmanager
     def step(title: str) -> Iterator[None]:
-        say(title)
+        log(title)
         yield
 
-    request = item.asked.request()
+    request = job.asked.request()
     request.check()
-    store = _store(item.store, item.kms_key)
-    maker = Maker(store, step, say, item.thresholds, force=item.force, shelf=_SHELF)
-    if item.shape is not None:
-        return maker.make(request, item.shape)
-    published = None if item.force else store.find(item.key)
-    if published is not None and doubt_of(published, store, request, item.thresholds) is None:
+    store = _store(job.store, job.kms_key)
+    builder = CellBuilder(store, step, log, job.thresholds, force=job.force, shelf=_WEIGHTS)
+    if job.shape is not None:
+        return builder.make(request, job.shape)
+    published = None if job.force else store.find(job.key)
+    if published is not None and find_unverified(published, store, request, job.thresholds) is None:
         return False
-    maker.publish(request, partial(_watched, say))
+    builder.publish(request, partial(_log_progress, log))
     return True
 
 
-def _of_readers() -> int:
-    """The most memory that a process took which reads models for this one."""
-    client = sys.modules.get("nxpipe.emulator.confinement.client")  # which is imported by the first question
+def _reader_memory() -> int:
+    """Peak memory of the confined processes that read models for this one."""
+    client = sys.modules.get("nxpipe.emulator.confinement.client")  # imported by the first request to it
     return client.peak() if client is not None else 0
 
 
@@ -91,16 +98,16 @@ def _store(url: str, kms_key: str | None) -> "Store":
 
 
 @contextmanager
-def _watched(say: Callable[[str], None], title: str, total: int) -> Iterator["Sent"]:
-    """Bytes on their way, told from time to time."""
-    done, spoke = 0, time.monotonic()
+def _log_progress(log: Callable[[str], None], title: str, total: int) -> Iterator["Sent"]:
+    """A log line every few seconds while bytes are sent."""
+    done, logged = 0, time.monotonic()
 
     def sent(size: int) -> None:
-        nonlocal done, spoke
+        nonlocal done, logged
         done += size
-        if time.monotonic() - spoke >= _SAID_EVERY:
-            spoke = time.monotonic()
-            say(f"{title}: {100 * min(done, total) // max(total, 1)} % of {human_bytes(total)}")
+        if time.monotonic() - logged >= _LOG_INTERVAL:
+            logged = time.monotonic()
+            log(f"{title}: {100 * min(done, total) // max(total, 1)} % of {human_bytes(total)}")
 
     yield sent
 
@@ -109,15 +116,15 @@ _Find: TypeAlias = Callable[[Store, str], Part | None]
 _Keep: TypeAlias = Callable[[Store, str, Mapping[str, Blob], dict[str, object]], Part]
 
 
-class Maker:
-    """Makes cells one after the other; what it has loaded for one may serve the next. With `force` it makes what is
-    there as well, whose bytes must come out equal, and waits for nobody."""
+class CellBuilder:
+    """Builds cells in a row and keeps loaded weights for the next one. With `force` it ignores the cache and waits for
+    no lease; the store refuses the result if its bytes differ from what is there."""
 
     def __init__(
         self,
         store: Store,
         step: Step,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         thresholds: Thresholds,
         *,
         force: bool = False,
@@ -125,13 +132,13 @@ class Maker:
     ) -> None:
         self._store = store
         self._step = step
-        self._say = say
+        self._log = log
         self._thresholds = thresholds
         self._force = force
         self._shelf = shelf or Shelf()
 
     def make(self, request: BuildRequest, shape: Shape) -> bool:
-        """False: all of it was there."""
+        """False: a cache hit for every step."""
         backend = backend_of(request)
         front: Callable[[], Any] = cache(partial(backend.front, request, shape, self._step))
 
@@ -143,15 +150,16 @@ class Maker:
             return backend.evidence(request, shape, front(), materials, self._store, self._step, self._thresholds)
 
         key = request.program_key(shape)
-        made = self._part(key, program)
+        built = self._build_step(key, program)
         if request.verified:
             key = request.evidence_key(shape, key)
-            made = self._part(key, evidence, seen, keep_observation) or made
-            self._insist(request, shape, key)
-        return made
+            built = self._build_step(key, evidence, seen, keep_observation) or built
+            self._require_thresholds(request, shape, key)
+        return built
 
     def publish(self, request: BuildRequest, watch: Watch) -> Published:
-        """The artifact, all of whose cells are there. No listing shows that a part has lost a blob: it is made anew."""
+        """Publish an artifact whose cells are all committed. A cell that lost a blob, which no listing shows, is built
+        again."""
         tensors = self._shelf.of(request, self._step).tensors
         try:
             return publish(request, tensors, self._store, self._step, watch, self._thresholds)
@@ -160,31 +168,31 @@ class Maker:
                 self.make(request, shape)
             return publish(request, tensors, self._store, self._step, watch, self._thresholds)
 
-    def _part(self, key: str, make: Callable[[], Made], find: _Find = part_of, keep: _Keep = keep_part) -> bool:
+    def _build_step(self, key: str, make: Callable[[], Made], find: _Find = part_of, keep: _Keep = keep_part) -> bool:
         if self._force:
-            self._keep(key, make, keep)
+            self._commit(key, make, keep)
             return True
-        if self._is_known(key, find):
+        if self._is_cached(key, find):
             return False
-        with turn(self._store, key, self._say):
-            if self._is_known(key, find):
+        with hold_lease(self._store, key, self._log):
+            if self._is_cached(key, find):
                 return False
-            self._keep(key, make, keep)
+            self._commit(key, make, keep)
             return True
 
-    def _is_known(self, key: str, find: _Find) -> bool:
+    def _is_cached(self, key: str, find: _Find) -> bool:
         if find(self._store, key) is not None:
             return True
-        refuse_what_failed_before(self._store, key, self._thresholds)
+        raise_known_failure(self._store, key, self._thresholds)
         return False
 
-    def _keep(self, key: str, make: Callable[[], Made], keep: _Keep) -> None:
-        with remembering(self._store, key, self._thresholds):
+    def _commit(self, key: str, make: Callable[[], Made], keep: _Keep) -> None:
+        with record_failure(self._store, key, self._thresholds):
             made = make()
         keep(self._store, key, made.files, dict(made.facts))
 
-    def _insist(self, request: BuildRequest, shape: Shape, key: str) -> None:
-        """What was observed first stands, and may have been within other thresholds than today's."""
+    def _require_thresholds(self, request: BuildRequest, shape: Shape, key: str) -> None:
+        """Evidence that was committed first stays, and may be beyond the thresholds of today."""
         part = seen(self._store, key)
         if part is not None:
             insist(request.source.id, [compared(shape, part)], self._thresholds)
@@ -212,15 +220,15 @@ class _Program:
         )
 
     def files(self) -> dict[str, Blob]:
-        """All that is kept beside the program."""
+        """All but the program itself."""
         return {file.path: file.blob for file in self.part.files if file.path != PROGRAM}
 
 
 def publish(
     request: BuildRequest, tensors: "Tensors", store: Store, step: Step, watch: Watch, allowed: Thresholds
 ) -> Published:
-    """Make the artifact visible; every cell of it has been made. What was found out about it is there before it is."""
-    programs = [_parts_of(request, shape, store) for shape in sorted(request.shapes)]
+    """Evidence first, then the manifest that makes the artifact visible."""
+    programs = [_program(request, shape, store) for shape in sorted(request.shapes)]
     with step(f"store {len(tensors)} tensors"):
         size = sum(tensors.kinds[name].nbytes for name in tensors)
         with watch(f"store {request.source.id}", size) as sent:
@@ -239,13 +247,13 @@ def _evidence(request: BuildRequest, programs: list[_Program], manifest: Manifes
     return Evidence(manifest=manifest.digest, kind=EMULATED, programs=found, limits=limits)
 
 
-def _parts_of(request: BuildRequest, shape: Shape, store: Store) -> _Program:
+def _program(request: BuildRequest, shape: Shape, store: Store) -> _Program:
     part = part_of(store, request.program_key(shape))
     evidence = seen(store, request.evidence_key(shape)) if request.verified else None
     if part is None or (request.verified and evidence is None):
         raise Incomplete(
-            f"{request.source.id}: what was made for {shape.name} is no longer in {store.url}; "
-            "run the same command again, which makes it anew"
+            f"{request.source.id}: the build of {shape.name} is no longer in {store.url}; "
+            "run the same command again to rebuild it"
         )
     return _Program(shape, part, evidence)
 
@@ -272,7 +280,7 @@ def _manifest(request: BuildRequest, programs: list[_Program], weights: tuple[Te
 
 
 def _elements(tensors: "Tensors") -> Iterator[Elements]:
-    """One after the other, so that no more of them are in memory than are stored at once."""
+    """One at a time: only tensors that are being stored are in memory."""
     import numpy as np
 
     for name in tensors:

@@ -1,12 +1,13 @@
 """`nxpipe build`."""
 
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from nxpipe.pipeline.build.options import build_options
+from nxpipe.pipeline.cli.build_options import build_options
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.cli.order_options import order_options
@@ -18,11 +19,11 @@ from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.state_folder import state_folder
 
 if TYPE_CHECKING:
-    from nxpipe.pipeline.build.run import Unfinished
+    from nxpipe.pipeline.build.run import UnfinishedBuild
 
 
 class _Build(Command):
-    """Remembers its words, for a build that is cut short and resumed."""
+    """Keeps its arguments, for `--resume`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta["nxpipe.words"] = list(args)
@@ -53,14 +54,15 @@ def build(
       nxpipe build --model-id ./encoder.onnx --axis batch=1
     """
     from nxpipe.pipeline.build.matrix import of_words, refuse_idle_words
-    from nxpipe.pipeline.build.run import Run, Unfinished, finish
+    from nxpipe.pipeline.build.options import BuildOptions
+    from nxpipe.pipeline.build.run import BuildRun, UnfinishedBuild
     from nxpipe.pipeline.verify.verify import Thresholds
 
     console: Console = ctx.obj
     state = state_folder(config_path)
-    unfinished = Unfinished(state)
+    unfinished = UnfinishedBuild(state)
     if resume:
-        _say_again(ctx, unfinished)
+        _rerun(ctx, unfinished)
         return
     described = load_config(config_path, os.environ, missing_ok=said["model_id"] is not None)
     refuse_idle_words(ctx, said)
@@ -68,25 +70,25 @@ def build(
     if asked and asked[0].backend == "neuronx":
         console.say("  A NEFF runs on a Neuron device only, so nothing is verified here.")
     opened = open_the_store_itself(store, config_path, console)
-    run = Run(console, opened, described, Thresholds.of(described), state, said)
+    options = BuildOptions(**{field.name: said[field.name] for field in fields(BuildOptions)})
+    run = BuildRun(console, opened, described, Thresholds.of(described), state, options)
     plan = run.plan(asked)
     if dry_run:
         ctx.exit(run.show(plan))
     unfinished.begin(ctx.meta["nxpipe.words"])
-    results = run.carry_out(plan)
-    code = finish(run, results)
+    code = run.finish(run.execute(plan))
     if code == 0:
         unfinished.end()
     ctx.exit(code)
 
 
-def _say_again(ctx: click.Context, unfinished: "Unfinished") -> None:
+def _rerun(ctx: click.Context, unfinished: "UnfinishedBuild") -> None:
     typed = [word for word in ctx.meta["nxpipe.words"] if word != "--resume"]
     if typed:
         raise click.UsageError(
-            f"--resume says the words of the last build again, so {typed[0]} has no place beside it", ctx
+            f"--resume cannot be combined with {typed[0]}; it reruns the last build's arguments", ctx
         )
-    words = unfinished.words()
-    ctx.obj.say(f"  nxpipe build {' '.join(words)}")
-    with build.make_context("build", words, parent=ctx.parent) as again:
+    arguments = unfinished.arguments()
+    ctx.obj.say(f"  nxpipe build {' '.join(arguments)}")
+    with build.make_context("build", arguments, parent=ctx.parent) as again:
         build.invoke(again)

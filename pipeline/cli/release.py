@@ -8,7 +8,8 @@ import click
 from click.core import ParameterSource
 
 from nxpipe.pipeline.artifacts.signing import key_option
-from nxpipe.pipeline.build.options import means_options
+from nxpipe.pipeline.build.options import BuildOptions
+from nxpipe.pipeline.cli.build_options import means_options
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, store_option
 from nxpipe.pipeline.cli.parameters import Expectation, Percentage
@@ -97,7 +98,7 @@ def _words(ctx: click.Context, config: "Config", skipped: frozenset[str], said: 
     own = {name: said.pop(name) for name in _OWN}
     actor = said.pop("actor") or current_actor()
     place = {option: str(ctx.params[name]) for name, option in _PLACE if typed[name]}
-    words = Words(**own, actor=actor, skipped=skipped, how=said, place=place)
+    words = Words(**own, actor=actor, skipped=skipped, how=BuildOptions(**said), place=place)
     if words.source == words.channel:
         raise click.UsageError(f"channel {words.channel} serves that already; release --from another channel", ctx)
     if words.expect is not None and words.source is None:

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Final
 
 from nxpipe.pipeline.build.report.summary import headline, tally
 from nxpipe.pipeline.build.report.text import counted
-from nxpipe.pipeline.build.run import finish
 from nxpipe.pipeline.build.state import Results
+from nxpipe.pipeline.build.status import RESULT_WORDS, CellStatus
 from nxpipe.pipeline.release.gate import Figures, Outcome, Settled
 from nxpipe.pipeline.util.escape import unstyled
 
@@ -51,16 +51,16 @@ class Build:
 
     def intention(self, release: "Release") -> str:
         assert release.plan is not None, "where nothing is built, the gate is skipped"
-        cells = [cell.state for _, cell in release.plan.cells()]
+        statuses = [cell.status for _, cell in release.plan.cells()]
         artifacts = counted(len(_to_make(release)), "artifact")
-        return f"make {cells.count('to do')} of {len(cells)} programs, and publish {artifacts}"
+        return f"make {statuses.count(CellStatus.QUEUED)} of {len(statuses)} programs, and publish {artifacts}"
 
     def run(self, release: "Release") -> Outcome:
         assert release.plan is not None, "where nothing is built, the gate is skipped"
-        results = release.building.carry_out(release.plan)
+        results = release.building.execute(release.plan)
         if results.interrupted:
             raise KeyboardInterrupt
-        code = finish(release.building, results)
+        code = release.building.finish(results)
         return Outcome(_failure(results) if code else tally(results), code, _cells(results))
 
 
@@ -84,12 +84,18 @@ def _gravest(report: "Report") -> str:
 
 
 def _failure(results: Results) -> str:
-    faults = list(dict.fromkeys(one.fault.message for one in results.missing() if one.fault and one.fate == "failed"))
-    return faults[0] if len(faults) == 1 else unstyled(headline(results))
+    failed = (one.failure for one in results.missing() if one.failure and one.status is CellStatus.FAILED)
+    failures = list(dict.fromkeys(failure.message for failure in failed))
+    return failures[0] if len(failures) == 1 else unstyled(headline(results))
 
 
 def _cells(results: Results) -> Figures:
     return [
-        {"artifact": one.artifact.title, "program": one.cell.shape.name, "fate": one.fate, "seconds": one.seconds}
+        {
+            "artifact": one.artifact.title,
+            "program": one.cell.shape.name,
+            "fate": RESULT_WORDS[one.status],
+            "seconds": one.seconds,
+        }
         for one in results.cells()
     ]

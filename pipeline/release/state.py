@@ -14,7 +14,7 @@ from nxpipe.pipeline.artifacts.known import unknown_channel
 from nxpipe.pipeline.artifacts.promotion import model_id
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.build.matrix import of_file
-from nxpipe.pipeline.build.run import Run
+from nxpipe.pipeline.build.run import BuildRun
 from nxpipe.pipeline.cli.order_options import chosen_models
 from nxpipe.pipeline.release.candidate import Candidate, planned
 from nxpipe.pipeline.release.words import Expected, Words
@@ -24,7 +24,7 @@ from nxpipe.pipeline.verify.verify import Thresholds
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
-    from nxpipe.pipeline.build.plan import Plan
+    from nxpipe.pipeline.build.plan import BuildPlan
     from nxpipe.pipeline.config import Config
 
 
@@ -71,12 +71,13 @@ class Release:
         return Thresholds.of(self.config)
 
     @cached_property
-    def building(self) -> Run:
-        aside, how = Aside(**vars(self.console)), {**self.words.how, "force": False}
-        return Run(aside, self.store, self.config, self.thresholds, state_folder(self.config_path), how)
+    def building(self) -> BuildRun:
+        aside = Aside(**vars(self.console))
+        folder = state_folder(self.config_path)
+        return BuildRun(aside, self.store, self.config, self.thresholds, folder, self.words.how)
 
     @cached_property
-    def plan(self) -> "Plan | None":
+    def plan(self) -> "BuildPlan | None":
         """As things stood when it was first asked for; None where nothing is built."""
         if self.words.source is not None:
             return None

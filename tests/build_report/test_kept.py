@@ -14,8 +14,7 @@ from nxpipe.artifact_store.reports import moment_of, store_report
 from nxpipe.artifact_store.upkeep.gc import carry_out, plan
 from nxpipe.artifact_store.upkeep.rules import Rules
 from nxpipe.pipeline.build.report import html
-from nxpipe.pipeline.build.report.document import keep_report
-from nxpipe.pipeline.build.state import Recorder
+from nxpipe.pipeline.build.report.document import write_report
 from tests.artifact_store.samples import put
 from tests.build_report.world import BEGAN, course, ends, matrix, results
 from tests.pipeline.in_process import InProcess, nxpipe
@@ -28,11 +27,11 @@ MOMENT = "20261121T190147.250000Z"
 def test_a_report_is_kept_whole_in_a_folder_named_after_its_beginning(tmp_path: Path) -> None:
     of = matrix(1, [1], [64])
     done = results(of, ends(course(of)))
-    files = keep_report(done, Recorder(), tmp_path / "builds")
+    files = write_report(done, tmp_path / "builds")
     assert files.json.parent == files.html.parent == tmp_path / "builds" / MOMENT
     assert json.loads(files.json.read_bytes())["verdict"] == "complete"
     assert files.html.read_bytes().startswith(b"<!doctype html>")
-    assert keep_report(done, Recorder(), tmp_path / "builds") == files
+    assert write_report(done, tmp_path / "builds") == files
     assert sorted(path.name for path in files.json.parent.iterdir()) == ["report.html", "report.json"]
 
 
@@ -40,7 +39,7 @@ def test_a_report_that_cannot_be_written_leaves_the_earlier_one_and_nothing_half
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of = matrix(1, [1], [64])
-    files = keep_report(results(of, ends(course(of))), Recorder(), tmp_path)
+    files = write_report(results(of, ends(course(of))), tmp_path)
     before = files.json.read_bytes()
 
     def full(path: Path, data: bytes) -> int:
@@ -49,7 +48,7 @@ def test_a_report_that_cannot_be_written_leaves_the_earlier_one_and_nothing_half
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="no space"):
-        keep_report(results(of), Recorder(), tmp_path)
+        write_report(results(of), tmp_path)
     assert files.json.read_bytes() == before
     assert sorted(path.name for path in files.json.parent.iterdir()) == ["report.html", "report.json"]
 
@@ -114,7 +113,7 @@ def test_the_report_of_an_artifact_is_read_back_the_newest_of_several(tmp_path: 
     assert bare.code == 21
     assert "no report of a build is kept" in bare.err
     of = matrix(1, [1], [64])
-    files = keep_report(results(of, ends(course(of))), Recorder(), tmp_path / "builds")
+    files = write_report(results(of, ends(course(of))), tmp_path / "builds")
     for year, document in (("2026", b"{}"), ("2027", files.json.read_bytes())):
         store_report(store, published.manifest_digest, f"{year}{BEGAN[4:]}", html=b"<p>of somebody", json=document)
     assert nxpipe("store", "report", name, *where).out == files.json.read_text() + "\n"

@@ -17,7 +17,9 @@ from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.estimates import Timings
 from nxpipe.pipeline.build.executors.local import InlineExecutor
 from nxpipe.pipeline.build.planner import make_plan
-from nxpipe.pipeline.build.scheduler import Agenda, Policy, drive
+from nxpipe.pipeline.build.scheduler import JobQueue, RetryPolicy, run_jobs
+from nxpipe.pipeline.build.state import BuildState
+from nxpipe.pipeline.build.status import REPORT_WORDS
 from nxpipe.pipeline.order import Order
 from nxpipe.pipeline.request import digest_of
 from tests.building.plans import THRESHOLDS
@@ -40,10 +42,10 @@ class Here:
         """By program."""
         asked = Asked(replace(self.order, **changes))  # type: ignore[arg-type]
         plan = make_plan([asked], self.store, THRESHOLDS, Timings(Path("no file")))
-        executor = InlineExecutor(lambda event: None)
-        results = drive(plan, Agenda.of(plan, THRESHOLDS), executor, Policy(retries=0), lambda event: None)
+        state = BuildState(plan)
+        results = run_jobs(state, JobQueue.of(plan, THRESHOLDS), InlineExecutor(state.apply), RetryPolicy(retries=0))
         assert results.exit_code == 0, results.missing()
-        return {one.cell.shape.name: one.fate for one in results.cells()}
+        return {one.cell.shape.name: REPORT_WORDS[one.status] for one in results.cells()}
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,7 @@ from nxpipe.artifact_store.trust.testimony import vouch
 from nxpipe.pipeline.artifacts.neuron_cache.chosen import served
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.artifacts.view import ChannelView
+from nxpipe.pipeline.build.options import BuildOptions
 from nxpipe.pipeline.cli.named import named, pair
 from nxpipe.pipeline.config import Config, load_config
 from nxpipe.pipeline.fleet.agent.artifact import Wish, bring
@@ -345,7 +346,7 @@ def _diff(world: World) -> str:
 
 
 def _release(world: World) -> str:
-    words = Words("next", CHANNEL, None, (), 0.05, frozenset(), True, "somebody", "", None, {}, {})
+    words = Words("next", CHANNEL, None, (), 0.05, frozenset(), True, "somebody", "", None, BuildOptions(), {})
     (one,) = Release(Console(quiet=True), world.store, world.config, world.config_path, words).candidates
     found = world.store.find(one.request_key)
     assert found is not None

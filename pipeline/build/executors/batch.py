@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, Final
 from nxpipe.pipeline.build.executors.batch_jobs import (
     ENDED,
     ArrayJob,
-    Told,
+    JobDescription,
     children,
     counts_of,
     describe,
-    fault_of,
-    forgotten,
-    may_pass,
+    failure_from_job,
+    is_retryable,
+    lost_job,
 )
-from nxpipe.pipeline.build.executors.batch_worker import put_items, require_nothing_of_this_machine
-from nxpipe.pipeline.build.jobs import Begun, Ended, Event, Item, Limits, Said, from_document
-from nxpipe.pipeline.build.status import Fault
+from nxpipe.pipeline.build.executors.batch_worker import put_jobs, require_remote_sources
+from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLimits, JobLog, JobStarted, from_document
+from nxpipe.pipeline.build.status import Failure
 from nxpipe.pipeline.cli.store_url import VARIABLE
 from nxpipe.pipeline.util.aws import asking, client
 from nxpipe.pipeline.util.errors import AwsError, BuildRefused
@@ -34,7 +34,7 @@ _MIB_A_VCPU: Final = 7500  # the most that instances of the farm have, less what
 
 
 @dataclass(frozen=True)
-class Room:
+class JobSize:
     """What a job is promised."""
 
     vcpus: int
@@ -50,18 +50,18 @@ class BuildFarm:
     queue: str
     definition: str
     store: str
-    room: Room
+    room: JobSize
 
-    def room_for(self, item: Item, limits: Limits) -> Room:
+    def room_for(self, job: Job, limits: JobLimits) -> JobSize:
         """Never less than what the definition says; and twice as much or four times, as instances are twice as large,
         so that items of about one size go into one array.
         """
         if limits.memory is not None:
             memory = math.ceil(limits.memory / _MIB)
         else:
-            times = max(1.0, item.memory / _MIB / self.room.memory)
+            times = max(1.0, job.memory / _MIB / self.room.memory)
             memory = self.room.memory * 2 ** math.ceil(math.log2(times))
-        return Room(max(self.room.vcpus, math.ceil(memory / _MIB_A_VCPU)), memory)
+        return JobSize(max(self.room.vcpus, math.ceil(memory / _MIB_A_VCPU)), memory)
 
 
 def find_farm(project: str, region: str | None) -> BuildFarm:
@@ -89,7 +89,7 @@ def find_farm(project: str, region: str | None) -> BuildFarm:
         queue=queues[0]["jobQueueArn"],
         definition=newest["jobDefinitionArn"],
         store=environment.get(VARIABLE, ""),
-        room=Room(asked["VCPU"], asked["MEMORY"]),
+        room=JobSize(asked["VCPU"], asked["MEMORY"]),
     )
 
 
@@ -99,7 +99,7 @@ _KEPT: Final = 3600.0  # seconds after which a list is looked at: children may w
 
 
 @dataclass(frozen=True)
-class Pace:
+class PollIntervals:
     """Seconds: between two looks at the jobs; until somebody is told what jobs wait for; and for which AWS, or the
     store, may be silent."""
 
@@ -108,30 +108,30 @@ class Pace:
     silence: float = 900.0
 
 
-USUAL: Final = Pace()
+USUAL: Final = PollIntervals()
 
 
 class BatchExecutor:
     name: Final = "batch"
 
-    def __init__(self, store: "Store", farm: BuildFarm, limits: Limits, pace: Pace = USUAL) -> None:
+    def __init__(self, store: "Store", farm: BuildFarm, limits: JobLimits, pace: PollIntervals = USUAL) -> None:
         _require_one_store(store.url, farm)
         self._store = store
         self._farm = farm
         self._limits = limits
         self._pace = pace
-        self._buffer: list[Item] = []
+        self._buffer: list[Job] = []
         self._arrays: list[ArrayJob] = []
         self._looked_at = -math.inf
         self._answered_at = time.monotonic()
         self._silent = False
 
-    def takes(self, item: Item) -> bool:
+    def takes(self, job: Job) -> bool:
         return len(self._buffer) < LARGEST_ARRAY
 
-    def start(self, item: Item) -> None:
-        require_nothing_of_this_machine(item.asked)
-        self._buffer.append(item)
+    def start(self, job: Job) -> None:
+        require_remote_sources(job.asked)
+        self._buffer.append(job)
         self._looked_at = -math.inf  # to be submitted when events are asked for next
 
     def events(self, patience: float) -> Sequence[Event]:
@@ -173,29 +173,29 @@ class BatchExecutor:
             self._answered_at, self._silent = time.monotonic(), False
         except Exception as error:
             lasting = time.monotonic() - self._answered_at > self._pace.silence
-            if not found and (lasting or not may_pass(error)):
+            if not found and (lasting or not is_retryable(error)):
                 raise
-            if not self._silent and may_pass(error):
+            if not self._silent and is_retryable(error):
                 self._silent = True
-                found += [Said(key, f"asked again in a while: {error}") for key in self._keys()[:1]]
+                found += [JobLog(key, f"asked again in a while: {error}") for key in self._keys()[:1]]
         return found
 
     def _keys(self) -> list[str]:
-        waiting = [item.key for item in self._buffer]
+        waiting = [job.key for job in self._buffer]
         return waiting + [array.keys[place] for array in self._arrays for place in array.open]
 
     def _submit(self) -> None:
         """An array for all items that need about as much memory: one large model does not make all jobs large."""
         while self._buffer:
-            rooms = {item.key: self._farm.room_for(item, self._limits) for item in self._buffer}
+            rooms = {job.key: self._farm.room_for(job, self._limits) for job in self._buffer}
             room = rooms[self._buffer[0].key]
-            items = [item for item in self._buffer if rooms[item.key] == room][:LARGEST_ARRAY]
+            items = [job for job in self._buffer if rooms[job.key] == room][:LARGEST_ARRAY]
             self._arrays.append(self._submitted(items, room))
-            submitted = {item.key for item in items}
-            self._buffer = [item for item in self._buffer if item.key not in submitted]
+            submitted = {job.key for job in items}
+            self._buffer = [job for job in self._buffer if job.key not in submitted]
 
-    def _submitted(self, items: Sequence[Item], room: Room) -> ArrayJob:
-        blob = put_items(self._store, items)
+    def _submitted(self, items: Sequence[Job], room: JobSize) -> ArrayJob:
+        blob = put_jobs(self._store, items)
         asked: dict[str, Any] = {}
         if len(items) > 1:
             asked["arrayProperties"] = {"size": len(items)}
@@ -216,7 +216,7 @@ class BatchExecutor:
                 tags={PROJECT_TAG: self._farm.project},
                 **asked,
             )
-        return ArrayJob(told["jobId"], blob, [item.key for item in items], time.monotonic())
+        return ArrayJob(told["jobId"], blob, [job.key for job in items], time.monotonic())
 
     def _look(self) -> Iterator[Event]:
         told = describe(self._farm.batch, [array.id for array in self._arrays])
@@ -224,11 +224,11 @@ class BatchExecutor:
             if array.id in told:
                 yield from self._news(array, told[array.id])
             else:
-                yield from (self._end(array, place, forgotten(array.id)) for place in sorted(array.open))
+                yield from (self._end(array, place, lost_job(array.id)) for place in sorted(array.open))
             self._keep_list(array)
         self._arrays = [array for array in self._arrays if array.open]
 
-    def _news(self, array: ArrayJob, told: Told) -> Iterator[Event]:
+    def _news(self, array: ArrayJob, told: JobDescription) -> Iterator[Event]:
         """Batch is asked before the store: what a child has written before it ended is there then."""
         counts = counts_of(array, told)
         if counts != array.counts and counts.get("RUNNING"):
@@ -240,15 +240,15 @@ class BatchExecutor:
             yield from self._outcomes(array)
         yield from self._without_outcome(array, array.failed & array.open)
         if told["status"] in ENDED and len(array.failed) >= counts.get("FAILED", 0):
-            yield from (self._end(array, place, fault_of(told)) for place in sorted(array.open))
+            yield from (self._end(array, place, failure_from_job(told)) for place in sorted(array.open))
         yield from self._waiting(array, told, counts)
 
     def _begin(self, array: ArrayJob, place: int) -> Iterator[Event]:
         if place not in array.begun:
             array.begun.add(place)
-            yield Begun(array.keys[place], array.child(place))
+            yield JobStarted(array.keys[place], array.child(place))
 
-    def _note_failed(self, array: ArrayJob, told: Told, counts: Mapping[str, int]) -> None:
+    def _note_failed(self, array: ArrayJob, told: JobDescription, counts: Mapping[str, int]) -> None:
         """No more pages are read than it takes to find those that are new."""
         if len(array.failed) < counts.get("FAILED", 0):
             for place, _ in children(self._farm.batch, array, told, "FAILED"):
@@ -261,7 +261,7 @@ class BatchExecutor:
 
         for outcome in outcomes_of(self._store, array.items.sha256, array.open):
             event = from_document(outcome.ended)
-            if isinstance(event, Ended):
+            if isinstance(event, JobFinished):
                 yield from self._begin(array, outcome.place)
                 array.open.discard(outcome.place)
                 yield event
@@ -270,13 +270,13 @@ class BatchExecutor:
         told = describe(self._farm.batch, [array.child(place) for place in sorted(places)])
         for place in sorted(places):
             one = told.get(array.child(place))
-            yield self._end(array, place, fault_of(one) if one else forgotten(array.child(place)))
+            yield self._end(array, place, failure_from_job(one) if one else lost_job(array.child(place)))
 
-    def _end(self, array: ArrayJob, place: int, fault: Fault) -> Ended:
+    def _end(self, array: ArrayJob, place: int, failure: Failure) -> JobFinished:
         array.open.discard(place)
-        return Ended(array.keys[place], seconds=0.0, fault=fault)
+        return JobFinished(array.keys[place], seconds=0.0, failure=failure)
 
-    def _waiting(self, array: ArrayJob, told: Told, counts: Mapping[str, int]) -> Iterator[Said]:
+    def _waiting(self, array: ArrayJob, told: JobDescription, counts: Mapping[str, int]) -> Iterator[JobLog]:
         """Capacity waits and does not fail; but a person may know better how long it is worth to."""
         if not counts.get("RUNNABLE") or counts.get("STARTING") or counts.get("RUNNING"):
             array.waits_since = None
@@ -287,7 +287,7 @@ class BatchExecutor:
             array.waits_since = math.inf  # it has been said
             for place, one in children(self._farm.batch, array, told, "RUNNABLE"):
                 why = one.get("statusReason") or "AWS Batch has not found a machine for it yet"
-                yield Said(array.keys[place], f"job {array.id} waits for machines, and so do its items: {why}")
+                yield JobLog(array.keys[place], f"job {array.id} waits for machines, and so do its items: {why}")
                 break
 
     def _keep_list(self, array: ArrayJob) -> None:

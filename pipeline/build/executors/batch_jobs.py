@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from nxpipe.pipeline.build.status import Fault
+from nxpipe.pipeline.build.status import Failure, FailureClass
 from nxpipe.pipeline.util.aws import asking, is_no_answer
 from nxpipe.pipeline.util.errors import AwsError
 from nxpipe.pipeline.util.exit_codes import AWS, SYSTEM
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store.documents import Blob
 
 
-Told: TypeAlias = Mapping[str, Any]  # a job, as Batch describes it
+JobDescription: TypeAlias = Mapping[str, Any]  # a job, as Batch describes it
 
 _DESCRIBED: Final = 100  # jobs a request
 _PAGE: Final = 1000
@@ -48,16 +48,16 @@ class ArrayJob:
         return self.id if self.single else f"{self.id}:{place}"
 
 
-def describe(batch: Any, ids: Sequence[str]) -> dict[str, Told]:
+def describe(batch: Any, ids: Sequence[str]) -> dict[str, JobDescription]:
     """By id; of a job that Batch has forgotten, nothing."""
-    told: list[Told] = []
+    told: list[JobDescription] = []
     with asking("describe the jobs of the build"):
         for at in range(0, len(ids), _DESCRIBED):
             told += batch.describe_jobs(jobs=list(ids[at : at + _DESCRIBED]))["jobs"]
     return {one["jobId"]: one for one in told}
 
 
-def counts_of(array: ArrayJob, told: Told) -> dict[str, int]:
+def counts_of(array: ArrayJob, told: JobDescription) -> dict[str, int]:
     """How many children are in which status; a single job is its own child. An array may fail before it has any."""
     if array.single:
         return {told["status"]: 1}
@@ -65,7 +65,7 @@ def counts_of(array: ArrayJob, told: Told) -> dict[str, int]:
     return {status: count for status, count in summary.items() if count}
 
 
-def children(batch: Any, array: ArrayJob, told: Told, status: str) -> Iterator[tuple[int, Told]]:
+def children(batch: Any, array: ArrayJob, told: JobDescription, status: str) -> Iterator[tuple[int, JobDescription]]:
     """Those in one status by their places, a page at a time: whoever has found enough asks for no more."""
     if array.single:
         if told["status"] == status:
@@ -88,7 +88,7 @@ _TOO_LONG: Final = "Job attempt duration exceeded timeout"
 _LIMITS: Final = {"OutOfMemory": "--memory-limit", "OutOfTime": "--timeout"}  # by kind, what allows more
 
 
-def fault_of(told: Told) -> Fault:
+def failure_from_job(told: JobDescription) -> Failure:
     """Of a child that Batch does not list, its array may be told, of which less is known."""
     container = told.get("container", {})
     status, reason = told.get("statusReason", ""), container.get("reason", "")
@@ -102,17 +102,19 @@ def fault_of(told: Told) -> Fault:
     stream = container.get("logStreamName")
     where = f"; its log is the stream {stream}" if stream else ""
     if kind in _LIMITS:
-        return Fault("limit", kind, f"{ended}: {said}{where}; allow more with {_LIMITS[kind]}.", SYSTEM.number)
-    return Fault("environmental", kind, f"{ended}: {said}{where}.", AWS.number)
+        return Failure(
+            FailureClass.LIMIT, kind, f"{ended}: {said}{where}; allow more with {_LIMITS[kind]}.", SYSTEM.number
+        )
+    return Failure(FailureClass.RETRYABLE, kind, f"{ended}: {said}{where}.", AWS.number)
 
 
-def forgotten(job: str) -> Fault:
+def lost_job(job: str) -> Failure:
     """Batch keeps a job for a day after its end, or more."""
     message = f"job {job} of the build farm left no outcome, and AWS Batch does not know it any more."
-    return Fault("environmental", "JobForgotten", message, AWS.number)
+    return Failure(FailureClass.RETRYABLE, "JobForgotten", message, AWS.number)
 
 
-def may_pass(error: Exception) -> bool:
+def is_retryable(error: Exception) -> bool:
     from nxpipe.artifact_store.errors import Denied, StoreUnavailable
 
     if isinstance(error, StoreUnavailable):

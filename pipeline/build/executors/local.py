@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from nxpipe.pipeline.build.executors.process import WorkerProcess
-from nxpipe.pipeline.build.jobs import Begun, Ended, Event, Item, Limits
-from nxpipe.pipeline.build.status import Fault
-from nxpipe.pipeline.build.worker import carry_out
+from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLimits, JobStarted
+from nxpipe.pipeline.build.status import Failure, FailureClass
+from nxpipe.pipeline.build.worker import run_job
 from nxpipe.pipeline.util.console import human_bytes
 from nxpipe.pipeline.util.exit_codes import COMPILE, SYSTEM
 from nxpipe.pipeline.util.machine import available_memory, processors
@@ -19,20 +19,20 @@ class InlineExecutor:
     def __init__(self, tell: Callable[[Event], None]) -> None:
         """`tell` hears of steps while an item is carried out, for until then `events` does not return."""
         self._tell = tell
-        self._item: Item | None = None
+        self._item: Job | None = None
 
-    def takes(self, item: Item) -> bool:
+    def takes(self, job: Job) -> bool:
         return self._item is None
 
-    def start(self, item: Item) -> None:
-        self._item = item
+    def start(self, job: Job) -> None:
+        self._item = job
 
     def events(self, patience: float) -> Sequence[Event]:
         if self._item is None:
             return ()
-        self._tell(Begun(self._item.key, "this process"))
-        item, self._item = self._item, None
-        return (carry_out(item, self._tell),)
+        self._tell(JobStarted(self._item.key, "this process"))
+        job, self._item = self._item, None
+        return (run_job(job, self._tell),)
 
     def close(self) -> None:
         """Nothing runs but while `events` does."""
@@ -45,7 +45,7 @@ _LOOK: Final = 0.1  # seconds between two looks at limits
 class LocalExecutor:
     name: Final = "local"
 
-    def __init__(self, jobs: int, limits: Limits) -> None:
+    def __init__(self, jobs: int, limits: JobLimits) -> None:
         self._jobs = jobs
         self._limits = limits
         self._memory = _SHARE * available_memory()
@@ -53,15 +53,15 @@ class LocalExecutor:
         self._idle: list[WorkerProcess] = []
         self._busy: list[WorkerProcess] = []
 
-    def takes(self, item: Item) -> bool:
+    def takes(self, job: Job) -> bool:
         """What is too large for the memory that is left waits, until it is alone."""
-        taken = sum(worker.item.memory for worker in self._busy if worker.item)
-        return not self._busy or (len(self._busy) < self._jobs and taken + item.memory <= self._memory)
+        taken = sum(worker.job.memory for worker in self._busy if worker.job)
+        return not self._busy or (len(self._busy) < self._jobs and taken + job.memory <= self._memory)
 
-    def start(self, item: Item) -> None:
+    def start(self, job: Job) -> None:
         worker = self._idle_worker() or WorkerProcess(self._threads)
         self._busy.append(worker)
-        worker.give(item)
+        worker.give(job)
 
     def events(self, patience: float) -> Sequence[Event]:
         """Limits are looked at in short turns."""
@@ -92,43 +92,43 @@ class LocalExecutor:
         return None
 
     def _hear(self, worker: WorkerProcess) -> list[Event]:
-        assert worker.item is not None
-        heard: list[Event] = [Begun(worker.item.key, worker.name)] if worker.is_new_to_its_item() else []
+        assert worker.job is not None
+        heard: list[Event] = [JobStarted(worker.job.key, worker.name)] if worker.is_new_to_its_item() else []
         heard += worker.read()
-        if heard and isinstance(heard[-1], Ended):
+        if heard and isinstance(heard[-1], JobFinished):
             heard[-1] = self._back_from(worker, heard[-1])
-        elif fault := self._fault(worker):
-            heard.append(Ended(worker.item.key, worker.elapsed, memory=worker.peak, fault=fault))
+        elif failure := self._fault(worker):
+            heard.append(JobFinished(worker.job.key, worker.elapsed, memory=worker.peak, failure=failure))
             self._busy.remove(worker)
             worker.kill()
         return heard
 
-    def _back_from(self, worker: WorkerProcess, ended: Ended) -> Ended:
+    def _back_from(self, worker: WorkerProcess, ended: JobFinished) -> JobFinished:
         peak = worker.take_back()
         self._busy.remove(worker)
         self._idle.append(worker)
-        return Ended(ended.key, ended.seconds, ended.cached, peak or ended.memory, ended.fault)
+        return JobFinished(ended.key, ended.seconds, ended.cached, peak or ended.memory, ended.failure)
 
-    def _fault(self, worker: WorkerProcess) -> Fault | None:
+    def _fault(self, worker: WorkerProcess) -> Failure | None:
         """Why a worker has to be given up, or is gone."""
-        assert worker.item is not None
+        assert worker.job is not None
         seconds, memory = self._limits.seconds, self._limits.memory
         if (how := worker.death()) is not None:
-            about = f"the worker of {worker.item.title} {how}"
-            return Fault(
-                "environmental",
+            about = f"the worker of {worker.job.title} {how}"
+            return Failure(
+                FailureClass.RETRYABLE,
                 "WorkerDied",
                 f"{about}; what it had not committed is lost",
                 SYSTEM.number,
                 worker.last_words(),
             )
         if seconds is not None and worker.elapsed > seconds:
-            text = f"{worker.item.title}: not done after {worker.elapsed:.0f} s; allow more with --timeout"
-            return Fault("limit", "OutOfTime", text, COMPILE.number, worker.last_words())
+            text = f"{worker.job.title}: not done after {worker.elapsed:.0f} s; allow more with --timeout"
+            return Failure(FailureClass.LIMIT, "OutOfTime", text, COMPILE.number, worker.last_words())
         if memory is not None and worker.measure() > memory:
             text = (
-                f"{worker.item.title}: its worker took {human_bytes(worker.peak)} of memory, and "
+                f"{worker.job.title}: its worker took {human_bytes(worker.peak)} of memory, and "
                 f"{human_bytes(memory)} are allowed; allow more with --memory-limit"
             )
-            return Fault("limit", "OutOfMemory", text, SYSTEM.number, worker.last_words())
+            return Failure(FailureClass.LIMIT, "OutOfMemory", text, SYSTEM.number, worker.last_words())
         return None

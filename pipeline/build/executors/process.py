@@ -19,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final
 
-from nxpipe.pipeline.build.jobs import Event, Item, from_document, to_document
-from nxpipe.pipeline.build.worker import carry_out
+from nxpipe.pipeline.build.jobs import Event, Job, from_document, to_document
+from nxpipe.pipeline.build.worker import run_job
 
 _DRIVER_GONE: Final = 75
 _AT_DEATH_OF_PARENT: Final = 1  # PR_SET_PDEATHSIG of prctl(2)
@@ -40,7 +40,7 @@ def main() -> None:
     items: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(items,), name="items", daemon=True).start()
     while True:
-        tell(carry_out(Item.from_document(json.loads(items.get())), tell))
+        tell(run_job(Job.from_document(json.loads(items.get())), tell))
 
 
 def _end_with_the_driver() -> None:
@@ -92,7 +92,7 @@ class WorkerProcess:
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         self._unread = b""
-        self.item: Item | None = None
+        self.job: Job | None = None
         self._began = 0.0
         self._is_new = False
         self.peak = 0
@@ -105,12 +105,12 @@ class WorkerProcess:
     def elapsed(self) -> float:
         return time.monotonic() - self._began
 
-    def give(self, item: Item) -> None:
+    def give(self, job: Job) -> None:
         """One that has died meanwhile is found out when it is listened to."""
         assert self._process.stdin is not None
-        self.item, self._began, self._is_new, self.peak = item, time.monotonic(), True, 0
+        self.job, self._began, self._is_new, self.peak = job, time.monotonic(), True, 0
         with suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(item.document()).encode() + b"\n")
+            self._process.stdin.write(json.dumps(job.document()).encode() + b"\n")
             self._process.stdin.flush()
 
     def is_new_to_its_item(self) -> bool:
@@ -121,7 +121,7 @@ class WorkerProcess:
     def take_back(self) -> int:
         """Its item has ended; the most memory that was seen of it."""
         self.measure()
-        self.item = None
+        self.job = None
         return self.peak
 
     @staticmethod

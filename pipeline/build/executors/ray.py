@@ -10,26 +10,26 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final, TypeAlias
 
-from nxpipe.pipeline.build.executors.ray_cluster import Cluster, Node
-from nxpipe.pipeline.build.jobs import Begun, Ended, Event, Item, Limits, Said
-from nxpipe.pipeline.build.status import Fault
+from nxpipe.pipeline.build.executors.ray_cluster import RayCluster, RayNode
+from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLimits, JobLog, JobStarted
+from nxpipe.pipeline.build.status import Failure, FailureClass
 from nxpipe.pipeline.util.console import human_bytes
 from nxpipe.pipeline.util.exit_codes import COMPILE, INTERNAL, SOFTWARE, SYSTEM
 
 _BEAT: Final = 1.0  # seconds between two signs of life
 _PATIENCE: Final = 5.0  # seconds that an end waits for what was said before it
 
-Work: TypeAlias = Callable[[Item, Callable[[Event], None]], Ended]
+RunJob: TypeAlias = Callable[[Job, Callable[[Event], None]], JobFinished]
 
 
 @dataclass(frozen=True)
-class Alive:
+class Heartbeat:
     """A sign of life: the item was begun, even where the letter that said so was lost, and holds so many bytes."""
 
     memory: int
 
 
-Letter: TypeAlias = tuple[int, Event | Alive]
+Message: TypeAlias = tuple[int, Event | Heartbeat]
 
 
 class Mailbox:
@@ -39,12 +39,12 @@ class Mailbox:
     """
 
     def __init__(self) -> None:
-        self._letters: list[Letter] = []
+        self._letters: list[Message] = []
 
-    def put(self, task: int, said: Event | Alive) -> None:
+    def put(self, task: int, said: Event | Heartbeat) -> None:
         self._letters.append((task, said))
 
-    def take(self) -> list[Letter]:
+    def take(self) -> list[Message]:
         letters, self._letters = self._letters, []
         return letters
 
@@ -57,7 +57,7 @@ class _Voice:
         self._mailbox = mailbox
         self._last: Any = None
 
-    def say(self, said: Event | Alive) -> None:
+    def say(self, said: Event | Heartbeat) -> None:
         self._last = self._mailbox.put.remote(self._task, said)
 
     def be_heard(self) -> None:
@@ -67,21 +67,21 @@ class _Voice:
         ray.wait([self._last], timeout=_PATIENCE)
 
 
-def carried_out(task: int, item: Item, mailbox: Any, work: Work | None) -> Ended:
+def run_task(task: int, job: Job, mailbox: Any, work: RunJob | None) -> JobFinished:
     """The task itself. Nothing of it is said after it has returned."""
     work = work or _usual_work()
     voice = _Voice(task, mailbox)
-    voice.say(Begun(item.key, f"{socket.gethostname()}/{os.getpid()}"))
+    voice.say(JobStarted(job.key, f"{socket.gethostname()}/{os.getpid()}"))
     with _signs_of_life(voice):
-        ended = work(item, voice.say)
+        ended = work(job, voice.say)
     voice.be_heard()
     return ended
 
 
-def _usual_work() -> Work:
-    from nxpipe.pipeline.build.worker import carry_out
+def _usual_work() -> RunJob:
+    from nxpipe.pipeline.build.worker import run_job
 
-    return carry_out
+    return run_job
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def _signs_of_life(voice: _Voice) -> Iterator[None]:
 
     def beat() -> None:
         while not done.wait(_BEAT):
-            voice.say(Alive(_held()))
+            voice.say(Heartbeat(_held()))
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()
@@ -115,21 +115,24 @@ def _held() -> int:
     return held
 
 
-def over_time(title: str, seconds: float) -> Fault:
-    return Fault(
-        "limit", "OutOfTime", f"{title}: not done after {seconds:.0f} s; allow more with --timeout", COMPILE.number
+def time_exceeded(title: str, seconds: float) -> Failure:
+    return Failure(
+        FailureClass.LIMIT,
+        "OutOfTime",
+        f"{title}: not done after {seconds:.0f} s; allow more with --timeout",
+        COMPILE.number,
     )
 
 
-def over_memory(title: str, held: int, allowed: int) -> Fault:
+def memory_exceeded(title: str, held: int, allowed: int) -> Failure:
     text = (
         f"{title}: its worker took {human_bytes(held)} of memory, and {human_bytes(allowed)} are allowed; "
         "allow more with --memory-limit"
     )
-    return Fault("limit", "OutOfMemory", text, SYSTEM.number)
+    return Failure(FailureClass.LIMIT, "OutOfMemory", text, SYSTEM.number)
 
 
-def fault_of(error: Exception, title: str, worker: str) -> Fault:
+def failure_from_task(error: Exception, title: str, worker: str) -> Failure:
     """`error` is what `ray.get` raised; a failure of the work itself is none, for it is in the task's answer."""
     from ray import exceptions
 
@@ -138,19 +141,19 @@ def fault_of(error: Exception, title: str, worker: str) -> Fault:
         return _of_our_own(error.cause, f"{title}: {worker}", log)
     if isinstance(error, exceptions.OutOfMemoryError):
         message = f"{title}: Ray ended {worker}, for its node was out of memory; give nodes more of it, or fewer CPUs"
-        return Fault("environmental", "OutOfMemory", message, SYSTEM.number, log)
+        return Failure(FailureClass.RETRYABLE, "OutOfMemory", message, SYSTEM.number, log)
     message = f"{title}: {worker} or its node was lost; what it had not committed is lost"
-    return Fault("environmental", "WorkerDied", message, SYSTEM.number, log)
+    return Failure(FailureClass.RETRYABLE, "WorkerDied", message, SYSTEM.number, log)
 
 
-def _of_our_own(cause: BaseException, worker: str, log: str) -> Fault:
+def _of_our_own(cause: BaseException, worker: str, log: str) -> Failure:
     """No item fares better with an error around the work: the node has no nxpipe, another one, or ours is broken."""
     kind, said = type(cause).__name__, " ".join(str(cause).split())
     if isinstance(cause, ImportError):
         message = f"{worker} lacks software: {said}; install the same nxpipe on every node of the cluster"
-        return Fault("here", kind, message, SOFTWARE.number, log)
+        return Failure(FailureClass.HOST, kind, message, SOFTWARE.number, log)
     message = f"{worker} failed outside of the work: {said}; is the same nxpipe installed on every node?"
-    return Fault("here", kind, message, INTERNAL.number, log)
+    return Failure(FailureClass.HOST, kind, message, INTERNAL.number, log)
 
 
 _LOOK: Final = 0.2  # seconds between two looks at the mailbox
@@ -165,7 +168,7 @@ _ON_THE_HEAD: Final = {"node:__internal_head__": 0.001}
 class _Task:
     """`asked` is the memory that it is to find on a node. `began` is set when it says something, by our clock."""
 
-    item: Item
+    job: Job
     reference: Any
     asked: int
     began: float | None = None
@@ -176,35 +179,35 @@ class _Task:
 class RayExecutor:
     name = "ray"
 
-    def __init__(self, address: str | None, limits: Limits, jobs: int | None, work: Work | None = None) -> None:
+    def __init__(self, address: str | None, limits: JobLimits, jobs: int | None, work: RunJob | None = None) -> None:
         """`jobs`: items at once; none: as many as keep the cluster busy. `work` is what an item is carried out with."""
         self._limits = limits
         self._jobs = jobs
         self._work = work
-        self._cluster = Cluster(address, jobs)
+        self._cluster = RayCluster(address, jobs)
         import ray
 
         self._ray = ray
         self._mailbox = ray.remote(Mailbox).options(num_cpus=0, max_restarts=-1, resources=_ON_THE_HEAD).remote()
-        self._carried_out = ray.remote(carried_out)
+        self._carried_out = ray.remote(run_task)
         self._numbers = count()
         self._tasks: dict[int, _Task] = {}
         self._counted_at = 0.0
-        self._nodes: list[Node] = []
+        self._nodes: list[RayNode] = []
         self._lacks = False
 
-    def takes(self, item: Item) -> bool:
+    def takes(self, job: Job) -> bool:
         self._count_nodes()
         room = self._jobs or _AHEAD * sum(node.cpus for node in self._nodes)
         return len(self._tasks) < max(1, room)  # what waits makes a cluster that grows grow
 
-    def start(self, item: Item) -> None:
+    def start(self, job: Job) -> None:
         """It asks for no more memory than the largest node has, or it would wait for ever."""
         self._count_nodes()
-        asked = min(item.memory, max((node.memory for node in self._nodes), default=item.memory))
+        asked = min(job.memory, max((node.memory for node in self._nodes), default=job.memory))
         number = next(self._numbers)
-        task = self._carried_out.options(num_cpus=1, memory=asked, max_retries=0, name=item.title)
-        self._tasks[number] = _Task(item, task.remote(number, item, self._mailbox, self._work), asked)
+        task = self._carried_out.options(num_cpus=1, memory=asked, max_retries=0, name=job.title)
+        self._tasks[number] = _Task(job, task.remote(number, job, self._mailbox, self._work), asked)
 
     def events(self, patience: float) -> Sequence[Event]:
         deadline = time.monotonic() + patience
@@ -237,35 +240,35 @@ class RayExecutor:
         ended, _ = self._ray.wait(list(numbers), num_returns=len(numbers), timeout=0)
         return [numbers[reference] for reference in ended]
 
-    def _letters(self) -> list[Letter]:
+    def _letters(self) -> list[Message]:
         """A mailbox that died is started again, empty."""
         try:
-            letters: list[Letter] = self._ray.get(self._mailbox.take.remote(), timeout=_ANSWER)
+            letters: list[Message] = self._ray.get(self._mailbox.take.remote(), timeout=_ANSWER)
         except (self._ray.exceptions.RayActorError, self._ray.exceptions.GetTimeoutError):
             return []
         return letters
 
-    def _read(self, letter: Letter) -> Event | None:
+    def _read(self, letter: Message) -> Event | None:
         number, said = letter
         task = self._tasks.get(number)
         if task is None:  # it came after the end of one that was killed
             return None
         task.began = task.began or time.monotonic()
-        if isinstance(said, Begun):
+        if isinstance(said, JobStarted):
             task.worker = said.worker
-        if isinstance(said, Begun | Said | Ended):
+        if isinstance(said, JobStarted | JobLog | JobFinished):
             return said
         task.memory = max(task.memory, said.memory)
         return None
 
-    def _end_of(self, number: int) -> Ended:
+    def _end_of(self, number: int) -> JobFinished:
         task = self._tasks.pop(number)
         try:
-            ended: Ended = self._ray.get(task.reference)
+            ended: JobFinished = self._ray.get(task.reference)
         except Exception as error:  # Ray derives its errors from those of the task, which may be of any kind
             seconds = time.monotonic() - task.began if task.began else 0.0
-            fault = self._over_limit(task) or fault_of(error, task.item.title, task.worker)
-            return Ended(task.item.key, seconds, memory=task.memory, fault=fault)
+            failure = self._over_limit(task) or failure_from_task(error, task.job.title, task.worker)
+            return JobFinished(task.job.key, seconds, memory=task.memory, failure=failure)
         return ended
 
     def _end_what_is_over_its_limits(self) -> None:
@@ -274,12 +277,12 @@ class RayExecutor:
             if self._over_limit(task):
                 self._ray.cancel(task.reference, force=True)
 
-    def _over_limit(self, task: _Task) -> Fault | None:
+    def _over_limit(self, task: _Task) -> Failure | None:
         seconds, memory = self._limits.seconds, self._limits.memory
         if seconds is not None and task.began and (elapsed := time.monotonic() - task.began) > seconds:
-            return over_time(task.item.title, elapsed)
+            return time_exceeded(task.job.title, elapsed)
         if memory is not None and task.memory > memory:
-            return over_memory(task.item.title, task.memory, memory)
+            return memory_exceeded(task.job.title, task.memory, memory)
         return None
 
     def _capacity(self) -> list[Event]:
@@ -290,14 +293,14 @@ class RayExecutor:
         waiting = [number for number, task in self._tasks.items() if task.began is None]
         lacking, self._lacks = self._lacks, largest is None and bool(waiting)
         if largest is None:
-            key = self._tasks[waiting[0]].item.key if waiting else ""
+            key = self._tasks[waiting[0]].job.key if waiting else ""
             line = f"waits for a node: the Ray cluster at {self._cluster.address} has no CPU to offer"
-            return [Said(key, line)] if self._lacks and not lacking else []
+            return [JobLog(key, line)] if self._lacks and not lacking else []
         for number in waiting:
             if self._tasks[number].asked > largest:
                 task = self._tasks.pop(number)
                 self._ray.cancel(task.reference)
-                self.start(task.item)
+                self.start(task.job)
         return []
 
     def _count_nodes(self) -> None:

@@ -27,12 +27,12 @@ _VERSIONS: Final = re.compile(r"Ray:\s*(\S+)\s+Python:\s*(\S+)")
 
 
 @dataclass(frozen=True)
-class Node:
+class RayNode:
     cpus: int
     memory: int  # bytes
 
 
-class Cluster:
+class RayCluster:
     """A connection, which is the process's only one. `own`: started here, and ended with it."""
 
     def __init__(self, address: str | None, jobs: int | None) -> None:
@@ -63,7 +63,7 @@ class Cluster:
                 raise refused(address, str(error)) from error
             raise ExecutorUnavailable(f"Ray cannot be started on this machine: {_last_line(str(error))}") from error
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[RayNode]:
         """Those that are alive and may carry out something.
 
         Ray waits for a head that is gone, and after a minute ends this process without a word.
@@ -71,7 +71,7 @@ class Cluster:
         with self.lost_is_said():
             _knock(self._door)
             offers = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        return [Node(int(each["CPU"]), int(each.get("memory", 0))) for each in offers if each.get("CPU", 0) >= 1]
+        return [RayNode(int(each["CPU"]), int(each.get("memory", 0))) for each in offers if each.get("CPU", 0) >= 1]
 
     @contextmanager
     def lost_is_said(self) -> Iterator[None]:

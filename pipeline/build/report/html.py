@@ -1,19 +1,35 @@
-"""A build report as one page: no request to anywhere, nothing to run to read it, what is missing first."""
+"""Build report as one HTML page, made of the report's document: missing cells, artifacts, timeline, programs.
+
+The page makes no request and can be read without its script.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from nxpipe.pipeline.build.report.markup import Child, Markup, moment, sheet, tag, text
-from nxpipe.pipeline.build.report.summary import BECAME
 from nxpipe.pipeline.build.report.text import clock, counted, duration
+from nxpipe.pipeline.build.status import PLAN_WORDS, REPORT_WORDS, CellStatus
 from nxpipe.pipeline.util.console import human_bytes
 
 _SCRIPT: Final = Path(__file__).with_name("page.js")
-_MADE: Final = ("found", "built", "waiting")
-_OPEN: Final = 8  # lots of cells that are listed without a click
-_COLUMNS: Final = ("program", "of", "before", "became", "tries", "time", "memory", "predicted")
-_NUMBERS: Final = ("tries", "time", "memory", "predicted")
+_OPEN: Final = 8  # groups of cells that are listed without a click
+# Words of the document, and the status as this page shows it.
+_STATUS: Final = {word: status.value for status, word in REPORT_WORDS.items()}
+_PLANNED: Final = {word: status.value for status, word in PLAN_WORDS.items()}
+_IN_STORE: Final = tuple(REPORT_WORDS[each] for each in (CellStatus.CACHED, CellStatus.BUILT, CellStatus.BLOCKED))
+_FAILED: Final = REPORT_WORDS[CellStatus.FAILED]
+_COLUMNS: Final = ("program", "of", "planned", "status", "attempts", "time", "memory", "predicted")
+_NUMBERS: Final = ("attempts", "time", "memory", "predicted")
+
+_ORDER: Final = (
+    CellStatus.FAILED,
+    CellStatus.RETRYING,
+    CellStatus.SKIPPED,
+    CellStatus.BLOCKED,
+    CellStatus.BUILT,
+    CellStatus.CACHED,
+)
 
 Report = Mapping[str, Any]
 
@@ -54,8 +70,8 @@ def _tiles(report: Report, cells: Sequence[tuple[Report, Report]]) -> Markup:
     most = max((cell["memory_bytes"] for _, cell in cells), default=0)
     figures = [
         (f"{published:,} / {len(report['artifacts']):,}", "artifacts published"),
-        (f"{len(cells):,}", "programs asked for"),
-        *((f"{number:,}", fate) for fate in BECAME if (number := report["counts"].get(fate))),
+        (f"{len(cells):,}", "programs"),
+        *((f"{number:,}", label) for word, label in _STATUS.items() if (number := report["counts"].get(word))),
         (duration(worked), "of work"),
         (human_bytes(most) if most else "–", "most memory of one"),
     ]
@@ -65,50 +81,50 @@ def _tiles(report: Report, cells: Sequence[tuple[Report, Report]]) -> Markup:
 
 def _bar(counts: Mapping[str, int]) -> Markup:
     total, begun, parts = max(sum(counts.values()), 1), 0, []
-    for fate in BECAME:
-        if number := counts.get(fate, 0):
+    for word, label in _STATUS.items():
+        if number := counts.get(word, 0):
             x, width = (f"{100 * share / total:.3f}%" for share in (begun, number))
-            parts.append(tag("svg", tag("title", f"{number:,} {fate}"), tag("rect", width="100%", height=10),
-                             class_=_class(fate), x=x, width=width, height=10))  # fmt: skip
+            parts.append(tag("svg", tag("title", f"{number:,} {label}"), tag("rect", width="100%", height=10),
+                             class_=_class(word), x=x, width=width, height=10))  # fmt: skip
             begun += number
     return tag("svg", parts, class_="shares", height=10, role="img", aria_label="shares")
 
 
-def _missing(lack: Report) -> Markup:
-    items = [tag("li", tag("code", lot["programs"]), " of ", lot["title"]) for lot in lack["lots"]]
-    named = tag("ul", items)
-    said = f"failed: {lack['reason']}" if lack["became"] == "failed" else lack["became"]
+def _missing(group: Report) -> Markup:
+    items = [tag("li", tag("code", cells["programs"]), " of ", cells["title"]) for cells in group["lots"]]
+    listed, word = tag("ul", items), group["became"]
+    status = f"{_STATUS[word]}: {group['reason']}" if word == _FAILED else _STATUS[word]
     return tag(
         "article",
-        tag("h3", said, tag("span", counted(lack["cells"], "program"), class_="count")),
-        tag("p", lack["message"]),
-        tag("p", "Way out: ", _quoted(lack["way_out"]), class_="way-out"),
-        named if len(items) <= _OPEN else tag("details", tag("summary", "Which"), named),
-        class_=_class(lack["became"]),
+        tag("h3", status, tag("span", counted(group["cells"], "program"), class_="count")),
+        tag("p", group["message"]),
+        tag("p", "Fix: ", _quoted(group["way_out"]), class_="way-out"),
+        listed if len(items) <= _OPEN else tag("details", tag("summary", "Programs"), listed),
+        class_=_class(word),
     )
 
 
 def _quoted(sentence: str) -> list[Markup]:
-    """What stands in backticks is meant to be typed."""
+    """Text in backticks is code."""
     return [tag("code", part) if odd % 2 else text(part) for odd, part in enumerate(sentence.split("`"))]
 
 
 def _artifacts(artifacts: Sequence[Report]) -> Markup:
     rows = []
     for artifact in artifacts:
-        there = sum(cell["became"] in _MADE for cell in artifact["cells"])
+        in_store = sum(cell["became"] in _IN_STORE for cell in artifact["cells"])
         state, word = ("built", "published") if artifact["published"] else ("failed", "missing")
         order = artifact["asked"]["order"]
         degree = order["tp"] or 1
-        cells = (artifact["title"], order["target"], degree, f"{there:,} / {len(artifact['cells']):,}")
+        cells = (artifact["title"], order["target"], degree, f"{in_store:,} / {len(artifact['cells']):,}")
         key = tag("td", tag("code", artifact["key"][:12]))
         rows.append(tag("tr", [tag("td", cell) for cell in cells], key, tag("td", _pill(word, state))))
     return _table(("artifact", "target", "tp", "programs", "key", "state"), rows, ())
 
 
 def _programs(cells: Sequence[tuple[Report, Report]]) -> Markup:
-    """Failures first; whoever runs the script may sort and filter."""
-    order = ("failed", "not retried", "not tried", "waiting", "built", "found")
+    """Failures first; the script can sort and filter."""
+    order = [REPORT_WORDS[status] for status in _ORDER]
     rows = [_program(*pair) for pair in sorted(cells, key=lambda pair: order.index(pair[1]["became"]))]
     return _table(_COLUMNS, rows, _NUMBERS, id="programs")
 
@@ -126,8 +142,8 @@ def _program(artifact: Report, cell: Report) -> Markup:
         "tr",
         tag("td", tag("code", cell["program"])),
         tag("td", artifact["title"]),
-        tag("td", before["state"], why),
-        tag("td", _pill(cell["became"], _class(cell["became"]))),
+        tag("td", _PLANNED.get(before["state"], before["state"]), why),
+        tag("td", _pill(_STATUS[cell["became"]], _class(cell["became"]))),
         [tag("td", shown, class_="number", data_value=value) for shown, value in figures],
     )
 
@@ -154,8 +170,8 @@ def _pill(word: Child, kind: str) -> Markup:
     return tag("span", text(word), class_=f"pill {kind}")
 
 
-def _class(fate: str) -> str:
-    return fate.replace(" ", "-")
+def _class(word: str) -> str:
+    return word.replace(" ", "-")
 
 
 _ROW: Final = 24  # pixels from one worker to the next
@@ -176,7 +192,7 @@ def timeline(attempts: Sequence[Attempt], seconds: float) -> Markup:
     rows = {worker: number for number, worker in enumerate(workers)}
     height = _ROW * len(workers) + _AXIS
     names = [tag("text", f"worker {worker}", x=0, y=rows[worker] * _ROW + 14) for worker in workers]
-    bars = [_timeline_bar(each, rows[each["worker"]], end) for each in drawn]
+    bars = [_attempt_bar(each, rows[each["worker"]], end) for each in drawn]
     return tag(
         "figure",
         tag("svg", names, class_="names", width=84, height=height, aria_hidden="true"),
@@ -193,7 +209,7 @@ def _drawn(attempts: Sequence[Attempt]) -> list[Attempt]:
     return sorted(longest[:_BARS], key=lambda each: (each["began"], each["worker"]))
 
 
-def _timeline_bar(attempt: Attempt, row: int, end: float) -> Markup:
+def _attempt_bar(attempt: Attempt, row: int, end: float) -> Markup:
     """A picture in the picture, so that a name never reaches out of its bar."""
     took = _over(attempt, end) - attempt["began"]
     title = f"{attempt['program']} of {attempt['title']}\n"

@@ -1,4 +1,4 @@
-"""HTML that cannot be anything else: whatever is not markup of ours is text."""
+"""HTML markup and pages: every text is escaped unless it is `Markup`."""
 
 import base64
 import hashlib
@@ -13,25 +13,25 @@ _EMPTY = frozenset({"meta", "rect", "line"})
 
 
 class Markup(str):
-    """Text that was made here, and is not escaped again."""
+    """HTML made by `tag`; it is not escaped again."""
 
     __slots__ = ()
 
 
 def tag(name: str, /, *children: Child, **attributes: str | int | float | None) -> Markup:
     """`class_` and `data_value` are spelled `class` and `data-value`; an attribute that is None is left out."""
-    said = "".join(
+    pairs = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{for_html(str(value))}"'
         for key, value in attributes.items()
         if value is not None
     )
     if name in _EMPTY:
-        return Markup(f"<{name}{said}/>")
-    return Markup(f"<{name}{said}>{text(children)}</{name}>")
+        return Markup(f"<{name}{pairs}/>")
+    return Markup(f"<{name}{pairs}>{text(children)}</{name}>")
 
 
 def text(child: Child) -> Markup:
-    """A child as it stands in a page."""
+    """A child as HTML."""
     if isinstance(child, Markup):
         return child
     if child is None:
@@ -59,15 +59,15 @@ def sheet(title: str, sections: Iterable[Markup], script: str = "") -> bytes:
 
 
 def moment(report: Mapping[str, Any]) -> str:
-    """When it began."""
+    """Time at which it began."""
     return f"{report['began_at'][:19].replace('T', ' ')} UTC"
 
 
 def _policy(style: str, script: str) -> str:
-    """Nothing but these very words: a text that got past all escaping would still do nothing."""
+    """Allows this style and this script only: a text that escaped all escaping would still do nothing."""
     allowed = f"default-src 'none'; style-src '{_digest(style)}'"
     return f"{allowed}; script-src '{_digest(script)}'" if script else allowed
 
 
-def _digest(words: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(words.encode()).digest()).decode()}"
+def _digest(source: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}"

@@ -1,15 +1,14 @@
-"""What became of each cell of a build; of a missing one why it is missing, and what to do about it."""
+"""Summary of a build: what is published, what is missing and why, and how to fix it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final
 
 from nxpipe.pipeline.artifacts import utilisation
-from nxpipe.pipeline.build.plan import PlannedArtifact
-from nxpipe.pipeline.build.report.text import Fold, counted, duration, folds, in_general, plain
-from nxpipe.pipeline.build.state import CellResult, Results
-from nxpipe.pipeline.build.status import Fault, Sort
+from nxpipe.pipeline.build.report.text import BraceGroup, brace_groups, counted, duration, generalize, plain
+from nxpipe.pipeline.build.state import ArtifactResult, CellResult, Results
+from nxpipe.pipeline.build.status import REPORT_WORDS, RESULT_WORDS, CellStatus, Failure, FailureClass
 from nxpipe.pipeline.util.console import Console, human_bytes
 from nxpipe.pipeline.util.escape import style
 from nxpipe.pipeline.util.exit_codes import INCOMPLETE, INTERNAL, INTERRUPTED, TABLE
@@ -18,152 +17,139 @@ from nxpipe.pipeline.verify.verify import Report, sentences
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
 
-
-# `waiting`: the cell is made and kept, and its artifact lacks others.
-Became: TypeAlias = Literal["found", "built", "failed", "not retried", "not tried", "waiting"]
-BECAME: Final[tuple[Became, ...]] = get_args(Became)
-
 _ROWS: Final = {row.number: row for row in TABLE}
-# What the exit code advises is for one command that failed at once; these were tried, or ended by a limit of ours.
-_WAYS: Final[Mapping[Sort, str]] = {
-    "limit": "Allow more with `--timeout` or `--memory-limit`, or ask for a smaller program.",
-    "environmental": "Mend what the message names, then run the same command again: what is there is not built again.",
+# The remedy of an exit code is for a command that failed at once; these jobs were retried, or hit a limit of a job.
+_REMEDIES: Final[Mapping[FailureClass, str]] = {
+    FailureClass.LIMIT: "Allow more with `--timeout` or `--memory-limit`, or build a smaller program.",
+    FailureClass.RETRYABLE: "Fix the cause that the message names, then run the same command again: what is in the "
+    "store is not built again.",
 }
-
-_MEND_THE_OTHER: Final = "Mend that one and run the same command again, or run it with `--keep-going`."
+_FIX_THE_OTHER: Final = "Fix that one and run the same command again, or run it with `--keep-going`."
 
 
 @dataclass(frozen=True)
 class Reason:
-    """`name` is that of an exit code."""
+    """Why a cell is missing. `name` is that of an exit code."""
 
-    became: Became
+    status: CellStatus
     name: str
     text: str
-    way_out: str
+    remedy: str
 
 
 @dataclass(frozen=True)
-class Lack:
+class MissingGroup:
     """Cells that are missing for one reason."""
 
     reason: Reason
-    lots: list[Fold[CellResult]]
+    groups: list[BraceGroup[CellResult]]
 
     @property
     def cells(self) -> int:
-        return sum(len(lot.members) for lot in self.lots)
+        return sum(len(group.members) for group in self.groups)
 
 
-def became(results: Results, one: CellResult) -> Became:
-    return "waiting" if one.fate == "not tried" and _is_made(results, one) else one.fate
-
-
-def tallied(results: Results) -> dict[Became, int]:
-    found = [became(results, one) for one in results.cells()]
-    return {word: found.count(word) for word in BECAME if word in found}
+def status_counts(results: Results) -> dict[CellStatus, int]:
+    found = [one.status for one in results.cells()]
+    return {status: found.count(status) for status in REPORT_WORDS if status in found}
 
 
 def reason(results: Results, one: CellResult) -> Reason:
-    """Why this one is missing."""
-    if one.fault and one.fate == "not retried":
-        return _not_retried(results, one.fault)
-    if one.fault:
-        row = _ROWS.get(one.fault.code, INTERNAL)
-        return Reason("failed", row.name, plain(one.fault.message), _WAYS.get(one.fault.sort, row.way_out))
-    if _is_made(results, one):
-        text = "it is made and kept, but its artifact cannot be published without the others"
-        return Reason("waiting", INCOMPLETE.name, text, "Mend the others; this one is not made again.")
+    """Of a missing cell."""
+    status = one.status
+    if one.failure and status is CellStatus.RETRYING:
+        return _not_retried(results, one.failure)
+    if one.failure:
+        row = _ROWS.get(one.failure.code, INTERNAL)
+        remedy = _REMEDIES.get(one.failure.failure_class, row.way_out)
+        return Reason(status, row.name, plain(one.failure.message), remedy)
+    if status is CellStatus.BLOCKED:
+        text = "it is built and in the store, but its artifact cannot be published without the others"
+        return Reason(status, INCOMPLETE.name, text, "Fix the others; this one is not built again.")
     if results.interrupted:
-        return Reason("not tried", INTERRUPTED.name, "the build was interrupted before its turn", INTERRUPTED.way_out)
-    return Reason("not tried", INCOMPLETE.name, "it was not tried after another had failed", _MEND_THE_OTHER)
+        return Reason(status, INTERRUPTED.name, "the build was interrupted before it started", INTERRUPTED.way_out)
+    return Reason(status, INCOMPLETE.name, "not started after another cell had failed", _FIX_THE_OTHER)
 
 
-def _not_retried(results: Results, fault: Fault) -> Reason:
-    met = f"its last attempt met: {plain(fault.message)}"
+def _not_retried(results: Results, failure: Failure) -> Reason:
+    last = f"its last attempt failed: {plain(failure.message)}"
     if results.interrupted:
-        text = f"the build was interrupted before another attempt was over; {met}"
-        return Reason("not retried", INTERRUPTED.name, text, INTERRUPTED.way_out)
-    text = f"it was not tried again after another had failed; {met}"
-    return Reason("not retried", INCOMPLETE.name, text, _MEND_THE_OTHER)
+        text = f"the build was interrupted before the next attempt ended; {last}"
+        return Reason(CellStatus.RETRYING, INTERRUPTED.name, text, INTERRUPTED.way_out)
+    text = f"not retried after another cell had failed; {last}"
+    return Reason(CellStatus.RETRYING, INCOMPLETE.name, text, _FIX_THE_OTHER)
 
 
-def missing(results: Results) -> list[Lack]:
-    """Every missing cell below its reason: what failed first, then what that kept from being built."""
-    lacking = [(one, reason(results, one)) for one in results.missing()]
-    texts = in_general([(why.text, one.cell.shape) for one, why in lacking])
+def missing_groups(results: Results) -> list[MissingGroup]:
+    """Missing cells by reason: failures first, then what they kept from being built."""
+    missing = [(one, reason(results, one)) for one in results.missing()]
+    texts = generalize([(why.text, one.cell.shape) for one, why in missing])
     found: dict[Reason, list[tuple[CellResult, Reason]]] = {}
-    for (one, why), text in zip(lacking, texts, strict=True):
+    for (one, why), text in zip(missing, texts, strict=True):
         found.setdefault(replace(why, text=text), []).append((one, why))
-    lacks = [_lack(alike, those) for alike, those in found.items()]
-    return sorted(lacks, key=lambda lack: BECAME.index(lack.reason.became))
+    order = list(REPORT_WORDS)
+    groups = [_group(general, members) for general, members in found.items()]
+    return sorted(groups, key=lambda group: order.index(group.reason.status))
 
 
-def _lack(alike: Reason, those: list[tuple[CellResult, Reason]]) -> Lack:
-    """In the words of the one cell, if it is only one or all say the same."""
-    said = {why for _, why in those}
-    return Lack(said.pop() if len(said) == 1 else alike, _folded([one for one, _ in those]))
+def _group(general: Reason, members: list[tuple[CellResult, Reason]]) -> MissingGroup:
+    """With the reason of its cells if it is the same for all, else with the general one."""
+    reasons = {why for _, why in members}
+    return MissingGroup(reasons.pop() if len(reasons) == 1 else general, _grouped([one for one, _ in members]))
 
 
-def _folded(cells: list[CellResult]) -> list[Fold[CellResult]]:
+def _grouped(cells: list[CellResult]) -> list[BraceGroup[CellResult]]:
     def alike(one: CellResult) -> tuple[str, str, int]:
         return one.artifact.key, one.artifact.title, max(one.attempts, 1)
 
-    return folds(cells, lambda one: one.cell.shape, alike)
-
-
-def _is_made(results: Results, one: CellResult) -> bool:
-    """Asked only of one that did not fail."""
-    return one.cell.key in results.ended or one.cell.state == "committed"
+    return brace_groups(cells, lambda one: one.cell.shape, alike)
 
 
 def summary(results: Results, report: Path | None = None) -> list[str]:
     lines = [headline(results)]
-    for lack in missing(results):
-        lines += ["", *_missing(lack)]
+    for group in missing_groups(results):
+        lines += ["", *_missing(group)]
     if report:
         lines += ["", f"report: {report}"]
     return lines
 
 
 def headline(results: Results) -> str:
-    """One sentence: is all there, and what it took."""
+    """Verdict, counts and time in one line."""
     if results.interrupted:
         word, colour = "interrupted", "yellow"
     else:
         word, colour = ("incomplete", "red") if results.missing() else ("complete", "green")
-    took = f"{duration(results.seconds)} with the executor {results.executor}"
-    return f"{style(word, fg=colour, bold=True)}: {tally(results)}; {published(results)}; {took}"
+    time = f"{duration(results.seconds)} with the executor {results.executor}"
+    return f"{style(word, fg=colour, bold=True)}: {tally(results)}; {published(results)}; {time}"
 
 
 def tally(results: Results) -> str:
-    counts = tallied(results)
-    parts = ", ".join(f"{count:,} {word}" for word, count in counts.items())
-    return f"{counted(sum(counts.values()), 'program')}: {parts or 'none was asked for'}"
+    counts = status_counts(results)
+    parts = ", ".join(f"{count:,} {status.value}" for status, count in counts.items())
+    return f"{counted(sum(counts.values()), 'program')}: {parts or 'nothing to build'}"
 
 
 def published(results: Results) -> str:
-    lacking = {id(one.artifact) for one in results.missing()}
-    whole = sum(id(artifact) not in lacking for artifact in results.plan.artifacts)
-    return f"{whole:,} of {counted(len(results.plan.artifacts), 'artifact')} published"
+    count = sum(one.is_published for one in results.artifacts())
+    return f"{count:,} of {counted(len(results.plan.artifacts), 'artifact')} published"
 
 
-def _missing(lack: Lack) -> Iterator[str]:
-    why = lack.reason
-    became = style(why.became, fg="red" if why.became == "failed" else "yellow")
-    yield f"{became}{f' {why.name}' if why.became == 'failed' else ''}: {why.text}"
-    for lot in lack.lots:
-        one = lot.members[0]
-        tries = f"  ({counted(one.attempts, 'attempt')})" if one.attempts > 1 else ""
-        yield f"  {plain(one.artifact.title)}, {lot.name}{tries}"
-    yield f"  way out: {why.way_out}"
+def _missing(group: MissingGroup) -> Iterator[str]:
+    why, is_failure = group.reason, group.reason.status is CellStatus.FAILED
+    status = style(why.status.value, fg="red" if is_failure else "yellow")
+    yield f"{status}{f' {why.name}' if is_failure else ''}: {why.text}"
+    for cells in group.groups:
+        one = cells.members[0]
+        attempts = f"  ({counted(one.attempts, 'attempt')})" if one.attempts > 1 else ""
+        yield f"  {plain(one.artifact.title)}, {cells.name}{attempts}"
+    yield f"  fix: {why.remedy}"
 
 
-def published_of(store: "Store", results: Results) -> dict[str, "Published"]:
-    """What there is now of all that was asked for, by request key."""
-    lacking = {id(one.artifact) for one in results.missing()}
-    whole = [artifact.key for artifact in results.plan.artifacts if id(artifact) not in lacking]
-    found = ((key, store.find(key)) for key in dict.fromkeys(whole))
+def published_artifacts(store: "Store", results: Results) -> dict[str, "Published"]:
+    """Artifacts of the plan that are complete, by request key."""
+    keys = dict.fromkeys(one.artifact.key for one in results.artifacts() if one.is_published)
+    found = ((key, store.find(key)) for key in keys)
     return {key: one for key, one in found if one is not None}
 
 
@@ -174,50 +160,43 @@ def show_artifacts(
     verified: Mapping[str, Report],
     results: Results,
 ) -> None:
-    """Every artifact that there is now, and whether this run made it; programs read what is missing too."""
+    """A line for each published artifact, cache hit or built; `--json` has those that are missing as well."""
     documents = []
-    for artifact, cells in _by_artifact(results):
-        one = published.get(artifact.key)
-        if one is None:
-            documents.append(_shown_missing(artifact, cells))
+    for one in results.artifacts():
+        key = one.artifact.key
+        if key not in published:
+            documents.append(_missing_json(one))
             continue
-        cached = artifact.is_published or not _made(results, artifact)
-        documents.append(_as_json(one, cells, figures[artifact.key], verified[artifact.key], cached=cached))
+        cached = one.artifact.is_published or not _is_built(results, key)
+        documents.append(_artifact_json(published[key], one, figures[key], verified[key], cached=cached))
         if not console.json:
-            console.result(*_lines(one, figures[artifact.key], verified[artifact.key], cached=cached))
+            console.result(*_lines(published[key], figures[key], verified[key], cached=cached))
     if console.json:
         console.data(documents)
 
 
 def show_end(console: Console, results: Results, report: Path | None) -> None:
-    """The one failure of a small build in a sentence; of a large one what it amounts to."""
+    """One sentence if the build is one cell, else the summary."""
     missing = results.missing()
-    faults = list(dict.fromkeys(one.fault for one in missing if one.fault))
+    failures = list(dict.fromkeys(one.failure for one in missing if one.failure))
     if console.verbose:
-        for fault in faults:
-            console.trace(fault.log)
+        for failure in failures:
+            console.trace(failure.log)
     if results.left_behind:
         console.complain(results.left_behind)
     if results.interrupted:
-        console.say("Interrupted; what was committed is kept, and `nxpipe build --resume` goes on from there.")
-    elif len(faults) == 1 and len(results.cells()) == 1:
-        console.complain(faults[0].message)
+        console.say("Interrupted. What is committed stays; `nxpipe build --resume` continues.")
+    elif len(failures) == 1 and len(results.cells()) == 1:
+        console.complain(failures[0].message)
     elif missing:
         console.complain(*summary(results, report))
-    elif results.attempts and len(results.cells()) > 1:
+    elif results.state.attempts and len(results.cells()) > 1:
         console.say(*summary(results, report))
 
 
-def _by_artifact(results: Results) -> list[tuple[PlannedArtifact, list[CellResult]]]:
-    found: dict[int, tuple[PlannedArtifact, list[CellResult]]] = {}
-    for one in results.cells():
-        found.setdefault(id(one.artifact), (one.artifact, []))[1].append(one)
-    return list(found.values())
-
-
-def _made(results: Results, artifact: PlannedArtifact) -> bool:
-    ended = results.ended.get(artifact.key)
-    return ended is not None and not ended.cached
+def _is_built(results: Results, key: str) -> bool:
+    finished = results.state.finished.get(key)
+    return finished is not None and not finished.cached
 
 
 def _lines(published: "Published", programs: dict[str, Any], verified: Report, *, cached: bool) -> list[str]:
@@ -234,8 +213,8 @@ def _lines(published: "Published", programs: dict[str, Any], verified: Report, *
     return ["  ".join(headline), *(f"  {text}" for text in parts)]
 
 
-def _as_json(
-    published: "Published", cells: list[CellResult], programs: dict[str, Any], verified: Report, *, cached: bool
+def _artifact_json(
+    published: "Published", one: ArtifactResult, programs: dict[str, Any], verified: Report, *, cached: bool
 ) -> dict[str, object]:
     return {
         "model": published.model_id,
@@ -247,22 +226,29 @@ def _as_json(
         "size_bytes": published.size_bytes,
         "verification": verified,
         "utilisation": programs,
-        "cells": [_cell(one) for one in cells],
+        "cells": [_cell_json(cell) for cell in one.cells],
     }
 
 
-def _shown_missing(artifact: PlannedArtifact, cells: list[CellResult]) -> dict[str, object]:
+def _missing_json(one: ArtifactResult) -> dict[str, object]:
+    artifact = one.artifact
     return {
         "model": artifact.asked.name or artifact.asked.order.model_id,
         "request_key": artifact.key or None,
         "cache": "missing",
         "target": artifact.asked.order.target,
-        "cells": [_cell(one) for one in cells],
+        "cells": [_cell_json(cell) for cell in one.cells],
     }
 
 
-def _cell(one: CellResult) -> dict[str, object]:
-    document = {"program": one.cell.shape.name, "fate": one.fate, "attempts": one.attempts, "seconds": one.seconds}
-    if one.fault is None:
+def _cell_json(one: CellResult) -> dict[str, object]:
+    document = {
+        "program": one.cell.shape.name,
+        "fate": RESULT_WORDS[one.status],
+        "attempts": one.attempts,
+        "seconds": one.seconds,
+    }
+    if one.failure is None:
         return document
-    return document | {"fault": {"kind": one.fault.kind, "message": one.fault.message, "exit_code": one.fault.code}}
+    failure = {"kind": one.failure.kind, "message": one.failure.message, "exit_code": one.failure.code}
+    return document | {"fault": failure}
