@@ -12,9 +12,10 @@ from typing import Any, Final, Self
 
 from nxpipe.artifact_store.errors import BadUrl, Changed, Denied, Incomplete, StoreUnavailable, UnsafeBackend
 from nxpipe.emulator.errors import LimitExceeded
+from nxpipe.pipeline.util.console import human_bytes
 from nxpipe.pipeline.util.crash import report_crash
 from nxpipe.pipeline.util.errors import AwsError, MissingSoftware, NotEnoughMemory, sentence_of
-from nxpipe.pipeline.util.exit_codes import INTERNAL, exit_code_of
+from nxpipe.pipeline.util.exit_codes import COMPILE, INTERNAL, SYSTEM, exit_code_of
 
 
 class CellStatus(Enum):
@@ -134,6 +135,16 @@ def failure_from(error: Exception) -> Failure:
         code=(row or INTERNAL).number,
         log="".join(traceback.format_exception(error)),
     )
+
+
+def time_exceeded(title: str, seconds: float, log: str = "") -> Failure:
+    text = f"{title}: not finished after {seconds:.0f} s; allow more with --timeout"
+    return Failure(FailureClass.LIMIT, "OutOfTime", text, COMPILE.number, log)
+
+
+def memory_exceeded(title: str, used: int, limit: int, log: str = "") -> Failure:
+    text = f"{title}: its worker uses {human_bytes(used)} of memory, more than the limit of {human_bytes(limit)}"
+    return Failure(FailureClass.LIMIT, "OutOfMemory", f"{text}; allow more with --memory-limit", SYSTEM.number, log)
 
 
 def failure_class_of(error: Exception) -> FailureClass:

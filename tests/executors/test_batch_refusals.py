@@ -75,9 +75,9 @@ def test_what_the_hub_has_and_what_a_seed_makes_is_taken(farm: BuildFarm, weight
 
 
 def test_a_store_that_the_workers_do_not_publish_to_is_refused(farm: BuildFarm, local: Store) -> None:
-    with pytest.raises(BuildRefused, match=f"is a folder here; pass --store {STORE}/"):
+    with pytest.raises(BuildRefused, match=f"a folder of this machine; pass --store {STORE}/"):
         BatchExecutor(local, farm, JobLimits())
-    with pytest.raises(BuildRefused, match="publish to s3://artifacts/models/, and this build to s3://artifacts/other"):
+    with pytest.raises(BuildRefused, match="publishes to s3://artifacts/models/, this build to s3://artifacts/other"):
         BatchExecutor(open_store("s3://artifacts/other"), farm, JobLimits())
 
 
@@ -106,13 +106,13 @@ def test_neither_region_nor_credentials_is_one_sentence(aws: None, monkeypatch: 
 def test_jobs_are_of_the_newest_revision(farm: BuildFarm) -> None:
     newest = define_job(store="s3://artifacts/new/", memory=1024)
     found = find_farm("demo", REGION)
-    assert (found.definition, found.store, found.room) == (newest, "s3://artifacts/new/", JobSize(2, 1024))
+    assert (found.definition, found.store, found.size) == (newest, "s3://artifacts/new/", JobSize(2, 1024))
     assert found.definition != farm.definition
 
 
 @given(needed=st.integers(0, 2**42), room=st.builds(JobSize, st.integers(1, 64), st.integers(256, 200_000)))
 def test_a_job_gets_what_its_item_needs_but_never_less_than_the_definition_says(needed: int, room: JobSize) -> None:
-    found = BuildFarm(None, "demo", "", "", "", room).room_for(job("a", memory=needed), JobLimits())
+    found = BuildFarm(None, "demo", "", "", "", room).size_for(job("a", memory=needed), JobLimits())
     assert found.memory * MIB >= needed
     assert found.memory < max(room.memory * MIB + 1, 2 * needed) / MIB + 1
     assert found.vcpus >= room.vcpus
@@ -122,7 +122,7 @@ def test_a_job_gets_what_its_item_needs_but_never_less_than_the_definition_says(
 @given(limit=st.integers(1, 2**42))
 def test_a_limit_of_memory_is_the_containers_to_the_mebibyte(limit: int) -> None:
     farm = BuildFarm(None, "demo", "", "", "", JobSize(16, 60_000))
-    assert 0 <= farm.room_for(job("a", memory=1), JobLimits(memory=limit)).memory * MIB - limit < MIB
+    assert 0 <= farm.size_for(job("a", memory=1), JobLimits(memory=limit)).memory * MIB - limit < MIB
 
 
 def test_a_list_gives_each_place_its_item_and_no_two_lists_are_alike(local: Store) -> None:
@@ -137,7 +137,9 @@ def test_a_fault_of_batch_says_what_is_known_and_nothing_else() -> None:
     assert failure_from_job(lost).message == (
         "job j:3 of the build farm ended without an outcome: Host EC2 (instance i-1) terminated."
     )
-    assert failure_from_job({"jobId": "j", "status": "SUCCEEDED"}).message.endswith("outcome: no reason is given.")
+    assert failure_from_job({"jobId": "j", "status": "SUCCEEDED"}).message.endswith(
+        "outcome: AWS Batch gives no reason."
+    )
 
 
 def test_who_may_end_jobs_knows_them_by_the_tag_that_they_are_submitted_with() -> None:

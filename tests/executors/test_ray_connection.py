@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nxpipe.pipeline.build.executors.ray import RayExecutor
-from nxpipe.pipeline.build.executors.ray_cluster import refused
+from nxpipe.pipeline.build.executors.ray_cluster import unavailable
 from nxpipe.pipeline.build.jobs import JobLimits
 from nxpipe.pipeline.build.status import FailureClass
 from nxpipe.pipeline.util.errors import ExecutorUnavailable, MissingSoftware
@@ -105,13 +105,13 @@ def test_a_ray_of_its_own_ends_with_the_executor(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_head_that_is_killed_is_said_and_what_ran_is_ended(tmp_path: Path) -> None:
     with a_driver("", tmp_path / "pids", "kill the head") as driver:
-        assert "does not answer any more" in driver.communicate()[0]
+        assert "no longer answers" in driver.communicate()[0]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:{port}", "ray://127.0.0.1:{port}", "nowhere.invalid:6379", "6379"])
 def test_an_address_where_nobody_answers_is_said_in_one_line(address: str) -> None:
     address = address.format(port=free_port())
-    with pytest.raises(ExecutorUnavailable, match=f"No Ray cluster can be had at {address}") as error:
+    with pytest.raises(ExecutorUnavailable, match=f"no Ray cluster at {address}") as error:
         RayExecutor(address, JobLimits(), None)
     assert "\n" not in str(error.value)
 
@@ -121,7 +121,7 @@ def test_another_version_is_said_with_both() -> None:
 
     with pytest.raises(RuntimeError) as ray_says:
         check_version_info({"ray_version": "2.9.0", "python_version": "3.9.1"}, "here")
-    message = str(refused("h:1", f"Traceback\nRuntimeError: {ray_says.value}"))
+    message = str(unavailable("h:1", f"Traceback\nRuntimeError: {ray_says.value}"))
     assert "runs Ray 2.9.0 on Python 3.9.1, and this is Ray 2." in message
 
 

@@ -121,8 +121,8 @@ def test_a_build_that_finds_nothing_says_what_was_nearest(here: Path) -> None:
     inputs = open_store("s").key_inputs(near.manifest)
     said = explain_cache_miss(open_store("s"), inputs | {"options": {"autocast": "all", "note": "x" * 100}})
     assert said is not None
-    assert f"the nearest is {near.model_id}@{near.request_key[:12]}" in said
-    assert 'options.autocast: "matmult" there, "all" here' in said
+    assert f"cache miss: nearest artifact {near.model_id}@{near.request_key[:12]} differs in " in said
+    assert 'options.autocast ("matmult" there, "all" here)' in said
     assert said.isprintable()
     assert len(said) < 300
     assert explain_cache_miss(open_store("empty"), inputs) is None
@@ -139,7 +139,7 @@ def test_the_build_itself_says_so(here: Path, bert: Path, monkeypatch: pytest.Mo
     answer = nxpipe("build", "--model-id", str(bert), "--weights", "random:0", "--buckets", "16", "--store", "s")
     before, stopped, _ = answer.err.partition("stopped")
     assert stopped
-    assert "the nearest is acme/tiny-bert@" in before
+    assert "nearest artifact acme/tiny-bert@" in before
 
 
 # diff

@@ -67,7 +67,7 @@ def test_the_executor_finds_the_farm_as_its_stack_makes_it(aws: None) -> None:
     told, found = outputs(made.farm), find_farm("demo", REGION)
     assert (found.queue, found.definition) == (told["QueueArn"], told["JobDefinitionArn"])
     assert found.store == f"s3://{outputs(made.store)['BucketName']}/models/"
-    assert found.room == JobSize(16, 60_000)
+    assert found.size == JobSize(16, 60_000)
     (policy,) = [
         one["Arn"] for one in boto3.client("iam").list_policies(Scope="Local")["Policies"] if "Submitting" in one["Arn"]
     ]

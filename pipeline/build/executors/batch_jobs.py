@@ -1,4 +1,5 @@
-"""One submitted job, an array or a single one: what Batch says of its children, in few requests."""
+"""Jobs of AWS Batch: an array job and its children, read in few requests, and the failure of a child without an
+outcome."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,18 +14,17 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store.documents import Blob
 
 
-JobDescription: TypeAlias = Mapping[str, Any]  # a job, as Batch describes it
+JobDescription: TypeAlias = Mapping[str, Any]  # an element of DescribeJobs or ListJobs
 
-_DESCRIBED: Final = 100  # jobs a request
+_DESCRIBED: Final = 100  # jobs in one request
 _PAGE: Final = 1000
 ENDED: Final = ("SUCCEEDED", "FAILED")
 
 
 @dataclass
 class ArrayJob:
-    """`keys` are those of its items; the sets hold places in it: of children that have begun, that have failed, and
-    that have not been told the end of. `counts` are those of the last look, by status; times are the driver's.
-    """
+    """`keys` are those of its jobs. The sets hold indices: of children that have started, that have failed, and whose
+    end is open. `counts` by status are those of the last poll; times are of the scheduler's clock."""
 
     id: str
     items: "Blob"
@@ -44,32 +44,32 @@ class ArrayJob:
         return len(self.keys) == 1
 
     def child(self, place: int) -> str:
-        """Its job's id."""
+        """Its id in Batch."""
         return self.id if self.single else f"{self.id}:{place}"
 
 
 def describe(batch: Any, ids: Sequence[str]) -> dict[str, JobDescription]:
-    """By id; of a job that Batch has forgotten, nothing."""
-    told: list[JobDescription] = []
+    """By id, without jobs that Batch no longer knows."""
+    found: list[JobDescription] = []
     with asking("describe the jobs of the build"):
         for at in range(0, len(ids), _DESCRIBED):
-            told += batch.describe_jobs(jobs=list(ids[at : at + _DESCRIBED]))["jobs"]
-    return {one["jobId"]: one for one in told}
+            found += batch.describe_jobs(jobs=list(ids[at : at + _DESCRIBED]))["jobs"]
+    return {one["jobId"]: one for one in found}
 
 
-def counts_of(array: ArrayJob, told: JobDescription) -> dict[str, int]:
-    """How many children are in which status; a single job is its own child. An array may fail before it has any."""
+def counts_of(array: ArrayJob, job: JobDescription) -> dict[str, int]:
+    """Children by status; a single job is its own child. An array may fail before it has children."""
     if array.single:
-        return {told["status"]: 1}
-    summary = told.get("arrayProperties", {}).get("statusSummary", {})
+        return {job["status"]: 1}
+    summary = job.get("arrayProperties", {}).get("statusSummary", {})
     return {status: count for status, count in summary.items() if count}
 
 
-def children(batch: Any, array: ArrayJob, told: JobDescription, status: str) -> Iterator[tuple[int, JobDescription]]:
-    """Those in one status by their places, a page at a time: whoever has found enough asks for no more."""
+def children(batch: Any, array: ArrayJob, job: JobDescription, status: str) -> Iterator[tuple[int, JobDescription]]:
+    """Children in one status by index, read a page at a time as the caller iterates."""
     if array.single:
-        if told["status"] == status:
-            yield 0, told
+        if job["status"] == status:
+            yield 0, job
         return
     more: dict[str, str] = {}
     while True:
@@ -82,35 +82,35 @@ def children(batch: Any, array: ArrayJob, told: JobDescription, status: str) -> 
         more = {"nextToken": page["nextToken"]}
 
 
-# How Batch and ECS begin these reasons.
+# Prefixes of reasons of Batch and ECS.
 _OUT_OF_MEMORY: Final = "OutOfMemory"
 _TOO_LONG: Final = "Job attempt duration exceeded timeout"
-_LIMITS: Final = {"OutOfMemory": "--memory-limit", "OutOfTime": "--timeout"}  # by kind, what allows more
+_LIMITS: Final = {"OutOfMemory": "--memory-limit", "OutOfTime": "--timeout"}  # the option that allows more
 
 
-def failure_from_job(told: JobDescription) -> Failure:
-    """Of a child that Batch does not list, its array may be told, of which less is known."""
-    container = told.get("container", {})
-    status, reason = told.get("statusReason", ""), container.get("reason", "")
+def failure_from_job(job: JobDescription) -> Failure:
+    """From a child, or from its array if Batch does not list the child."""
+    container = job.get("container", {})
+    status, reason = job.get("statusReason", ""), container.get("reason", "")
     kind = _kind(status, reason)
     reasons = dict.fromkeys(each.rstrip(".") for each in (reason, status) if each)
-    said = ", ".join(reasons) or "no reason is given"
+    why = ", ".join(reasons) or "AWS Batch gives no reason"
     code = container.get("exitCode")
-    ended = f"job {told['jobId']} of the build farm ended without an outcome" + (
+    ended = f"job {job['jobId']} of the build farm ended without an outcome" + (
         "" if code is None else f" and with exit code {code}"
     )
     stream = container.get("logStreamName")
-    where = f"; its log is the stream {stream}" if stream else ""
+    where = f"; read its log stream {stream}" if stream else ""
     if kind in _LIMITS:
         return Failure(
-            FailureClass.LIMIT, kind, f"{ended}: {said}{where}; allow more with {_LIMITS[kind]}.", SYSTEM.number
+            FailureClass.LIMIT, kind, f"{ended}: {why}{where}; allow more with {_LIMITS[kind]}.", SYSTEM.number
         )
-    return Failure(FailureClass.RETRYABLE, kind, f"{ended}: {said}{where}.", AWS.number)
+    return Failure(FailureClass.RETRYABLE, kind, f"{ended}: {why}{where}.", AWS.number)
 
 
 def lost_job(job: str) -> Failure:
-    """Batch keeps a job for a day after its end, or more."""
-    message = f"job {job} of the build farm left no outcome, and AWS Batch does not know it any more."
+    """Batch keeps a job for at least a day after its end."""
+    message = f"job {job} of the build farm left no outcome, and AWS Batch no longer knows it."
     return Failure(FailureClass.RETRYABLE, "JobForgotten", message, AWS.number)
 
 

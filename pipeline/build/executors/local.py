@@ -1,4 +1,4 @@
-"""This process itself, one item at a time: for a build that is not worth a second process."""
+"""Executors of this machine: `InlineExecutor` is this process, `LocalExecutor` a pool of worker processes."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -6,43 +6,46 @@ from typing import Final
 
 from nxpipe.pipeline.build.executors.process import WorkerProcess
 from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLimits, JobStarted
-from nxpipe.pipeline.build.status import Failure, FailureClass
+from nxpipe.pipeline.build.status import Failure, FailureClass, memory_exceeded, time_exceeded
 from nxpipe.pipeline.build.worker import run_job
-from nxpipe.pipeline.util.console import human_bytes
-from nxpipe.pipeline.util.exit_codes import COMPILE, SYSTEM
+from nxpipe.pipeline.util.exit_codes import SYSTEM
 from nxpipe.pipeline.util.machine import available_memory, processors
 
 
 class InlineExecutor:
+    """One job at a time, for a build that is not worth a second process."""
+
     name: Final = "local"
 
-    def __init__(self, tell: Callable[[Event], None]) -> None:
-        """`tell` hears of steps while an item is carried out, for until then `events` does not return."""
-        self._tell = tell
-        self._item: Job | None = None
+    def __init__(self, apply: Callable[[Event], None]) -> None:
+        """`apply` is called with events while a job runs, for `events` returns only at its end."""
+        self._apply = apply
+        self._job: Job | None = None
 
     def takes(self, job: Job) -> bool:
-        return self._item is None
+        return self._job is None
 
     def start(self, job: Job) -> None:
-        self._item = job
+        self._job = job
 
     def events(self, patience: float) -> Sequence[Event]:
-        if self._item is None:
+        if self._job is None:
             return ()
-        self._tell(JobStarted(self._item.key, "this process"))
-        job, self._item = self._item, None
-        return (run_job(job, self._tell),)
+        self._apply(JobStarted(self._job.key, "this process"))
+        job, self._job = self._job, None
+        return (run_job(job, self._apply),)
 
     def close(self) -> None:
-        """Nothing runs but while `events` does."""
+        """Jobs run only inside `events`."""
 
 
-_SHARE: Final = 0.9  # of the memory that is free at the beginning
-_LOOK: Final = 0.1  # seconds between two looks at limits
+_SHARE: Final = 0.9  # of the memory that is free at the start
+_POLL: Final = 0.1  # seconds between two checks of the limits
 
 
 class LocalExecutor:
+    """As many processes as processors and memory allow. A worker that dies takes one job with it."""
+
     name: Final = "local"
 
     def __init__(self, jobs: int, limits: JobLimits) -> None:
@@ -54,27 +57,27 @@ class LocalExecutor:
         self._busy: list[WorkerProcess] = []
 
     def takes(self, job: Job) -> bool:
-        """What is too large for the memory that is left waits, until it is alone."""
+        """A job that needs more memory than is left waits until no other runs."""
         taken = sum(worker.job.memory for worker in self._busy if worker.job)
         return not self._busy or (len(self._busy) < self._jobs and taken + job.memory <= self._memory)
 
     def start(self, job: Job) -> None:
         worker = self._idle_worker() or WorkerProcess(self._threads)
         self._busy.append(worker)
-        worker.give(job)
+        worker.send(job)
 
     def events(self, patience: float) -> Sequence[Event]:
-        """Limits are looked at in short turns."""
+        """Limits are checked several times a second meanwhile."""
         until = time.monotonic() + patience
-        heard: list[Event] = []
-        while not heard:
+        events: list[Event] = []
+        while not events:
             left = until - time.monotonic()
             if not self._busy or left <= 0:
                 break
-            WorkerProcess.wait_for_news(self._busy, min(left, _LOOK))
+            WorkerProcess.wait_for_events(self._busy, min(left, _POLL))
             for worker in list(self._busy):
-                heard += self._hear(worker)
-        return heard
+                events += self._events_of(worker)
+        return events
 
     def close(self) -> None:
         for worker in (*self._busy, *self._idle):
@@ -83,7 +86,7 @@ class LocalExecutor:
         self._idle.clear()
 
     def _idle_worker(self) -> WorkerProcess | None:
-        """One that was killed when it had nothing to do costs no item an attempt."""
+        """A worker that died idle is dropped: it must not cost a job an attempt."""
         while self._idle:
             worker = self._idle.pop()
             if worker.death() is None:
@@ -91,44 +94,33 @@ class LocalExecutor:
             worker.kill()
         return None
 
-    def _hear(self, worker: WorkerProcess) -> list[Event]:
+    def _events_of(self, worker: WorkerProcess) -> list[Event]:
         assert worker.job is not None
-        heard: list[Event] = [JobStarted(worker.job.key, worker.name)] if worker.is_new_to_its_item() else []
-        heard += worker.read()
-        if heard and isinstance(heard[-1], JobFinished):
-            heard[-1] = self._back_from(worker, heard[-1])
-        elif failure := self._fault(worker):
-            heard.append(JobFinished(worker.job.key, worker.elapsed, memory=worker.peak, failure=failure))
+        events: list[Event] = [JobStarted(worker.job.key, worker.name)] if worker.has_new_job() else []
+        events += worker.read()
+        if events and isinstance(events[-1], JobFinished):
+            events[-1] = self._release(worker, events[-1])
+        elif failure := self._failure(worker):
+            events.append(JobFinished(worker.job.key, worker.elapsed, memory=worker.peak, failure=failure))
             self._busy.remove(worker)
             worker.kill()
-        return heard
+        return events
 
-    def _back_from(self, worker: WorkerProcess, ended: JobFinished) -> JobFinished:
-        peak = worker.take_back()
+    def _release(self, worker: WorkerProcess, ended: JobFinished) -> JobFinished:
+        peak = worker.release()
         self._busy.remove(worker)
         self._idle.append(worker)
         return JobFinished(ended.key, ended.seconds, ended.cached, peak or ended.memory, ended.failure)
 
-    def _fault(self, worker: WorkerProcess) -> Failure | None:
-        """Why a worker has to be given up, or is gone."""
+    def _failure(self, worker: WorkerProcess) -> Failure | None:
+        """Of a worker that died or exceeds a limit."""
         assert worker.job is not None
         seconds, memory = self._limits.seconds, self._limits.memory
         if (how := worker.death()) is not None:
-            about = f"the worker of {worker.job.title} {how}"
-            return Failure(
-                FailureClass.RETRYABLE,
-                "WorkerDied",
-                f"{about}; what it had not committed is lost",
-                SYSTEM.number,
-                worker.last_words(),
-            )
+            text = f"the worker of {worker.job.title} {how}; its uncommitted work is lost"
+            return Failure(FailureClass.RETRYABLE, "WorkerDied", text, SYSTEM.number, worker.log_tail())
         if seconds is not None and worker.elapsed > seconds:
-            text = f"{worker.job.title}: not done after {worker.elapsed:.0f} s; allow more with --timeout"
-            return Failure(FailureClass.LIMIT, "OutOfTime", text, COMPILE.number, worker.last_words())
+            return time_exceeded(worker.job.title, worker.elapsed, worker.log_tail())
         if memory is not None and worker.measure() > memory:
-            text = (
-                f"{worker.job.title}: its worker took {human_bytes(worker.peak)} of memory, and "
-                f"{human_bytes(memory)} are allowed; allow more with --memory-limit"
-            )
-            return Failure(FailureClass.LIMIT, "OutOfMemory", text, SYSTEM.number, worker.last_words())
+            return memory_exceeded(worker.job.title, worker.peak, memory, worker.log_tail())
         return None
