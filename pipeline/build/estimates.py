@@ -5,12 +5,11 @@ machine took.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
-from nxpipe.pipeline.build.plan import PlannedCell
 from nxpipe.pipeline.request import BuildRequest, Shape, digest_of
 from nxpipe.pipeline.util.documents import MiB, json_of, read_file
 from nxpipe.pipeline.util.whole_file import write_whole
@@ -118,58 +117,3 @@ def _line(known: Iterable[list[float]]) -> tuple[float, float]:
     spread = sum((work - middle) ** 2 for work, _ in points)
     rate = sum((work - middle) * (seconds - mean) for work, seconds in points) / spread if spread else 0.0
     return max(rate, 0.0), mean - max(rate, 0.0) * middle
-
-
-class TimeEstimates:
-    """Time left of a build: the plan's estimates, scaled by how far they were off so far. A cell without an estimate
-    counts by its work. Sums only, for a display reads this four times a second, and a plan has thousands of cells."""
-
-    def __init__(self) -> None:
-        self._waiting = 0
-        self._seconds = 0.0  # of queued cells with an estimate
-        self._work = 0.0  # of queued cells without one
-        self._measured = [0.0, 0.0]  # estimated seconds, actual seconds
-        self._rated = [0.0, 0.0]  # work, actual seconds
-        self._at_once = 1
-
-    def wait(self, cell: PlannedCell) -> None:
-        self._count(cell, 1)
-
-    def take(self, cell: PlannedCell) -> None:
-        """The cell leaves the queue."""
-        self._count(cell, -1)
-
-    def measured(self, cell: PlannedCell, seconds: float) -> None:
-        self._rated[0] += cell.work
-        self._rated[1] += seconds
-        if cell.seconds is not None:
-            self._measured[0] += cell.seconds
-            self._measured[1] += seconds
-
-    def left(self, running: Sequence[tuple[PlannedCell, float]]) -> float | None:
-        """`running`: cells with their elapsed seconds. None if no cell like a queued or running one was measured.
-
-        The work is divided by the largest number of jobs seen at once; the longest running job is a lower bound.
-        """
-        self._at_once = max(self._at_once, len(running))
-        waiting = self._of(self._seconds, self._work) if self._waiting else 0.0
-        whole = [(self._of(cell.seconds or 0.0, 0.0 if cell.seconds else cell.work), had) for cell, had in running]
-        rest = [max(seconds - had, 0.0) for seconds, had in whole if seconds is not None]
-        if waiting is None or len(rest) < len(whole):
-            return None
-        return max([(waiting + sum(rest)) / self._at_once, *rest])
-
-    def _count(self, cell: PlannedCell, sign: int) -> None:
-        self._waiting += sign
-        if cell.seconds is None:
-            self._work += sign * cell.work
-        else:
-            self._seconds += sign * cell.seconds
-
-    def _of(self, seconds: float, work: float) -> float | None:
-        """Actual seconds of so many estimated seconds, and of so much work without an estimate."""
-        estimated, took = self._measured
-        size, lasted = self._rated
-        if work and not (size and lasted):
-            return None
-        return seconds * (took / estimated if estimated and took else 1.0) + (work * lasted / size if work else 0.0)

@@ -6,44 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from nxpipe.artifact_store.errors import StoreError
 from nxpipe.artifact_store.index.leaves import Difference, differences
 from nxpipe.artifact_store.index.nearest import Near, nearest
 from nxpipe.artifact_store.index.segments import Report
 from nxpipe.artifact_store.layout import part_path
-from nxpipe.pipeline.build.plan import PlannedArtifact, PlannedCell
+from nxpipe.pipeline.build.plan import PlannedArtifact, PlannedCell, shorten
 from nxpipe.pipeline.build.status import CellStatus
 from nxpipe.pipeline.request import BuildRequest, Shape, cache_room, digest_of
 from nxpipe.pipeline.util.console import table
 from nxpipe.pipeline.util.escape import for_terminal
-from nxpipe.pipeline.util.garbage import no_collection
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
 
-_LISTED: Final = 3  # differing fields in the line of a build
-_WIDTH: Final = 60  # characters of a value in a table
-_SEARCHED_BY_BUILD: Final = 200  # key inputs that are in no index; a build must not wait for thousands
+
 _SEARCHED: Final = 5  # nearest artifacts whose programs are compared
-
-
-def explain_cache_miss(store: "Store", inputs: dict[str, object]) -> str | None:
-    """One line for a build: the nearest artifact and the fields in which it differs; None in an empty store."""
-    try:
-        with no_collection():
-            found = nearest(store, inputs, count=1, at_most=_SEARCHED_BY_BUILD)
-    except StoreError as error:
-        # A hint is not worth a failed build; a store that cannot be read fails the publish.
-        return f"cache miss: the nearest artifact cannot be found: {error}"
-    return f"cache miss: nearest artifact {found[0].published.name} differs in {_fields(found[0])}" if found else None
-
-
-def _fields(near: "Near") -> str:
-    """The first ones, as `options.autocast ("matmult" there, "all" here)`."""
-    listed = near.differences[:_LISTED]
-    fields = [f"{for_terminal(one.path)} ({shorten(one.before)} there, {shorten(one.after)} here)" for one in listed]
-    more = len(near.differences) - len(listed)
-    return ", ".join(fields) + (f" and {more} more fields" if more else "")
 
 
 def difference_table(differences: "Sequence[Difference]", before: str, after: str) -> str:
@@ -58,14 +35,6 @@ def differences_as_json(differences: "Sequence[Difference]", before: str, after:
         | {side: json.loads(text) for side, text in ((before, one.before), (after, one.after)) if text is not None}
         for one in differences
     ]
-
-
-def shorten(text: str | None) -> str:
-    """Canonical JSON for a terminal, without the middle of a long value."""
-    if text is None:
-        return "-"
-    shown = for_terminal(text)
-    return shown if len(shown) <= _WIDTH else f"{shown[: _WIDTH - 20]}...{shown[-17:]}"
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.estimates import Timings, timing_key
 from nxpipe.pipeline.build.jobs import JobLimits
 from nxpipe.pipeline.build.options import BuildOptions
-from nxpipe.pipeline.build.plan import BuildPlan
-from nxpipe.pipeline.build.planner import make_plan
+from nxpipe.pipeline.build.plan import BuildPlan, make_plan
 from nxpipe.pipeline.build.report.live import live_view
 from nxpipe.pipeline.build.report.plan_text import plan_json, plan_table
 from nxpipe.pipeline.build.report.summary import published_artifacts, show_artifacts, show_end
@@ -123,6 +122,8 @@ def _record_timings(results: Results, timings: Timings) -> None:
 
 
 def _annotate_github(console: Console, results: Results) -> None:
+    if "GITHUB_ACTIONS" not in os.environ:
+        return
     from nxpipe.pipeline.build.report.github import annotations, in_github, show_summary, write_summary
 
     if in_github(os.environ):

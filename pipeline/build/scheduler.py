@@ -14,7 +14,6 @@ from typing import Final
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.documents import written_now
 from nxpipe.pipeline.build.estimates import SMALL_BUILD
-from nxpipe.pipeline.build.executors.local import InlineExecutor
 from nxpipe.pipeline.build.jobs import (
     Event,
     Executor,
@@ -27,6 +26,7 @@ from nxpipe.pipeline.build.jobs import (
 from nxpipe.pipeline.build.plan import BuildPlan, PlannedArtifact, PlannedCell
 from nxpipe.pipeline.build.state import BuildState, Results
 from nxpipe.pipeline.build.status import CellStatus, Failure, FailureClass
+from nxpipe.pipeline.build.worker import InlineExecutor
 from nxpipe.pipeline.util.errors import PipelineError
 from nxpipe.pipeline.util.exit_codes import STORE
 from nxpipe.pipeline.util.machine import processors

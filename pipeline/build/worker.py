@@ -1,5 +1,6 @@
-"""Worker: one job from its document to its result. It shares nothing with other workers but the store.
+"""Worker: one job from its document to its result, and the executor that runs jobs in this process.
 
+Workers share nothing but the store.
 A cell is two steps, its program and its evidence; the result of each is committed to the store under its own cache key.
 An artifact is assembled from the results of its cells and from nothing else, so its bytes do not depend on who built
 them, in which order, or on how many machines.
@@ -8,7 +9,7 @@ them, in which order, or on how many machines.
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache, partial
@@ -26,8 +27,8 @@ from nxpipe.emulator.confinement import confined, limits_now
 from nxpipe.pipeline.artifacts.artifact_files import UTILISATION
 from nxpipe.pipeline.artifacts.utilisation import to_bytes as utilisation_file
 from nxpipe.pipeline.build.cache import hold_lease, raise_known_failure, record_failure
-from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog
-from nxpipe.pipeline.build.planner import find_unverified
+from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog, JobStarted
+from nxpipe.pipeline.build.plan import find_unverified
 from nxpipe.pipeline.build.status import failure_from
 from nxpipe.pipeline.compile.made import PROGRAM, Made, backend_of, compared
 from nxpipe.pipeline.request import BuildRequest, Shape
@@ -286,3 +287,30 @@ def _elements(tensors: "Tensors") -> Iterator[Elements]:
     for name in tensors:
         kind, elements = tensors.kinds[name], np.ascontiguousarray(tensors[name])
         yield Elements(name, str(kind.dtype), kind.shape, elements.reshape(-1).view(np.uint8).data)
+
+
+class InlineExecutor:
+    """One job at a time, for a build that is not worth a second process."""
+
+    name: Final = "local"
+
+    def __init__(self, apply: Callable[[Event], None]) -> None:
+        """`apply` is called with events while a job runs, for `events` returns only at its end."""
+        self._apply = apply
+        self._job: Job | None = None
+
+    def takes(self, job: Job) -> bool:
+        return self._job is None
+
+    def start(self, job: Job) -> None:
+        self._job = job
+
+    def events(self, patience: float) -> Sequence[Event]:
+        if self._job is None:
+            return ()
+        self._apply(JobStarted(self._job.key, "this process"))
+        job, self._job = self._job, None
+        return (run_job(job, self._apply),)
+
+    def close(self) -> None:
+        """Jobs run only inside `events`."""

@@ -138,7 +138,7 @@ class _Wanted:
     def answers(self, store: "Store", count: int, report: "Report") -> "Iterator[CacheLookup]":
         from nxpipe.pipeline.build.estimates import Timings
         from nxpipe.pipeline.build.explain import look_up_artifact, look_up_request
-        from nxpipe.pipeline.build.planner import make_plan
+        from nxpipe.pipeline.build.plan import make_plan
         from nxpipe.pipeline.verify.verify import Thresholds
 
         if self.is_stored:

@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING, Final
 
-from nxpipe.pipeline.build.report.summary import headline, tally
-from nxpipe.pipeline.build.report.text import counted
+from nxpipe.pipeline.build.report.summary import counted, headline, tally
 from nxpipe.pipeline.build.state import Results
 from nxpipe.pipeline.build.status import RESULT_WORDS, CellStatus
 from nxpipe.pipeline.release.gate import Figures, Outcome, Settled

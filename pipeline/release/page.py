@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from nxpipe.pipeline.build.report.markup import Markup, moment, sheet, tag
-from nxpipe.pipeline.build.report.text import counted, duration
+from nxpipe.pipeline.build.report.html import Markup, moment, sheet, tag
+from nxpipe.pipeline.build.report.summary import counted, duration
 
 _PILLS: Final = {"passed": "built", "done": "found", "failed": "failed", "interrupted": "not-tried"}
 _VERDICTS: Final = {"released": "complete", "not released": "incomplete", "interrupted": "interrupted"}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from nxpipe.pipeline.build.report.text import counted
+from nxpipe.pipeline.build.report.summary import counted
 from nxpipe.pipeline.release.gate import Outcome, Settled
 from nxpipe.pipeline.release.verified import Verified
 from nxpipe.pipeline.util.exit_codes import REGRESSION, VERIFICATION

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from nxpipe.pipeline.build.report.github import append_summary
-from nxpipe.pipeline.build.report.markup import Markup, tag
-from nxpipe.pipeline.build.report.text import duration, plain
+from nxpipe.pipeline.build.report.html import Markup, tag
+from nxpipe.pipeline.build.report.summary import duration
 from nxpipe.pipeline.release.gate import Passage
 from nxpipe.pipeline.release.page import gates
 from nxpipe.pipeline.util.console import table
-from nxpipe.pipeline.util.escape import for_terminal, style
+from nxpipe.pipeline.util.escape import for_terminal, plain, style
 
 _COLOURS: Final = {"passed": "green", "done": "green", "failed": "red", "interrupted": "yellow"}
 _SHOWN: Final = 2000  # characters of a sentence

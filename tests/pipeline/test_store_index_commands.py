@@ -11,7 +11,7 @@ from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.errors import Conflict
 from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.emulator.errors import CaptureError
-from nxpipe.pipeline.build.explain import explain_cache_miss
+from nxpipe.pipeline.build.plan import explain_cache_miss
 from nxpipe.pipeline.build.worker import CellBuilder
 from nxpipe.pipeline.order import Order
 from nxpipe.pipeline.util.exit_codes import NOT_FOUND, OK, STORE, USAGE

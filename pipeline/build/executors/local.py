@@ -1,43 +1,14 @@
-"""Executors of this machine: `InlineExecutor` is this process, `LocalExecutor` a pool of worker processes."""
+"""Local executor: a pool of worker processes on this machine."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from nxpipe.pipeline.build.executors.process import WorkerProcess
 from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLimits, JobStarted
 from nxpipe.pipeline.build.status import Failure, FailureClass, memory_exceeded, time_exceeded
-from nxpipe.pipeline.build.worker import run_job
 from nxpipe.pipeline.util.exit_codes import SYSTEM
 from nxpipe.pipeline.util.machine import available_memory, processors
-
-
-class InlineExecutor:
-    """One job at a time, for a build that is not worth a second process."""
-
-    name: Final = "local"
-
-    def __init__(self, apply: Callable[[Event], None]) -> None:
-        """`apply` is called with events while a job runs, for `events` returns only at its end."""
-        self._apply = apply
-        self._job: Job | None = None
-
-    def takes(self, job: Job) -> bool:
-        return self._job is None
-
-    def start(self, job: Job) -> None:
-        self._job = job
-
-    def events(self, patience: float) -> Sequence[Event]:
-        if self._job is None:
-            return ()
-        self._apply(JobStarted(self._job.key, "this process"))
-        job, self._job = self._job, None
-        return (run_job(job, self._apply),)
-
-    def close(self) -> None:
-        """Jobs run only inside `events`."""
-
 
 _SHARE: Final = 0.9  # of the memory that is free at the start
 _POLL: Final = 0.1  # seconds between two checks of the limits

@@ -8,13 +8,21 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from nxpipe.pipeline.build.report.summary import MissingGroup, missing_groups, published, tally
-from nxpipe.pipeline.build.report.text import BraceGroup, brace_groups, counted, duration, plain
+from nxpipe.pipeline.build.report.summary import (
+    BraceGroup,
+    MissingGroup,
+    brace_groups,
+    counted,
+    duration,
+    missing_groups,
+    published,
+    tally,
+)
 from nxpipe.pipeline.build.state import CellResult, Results
 from nxpipe.pipeline.build.status import CellStatus
 from nxpipe.pipeline.util.console import Console, human_bytes
 from nxpipe.pipeline.util.errors import sentence_of
-from nxpipe.pipeline.util.escape import for_markdown, workflow_command
+from nxpipe.pipeline.util.escape import for_markdown, plain, workflow_command
 
 MOST: Final = 1024 * 1024 - 1024  # bytes of a step's summary; GitHub refuses a larger one whole
 _ANNOTATIONS: Final = 10  # of a kind and step; GitHub drops the others

@@ -9,10 +9,11 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 from nxpipe.pipeline.build.jobs import BuildEvent, JobFinished, JobLog, JobRetry, JobStarted, to_document
-from nxpipe.pipeline.build.report.text import duration, plain
+from nxpipe.pipeline.build.report.summary import duration
 from nxpipe.pipeline.build.state import BuildState, JobName
 from nxpipe.pipeline.build.status import EVENT_WORDS
 from nxpipe.pipeline.util.console import Console, human_bytes
+from nxpipe.pipeline.util.escape import plain
 
 _HEARTBEAT: Final = 60.0  # seconds; some CI ends a job that prints nothing for ten minutes
 _NAMED: Final = 4  # running jobs named in a heartbeat

@@ -15,10 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from nxpipe.pipeline.build.jobs import BuildEvent
-from nxpipe.pipeline.build.report.text import clock, counted, duration, plain
+from nxpipe.pipeline.build.report.summary import clock, counted, duration
 from nxpipe.pipeline.build.state import BuildState, JobName
 from nxpipe.pipeline.build.status import CellStatus
 from nxpipe.pipeline.util.console import own
+from nxpipe.pipeline.util.escape import plain
 
 _COLOURS: Final = {
     CellStatus.CACHED: "cyan",

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from nxpipe.pipeline.build.plan import BuildPlan, PlannedArtifact, PlannedCell
-from nxpipe.pipeline.build.report.text import BraceGroup, brace_groups, counted, duration, generalize, plain
+from nxpipe.pipeline.build.report.summary import BraceGroup, brace_groups, counted, duration, generalize
 from nxpipe.pipeline.build.status import PLAN_WORDS, CellStatus
 from nxpipe.pipeline.util.console import table
-from nxpipe.pipeline.util.escape import style
+from nxpipe.pipeline.util.escape import plain, style
 
 _COLOURS: Final = {CellStatus.QUEUED: "yellow", CellStatus.FAILED: "red", CellStatus.REFUSED: "red"}
 _HEADER: Final = ("  PROGRAM", "STATUS", "TIME", "REASON")
