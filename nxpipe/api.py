@@ -18,7 +18,7 @@ from nxpipe.pipeline.util.files import NAME, expanded
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
-    from nxpipe.pipeline.build.results import CellResult
+    from nxpipe.pipeline.build.state import CellResult
     from nxpipe.pipeline.check.report import Report
     from nxpipe.pipeline.verify.comparison import Comparison
 
@@ -52,7 +52,7 @@ class BuildFailed(PipelineError):
 
     def __init__(self, cells: "Sequence[CellResult]") -> None:
         self.cells = tuple(cells)
-        reasons = dict.fromkeys(one.fault.message if one.fault else one.fate for one in cells)
+        reasons = dict.fromkeys(one.failure.message if one.failure else one.status.value for one in cells)
         super().__init__(f"{len(self.cells)} programs are missing: {'; '.join(reasons)}")
 
 
@@ -92,7 +92,7 @@ def build(
     """
     from nxpipe.pipeline.build.asked import Asked
     from nxpipe.pipeline.build.options import BuildOptions
-    from nxpipe.pipeline.build.run import Run
+    from nxpipe.pipeline.build.run import BuildRun
     from nxpipe.pipeline.config import Config, Project
     from nxpipe.pipeline.util.console import Console
     from nxpipe.pipeline.verify.verify import Thresholds
@@ -101,10 +101,10 @@ def build(
     axes = tuple(keywords.get("axes", {}).items())
     config = Config(project=Project(name="api"))
     asked = Asked(_order(model, target, tp, keywords), None, axes, "emulator", verify)
-    options = vars(BuildOptions(force=force))
-    run = Run(Console(quiet=True), opened, config, Thresholds.of(config), Path(state), options)
+    options = BuildOptions(force=force)
+    run = BuildRun(Console(quiet=True), opened, config, Thresholds.of(config), Path(state), options)
     with confined():
-        results = run.carry_out(run.plan([asked]))
+        results = run.execute(run.plan([asked]))
     if missing := results.missing():
         raise BuildFailed(missing)
     return tuple(found for one in results.plan.artifacts if (found := opened.find(one.key)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from nxpipe.pipeline.artifacts.store_url import open_configured_store
-from nxpipe.pipeline.build.nearness import difference_table, differences_as_json
+from nxpipe.pipeline.build.explain import difference_table, differences_as_json
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.util.console import Console

@@ -11,7 +11,8 @@ import click
 
 from nxpipe.artifact_store.names import short_name
 from nxpipe.pipeline.artifacts.store_url import open_configured_store
-from nxpipe.pipeline.build.nearness import difference_table, differences_as_json
+from nxpipe.pipeline.build.explain import difference_table, differences_as_json
+from nxpipe.pipeline.build.status import PLAN_WORDS
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import ModelOptions, model_options
 from nxpipe.pipeline.cli.options import config_option, store_option
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store.index.nearest import NearestArtifact
     from nxpipe.artifact_store.index.segments import Report
     from nxpipe.pipeline.build.asked import Asked
-    from nxpipe.pipeline.build.explaining import Answer, ProgramAnswer
+    from nxpipe.pipeline.build.explain import CacheLookup, ProgramLookup
     from nxpipe.pipeline.config import Config
 
 
@@ -134,21 +135,21 @@ class _Subject:
         names = (self.model,) if self.model else self.options.names
         return of_words(self.values, self.config, names, self.config_path.parent)
 
-    def answers(self, store: "Store", count: int, report: "Report") -> "Iterator[Answer]":
-        from nxpipe.pipeline.build.explaining import of_artifact, of_request
+    def answers(self, store: "Store", count: int, report: "Report") -> "Iterator[CacheLookup]":
+        from nxpipe.pipeline.build.estimates import Timings
+        from nxpipe.pipeline.build.explain import look_up_artifact, look_up_request
         from nxpipe.pipeline.build.plan import make_plan
-        from nxpipe.pipeline.build.timings import Timings
         from nxpipe.pipeline.verify.verify import Thresholds
 
         if self.is_stored:
-            yield of_artifact(store.resolve(str(self.model)), store, count, report)
+            yield look_up_artifact(store.resolve(str(self.model)), store, count, report)
             return
         timings = Timings.kept_in(state_folder(self.config_path))
         for one in make_plan(self.asked(), store, Thresholds.of(self.config), timings).artifacts:
-            yield of_request(one.asked.request(), one, store, count, report)
+            yield look_up_request(one.asked.request(), one, store, count, report)
 
 
-def _page(answer: "Answer", url: str) -> Iterator[str]:
+def _page(answer: "CacheLookup", url: str) -> Iterator[str]:
     headline = for_terminal(f"{short_name(answer.model, answer.key)} {'is' if answer.is_hit else 'is not'} in {url}")
     if answer.is_hit and answer.programs:
         yield headline
@@ -156,7 +157,7 @@ def _page(answer: "Answer", url: str) -> Iterator[str]:
         yield headline if answer.nearest else f"{headline}; there is no other artifact to compare with"
         yield from map(_compared, answer.nearest)
     if answer.programs:
-        rows = [(one.cell.shape.name, one.cell.state, _reason(one)) for one in answer.programs]
+        rows = [(one.cell.shape.name, one.cell.status.value, _reason(one)) for one in answer.programs]
         yield table(("program", "state", "why"), rows)
     for program in answer.programs:
         if (near := program.nearest) and near.differences:
@@ -175,10 +176,10 @@ def _compared(near: "NearestArtifact") -> str:
     )
 
 
-def _reason(program: "ProgramAnswer") -> str:
+def _reason(program: "ProgramLookup") -> str:
     cell, near = program.cell, program.nearest
-    if cell.fault:
-        return cell.fault.message
+    if cell.failure:
+        return cell.failure.message
     if near is None:
         return cell.why
     stored = f"{near.shape.name} of {near.artifact.published.name}"
@@ -189,7 +190,7 @@ def _reason(program: "ProgramAnswer") -> str:
     )
 
 
-def _as_json(answer: "Answer") -> dict[str, object]:
+def _as_json(answer: "CacheLookup") -> dict[str, object]:
     return {
         "model": answer.model,
         "request_key": answer.key,
@@ -208,12 +209,12 @@ def _as_json(answer: "Answer") -> dict[str, object]:
     }
 
 
-def _program_as_json(program: "ProgramAnswer") -> dict[str, object]:
+def _program_as_json(program: "ProgramLookup") -> dict[str, object]:
     cell, near = program.cell, program.nearest
     return {
         "program": cell.shape.name,
         "key": cell.key,
-        "state": cell.state,
+        "state": PLAN_WORDS[cell.status],
         "in_store": program.is_hit,
         "why": _reason(program),
         "nearest": None

@@ -26,7 +26,7 @@ from nxpipe.pipeline.artifacts.channels import (
 )
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.build.matrix import of_file
-from nxpipe.pipeline.build.run import Run
+from nxpipe.pipeline.build.run import BuildRun
 from nxpipe.pipeline.release.options import ExpectedGeneration, ReleaseOptions
 from nxpipe.pipeline.request import compiler_digest
 from nxpipe.pipeline.util.console import Console
@@ -35,7 +35,7 @@ from nxpipe.pipeline.verify.verify import Thresholds
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
-    from nxpipe.pipeline.build.planned import Plan, PlannedArtifact
+    from nxpipe.pipeline.build.plan import BuildPlan, PlannedArtifact
     from nxpipe.pipeline.config import Config, ServingFleet
 
 
@@ -162,12 +162,12 @@ class ReleaseContext:
         return Thresholds.of(self.config)
 
     @cached_property
-    def building(self) -> Run:
-        aside, how = NestedConsole(**vars(self.console)), {**self.options.how, "force": False}
-        return Run(aside, self.store, self.config, self.thresholds, state_folder(self.config_path), how)
+    def building(self) -> BuildRun:
+        console, folder = NestedConsole(**vars(self.console)), state_folder(self.config_path)
+        return BuildRun(console, self.store, self.config, self.thresholds, folder, self.options.how)
 
     @cached_property
-    def plan(self) -> "Plan | None":
+    def plan(self) -> "BuildPlan | None":
         """The build plan at the start; None for a release from a channel."""
         if self.options.source is not None:
             return None

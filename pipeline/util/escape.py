@@ -123,3 +123,8 @@ def _workflow_data(text: str) -> str:
     """The runner turns %0A back into a line break after it has taken the line for one command."""
     printable = _without_controls(text, "\r\n").replace(_OLD_COMMAND, r"#\x23[")
     return printable.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def plain(text: str) -> str:
+    """A text of a model or an error as one line without control characters."""
+    return for_log(" ".join(text.split()))

@@ -182,7 +182,7 @@ def test_parts_are_hits_of_their_own(nxpipe: InProcess, request_here: BuildReque
     assert why == {
         first.name: (True, ""),
         second.name: (False, "compiled, and not yet verified with these weights"),
-        third.name: (False, "not in the store"),
+        third.name: (False, "cache miss"),
     }
     unverified = explained(nxpipe, "chat", "--no-verify")
     assert states(unverified) == {first.name: "committed", second.name: "committed", third.name: "to do"}

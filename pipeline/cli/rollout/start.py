@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.rollout.start import StartedRollout
 
 
-
 @click.command(cls=Command)
 @click.argument("fleet")
 @click.argument("artifact", required=False)

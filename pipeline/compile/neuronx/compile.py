@@ -38,7 +38,7 @@ _HEADER: Final = 1024  # bytes, before the archive that a NEFF is
 
 
 @dataclass(frozen=True)
-class Job:
+class CompilerJob:
     """All that the process is told."""
 
     capture: "CaptureRequest"
@@ -93,7 +93,7 @@ def compile_neff(
     from nxpipe.emulator.capture import example_inputs
 
     with TemporaryDirectory(prefix="nxpipe-neuronx-") as name:
-        job = Job(
+        job = CompilerJob(
             capture=request.capture(shape),
             tensors=tensors,
             inputs=example_inputs(graph, request.source.config, seed=0),
@@ -106,7 +106,7 @@ def compile_neff(
         return {PROGRAM: neff, **cache_entries(job.cache, shape.name)}
 
 
-def _neff(model: str, program: str, job: Job, limits: Limits) -> bytes:
+def _neff(model: str, program: str, job: CompilerJob, limits: Limits) -> bytes:
     try:
         return _compiled(model, program, job, limits)
     except BuildRefused as error:
@@ -114,7 +114,7 @@ def _neff(model: str, program: str, job: Job, limits: Limits) -> bytes:
         raise
 
 
-def _compiled(model: str, program: str, job: Job, limits: Limits) -> bytes:
+def _compiled(model: str, program: str, job: CompilerJob, limits: Limits) -> bytes:
     try:
         status = run_limited(carry_out, job, job.folder / _SAID, limits)
     except OutOfTime as error:
@@ -140,7 +140,7 @@ def _compiled(model: str, program: str, job: Job, limits: Limits) -> bytes:
     return neff
 
 
-def carry_out(job: Job) -> None:
+def carry_out(job: CompilerJob) -> None:
     """Inside the process. The folder is the place of the files that neuronx-cc leaves where it is called."""
     os.chdir(job.folder)
     os.environ.clear()
