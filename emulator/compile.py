@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 
 from nxpipe.emulator.capture import CaptureRequest, capture
 from nxpipe.emulator.capture.elsewhere import of_model
-from nxpipe.emulator.given import NOT_DIVIDED, require_inputs
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.passes import PassOptions, run_passes
 from nxpipe.emulator.passes.roll import roll
 from nxpipe.emulator.passes.shard import NO_PADDING, Padding, Sharding, apply, padding, plan
+from nxpipe.emulator.run.inputs import NOT_DIVIDED, require_inputs
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def published(request: BuildRequest, shape: Shape) -> Plan:
 
 def _case(request: BuildRequest, shape: Shape, tensors: "Tensors", trial: Trial, step: Step) -> Case:
     from nxpipe.emulator.capture import capture
-    from nxpipe.emulator.given import require_inputs
+    from nxpipe.emulator.run.inputs import require_inputs
 
     with step(f"capture {shape.name}"):
         graph = capture(request.capture(shape))
