@@ -1,7 +1,7 @@
-"""What is fed to a program, held against the program before it runs: nothing that comes from outside is read wrongly.
+"""Validation of a program's inputs before it runs.
 
-A token id behind the end of its table would read nothing, or another rank's part of it; a whole number that is too
-wide for its type would become another number. Both would give an answer, and a wrong one.
+A token id beyond the end of its table would read unrelated memory, or another rank's part of the table; an integer too
+wide for its type would become another number. Both would give a result, and a wrong one.
 """
 
 import difflib
@@ -34,25 +34,23 @@ if TYPE_CHECKING:
     from nxpipe.emulator.passes.shard import Sharding
 
 NOT_DIVIDED: Final[Mapping[str, "Sharding"]] = {}
-# What these give are numbers of their operand, none of them changed.
+# The results of these are elements of their operand, unchanged.
 _ARRANGING = (Broadcast, Cast, Flip, Reshape, Slice, Transpose)
 
 
 def require_inputs(graph: Graph, given: Mapping[str, Array], states: Mapping[str, "Sharding"] = NOT_DIVIDED) -> None:
-    """Refuse what the program does not take, lacks, or would read wrongly.
+    """Raise InputsInvalid for inputs that are unknown, missing, or outside of their types or tables.
 
-    The graph may be a rank's share: then `states` says how its states were divided.
+    The graph may be one rank's: then `states` gives the sharding of its states.
     """
     for name in given:
         if name not in graph.inputs:
             near = difflib.get_close_matches(name, graph.inputs, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise InputsInvalid(
-                f"there is no input {name!r}; the program takes {', '.join(sorted(graph.inputs))}{hint}"
-            )
+            raise InputsInvalid(f"unknown input {name!r}; the program takes {', '.join(sorted(graph.inputs))}{hint}")
     for name, value in graph.inputs.items():
         if name not in given:
-            raise InputsInvalid(f"input {name!r} is missing; give it as {_spelled(value.type.dtype, value.type.shape)}")
+            raise InputsInvalid(f"input {name!r} is missing; pass it as {_spelled(value.type.dtype, value.type.shape)}")
         piece = states.get(name)
         _require_type(name, piece.whole(value.type) if piece else value.type, np.asarray(given[name]))
     for name, value in graph.inputs.items():
@@ -64,7 +62,7 @@ def _require_type(name: str, wanted: TensorType, array: Array) -> None:
     declared = wanted.dtype
     if array.shape != wanted.shape or _kind(array) != _kind(np.empty(0, declared.held)):
         found, takes = _spelled(array.dtype, array.shape), _spelled(declared, wanted.shape)
-        raise InputsInvalid(f"input {name!r} is {found}, and the program takes {takes}; give it that type and shape")
+        raise InputsInvalid(f"input {name!r} is {found}, and the program takes {takes}; pass that type and shape")
     if not array.size or declared is DType.BOOL:
         return
     if declared.is_float:
@@ -90,21 +88,21 @@ def _require_meaning(name: str, array: Array, graph: Graph) -> None:
         if low < least or high >= rows:
             worst = high if high >= rows else low
             raise InputsInvalid(
-                f"input {name!r} holds {worst}, which is outside of an axis of size {rows}, the table that it is "
-                f"looked up in; give numbers from 0 to {rows - 1}, such as the ids of the model's own tokenizer"
+                f"input {name!r} holds {worst}, which is outside of the lookup table of size {rows}; "
+                f"pass numbers from 0 to {rows - 1}, such as the ids of the model's own tokenizer"
             )
     if name == "attention_mask" and not {low, high} <= {0, 1}:
         raise InputsInvalid(f"input {name!r} holds {high if high > 1 else low}; a mask is 1 for a token, 0 for padding")
     room = graph.inputs["cache.0.key"].type.shape[2] if name == "position" and "cache.0.key" in graph.inputs else None
     if room is not None and not 0 <= low <= high < room:
         worst = high if high >= room else low
-        raise InputsInvalid(f"input {name!r} holds {worst}, and the cache has places from 0 to {room - 1}")
+        raise InputsInvalid(f"input {name!r} holds {worst}, and the KV cache has positions 0 to {room - 1}")
 
 
 def lookups(value: Value, graph: Graph) -> Iterator[tuple[int, int]]:
-    """The tables that this input is looked up in: the least index that is allowed, and the number of rows.
+    """The lookup tables of this input: the least allowed index, and the number of rows.
 
-    Of a rank's share of a table, all rows count: those that it does not have are another rank's.
+    Of a rank's share of a table, all rows count: the others are another rank's.
     """
     carriers, local, tables = {value}, set[Value](), dict[Value, int]()
     for node in graph.nodes:
@@ -125,7 +123,7 @@ def lookups(value: Value, graph: Graph) -> Iterator[tuple[int, int]]:
 
 
 def _counts_from_own_rows(node: Node, carriers: Set[Value], local: Set[Value]) -> bool:
-    """A rank looks up the rows of a divided table that it has: ids less its first row, 0 where they are another's."""
+    """The lookup in a rank's rows of a divided table: ids less its first row, and 0 for rows of other ranks."""
     if isinstance(node.op, Binary):
         return node.op.function == "subtract" and node.operands[0] in carriers
     return isinstance(node.op, Where) and node.operands[1] in local
