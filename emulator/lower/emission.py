@@ -29,6 +29,8 @@ def emit_kernels(placed: PlacedGraph, reserved: Mapping[object, int] = NOTHING) 
 
 
 class _Emission:
+    """One pass over a placed graph, with the lowering context that its kernels share."""
+
     def __init__(self, placed: PlacedGraph, reserved: Mapping[object, int]) -> None:
         self._placed = placed
         self._graph = placed.target.graph
