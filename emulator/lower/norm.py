@@ -230,8 +230,8 @@ def _softmax(low: Lowering, node: Node, op: Softmax) -> None:
 
 
 def _across(low: Lowering, node: Node, axis: int, work: Callable[[RowBlock], None]) -> None:
-    """Softmax along another axis than the last: a strided load and store, since copying the tensor into another order
-    would cost as much."""
+    """Softmax along another axis than the last: rows are loaded with strides, the result is contiguous in scratch, and
+    a copy brings it to its strided location."""
     rank = node.result.type.rank
     order = (*(other for other in range(rank) if other != axis), axis)
     x, home = low.lying(node.operands[0]).transposed(order), low.home(node.result).transposed(order)
