@@ -52,7 +52,7 @@ def _at_the_peak(program: Program) -> Iterator[Taken]:
         if buffer.role is not Role.SCRATCH:
             yield Taken(f"{buffer.role} {_named(buffer)}", _shaped(buffer), buffer.nbytes)
         elif number in live:
-            yield Taken(f"what {origins.get(number) or 'the program'} makes", _shaped(buffer), buffer.nbytes)
+            yield Taken(f"the output of {origins.get(number) or 'the program'}", _shaped(buffer), buffer.nbytes)
 
 
 def _live_at_most(program: Program) -> set[int]:

@@ -181,4 +181,4 @@ def _places(op: RankSlice, outer: int) -> tuple[Array, int]:
 
 def _require_degree(low: Lowering, node: Node, degree: int) -> None:
     if degree != low.ranks:
-        raise NotLowered(f"{node.op.label} is for {degree} ranks, but the program is for {low.ranks}")
+        raise NotLowered(f"cannot lower {node.op.label} for {degree} ranks: the program is for {low.ranks}")

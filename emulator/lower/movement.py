@@ -86,7 +86,7 @@ def _pad(low: Lowering, node: Node, op: Pad) -> None:
 def _bitcast(low: Lowering, node: Node, op: Bitcast) -> None:
     """Elements of another size need a row's bytes contiguous, before and after."""
     if any(dtype.on_device.itemsize != dtype.itemsize for dtype in (op.source, op.dtype)):
-        raise NotLowered(f"a core has no 64-bit integers, so {op.source} has no bytes there to read as {op.dtype}")
+        raise NotLowered(f"cannot reinterpret {op.source} as {op.dtype}: a NeuronCore has no 64-bit integers")
     source, dtype = low.view(node.operands[0]), op.dtype.on_device
     before, after = source.dtype.itemsize, dtype.itemsize
     if before == after:
