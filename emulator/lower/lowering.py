@@ -45,9 +45,8 @@ class NotLowered(CompileError):
 
     @classmethod
     def at(cls, node: Node) -> "NotLowered":
-        return cls(
-            f"cannot lower {node.op.label} at {str(node.origin) or 'an unknown place'}: the back end does not support it"
-        )
+        place = str(node.origin) or "an unknown place"
+        return cls(f"cannot lower {node.op.label} at {place}: the back end does not support it")
 
 
 class Lowering:
