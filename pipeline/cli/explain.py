@@ -51,7 +51,9 @@ if TYPE_CHECKING:
     help="Whose compiler the build is for.  [default: what nxpipe.toml says, else emulator]",
 )
 @click.option("--no-verify", is_flag=True, help="Explain a build that verifies nothing.")
-@click.option("--after", metavar="PASS", help="Print the programs after this pass or back-end step, or after `capture`, instead.")
+@click.option(
+    "--after", metavar="PASS", help="Print the programs after this pass or back-end step, or after `capture`, instead."
+)
 @click.option("--passes", "listed", is_flag=True, help="List the passes, in their order, and look at no model.")
 @axis_option
 @store_option
