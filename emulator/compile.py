@@ -1,4 +1,4 @@
-"""From a request to the finished graph: the one door that builds and checks go through."""
+"""Front end as one call: from a capture request to the compiled graph. Builds and checks both use it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from nxpipe.emulator.run.inputs import NOT_DIVIDED, require_inputs
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled model: the graph that each rank runs, and the whole that all of them together stand for.
+    """A compiled model: the graph that each rank runs, and the whole graph that all ranks together compute.
 
     Weights and states that are not listed are whole on every rank.
     """
@@ -30,12 +30,13 @@ class Program:
     padding: Padding = NO_PADDING
 
     def require_inputs(self, given: Mapping[str, Array]) -> None:
-        """Refuse what would be read wrongly. Of a stored program, the whole is known by its division alone."""
+        """Raise for inputs that would be misread. A stored program knows the whole by its division alone."""
         require_inputs(self.whole, given, self.states if self.whole is self.graph else NOT_DIVIDED)
 
 
 def compile_program(request: CaptureRequest, options: PassOptions) -> Program:
-    """All passes, and the division among ranks that the options ask for, by the authors' own plan if they made one."""
+    """Run all passes, and shard the result as the options ask; a published tensor-parallel plan of the model takes
+    precedence."""
     whole = compile_graph(request, replace(options, tensor_parallel=1))
     if options.tensor_parallel > 1 and not options.published_plan:
         from nxpipe.emulator.capture.model import published_plan
@@ -45,7 +46,7 @@ def compile_program(request: CaptureRequest, options: PassOptions) -> Program:
 
 
 def divided(whole: Graph, options: PassOptions) -> Program:
-    """A compiled graph as a program for so many ranks."""
+    """A compiled graph as a program for the options' tensor-parallel degree."""
     if options.tensor_parallel == 1:
         return Program(whole, whole, 1, {}, {})
     layers = unroll(whole)

@@ -1,4 +1,9 @@
-"""Attention's operands as the heads that share keys, and how many of those heads are worked on at once."""
+"""Attention kernel: scores of 128 query rows at a time, whose softmax never leaves SBUF.
+
+A row's scores are side by side in SBUF where they fit, so that maximum, sum and rounded probabilities are those of a
+separate softmax. Where they do not fit, keys pass three times in pieces: for the maximum, for the sum, and for the
+product with the values. Scores are computed again each time, which costs less than bringing them back from HBM.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,9 +34,9 @@ _LONG_RUN = 4096  # bytes: so many heads beside each other make DMA fast
 def split_heads(
     q: View, k: View, v: View, mask: View | None, home: View
 ) -> tuple[int, tuple[View, View, View, View, View | None]]:
-    """How many axes of a batch there are, and views that begin with them: queries, result and mask then go on with
-    [key heads, queries of each, rows, ...], keys and values with [key heads, keys, ...]. Where each query head has one
-    row only, the query heads of a key head are the rows."""
+    """The number of batch axes, and views that begin with them. Queries, result and mask continue with [key heads,
+    queries of each, rows, ...], keys and values with [key heads, keys, ...], as grouped-query attention shares them.
+    Where each query head has a single row, the query heads of a key head become the rows."""
     *batch, heads, rows, _ = home.shape if home.rank > 2 else (1, *home.shape)
     shared = k.shape[-3] if k.rank > 2 else 1
     key_heads = shared if heads % max(shared, 1) == 0 else heads
@@ -78,12 +83,14 @@ class AttentionTiling:
 
 
 def is_matched(op: Attention, values: DType) -> bool:
-    """Whether probabilities and values can be multiplied as they are; if not, both are float32."""
+    """True if probabilities and values can be multiplied in their own types; otherwise both are float32."""
     return (op.probabilities in _FULL) == (values in _FULL)
 
 
 @dataclass(frozen=True)
 class _AttentionCosts:
+    """Sizes in SBUF of an attention kernel's tiles."""
+
     op: Attention
     q: View  # [key heads, queries of each, rows, elements]
     keys: View  # [key heads, keys, elements]
@@ -92,7 +99,7 @@ class _AttentionCosts:
     mask: View | None
 
     def room(self, heads: int, piece: int, buffers: int, loads: int = 1) -> int:
-        """Bytes of each partition, keys and values being there once, or in as many turns as they are loaded."""
+        """Bytes of each partition, with keys and values in `loads` buffers."""
         return loads * self._keys(heads, piece) + self._queries(heads) + buffers * self._scores(piece) + 4096
 
     def _keys(self, heads: int, piece: int) -> int:
@@ -186,7 +193,7 @@ class _Attention:
         return block
 
     def _blocks(self) -> Iterator[tuple[Span, int, int]]:
-        """Query rows, how many keys each of them may see, and how many the last of them may."""
+        """Blocks of query rows, the keys that every row of the block sees, and those that its last row sees."""
         k, rows, keys = self.k, self.q.shape[2], self.keys.shape[1]
         stair = -(-chunks_of(rows) // _STAIRS) * PARTITIONS if self.causal else rows
         for first in range(0, rows, stair):
@@ -197,7 +204,7 @@ class _Attention:
 
 @dataclass(frozen=True)
 class _Block:
-    """Up to 128 query rows of several heads. All of the rows may see the first `open_` of `extent` keys."""
+    """Up to 128 query rows of several heads. All of the rows see the first `open_` of `extent` keys."""
 
     whole: _Attention
     heads: Span
@@ -251,7 +258,7 @@ class _Block:
         )
 
     def _mask_of_all(self, mask: View) -> Block | None:
-        """Where all heads have the same."""
+        """The mask rows, loaded once where all heads share them."""
         if any(mask.strides[:2]):
             return None
         block = self.k.tile(mask.dtype, self.rows[1], self.extent, buffers=2)

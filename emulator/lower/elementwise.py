@@ -1,4 +1,4 @@
-"""Operators that work on each element by itself, and whatever such work follows them."""
+"""Elementwise operators with their epilogues, applied tile by tile."""
 
 from typing import Final
 

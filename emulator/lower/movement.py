@@ -1,4 +1,5 @@
-"""Operators that only move elements: a change of view where strides can say it, else copies in HBM."""
+"""Data movement: reshapes, transposes, slices and the like are views where strides can express them, else copies in
+HBM."""
 
 from dataclasses import replace
 
@@ -64,7 +65,7 @@ def _slice_update(low: Lowering, node: Node, op: SliceUpdate) -> None:
 
 @lowers(Pad)
 def _pad(low: Lowering, node: Node, op: Pad) -> None:
-    """The border is cut into a slab before and one behind on each axis, inside of those of the axes before it."""
+    """The border is filled in slabs, one before and one behind each axis, inside of those of the axes before it."""
     source, filling = low.lying(node.operands[0]), node.operands[1]
     inner = low.home(node.result)
     number = low.number(filling)
@@ -83,9 +84,9 @@ def _pad(low: Lowering, node: Node, op: Pad) -> None:
 
 @lowers(Bitcast)
 def _bitcast(low: Lowering, node: Node, op: Bitcast) -> None:
-    """Elements of another size need the bytes of a row one behind the other, and so does whatever reads them."""
+    """Elements of another size need a row's bytes contiguous, before and after."""
     if any(dtype.on_device.itemsize != dtype.itemsize for dtype in (op.source, op.dtype)):
-        raise NotLowered(f"a core has no 64-bit integers, so {op.source} has no bytes there to read as {op.dtype}")
+        raise NotLowered(f"cannot reinterpret {op.source} as {op.dtype}: a NeuronCore has no 64-bit integers")
     source, dtype = low.view(node.operands[0]), op.dtype.on_device
     before, after = source.dtype.itemsize, dtype.itemsize
     if before == after:

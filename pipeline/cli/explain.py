@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     help="The compiler of the build.  [default: [build] backend of nxpipe.toml, else emulator]",
 )
 @click.option("--no-verify", is_flag=True, help="Explain a build without verification.")
-@click.option("--after", metavar="PASS", help="Print the programs after this compiler pass, or after `capture`.")
-@click.option("--passes", "listed", is_flag=True, help="List the compiler passes in order.")
+@click.option("--after", metavar="PASS", help="Print the programs after this pass or back-end step, or `capture`.")
+@click.option("--passes", "listed", is_flag=True, help="List the passes and back-end steps in order.")
 @store_option
 @config_option
 @click.pass_context

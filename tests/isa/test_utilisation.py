@@ -228,7 +228,7 @@ def test_a_refusal_names_what_is_there_at_the_peak_by_who_makes_it() -> None:
     assert [(taken.what, taken.nbytes) for taken in fault.largest] == [
         ("input x", TILE),
         ("parameter w", TILE),
-        ("what layers.0.up makes", TILE),
+        ("the output of layers.0.up", TILE),
         ("output y", TILE // 2),
     ]
     assert f"the program needs {both.hbm:,} bytes of HBM behind each core, and {both.hbm - 1:,} are there" in str(fault)

@@ -1,5 +1,8 @@
-"""Rows of which each rank has its share: it turns its own, and takes those of all ranks as they have been turned. So
-nobody turns what others have turned, and the whole of them need never lie in HBM."""
+"""Gathered rows: rows of which each rank has a share, exchanged from SBUF to SBUF.
+
+Each rank transposes its own rows and receives those of the others transposed. So no row is transposed twice, and the
+whole of them need never be in HBM.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -28,7 +31,7 @@ from nxpipe.emulator.lower.view import View, line, whole
 
 @dataclass(frozen=True)
 class GatheredRows:
-    """All ranks' rows, in runs of which each rank has a few."""
+    """The rows of all ranks, in runs of which each rank has an equal part."""
 
     k: Kernel
     own: LoadableRows
@@ -49,8 +52,8 @@ class GatheredRows:
 
     @property
     def fits(self) -> bool:
-        """Whether a rank's own rows can be turned and kept: whole chunks of them, since a part of one has nothing on
-        the other partitions."""
+        """True if SBUF has space for the rank's own rows, transposed, in whole chunks: a partial chunk would leave
+        undefined bytes on the other partitions."""
         whole = self.shape[1] % PARTITIONS == 0 < self.shape[1]
         room = self.kept + self.own.kept + self.own.room
         return whole and self.dtype.itemsize > 1 and room <= self.k.left(Memory.SBUF)
@@ -97,7 +100,8 @@ class GatheredRows:
 def write_gathered_matmuls(
     low: Lowering, own: View, dtype: DType, parts: tuple[OutputGroup, ...], sharing: RowSharding
 ) -> None:
-    """Products of all ranks' rows, which are turned and exchanged as they are wanted, or meet in HBM first."""
+    """Emit matmuls of all ranks' rows, which are exchanged as they are needed; or, where that is cheaper or SBUF has no
+    space, gathered in HBM first."""
     k = low.k
     own = low.packed(own)
     near = GatheredRows(k, HbmRows(k, own, dtype), sharing)

@@ -1,8 +1,8 @@
-"""Products of groups of rows, each with a matrix of its own; where groups end is known only when the program runs.
+"""Grouped matmul of a mixture of experts: groups of rows, each with its own matrix; the groups' ends are data.
 
-There are no loops whose length is data. So every matrix passes by all rows, and each row keeps what is its own: the
-work is that of as many dense products as there are groups. Groups go from the last to the first, and each takes all
-rows before its end; the first group that ends behind a row is then the one that the row keeps.
+Instructions have no loops whose length is data. So every matrix is multiplied with all rows, and each row keeps its own
+result: the work is that of as many dense matmuls as there are groups. Groups are processed from the last to the first,
+and each overwrites all rows before its end; a row is therefore left with the first group that ends behind it.
 """
 
 from collections.abc import Iterator
@@ -38,6 +38,8 @@ def _grouped(low: Lowering, node: Node, op: GroupedMatMul) -> None:
 
 @dataclass(frozen=True)
 class _Groups:
+    """One grouped matmul."""
+
     k: Kernel
     x: View  # [rows, summed]
     matrices: View  # [groups, summed, columns]
@@ -58,7 +60,8 @@ class _Groups:
                         self._write_block(turned, owned, (top, height), (left, width))
 
     def _height(self, chunks: int) -> int:
-        """Rows with all their sums, one bank wide, in half of the room: matrices pass by as seldom as can be."""
+        """Rows whose sums fit half of SBUF, one PSUM bank wide: the more rows, the fewer times each matrix is
+        loaded."""
         by_row = chunks * self.x.dtype.itemsize
         by_tile = BANK * DType.FLOAT32.itemsize + self.ends.shape[0]
         tiles = (self.k.left(Memory.SBUF) // 2) // (by_row * PARTITIONS + by_tile)
@@ -71,7 +74,7 @@ class _Groups:
         return max(min(most // 64 * 64, BANK), 1)
 
     def _owned(self, top: Affine, height: int) -> Block:
-        """For each row, which groups end behind it: [128, tiles, groups] of bytes."""
+        """For each row, the groups that end behind it: [128, tiles, groups] of bytes."""
         k, groups, tiles = self.k, self.ends.shape[0], chunks_of(height)
         owned = k.tile(DType.UINT8, PARTITIONS, tiles, max(groups, 1))
         ends = k.tile(self.ends.dtype, PARTITIONS, max(groups, 1))

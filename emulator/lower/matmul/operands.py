@@ -1,4 +1,4 @@
-"""What is multiplied: rows, wherever they come from, and the weights that they meet."""
+"""Operands of a matmul kernel: the source of its rows, and the output groups with their weights."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,16 +20,18 @@ LoadRows = Callable[[Block, Span], None]  # writes some rows, turned, into [128,
 
 
 class LoadableRows(tiling.RowSource, Protocol):
+    """Rows that a matmul kernel can load; `RowSource` states what that costs."""
+
     def begin(self) -> LoadRows:
-        """With what all rows need at hand, for as long as the room around is there."""
+        """Load what all rows need, until the end of the scope around; returns the function that loads some of them."""
 
     def block(self, height: int, buffers: int) -> Block:
-        """Room for so many, turned."""
+        """Allocate space for transposed rows."""
 
 
 @dataclass(frozen=True)
 class HbmRows:
-    """Rows that lie in HBM."""
+    """Rows in HBM."""
 
     k: Kernel
     view: View  # [rows, summed]
@@ -77,7 +79,7 @@ def allocate_rows(k: Kernel, rows: tiling.RowSource, height: int, buffers: int) 
 
 @dataclass(frozen=True)
 class WeightOperand:
-    """What rows are multiplied by, and the type that the sums are rounded to."""
+    """A weight with its bias, and the type to which the sums are rounded."""
 
     result: Value  # or what ranks make of it together
     weight: View  # [summed, columns]
@@ -88,7 +90,7 @@ class WeightOperand:
 
 @dataclass(frozen=True)
 class OutputGroup:
-    """Factors whose results meet, and all that follows them."""
+    """Weights whose results meet in one epilogue."""
 
     factors: tuple[WeightOperand, ...]
     epilogue: Epilogue
