@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 from nxpipe.emulator.capture import CaptureRequest, capture
 from nxpipe.emulator.capture.confined import of_model
-from nxpipe.emulator.capture.elsewhere import of_model
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.numerics import Array

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import Engine, Wait
+from nxpipe.emulator.isa.instruction import Engine, Wait
 from nxpipe.emulator.isa.program import Loop, Program, Step, instructions
 from nxpipe.emulator.lower import BACKEND, backend, lower, record_text
 from nxpipe.emulator.lower.backend import run_backend
