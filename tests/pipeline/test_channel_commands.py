@@ -131,7 +131,7 @@ def test_a_rollback_serves_what_was_served_before(here: Path, nxpipe: InProcess)
         (("rollback", "--channel", "production", "--to", "0"), exit_codes.USAGE, "--to"),
         (("channel", "show", "production"), exit_codes.NOT_FOUND, "which has none yet"),
         (("channel", "lgo"), exit_codes.USAGE, "did you mean 'log'?"),
-        (("store", "sign", BERT), exit_codes.REFUSED, "no signing key is named"),
+        (("store", "sign", BERT), exit_codes.REFUSED, "no signing key is set"),
         (("store", "verify-signature", BERT), exit_codes.REFUSED, "no public key is named"),
     ],
 )
