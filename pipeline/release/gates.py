@@ -66,7 +66,7 @@ class Gate(Protocol):
         ...
 
     def intention(self, release: "ReleaseContext") -> str:
-        """What it is going to do, in options; asked only where something is to be done."""
+        """The planned action as text; called only if there is something to do."""
         ...
 
     def run(self, release: "ReleaseContext") -> GateOutcome:
@@ -136,7 +136,7 @@ def _to_build(release: "ReleaseContext") -> "list[PlannedArtifact]":
 
 
 def _worst_finding(report: "Report") -> str:
-    finding = next(one for one in report.findings if one.rule.exit_code is report.exit_code)
+    finding = next(found for found in report.findings if found.rule.exit_code is report.exit_code)
     advice = f"; {finding.advice}" if finding.advice else ""
     others = f" (the first of {len(report.findings)} findings)" if len(report.findings) > 1 else ""
     return f"{report.model}: {finding.message}{advice}{others}"
@@ -177,12 +177,12 @@ class VerifyGate:
         figures: list[dict[str, Any]] = []
         faults: list[str] = []
         verified = VerifiedManifests.of(release)
-        for one in _unverified(release):
-            published = release.published(one)
-            wrong = _faults(release, one.name, published, figures)
+        for candidate in _unverified(release):
+            published = release.published(candidate)
+            wrong = _faults(release, candidate.name, published, figures)
             if not wrong:
                 verified.note(published.manifest_digest)
-            faults += (f"{one.name} {fault}" for fault in wrong)
+            faults += (f"{candidate.name} {fault}" for fault in wrong)
         if not faults:
             return GateOutcome(f"{counted(len(figures), 'comparison')} within thresholds", figures=figures)
         more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
@@ -201,7 +201,7 @@ class BenchGate:
         return None
 
     def intention(self, release: "ReleaseContext") -> str:
-        count = sum(one.slot in release.served() for one in release.candidates)
+        count = sum(candidate.slot in release.served() for candidate in release.candidates)
         against = f"{count} of {len(release.candidates)} artifacts against channel {release.options.channel}"
         return f"compare {against}; fail if slower by more than {release.options.threshold:.1%}"
 
@@ -212,9 +212,11 @@ class BenchGate:
         options, tip = release.options, release.tip()
         release.seen = tip.generation if tip else 0
         baseline = find_match(options.channel, release.store, release.config_path) if tip else None
-        manifests = [release.published(one).manifest for one in release.candidates]
+        manifests = [release.published(candidate).manifest for candidate in release.candidates]
         lines = [
-            line for one in manifests for line in bench(one, baseline.beside(one) if baseline else None, release.store)
+            line
+            for manifest in manifests
+            for line in bench(manifest, baseline.beside(manifest) if baseline else None, release.store)
         ]
         figures = [line.document(options.threshold) for line in lines]
         slower = [line for line in lines if line.is_regression(options.threshold)]
@@ -226,8 +228,10 @@ class BenchGate:
 def _unverified(release: "ReleaseContext") -> "list[ReleaseCandidate]":
     """Candidates without a verification record; one that is not built has none."""
     verified = VerifiedManifests.of(release)
-    found = {one: release.found(one) for one in release.candidates}
-    return [one for one, published in found.items() if not (published and published.manifest_digest in verified)]
+    found = {candidate: release.found(candidate) for candidate in release.candidates}
+    return [
+        candidate for candidate, published in found.items() if not (published and published.manifest_digest in verified)
+    ]
 
 
 def _faults(release: "ReleaseContext", name: str, published: "Published", figures: list[dict[str, Any]]) -> list[str]:
@@ -244,7 +248,7 @@ def _faults(release: "ReleaseContext", name: str, published: "Published", figure
 
 
 def _named(candidates: "Sequence[ReleaseCandidate]") -> str:
-    return ", ".join(one.name for one in candidates)
+    return ", ".join(candidate.name for candidate in candidates)
 
 
 def _within(lines: "Sequence[BenchLine]", channel: str) -> str:

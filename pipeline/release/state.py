@@ -68,12 +68,12 @@ class ReleaseCandidate:
 def planned_candidates(artifacts: "Sequence[PlannedArtifact]") -> tuple[ReleaseCandidate, ...]:
     """The first artifact of each model and target. The check and build gates report invalid requests."""
     slots: dict[tuple[str, str], ReleaseCandidate] = {}
-    for one in _described(artifacts):
-        first = slots.setdefault(one.slot, one)
-        if first.owner != one.owner:
+    for candidate in _described(artifacts):
+        first = slots.setdefault(candidate.slot, candidate)
+        if first.owner != candidate.owner:
             raise Refused(
-                f"models {first.owner} and {one.owner} of nxpipe.toml are both {one.model_id} for {one.target}, but "
-                "a channel serves one; select it with --only"
+                f"models {first.owner} and {candidate.owner} of nxpipe.toml are both {candidate.model_id} for "
+                f"{candidate.target}, but a channel serves one; select it with --only"
             )
     return tuple(slots.values())
 
@@ -181,18 +181,18 @@ class ReleaseContext:
     def trust(self) -> ChannelVerifier:
         return trust_in(self.config, self.folder, self.store, self.console.say)
 
-    def found(self, one: ReleaseCandidate) -> "Published | None":
+    def found(self, candidate: ReleaseCandidate) -> "Published | None":
         """The published artifact. For a release from a channel it must be the served manifest, not a later one."""
-        if one not in self.known and (published := self.store.find(one.request_key)):
-            if one.manifest not in (None, published.manifest_digest):
-                raise self._unpublished(one)
-            self.known[one] = published
-        return self.known.get(one)
+        if candidate not in self.known and (published := self.store.find(candidate.request_key)):
+            if candidate.manifest not in (None, published.manifest_digest):
+                raise self._unpublished(candidate)
+            self.known[candidate] = published
+        return self.known.get(candidate)
 
-    def published(self, one: ReleaseCandidate) -> "Published":
-        found = self.found(one)
+    def published(self, candidate: ReleaseCandidate) -> "Published":
+        found = self.found(candidate)
         if found is None:
-            raise NotFound(f"{one.name} is not in {self.store.url}; omit --skip build")
+            raise NotFound(f"{candidate.name} is not in {self.store.url}; omit --skip build")
         return found
 
     def tip(self, channel: str | None = None) -> Generation | None:
@@ -204,9 +204,9 @@ class ReleaseContext:
         tip = self.tip()
         return {each.slot: each for each in tip.artifacts} if tip else {}
 
-    def is_served(self, one: ReleaseCandidate) -> bool:
-        served = self.served().get(one.slot)
-        return served is not None and served.request_key == one.request_key
+    def is_served(self, candidate: ReleaseCandidate) -> bool:
+        served = self.served().get(candidate.slot)
+        return served is not None and served.request_key == candidate.request_key
 
     def _source_candidates(self) -> tuple[ReleaseCandidate, ...]:
         """Candidates that the source channel serves, by manifest. The channel is read once, at the start."""
@@ -224,15 +224,15 @@ class ReleaseContext:
         for served in artifacts:
             self.trust.insist_on_signatures(self.store, source, served)
         candidates = tuple(map(ReleaseCandidate.of, artifacts))
-        for one in candidates:
-            if self.found(one) is None:
-                raise self._unpublished(one)
+        for candidate in candidates:
+            if self.found(candidate) is None:
+                raise self._unpublished(candidate)
         return candidates
 
-    def _unpublished(self, one: ReleaseCandidate) -> NotFound:
+    def _unpublished(self, candidate: ReleaseCandidate) -> NotFound:
         return NotFound(
-            f"channel {self.options.source} serves {one.name}, but its manifest {one.manifest} is not published in "
-            f"{self.store.url}; release to {self.options.source} again"
+            f"channel {self.options.source} serves {candidate.name}, but manifest {candidate.manifest} is not published "
+            f"in {self.store.url}; release to {self.options.source} again"
         )
 
     def _require_expected(self, tip: Generation | None) -> None:
@@ -251,24 +251,24 @@ def fleets_with_rollouts(release: "ReleaseContext") -> "list[tuple[ServingFleet,
     """
     if "rollout" in release.options.skipped:
         return []
-    served, slots = release.served(), {one.slot: one for one in release.candidates}
+    served, slots = release.served(), {candidate.slot: candidate for candidate in release.candidates}
     ids = {model.name: model_id(model, release.folder) for model in release.config.models}
     found = []
     for fleet in serving_fleets(release.config).values():
-        one = slots.get((ids[fleet.model], INSTANCES[fleet.instance_types[0]].compiler_target))
-        if fleet.channel != release.options.channel or one is None:
+        candidate = slots.get((ids[fleet.model], INSTANCES[fleet.instance_types[0]].compiler_target))
+        if fleet.channel != release.options.channel or candidate is None:
             continue
-        old = served.get(one.slot)
-        if _has_colours(release, fleet) or (old is not None and old.request_key != one.request_key):
-            found.append((fleet, one))
+        old = served.get(candidate.slot)
+        if _has_environments(release, fleet) or (old is not None and old.request_key != candidate.request_key):
+            found.append((fleet, candidate))
     return found
 
 
 def rollout_slots(release: "ReleaseContext") -> set[tuple[str, str]]:
     """Slots that rollouts promote, not the promote gate."""
-    return {one.slot for _, one in fleets_with_rollouts(release)}
+    return {candidate.slot for _, candidate in fleets_with_rollouts(release)}
 
 
-def _has_colours(release: "ReleaseContext", fleet: "ServingFleet") -> bool:
+def _has_environments(release: "ReleaseContext", fleet: "ServingFleet") -> bool:
     """True if the fleet has had a rollout: its environments follow channels of their own."""
     return any(release.tip(environment_channel(fleet.name, colour)) for colour in ENVIRONMENTS)
