@@ -247,8 +247,8 @@ def _print_programs(console: Console, asked: "Sequence[Asked]", after: str) -> N
     for one in asked:
         model, steps = one.order.model_id, PASSES[: known.index(after)]
         for program, graph, padding in programs(one, steps, console.step):
-            said = {"model": model, "program": program, "after": after, "graph": str(graph)}
-            answers.append(said | {"padding": asdict(padding)})
+            about = {"model": model, "program": program, "after": after, "graph": str(graph)}
+            answers.append(about | {"padding": asdict(padding)})
             if not console.json:
                 padded = f"; padded with zeros: {padding}" if padding else ""
                 head = f"{model} {program} after {after}: {len(graph.nodes)} nodes{padded}"

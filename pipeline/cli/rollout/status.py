@@ -52,17 +52,17 @@ def status(
 
         one = opened(console, names[0], store, config_path, actor=actor or current_actor(), key=key)
         ctx.exit(end(console, one, follow(console, names[0], one.watcher.status)))
-    told = [(one, one.watcher.status()) for name in names for one in [opened(console, name, store, config_path)]]
+    states = [(one, one.watcher.status()) for name in names for one in [opened(console, name, store, config_path)]]
     if console.json:
-        found = [status.as_json() for _, status in told]
+        found = [status.as_json() for _, status in states]
         console.data(found[0] if fleet else found)
     else:
-        for one, status in told:
+        for one, status in states:
             console.page(picture(status))
-            if said := settle_line(one, status):
-                console.say(said)
+            if note := settle_line(one, status):
+                console.say(note)
     if fleet:
-        ctx.exit(exit_code(told[0][1]))
+        ctx.exit(exit_code(states[0][1]))
 
 
 @click.command(cls=Command)
