@@ -176,7 +176,11 @@ WRONG = {
         "one compiler",
     ),
     "a type of another target": Wrong(
-        fleet('["inf2.xlarge"]', '["trn1.2xlarge"]'), 13, "fleets[0].instance_types[0]", "runs trn1 programs", "for inf2"
+        fleet('["inf2.xlarge"]', '["trn1.2xlarge"]'),
+        13,
+        "fleets[0].instance_types[0]",
+        "runs trn1 programs",
+        "for inf2",
     ),
     "a type too small for tp": Wrong(
         PROJECT + MODEL.replace("inf2.xlarge", "inf2.48xlarge") + "tp = 8\n" + FLEET,

@@ -89,8 +89,7 @@ subnets = [
         ),
         (
             HERE + EXISTING,
-            'nxpipe.toml:10: network.subnets[1].zone: found "us-east-2b"; expected a zone that is not listed '
-            "yet",
+            'nxpipe.toml:10: network.subnets[1].zone: found "us-east-2b"; expected a zone that is not listed yet',
         ),
     ],
 )
