@@ -94,8 +94,8 @@ def _figures(program: "ProgramDifference") -> Iterator[tuple[str, ...]]:
     for figure, (before, after) in program.figures.items():
         if before != after:
             change = f"{after / before - 1:+.1%}" if before and after is not None else ""
-            name, *said = figure.removesuffix("_ns").split("_")
-            yield program.name, " ".join((name, *said)), _value(figure, before), _value(figure, after), change
+            name, *rest = figure.removesuffix("_ns").split("_")
+            yield program.name, " ".join((name, *rest)), _value(figure, before), _value(figure, after), change
 
 
 def _value(figure: str, value: float | None) -> str:

@@ -252,8 +252,8 @@ def _print_programs(console: Console, asked: "Sequence[Asked]", after: str) -> N
         for program, graph, padding in programs(one, steps, console.step):
             text = lowered(one, graph, after) if after in backend else str(graph)
             kind = "lowered" if after in backend else "graph"
-            said = {"model": model, "program": program, "after": after, kind: text}
-            answers.append(said | {"padding": asdict(padding)})
+            about = {"model": model, "program": program, "after": after, kind: text}
+            answers.append(about | {"padding": asdict(padding)})
             if not console.json:
                 padded = f"; padded with zeros: {padding}" if padding else ""
                 head = f"{model} {program} after {after}: {len(graph.nodes)} nodes{padded}"

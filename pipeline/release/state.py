@@ -231,7 +231,7 @@ class ReleaseContext:
 
     def _unpublished(self, candidate: ReleaseCandidate) -> NotFound:
         return NotFound(
-            f"channel {self.options.source} serves {candidate.name}, but manifest {candidate.manifest} is not published "
+            f"channel {self.options.source} serves {candidate.name}, but manifest {candidate.manifest} is not published"
             f"in {self.store.url}; release to {self.options.source} again"
         )
 

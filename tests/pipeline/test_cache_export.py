@@ -255,7 +255,11 @@ def test_two_exporters_of_the_same_program_do_each_others_work(store: Store, cac
         ({"model.neff": b"theirs", "model.done": b""}, ExportResult.THERE, "another compilation"),
         ({**FILES, "model.hlo_module.pb.lock": b""}, ExportResult.THERE, ""),
         ({"model.hlo_module.pb.lock": b""}, ExportResult.HELD, "locked by a compiler"),
-        ({"model.log": b"[NCC_EOOM001]", "model.hlo_module.pb": b"module" * 50}, ExportResult.HELD, "a failed compilation"),
+        (
+            {"model.log": b"[NCC_EOOM001]", "model.hlo_module.pb": b"module" * 50},
+            ExportResult.HELD,
+            "a failed compilation",
+        ),
         ({"model.done": b""}, ExportResult.HELD, "a failed compilation"),
         ({"model.neff": b"half of a ne"}, ExportResult.HELD, "a different model.neff"),
         ({"model.hlo_module.pb": b"x" * 300}, ExportResult.HELD, "a different model.hlo_module.pb"),
