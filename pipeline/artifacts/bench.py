@@ -7,8 +7,8 @@ of its instructions. It is no measurement; but two predictions differ by nothing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from nxpipe.pipeline.artifacts import utilisation
 from nxpipe.pipeline.artifacts.difference.programs import FIGURES, identity, number_at
+from nxpipe.pipeline.compile import utilisation
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store

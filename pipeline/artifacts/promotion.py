@@ -9,8 +9,7 @@ from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.util.folders import expanded
 from nxpipe.pipeline.util.suggest import did_you_mean
-from nxpipe.pipeline.verify.judged import shortfall
-from nxpipe.pipeline.verify.verify import Thresholds
+from nxpipe.pipeline.verify.deviation import Thresholds, evidence_shortfall
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
@@ -32,7 +31,7 @@ def requirements_of_one(store: "Store", config: "Config", folder: Path, channel:
     trust, allowed = trust_in(config, folder, store), Thresholds.of(config)
 
     def judge(manifest: "Manifest", evidence: "Sequence[Evidence]") -> str | None:
-        return shortfall(manifest, evidence, allowed)
+        return evidence_shortfall(manifest, evidence, allowed)
 
     policy = trust.policy
     if policy is None:

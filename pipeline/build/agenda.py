@@ -7,7 +7,7 @@ from typing import Final
 
 from nxpipe.pipeline.build.item import Item
 from nxpipe.pipeline.build.planned import Plan, PlannedArtifact, PlannedCell
-from nxpipe.pipeline.verify.verify import Thresholds
+from nxpipe.pipeline.verify.deviation import Thresholds
 
 _BEFORE_ALL_CELLS: Final = 1e30  # an artifact that is whole waits for none
 
@@ -30,7 +30,7 @@ class Agenda:
             return Item(
                 key=cell.key if cell else artifact.key,
                 title=f"{artifact.title}, {cell.shape.name}" if cell else artifact.title,
-                asked=artifact.asked.anywhere(),
+                asked=artifact.asked.absolute(),
                 shape=cell.shape if cell else None,
                 store=plan.store,
                 thresholds=thresholds,

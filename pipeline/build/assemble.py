@@ -12,14 +12,14 @@ from nxpipe.artifact_store.evidence import EMULATED, Evidence, Limits
 from nxpipe.artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
 from nxpipe.artifact_store.parts import Part, part_of, seen
 from nxpipe.artifact_store.weights import Elements, put_weights
-from nxpipe.pipeline.artifacts.artifact_files import UTILISATION
-from nxpipe.pipeline.artifacts.utilisation import to_bytes as utilisation_file
-from nxpipe.pipeline.compile.made import PROGRAM, compared
-from nxpipe.pipeline.request import BuildRequest, Shape
-from nxpipe.pipeline.util.progress import Watch
-from nxpipe.pipeline.verify.evidence import Step
-from nxpipe.pipeline.verify.judged import insist
-from nxpipe.pipeline.verify.verify import Thresholds
+from nxpipe.pipeline.compile.artifact_files import UTILISATION
+from nxpipe.pipeline.compile.backend import PROGRAM
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.compile.utilisation import to_bytes as utilisation_file
+from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.util.progress import Step, Watch
+from nxpipe.pipeline.verify.deviation import Thresholds, require_within
+from nxpipe.pipeline.verify.evidence import compared
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.models.weights import Tensors
@@ -52,7 +52,7 @@ class _Program:
 
 
 def publish(
-    request: BuildRequest, tensors: "Tensors", store: Store, step: Step, watch: Watch, allowed: Thresholds
+    request: BuildSpec, tensors: "Tensors", store: Store, step: Step, watch: Watch, allowed: Thresholds
 ) -> Published:
     """Make the artifact visible; every cell of it has been made. What was found out about it is there before it is."""
     programs = [_parts_of(request, shape, store) for shape in sorted(request.shapes)]
@@ -67,14 +67,14 @@ def publish(
         return store.publish(manifest)
 
 
-def _evidence(request: BuildRequest, programs: list[_Program], manifest: Manifest, allowed: Thresholds) -> Evidence:
+def _evidence(request: BuildSpec, programs: list[_Program], manifest: Manifest, allowed: Thresholds) -> Evidence:
     found = tuple(compared(each.shape, each.evidence) for each in programs if each.evidence)
-    insist(request.source.id, found, allowed)
+    require_within(request.source.id, found, allowed)
     limits = Limits.model_validate(asdict(allowed))
     return Evidence(manifest=manifest.digest, kind=EMULATED, programs=found, limits=limits)
 
 
-def _parts_of(request: BuildRequest, shape: Shape, store: Store) -> _Program:
+def _parts_of(request: BuildSpec, shape: Shape, store: Store) -> _Program:
     part = part_of(store, request.program_key(shape))
     evidence = seen(store, request.evidence_key(shape)) if request.verified else None
     if part is None or (request.verified and evidence is None):
@@ -85,7 +85,7 @@ def _parts_of(request: BuildRequest, shape: Shape, store: Store) -> _Program:
     return _Program(shape, part, evidence)
 
 
-def _manifest(request: BuildRequest, programs: list[_Program], weights: tuple[Tensor, ...], store: Store) -> Manifest:
+def _manifest(request: BuildSpec, programs: list[_Program], weights: tuple[Tensor, ...], store: Store) -> Manifest:
     source = request.source
     files: dict[str, Blob] = {}
     for program in programs:

@@ -14,14 +14,15 @@ from nxpipe.pipeline.build.events import Ended, Event, Said
 from nxpipe.pipeline.build.faults import fault_of
 from nxpipe.pipeline.build.item import Item
 from nxpipe.pipeline.build.proved import doubt_of
+from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.util.console import human_bytes
-from nxpipe.pipeline.verify.materials import Shelf
+from nxpipe.pipeline.verify.evidence import WeightCache
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.backends.protocol import Sent
 
-_SHELF: Final = Shelf()  # of this process, which mostly makes one cell of a model after the other
+_SHELF: Final = WeightCache()  # of this process, which mostly makes one cell of a model after the other
 _SAID_EVERY: Final = 2.0  # seconds
 _KIB: Final = 1024
 
@@ -47,7 +48,7 @@ def _made(item: Item, tell: Callable[[Event], None]) -> bool:
         say(title)
         yield
 
-    request = item.asked.request()
+    request = BuildSpec.of(item.asked)
     request.check()
     store = _store(item.store, item.kms_key)
     maker = Maker(store, step, say, item.thresholds, force=item.force, shelf=_SHELF)

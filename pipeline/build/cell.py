@@ -11,13 +11,12 @@ from nxpipe.artifact_store.parts import Part, keep_observation, keep_part, part_
 from nxpipe.pipeline.build.assemble import publish
 from nxpipe.pipeline.build.failed import refuse_what_failed_before, remembering
 from nxpipe.pipeline.build.turn import turn
-from nxpipe.pipeline.compile.made import Made, backend_of, compared
-from nxpipe.pipeline.request import BuildRequest, Shape
-from nxpipe.pipeline.util.progress import Watch
-from nxpipe.pipeline.verify.evidence import Step
-from nxpipe.pipeline.verify.judged import insist
-from nxpipe.pipeline.verify.materials import Shelf
-from nxpipe.pipeline.verify.verify import Thresholds
+from nxpipe.pipeline.compile.backend import BackendOutput
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.util.progress import Step, Watch
+from nxpipe.pipeline.verify.deviation import Thresholds, require_within
+from nxpipe.pipeline.verify.evidence import WeightCache, collect_evidence, compared
 
 _Find: TypeAlias = Callable[[Store, str], Part | None]
 _Keep: TypeAlias = Callable[[Store, str, Mapping[str, Blob], dict[str, object]], Part]
@@ -35,26 +34,26 @@ class Maker:
         thresholds: Thresholds,
         *,
         force: bool = False,
-        shelf: Shelf | None = None,
+        shelf: WeightCache | None = None,
     ) -> None:
         self._store = store
         self._step = step
         self._say = say
         self._thresholds = thresholds
         self._force = force
-        self._shelf = shelf or Shelf()
+        self._shelf = shelf or WeightCache()
 
-    def make(self, request: BuildRequest, shape: Shape) -> bool:
+    def make(self, request: BuildSpec, shape: Shape) -> bool:
         """False: all of it was there."""
-        backend = backend_of(request)
-        front: Callable[[], Any] = cache(partial(backend.front, request, shape, self._step))
+        backend = request.compiler
+        front: Callable[[], Any] = cache(partial(backend.frontend, request, shape, self._step))
 
-        def program() -> Made:
+        def program() -> BackendOutput:
             return backend.program(request, shape, front(), self._store, self._step, force=self._force)
 
-        def evidence() -> Made:
+        def evidence() -> BackendOutput:
             materials = self._shelf.of(request, self._step)
-            return backend.evidence(request, shape, front(), materials, self._store, self._step, self._thresholds)
+            return collect_evidence(request, shape, front(), materials, self._store, self._step, self._thresholds)
 
         key = request.program_key(shape)
         made = self._part(key, program)
@@ -64,7 +63,7 @@ class Maker:
             self._insist(request, shape, key)
         return made
 
-    def publish(self, request: BuildRequest, watch: Watch) -> Published:
+    def publish(self, request: BuildSpec, watch: Watch) -> Published:
         """The artifact, all of whose cells are there. No listing shows that a part has lost a blob: it is made anew."""
         tensors = self._shelf.of(request, self._step).tensors
         try:
@@ -74,7 +73,9 @@ class Maker:
                 self.make(request, shape)
             return publish(request, tensors, self._store, self._step, watch, self._thresholds)
 
-    def _part(self, key: str, make: Callable[[], Made], find: _Find = part_of, keep: _Keep = keep_part) -> bool:
+    def _part(
+        self, key: str, make: Callable[[], BackendOutput], find: _Find = part_of, keep: _Keep = keep_part
+    ) -> bool:
         if self._force:
             self._keep(key, make, keep)
             return True
@@ -92,13 +93,13 @@ class Maker:
         refuse_what_failed_before(self._store, key, self._thresholds)
         return False
 
-    def _keep(self, key: str, make: Callable[[], Made], keep: _Keep) -> None:
+    def _keep(self, key: str, make: Callable[[], BackendOutput], keep: _Keep) -> None:
         with remembering(self._store, key, self._thresholds):
             made = make()
         keep(self._store, key, made.files, dict(made.facts))
 
-    def _insist(self, request: BuildRequest, shape: Shape, key: str) -> None:
+    def _insist(self, request: BuildSpec, shape: Shape, key: str) -> None:
         """What was observed first stands, and may have been within other thresholds than today's."""
         part = seen(self._store, key)
         if part is not None:
-            insist(request.source.id, [compared(shape, part)], self._thresholds)
+            require_within(request.source.id, [compared(shape, part)], self._thresholds)

@@ -13,6 +13,7 @@ from nxpipe.pipeline.build.planned import Plan
 from nxpipe.pipeline.build.results import Results
 from nxpipe.pipeline.build.size import LITTLE
 from nxpipe.pipeline.build.timings import Timings, name_of
+from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.util.machine import processors
 
 
@@ -39,7 +40,9 @@ def execute(
 def note_timings(results: Results, timings: Timings) -> None:
     """What was made, for the estimates of the next plan."""
     built = [one for one in results.cells() if one.fate == "built" and one.seconds]
-    timings.note({name_of(one.artifact.asked.request(), one.cell.shape): (one.cell.work, one.seconds) for one in built})
+    timings.note(
+        {name_of(BuildSpec.of(one.artifact.asked), one.cell.shape): (one.cell.work, one.seconds) for one in built}
+    )
 
 
 def _executor(plan: Plan, store: Store, means: Means, watch: Callable[[Event], None]) -> Executor:

@@ -10,7 +10,9 @@ from nxpipe.artifact_store.index.nearest import Near, nearest
 from nxpipe.artifact_store.index.segments import Report
 from nxpipe.artifact_store.layout import part_path
 from nxpipe.pipeline.build.planned import PlannedArtifact, PlannedCell
-from nxpipe.pipeline.request import BuildRequest, Shape, cache_room, digest_of
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.shapes import Shape, cache_capacity
+from nxpipe.pipeline.models.versions import digest_of
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
@@ -56,7 +58,7 @@ def of_artifact(published: "Published", store: "Store", count: int, report: Repo
     return Answer(published.model_id, published.request_key, True, nearest(store, inputs, count=count, report=report))
 
 
-def of_request(request: BuildRequest, planned: PlannedArtifact, store: "Store", count: int, report: Report) -> Answer:
+def of_request(request: BuildSpec, planned: PlannedArtifact, store: "Store", count: int, report: Report) -> Answer:
     inputs = request.key_inputs()
     near = nearest(store, inputs, count=max(count, _SEARCHED), report=report)
     asked = [(one, store.key_inputs(one.published.manifest)) for one in near]
@@ -69,15 +71,15 @@ def of_request(request: BuildRequest, planned: PlannedArtifact, store: "Store", 
     return Answer(request.source.id, digest_of(inputs), planned.is_published, near[:count], programs)
 
 
-def _needs_no_compiler(request: BuildRequest, cell: PlannedCell, store: "Store") -> bool:
+def _needs_no_compiler(request: BuildSpec, cell: PlannedCell, store: "Store") -> bool:
     """Or is not to be: what failed or cannot be asked for has a reason of its own."""
     return cell.state != "to do" or store.backend.stat(part_path(request.program_key(cell.shape))) is not None
 
 
 def _nearest_program(
-    request: BuildRequest, cell: PlannedCell, asked: Sequence[tuple[Near, Mapping[str, Any]]]
+    request: BuildSpec, cell: PlannedCell, asked: Sequence[tuple[Near, Mapping[str, Any]]]
 ) -> NearProgram | None:
-    wanted = request.program_question(cell.shape)
+    wanted = request.program_key_inputs(cell.shape)
     found = [
         NearProgram(one, shape, differences(question, wanted))
         for one, inputs in asked
@@ -93,7 +95,7 @@ def _questions(inputs: Mapping[str, Any], like: Mapping[str, object]) -> Iterato
     if isinstance(options := told.get("options"), dict):
         told["options"] = {name: value for name, value in options.items() if name != "verified"}
     for shape in shapes:
-        own = {"shapes": [[shape.phase, shape.batch, shape.sequence]], "cache": cache_room(shape, shapes)}
+        own = {"shapes": [[shape.phase, shape.batch, shape.sequence]], "cache": cache_capacity(shape, shapes)}
         yield shape, {**told, **own, "format": like["format"]}
 
 

@@ -12,7 +12,7 @@ from nxpipe.artifact_store.errors import StoreError
 from nxpipe.artifact_store.failures import Failure, failure_of, remember_failure
 from nxpipe.pipeline.util.documents import json_of
 from nxpipe.pipeline.util.errors import BuildRefused, DoesNotFit, PipelineError, VerificationFailed
-from nxpipe.pipeline.verify.verify import Thresholds
+from nxpipe.pipeline.verify.deviation import Thresholds
 
 # Behind an error of the request's own may stand one of this machine: no memory, no disk, a package that is missing.
 _OF_THE_MACHINE = (MemoryError, OSError, ImportError)

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from nxpipe.pipeline.build.asked import Asked
-from nxpipe.pipeline.request import Shape
-from nxpipe.pipeline.verify.verify import Thresholds
+from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.spec import ModelSpec
+from nxpipe.pipeline.verify.deviation import Thresholds
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Item:
 
     key: str
     title: str
-    asked: Asked
+    asked: ModelSpec
     shape: Shape | None
     store: str
     thresholds: Thresholds
@@ -38,7 +38,7 @@ class Item:
         return cls(
             **dict(document)
             | {
-                "asked": Asked.from_document(document["asked"]),
+                "asked": ModelSpec.from_document(document["asked"]),
                 "shape": None if shape is None else Shape(**shape),
                 "thresholds": Thresholds(**document["thresholds"]),
             }

@@ -7,7 +7,6 @@ from typing import Final
 
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.layout import ACTIONS, FAILURES, PARTS, action_path, failure_path, part_path
-from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.events import Fault
 from nxpipe.pipeline.build.failed import refuse_what_failed_before
 from nxpipe.pipeline.build.faults import fault_of
@@ -16,9 +15,11 @@ from nxpipe.pipeline.build.planned import Plan, PlannedArtifact, PlannedCell
 from nxpipe.pipeline.build.proved import Doubt, doubt_of
 from nxpipe.pipeline.build.size import memory_of, work_of
 from nxpipe.pipeline.build.timings import Timings, name_of
-from nxpipe.pipeline.order import USUAL_BUCKET
-from nxpipe.pipeline.request import BuildRequest, Shape, digest_of, shapes_of
-from nxpipe.pipeline.verify.verify import Thresholds
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.shapes import Shape, shapes_of
+from nxpipe.pipeline.models.source import DEFAULT_BUCKET
+from nxpipe.pipeline.models.spec import ModelSpec
+from nxpipe.pipeline.verify.deviation import Thresholds
 
 _LISTED: Final = 64  # keys, from which on one listing is less than a look for each
 _EXPLAINED: Final = 16  # artifacts whose nearest is looked for; of a large matrix the first say it all
@@ -46,8 +47,8 @@ class _Cell:
 class _Artifact:
     """One that can be asked for."""
 
-    asked: Asked
-    request: BuildRequest
+    asked: ModelSpec
+    request: BuildSpec
     key: str
     is_published: bool = False
     doubt: Doubt | None = None
@@ -60,7 +61,7 @@ class _Artifact:
 
 
 def make_plan(
-    asked: Sequence[Asked],
+    asked: Sequence[ModelSpec],
     store: Store,
     thresholds: Thresholds,
     timings: Timings,
@@ -133,35 +134,34 @@ class _Planner:
                 return fault_of(error)
         return None
 
-    def _nearest(self, request: BuildRequest) -> str:
+    def _nearest(self, request: BuildSpec) -> str:
         if not self.hints_left:
             return _NOTHING
         self.hints_left -= 1
         return (why_missed(self.store, request.key_inputs()) or _NOTHING).strip()
 
 
-def _looked_up(asked: Asked) -> _Artifact | PlannedArtifact:
+def _looked_up(asked: ModelSpec) -> _Artifact | PlannedArtifact:
     try:
-        request = asked.request()
+        request = BuildSpec.of(asked)
         request.check()
-        return _Artifact(asked, request, digest_of(request.key_inputs()))
+        return _Artifact(asked, request, request.request_key)
     except Exception as error:
         return _refused(asked, fault_of(error))
 
 
-def _refused(asked: Asked, fault: Fault) -> PlannedArtifact:
+def _refused(asked: ModelSpec, fault: Fault) -> PlannedArtifact:
     """What its words ask for, as far as they say it without the model."""
-    order = asked.order
-    shapes = shapes_of(order.phases or ("forward",), order.batches, order.buckets or (USUAL_BUCKET,))
+    shapes = shapes_of(asked.phases or ("forward",), asked.batches, asked.buckets or (DEFAULT_BUCKET,))
     cells = tuple(PlannedCell("", shape, "refused", fault=fault) for shape in sorted(shapes))
-    return PlannedArtifact("", f"{asked.name or order.model_id} on {order.target}, tp {order.tp or 1}", asked, cells)
+    return PlannedArtifact("", f"{asked.title} on {asked.target}, tp {asked.tp or 1}", asked, cells)
 
 
-def _title(asked: Asked, request: BuildRequest) -> str:
+def _title(asked: ModelSpec, request: BuildSpec) -> str:
     return f"{asked.name or request.source.id} on {request.target.name}, tp {request.tensor_parallel}"
 
 
-def _cell(request: BuildRequest, shape: Shape) -> _Cell:
+def _cell(request: BuildSpec, shape: Shape) -> _Cell:
     program = request.program_key(shape)
     return _Cell(shape, program, request.evidence_key(shape, program) if request.verified else None)
 

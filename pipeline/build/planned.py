@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
-from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.events import Fault
-from nxpipe.pipeline.request import Shape
+from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.util.exit_codes import one_code
 
 # docs/building.md, section 3.
@@ -33,7 +33,7 @@ class PlannedArtifact:
 
     key: str
     title: str
-    asked: Asked
+    asked: ModelSpec
     cells: tuple[PlannedCell, ...]
     memory: int = 0  # bytes that a worker on one of them may take
 

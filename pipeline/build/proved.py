@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nxpipe.artifact_store.evidence import is_covered
-from nxpipe.pipeline.request import BuildRequest
+from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.util.errors import VerificationFailed
-from nxpipe.pipeline.verify.judged import shortfall
-from nxpipe.pipeline.verify.verify import Thresholds
+from nxpipe.pipeline.verify.deviation import Thresholds, evidence_shortfall
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
@@ -20,13 +19,13 @@ class Doubt:
     beyond: VerificationFailed | None = None
 
 
-def doubt_of(published: "Published", store: "Store", request: BuildRequest, allowed: Thresholds) -> Doubt | None:
+def doubt_of(published: "Published", store: "Store", request: BuildSpec, allowed: Thresholds) -> Doubt | None:
     if not request.verified:
         return None
     manifest, evidence = published.manifest, store.evidence(published.manifest_digest)
     if is_covered(manifest, evidence) is not None:
         return Doubt()
-    sentence = shortfall(manifest, evidence, allowed)
+    sentence = evidence_shortfall(manifest, evidence, allowed)
     return Doubt(VerificationFailed(_beyond(published, sentence))) if sentence else None
 
 

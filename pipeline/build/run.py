@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nxpipe.artifact_store.errors import StoreUnavailable
-from nxpipe.pipeline.artifacts import utilisation
 from nxpipe.pipeline.build.agenda import Agenda
-from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.drive import Policy
 from nxpipe.pipeline.build.events import Event
 from nxpipe.pipeline.build.execute import Means, execute, note_timings
@@ -21,9 +19,10 @@ from nxpipe.pipeline.build.report.plan_text import plan_json, plan_table
 from nxpipe.pipeline.build.results import Results
 from nxpipe.pipeline.build.shown import published_of, show_artifacts, show_end
 from nxpipe.pipeline.build.timings import Timings
+from nxpipe.pipeline.compile import utilisation
+from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.verify.judged import report_of
-from nxpipe.pipeline.verify.verify import Thresholds
+from nxpipe.pipeline.verify.deviation import Thresholds, report_of
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
@@ -47,7 +46,7 @@ class Run:
     def timings(self) -> Timings:
         return Timings.kept_in(self.state)
 
-    def plan(self, asked: Sequence[Asked]) -> Plan:
+    def plan(self, asked: Sequence[ModelSpec]) -> Plan:
         return make_plan(asked, self.store, self.thresholds, self.timings, force=self.said["force"], hints=True)
 
     def show(self, plan: Plan) -> int:

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nxpipe.pipeline.artifacts import utilisation
 from nxpipe.pipeline.build.planned import PlannedArtifact
 from nxpipe.pipeline.build.report.summary import summary
 from nxpipe.pipeline.build.results import CellResult, Results
+from nxpipe.pipeline.compile import utilisation
 from nxpipe.pipeline.util.console import Console, human_bytes
-from nxpipe.pipeline.verify.verify import Report, sentences
+from nxpipe.pipeline.verify.deviation import Report, sentences
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
@@ -109,10 +109,10 @@ def _as_json(
 
 def _missing(artifact: PlannedArtifact, cells: list[CellResult]) -> dict[str, object]:
     return {
-        "model": artifact.asked.name or artifact.asked.order.model_id,
+        "model": artifact.asked.title,
         "request_key": artifact.key or None,
         "cache": "missing",
-        "target": artifact.asked.order.target,
+        "target": artifact.asked.target,
         "cells": [_cell(one) for one in cells],
     }
 

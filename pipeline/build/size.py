@@ -6,7 +6,8 @@ Rough on purpose. It decides which cell goes first and how many go at once, neve
 from collections.abc import Mapping
 from typing import Final
 
-from nxpipe.pipeline.request import BuildRequest, Shape
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.shapes import Shape
 
 _ALONE: Final = 900 << 20  # bytes of a worker with its libraries and a small model, as measured on two small encoders
 _PER_PARAMETER: Final = 12  # bytes: fp32 weights, the emulator's rounded copy, and the reference's
@@ -28,7 +29,7 @@ def parameters_of(config: Mapping[str, object]) -> int:
     return inner + words * hidden + layers * (4 * hidden * hidden + 3 * experts * hidden * wide)
 
 
-def work_of(request: BuildRequest, shape: Shape) -> float:
+def work_of(request: BuildSpec, shape: Shape) -> float:
     """In multiply-adds of one run, and what no program goes without."""
     tokens = shape.batch * (1 if shape.phase == "decode" else shape.sequence)
     hidden = _first(request.source.config, "hidden_size", "d_model", "n_embd", "dim")
@@ -36,7 +37,7 @@ def work_of(request: BuildRequest, shape: Shape) -> float:
     return _BASE + (parameters_of(request.source.config) + attention / max(tokens, 1)) * tokens
 
 
-def memory_of(request: BuildRequest) -> int:
+def memory_of(request: BuildSpec) -> int:
     """Bytes that a worker on one of its cells may take."""
     return _ALONE + (_PER_PARAMETER * parameters_of(request.source.config) if request.verified else 0)
 

@@ -6,7 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
-from nxpipe.pipeline.request import BuildRequest, Shape, digest_of
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.versions import digest_of
 from nxpipe.pipeline.util.documents import MiB, json_of, read_file
 from nxpipe.pipeline.util.whole_file import write_whole
 
@@ -48,7 +50,7 @@ class Timings:
             write_whole(self._path, json.dumps(kept).encode())
 
 
-def name_of(request: BuildRequest, shape: Shape) -> str:
+def name_of(request: BuildSpec, shape: Shape) -> str:
     """Of a cell, but for its compiler and its weights."""
     return digest_of(
         {

@@ -13,8 +13,8 @@ from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.cli.parameters import Percentage
 from nxpipe.pipeline.cli.store_url import open_the_store
+from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.config import load_config
-from nxpipe.pipeline.request import digest_of
 from nxpipe.pipeline.util.console import Console, table
 from nxpipe.pipeline.util.escape import style
 from nxpipe.pipeline.util.exit_codes import REGRESSION
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.manifest import Manifest
     from nxpipe.pipeline.artifacts.bench import Line
-    from nxpipe.pipeline.build.asked import Asked
     from nxpipe.pipeline.cli.named import Named
+    from nxpipe.pipeline.models.spec import ModelSpec
 
 _COLUMNS: Final = ("artifact", "program", "tp", "predicted", "before", "change")
 
@@ -106,7 +106,7 @@ def _rival(word: str, store: "Store", config_path: Path, allow_empty: bool) -> "
 
 def _artifacts(words: Sequence[str], store: "Store", config_path: Path) -> "Iterator[Manifest]":
     """Those that are named; else those that a build of nxpipe.toml makes."""
-    from nxpipe.pipeline.build.matrix import of_file
+    from nxpipe.pipeline.build.matrix import specs_of_config
     from nxpipe.pipeline.cli.named import artifact, is_artifact
 
     if words and all(map(is_artifact, words)):  # a configuration that is broken stands in nobody's way
@@ -118,16 +118,16 @@ def _artifacts(words: Sequence[str], store: "Store", config_path: Path) -> "Iter
         if word not in described:
             yield artifact(word, store)
             continue
-        for asked in of_file(config, (word,), config_path.parent):
+        for asked in specs_of_config(config, (word,), config_path.parent):
             yield _built(asked, store)
 
 
-def _built(asked: "Asked", store: "Store") -> "Manifest":
-    key = digest_of(asked.request().key_inputs())
+def _built(asked: "ModelSpec", store: "Store") -> "Manifest":
+    key = BuildSpec.of(asked).request_key
     published = store.find(key)
     if published is None:
         raise NotFound(
-            f"{asked.name} for {asked.order.target} is not built as it is described: {store.url} holds no "
+            f"{asked.name} for {asked.target} is not built as nxpipe.toml describes it: {store.url} holds no "
             f"{key[:SHOWN]}; run `nxpipe build --only {asked.name}` first, or see why by `nxpipe explain {asked.name}`"
         )
     return published.manifest

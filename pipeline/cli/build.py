@@ -8,12 +8,11 @@ import click
 
 from nxpipe.pipeline.build.options import build_options
 from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.model_options import axis_option, check_model_options, model_options
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.order_options import order_options
 from nxpipe.pipeline.cli.parameters import Numbers, TargetList
 from nxpipe.pipeline.cli.store.itself import open_the_store_itself
 from nxpipe.pipeline.config import load_config
-from nxpipe.pipeline.saved import axis_option
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.state_folder import state_folder
 
@@ -30,7 +29,7 @@ class _Build(Command):
 
 
 @click.command(cls=_Build)
-@order_options("build", target=TargetList(), tp="1", degrees=Numbers(64))
+@model_options("build", target=TargetList(), tp="1", degrees=Numbers(64))
 @build_options
 @axis_option
 @store_option
@@ -52,10 +51,10 @@ def build(
       nxpipe build --model-id ./my-llama --target inf2.48xlarge,trn2.48xlarge --tp 2,8 --buckets 128,512 --dry-run
       nxpipe build --model-id ./encoder.onnx --axis batch=1
     """
-    from nxpipe.pipeline.build.matrix import of_words, refuse_idle_words
+    from nxpipe.pipeline.build.matrix import specs_of_options
     from nxpipe.pipeline.build.run import Run, finish
     from nxpipe.pipeline.build.unfinished import Unfinished
-    from nxpipe.pipeline.verify.verify import Thresholds
+    from nxpipe.pipeline.verify.deviation import Thresholds
 
     console: Console = ctx.obj
     state = state_folder(config_path)
@@ -64,8 +63,8 @@ def build(
         _say_again(ctx, unfinished)
         return
     described = load_config(config_path, os.environ, missing_ok=said["model_id"] is not None)
-    refuse_idle_words(ctx, said)
-    asked = of_words(said, described, said["names"], config_path.parent)
+    check_model_options(ctx, said["model_id"], said)
+    asked = specs_of_options(said, described, said["names"], config_path.parent)
     if asked and asked[0].backend == "neuronx":
         console.say("  A NEFF runs on a Neuron device only, so nothing is verified here.")
     opened = open_the_store_itself(store, config_path, console)

@@ -12,13 +12,12 @@ import click
 from nxpipe.artifact_store.names import short_name
 from nxpipe.pipeline.build.nearness import difference_table, differences_as_json
 from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.model_options import axis_option, check_model_options, model_options
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.order_options import order_options
 from nxpipe.pipeline.cli.parameters import Numbers, TargetList
 from nxpipe.pipeline.cli.store_url import open_the_store
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.config.sections import Backend
-from nxpipe.pipeline.saved import axis_option
 from nxpipe.pipeline.util.console import Console, table
 from nxpipe.pipeline.util.escape import for_terminal
 from nxpipe.pipeline.util.garbage import no_collection
@@ -28,14 +27,14 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.index.nearest import Near
     from nxpipe.artifact_store.index.segments import Report
-    from nxpipe.pipeline.build.asked import Asked
     from nxpipe.pipeline.build.explaining import Answer, ProgramAnswer
     from nxpipe.pipeline.config import Config
+    from nxpipe.pipeline.models.spec import ModelSpec
 
 
 @click.command(cls=Command)
 @click.argument("model", required=False)
-@order_options("explain", target=TargetList(), tp="1", degrees=Numbers(64))
+@model_options("explain", target=TargetList(), tp="1", degrees=Numbers(64))
 @click.option(
     "--nearest",
     "count",
@@ -85,12 +84,10 @@ def explain(
       nxpipe explain --model-id ./my-llama --tp 8 --after shard
       nxpipe store explain bert-base-uncased@4e9ce0 --nearest 3
     """
-    from nxpipe.pipeline.build.matrix import refuse_idle_words
-
     if listed:
         _list_passes(ctx.obj)
         return
-    refuse_idle_words(ctx, said)
+    check_model_options(ctx, said["model_id"], said)
     if model is not None and (said["model_id"] or said["names"]):
         raise click.UsageError("MODEL, --model-id and --only each say what to explain; pass one of them", ctx)
     wanted = _Wanted(model, said, config_path)
@@ -128,24 +125,25 @@ class _Wanted:
             return False
         return is_artifact(self.model) or self.model not in [model.name for model in self.config.models]
 
-    def asked(self) -> "tuple[Asked, ...]":
-        from nxpipe.pipeline.build.matrix import of_words
+    def asked(self) -> "tuple[ModelSpec, ...]":
+        from nxpipe.pipeline.build.matrix import specs_of_options
 
         names = (self.model,) if self.model else self.said["names"]
-        return of_words(self.said, self.config, names, self.config_path.parent)
+        return specs_of_options(self.said, self.config, names, self.config_path.parent)
 
     def answers(self, store: "Store", count: int, report: "Report") -> "Iterator[Answer]":
         from nxpipe.pipeline.build.explaining import of_artifact, of_request
         from nxpipe.pipeline.build.plan import make_plan
         from nxpipe.pipeline.build.timings import Timings
-        from nxpipe.pipeline.verify.verify import Thresholds
+        from nxpipe.pipeline.compile.spec import BuildSpec
+        from nxpipe.pipeline.verify.deviation import Thresholds
 
         if self.is_stored:
             yield of_artifact(store.resolve(str(self.model)), store, count, report)
             return
         timings = Timings.kept_in(state_folder(self.config_path))
         for one in make_plan(self.asked(), store, Thresholds.of(self.config), timings).artifacts:
-            yield of_request(one.asked.request(), one, store, count, report)
+            yield of_request(BuildSpec.of(one.asked), one, store, count, report)
 
 
 def _page(answer: "Answer", url: str) -> Iterator[str]:
@@ -226,29 +224,30 @@ def _program_as_json(program: "ProgramAnswer") -> dict[str, object]:
 
 
 def _list_passes(console: Console) -> None:
-    from nxpipe.emulator.passes import PASSES
-    from nxpipe.pipeline.compile.after_pass import labels
+    from nxpipe.pipeline.compile.frontend import pass_names
 
-    listed = labels(PASSES)
+    listed = pass_names()
     console.data(listed) if console.json else console.result(*listed)
 
 
-def _print_programs(console: Console, asked: "Sequence[Asked]", after: str) -> None:
-    from nxpipe.emulator.passes import PASSES
-    from nxpipe.pipeline.compile.after_pass import labels, programs
+def _print_programs(console: Console, specs: "Sequence[ModelSpec]", after: str) -> None:
+    from nxpipe.pipeline.compile.frontend import compile_shape, pass_names
+    from nxpipe.pipeline.compile.spec import BuildSpec
 
-    known = labels(PASSES)
-    if after not in known:
-        raise click.BadParameter(f"there is no pass {after!r}; there are {', '.join(known)}", param_hint="--after")
-    answers = []
-    for one in asked:
-        model, steps = one.order.model_id, PASSES[: known.index(after)]
-        for program, graph, padding in programs(one, steps, console.step):
-            said = {"model": model, "program": program, "after": after, "graph": str(graph)}
-            answers.append(said | {"padding": asdict(padding)})
+    if after not in pass_names():
+        raise click.BadParameter(f"no pass {after!r}; the passes are {', '.join(pass_names())}", param_hint="--after")
+    documents = []
+    for each in specs:
+        spec = BuildSpec.without_weights(each)
+        for shape in spec.shapes:
+            with console.step(f"compile {shape.name}"):
+                program = compile_shape(spec, shape, until=after)
+            graph, padding = program.graph, program.padding
+            document = {"model": each.model_id, "program": shape.name, "after": after, "graph": str(graph)}
+            documents.append(document | {"padding": asdict(padding)})
             if not console.json:
                 padded = f"; padded with zeros: {padding}" if padding else ""
-                head = f"{model} {program} after {after}: {len(graph.nodes)} nodes{padded}"
+                head = f"{each.model_id} {shape.name} after {after}: {len(graph.nodes)} nodes{padded}"
                 console.page(f"{for_terminal(head)}\n{graph}\n")
     if console.json:
-        console.data(answers)
+        console.data(documents)

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from nxpipe.pipeline.compile.neuronx.toolchain import GET_IT, ready
+from nxpipe.pipeline.compile.neuronx.toolchain import REMEDY, installed_releases
 
 LIBRARIES: Final = (
     "click",
@@ -106,8 +106,8 @@ NEEDS: Final = (
     Need(
         "neuronx-cc, torch-neuronx",
         "nxpipe build --backend neuronx",
-        GET_IT,
-        ready,
+        REMEDY,
+        installed_releases,
         optional=True,
     ),
 )

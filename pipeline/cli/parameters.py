@@ -7,7 +7,7 @@ import click
 
 from nxpipe.emulator.hardware import INSTANCES, UnknownInstance, instance
 from nxpipe.pipeline.config.models import Phase
-from nxpipe.pipeline.order import ALL
+from nxpipe.pipeline.models.spec import ALL
 from nxpipe.pipeline.release.words import Expected
 
 

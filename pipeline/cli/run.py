@@ -8,21 +8,27 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.model_options import (
+    axis_option,
+    check_model_options,
+    execution_of,
+    execution_options,
+    model_options,
+    model_specs,
+)
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.order_options import order_options, orders, refuse_words_without_effect
 from nxpipe.pipeline.config import load_config
-from nxpipe.pipeline.saved import axis_option, saved_program
 from nxpipe.pipeline.util.console import Console, table
 from nxpipe.pipeline.util.documents import DocumentInvalid, MiB, read_file
 from nxpipe.pipeline.util.errors import WouldOverwrite
 from nxpipe.pipeline.util.escape import for_terminal
-from nxpipe.pipeline.verify.runner import Execution, Mode, execution_options, sentence
+from nxpipe.pipeline.verify.execution import Execution, Mode, sentence
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from nxpipe.pipeline.verify.running import Fed, Ran
-    from nxpipe.pipeline.verify.verify import Arrays
+    from nxpipe.pipeline.models.weights import Arrays
+    from nxpipe.pipeline.verify.inference import RunInputs, RunResult
 
 _LIKELIEST = 5
 _LARGEST_INPUT = 4096 * MiB
@@ -30,7 +36,7 @@ _LARGEST_INPUT = 4096 * MiB
 
 @click.command(cls=Command)
 @click.argument("artifact", required=False)
-@order_options("run")
+@model_options("run")
 @click.option(
     "--input",
     "given",
@@ -67,14 +73,13 @@ def run(
     artifact: str | None,
     model_id: str | None,
     names: tuple[str, ...],
-    axes: tuple[tuple[str, int], ...],
     given: Path | None,
     texts: tuple[str, ...],
     truncate: bool,
     output: Path | None,
     mode: Mode,
     engine_order: str | None,
-    **flags: Any,
+    **options: Any,
 ) -> None:
     """Run a model's programs on the emulator, and show what they answer.
 
@@ -89,14 +94,14 @@ def run(
       nxpipe run bert-base-uncased@4e9ce0 --input inputs.safetensors --output answers
     """
     console: Console = ctx.obj
-    refuse_words_without_effect(ctx, model_id, flags)
+    check_model_options(ctx, model_id, options)
     if artifact is not None and (model_id or names):
         raise click.UsageError("an artifact runs as it was published: name it alone, with --store", ctx)
     if given is not None and texts:
         raise click.UsageError("--input and --text both feed the program; pass one of them", ctx)
-    execution = Execution.of(mode, engine_order)
-    found: list[Ran] = []
-    for ran in _runs(ctx, artifact, store, config_path, _fed(given, texts, truncate), execution, flags):
+    execution = execution_of(mode, engine_order)
+    found: list[RunResult] = []
+    for ran in _runs(ctx, artifact, store, config_path, _fed(given, texts, truncate), execution, options):
         found.append(ran)
         if output is not None:
             _write(output / f"{ran.program}.safetensors", ran.outputs)
@@ -106,16 +111,16 @@ def run(
         console.data([_as_json(ran, mode) for ran in found])
 
 
-def _fed(given: Path | None, texts: tuple[str, ...], truncate: bool) -> "Fed":
-    from nxpipe.pipeline.verify.running import Fed
+def _fed(given: Path | None, texts: tuple[str, ...], truncate: bool) -> "RunInputs":
+    from nxpipe.pipeline.verify.inference import RunInputs
 
     if given is None:
-        return Fed(texts=texts, truncate=truncate)
+        return RunInputs(texts=texts, truncate=truncate)
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
     try:
-        return Fed(load(read_file(given, limit=_LARGEST_INPUT)))
+        return RunInputs(load(read_file(given, limit=_LARGEST_INPUT)))
     except (SafetensorError, KeyError, DocumentInvalid, OSError) as error:
         raise click.BadParameter(f"{given} is not a safetensors file ({error})", param_hint="--input") from error
 
@@ -125,34 +130,30 @@ def _runs(
     artifact: str | None,
     store: str | None,
     config_path: Path,
-    fed: "Fed",
+    fed: "RunInputs",
     execution: Execution,
-    flags: dict[str, Any],
-) -> Iterator["Ran"]:
+    options: dict[str, Any],
+) -> Iterator["RunResult"]:
     from nxpipe.pipeline.cli.store_url import open_the_store
-    from nxpipe.pipeline.verify.running import run_artifact, run_model
+    from nxpipe.pipeline.compile.spec import BuildSpec
+    from nxpipe.pipeline.verify.inference import run_artifact, run_model
 
     console, model_id = ctx.obj, ctx.params["model_id"]
     if artifact is not None:
         opened = open_the_store(store, config_path, console)
         yield from run_artifact(opened.resolve(artifact), opened, fed, execution, console.step)
-    elif (file := saved_program(ctx, model_id, flags, ctx.params["axes"])) is not None:
-        from nxpipe.pipeline.order import Order
-        from nxpipe.pipeline.saved_request import SavedRequest
-
-        yield from run_model(SavedRequest.of(file, Order.from_flags(model_id, flags)), fed, execution, console.step)
-    else:
-        described = load_config(config_path, os.environ, missing_ok=model_id is not None)
-        for order in orders(model_id, flags, described, ctx.params["names"], config_path.parent):
-            yield from run_model(order.request(), fed, execution, console.step)
+        return
+    config = load_config(config_path, os.environ, missing_ok=model_id is not None)
+    for spec in model_specs(model_id, options, config, ctx.params["names"], config_path.parent):
+        yield from run_model(BuildSpec.of(spec), fed, execution, console.step)
 
 
-def _as_text(ran: "Ran", mode: Mode) -> str:
+def _as_text(ran: "RunResult", mode: Mode) -> str:
     rows = [
         (name, "x".join(map(str, array.shape)) or "scalar", *(f"{figure:.4g}" for figure in _figures(array)))
         for name, array in ran.outputs.items()
     ]
-    parts = [for_terminal(f"{ran.model}  {ran.program}, {mode}, on {ran.fed}")]
+    parts = [for_terminal(f"{ran.model}  {ran.program}, {mode}, on {ran.input_source}")]
     parts += [_indented(table(("output", "shape", "least", "mean", "most"), rows))]
     for name in ran.outputs:
         for number, row in enumerate(_likeliest(ran, name)):
@@ -164,18 +165,18 @@ def _as_text(ran: "Ran", mode: Mode) -> str:
     return "\n".join(parts)
 
 
-def _as_json(ran: "Ran", mode: Mode) -> dict[str, object]:
+def _as_json(ran: "RunResult", mode: Mode) -> dict[str, object]:
     document: dict[str, object] = {
         "model": ran.model,
         "program": ran.program,
         "mode": mode,
-        "inputs": ran.fed,
+        "inputs": ran.input_source,
         "outputs": {name: _output_json(ran, name) for name in ran.outputs},
     }
     return document | ({"work": ran.work.document()} if ran.work else {})
 
 
-def _output_json(ran: "Ran", name: str) -> dict[str, object]:
+def _output_json(ran: "RunResult", name: str) -> dict[str, object]:
     array = ran.outputs[name]
     least, mean, most = _figures(array)
     document: dict[str, object] = {"dtype": str(array.dtype), "shape": list(array.shape)}
@@ -188,7 +189,7 @@ def _figures(array: "np.ndarray[Any, Any]") -> tuple[float, float, float]:
     return (float(array.min()), float(array.mean()), float(array.max())) if array.size else (0.0, 0.0, 0.0)
 
 
-def _likeliest(ran: "Ran", name: str) -> list[list[tuple[int, float]]]:
+def _likeliest(ran: "RunResult", name: str) -> list[list[tuple[int, float]]]:
     """Of each row of logits the entries that its softmax gives most, and their shares; at the last position that is no
     padding, where there is one entry a position."""
     import numpy as np

@@ -10,41 +10,45 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.model_options import (
+    axis_option,
+    check_model_options,
+    execution_of,
+    execution_options,
+    model_options,
+    model_specs,
+)
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.order_options import order_options, orders, refuse_words_without_effect
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.config.models import Autocast
-from nxpipe.pipeline.order import words
-from nxpipe.pipeline.saved import axis_option, saved_program
 from nxpipe.pipeline.util.console import Console, table
 from nxpipe.pipeline.util.errors import VerificationFailed
 from nxpipe.pipeline.util.escape import for_terminal
-from nxpipe.pipeline.verify.runner import Execution, execution_options, sentence
+from nxpipe.pipeline.verify.execution import Execution, sentence
 
 if TYPE_CHECKING:
-    from nxpipe.pipeline.order import Order
-    from nxpipe.pipeline.saved import SavedProgram
-    from nxpipe.pipeline.verify.comparison import Comparison, Run, Trial
-    from nxpipe.pipeline.verify.verify import Deviation, Thresholds
+    from nxpipe.pipeline.models.spec import ModelSpec
+    from nxpipe.pipeline.verify.comparison import Comparison, Run, VerifyOptions
+    from nxpipe.pipeline.verify.deviation import Deviation, Thresholds
 
 
 @dataclass(frozen=True)
-class _Said:
-    """A comparison, and what is said about it: whose it is, and the words that it was asked for with."""
+class _ModelComparison:
+    """A comparison of one program, with its model."""
 
     model: str
-    autocast_type: str | None  # of an artifact, whose programs were compiled before, none
-    done: "Comparison"
+    autocast_type: str | None  # None: of an artifact, which was compiled before
+    comparison: "Comparison"
 
-    def way(self, run: "Run") -> str:
-        if run.way in ("matmult", "all"):
-            return f"emulated, {run.way} {self.autocast_type}"
-        return f"emulated, {run.way}" if run in self.done.emulated else run.way
+    def variant_name(self, run: "Run") -> str:
+        if run.variant in ("matmult", "all"):
+            return f"emulated, {run.variant} {self.autocast_type}"
+        return f"emulated, {run.variant}" if run in self.comparison.emulated else run.variant
 
 
 @click.command(cls=Command)
 @click.argument("artifact", required=False)
-@order_options("verify")
+@model_options("verify")
 @click.option(
     "--also",
     multiple=True,
@@ -59,9 +63,11 @@ class _Said:
     "[default: sample texts if the model has a tokenizer, else random token ids]",
 )
 @click.option(
-    "--truncate", is_flag=True, help="Cut prompts that are longer than the largest bucket, and say by how much."
+    "--truncate", is_flag=True, help="Cut prompts that are longer than the largest bucket, and report by how much."
 )
-@click.option("--layers", is_flag=True, help="Compare every layer, and name the first that is beyond [verify].")
+@click.option(
+    "--layers", is_flag=True, help="Compare every layer, and report the first beyond the thresholds of [verify]."
+)
 @click.option(
     "--slice-layers",
     type=click.IntRange(min=1),
@@ -73,7 +79,7 @@ class _Said:
     type=click.IntRange(min=1),
     default=None,
     metavar="K",
-    help="Follow a decoder over K tokens after its prompt, each beside the cache that the last one left.",
+    help="Compare K decode steps after the prompt, each from the KV cache of the last.",
 )
 @execution_options
 @axis_option
@@ -88,16 +94,16 @@ def verify(
     artifact: str | None,
     model_id: str | None,
     names: tuple[str, ...],
-    **said: Any,
+    **options: Any,
 ) -> None:
-    """Compare the emulated model with PyTorch, layer by layer if asked.
+    """Compare the emulated model with PyTorch, optionally layer by layer.
 
-    The yardstick is PyTorch in fp32, on the same weights and inputs; what PyTorch's own bf16 gives stands beside.
-    With --mode isa, the compiler's programs are carried out on emulated cores, instruction by instruction, all waits
-    checked; --json has what that took. ARTIFACT names one of the store, as MODEL@KEY: all of its blobs are read
-    against their digests, and its programs run again on the inputs that are stored with them. A .pt2 file is held
-    against PyTorch, an ONNX file against ONNX's reference evaluator. Ends in exit code 12 when an answer is beyond
-    [verify] of nxpipe.toml.
+    The reference is PyTorch in fp32, on the same weights and inputs; PyTorch's own bf16 is shown beside it. With
+    --mode isa, programs run on emulated cores, instruction by instruction, with all semaphore waits checked; --json
+    has the instruction counts. ARTIFACT is one of the store, as MODEL@KEY: all of its blobs are checked against their
+    digests, and its programs run again on their stored inputs. The reference of a .pt2 file is PyTorch, that of an
+    ONNX file ONNX's reference evaluator. The exit code is 12 when an output is beyond the thresholds of [verify] in
+    nxpipe.toml.
 
     \b
     Example:
@@ -106,103 +112,98 @@ def verify(
       nxpipe verify --model-id gpt2 --weights random:0 --mode isa --steps 4
       nxpipe verify bert-base-uncased@4e9ce0 --store s3://my-artifacts/nxpipe
     """
-    from nxpipe.pipeline.verify.comparison import Trial
-    from nxpipe.pipeline.verify.verify import Thresholds
+    from nxpipe.pipeline.verify.comparison import VerifyOptions
+    from nxpipe.pipeline.verify.deviation import Thresholds
 
     console: Console = ctx.obj
-    flags = {name: value for name, value in said.items() if name in words()}
-    refuse_words_without_effect(ctx, model_id, flags)
-    described = load_config(config_path, os.environ, missing_ok=bool(model_id or artifact))
-    trial = _trial(said)
+    check_model_options(ctx, model_id, options)
+    config = load_config(config_path, os.environ, missing_ok=bool(model_id or artifact))
+    verify_options = _verify_options(options)
     if artifact is not None:
-        if model_id or names or trial != Trial(execution=trial.execution):
+        if model_id or names or verify_options != VerifyOptions(execution=verify_options.execution):
             raise click.UsageError("an artifact is verified as it was published: name it alone, with --store", ctx)
-        found = _of_artifact(artifact, store, config_path, trial.execution, console)
-    elif (file := saved_program(ctx, model_id, flags, said["axes"])) is not None:
-        found = _of_file(file, flags, trial, console)
+        found = _compare_artifact(artifact, store, config_path, verify_options.execution, console)
     else:
-        found = _of_models(orders(model_id, flags, described, names, config_path.parent), trial, console)
-    _tell(found, trial, Thresholds.of(described), console)
+        specs = model_specs(model_id, options, config, names, config_path.parent)
+        found = _compare_models(specs, verify_options, console)
+    _report(found, verify_options, Thresholds.of(config), console)
 
 
-def _trial(said: Mapping[str, Any]) -> "Trial":
+def _verify_options(options: Mapping[str, Any]) -> "VerifyOptions":
     from nxpipe.pipeline.models.prompts import read_prompts
-    from nxpipe.pipeline.verify.comparison import Trial
+    from nxpipe.pipeline.verify.comparison import VerifyOptions
 
-    execution = Execution.of(said["mode"], said["engine_order"])
-    prompts = read_prompts(said["prompts"]) if said["prompts"] else ()
-    shape = (said["layers"], said["slice_layers"], said["steps"] or 0)
-    return Trial(said["also"], prompts, *shape, execution, said["truncate"])
+    execution = execution_of(options["mode"], options["engine_order"])
+    prompts = read_prompts(options["prompts"]) if options["prompts"] else ()
+    extent = (options["layers"], options["slice_layers"], options["steps"] or 0)
+    return VerifyOptions(options["also"], prompts, *extent, execution, options["truncate"])
 
 
-def _tell(found: Iterable[_Said], trial: "Trial", allowed: "Thresholds", console: Console) -> None:
-    """Each as soon as it is known; all of them, before what is beyond [verify] is an error."""
+def _report(
+    found: Iterable[_ModelComparison], options: "VerifyOptions", allowed: "Thresholds", console: Console
+) -> None:
+    """Print each comparison when it is done; VerificationFailed at the end, if any is beyond the thresholds."""
     documents, faults = [], []
-    for said in found:
-        documents.append(_as_json(said, trial, allowed))
-        faults += _faults(said, allowed)
+    for result in found:
+        documents.append(_as_json(result, options, allowed))
+        faults += _faults(result, allowed)
         if not console.json:
-            console.page(_as_text(said, trial, allowed))
+            console.page(_as_text(result, options, allowed))
     if console.json:
         console.data(documents)
     if faults:
         raise VerificationFailed(
-            f"beyond [verify]: {'; '.join(faults)}; choose a gentler autocast, or change the thresholds"
+            f"verification failed: {'; '.join(faults)}; choose a gentler autocast, or change the thresholds"
         )
 
 
-def _of_artifact(
+def _compare_artifact(
     name: str, store: str | None, config_path: Path, execution: Execution, console: Console
-) -> Iterator[_Said]:
+) -> Iterator[_ModelComparison]:
     from nxpipe.pipeline.cli.store_url import open_the_store
     from nxpipe.pipeline.verify.replay import compare_artifact
 
     opened = open_the_store(store, config_path, console)
     published = opened.resolve(name)
     title = published.name
-    yield from (_Said(title, None, done) for done in compare_artifact(published, opened, console.step, execution))
+    yield from (
+        _ModelComparison(title, None, done) for done in compare_artifact(published, opened, console.step, execution)
+    )
 
 
-def _of_file(file: "SavedProgram", flags: dict[str, Any], trial: "Trial", console: Console) -> Iterator[_Said]:
-    from nxpipe.pipeline.order import Order
-    from nxpipe.pipeline.saved_request import SavedRequest
-    from nxpipe.pipeline.verify.cases import compare_file
-
-    request = SavedRequest.of(file, Order.from_flags(str(file.path), flags))
-    yield _Said(file.name, request.autocast_type, compare_file(request, trial, console.step))
-
-
-def _of_models(asked: "Sequence[Order]", trial: "Trial", console: Console) -> Iterator[_Said]:
+def _compare_models(
+    specs: "Sequence[ModelSpec]", options: "VerifyOptions", console: Console
+) -> Iterator[_ModelComparison]:
+    from nxpipe.pipeline.compile.spec import BuildSpec
     from nxpipe.pipeline.verify.cases import compare_model
 
-    for order in asked:
-        request = order.request()
-        for done in compare_model(request, trial, console.step):
-            yield _Said(request.source.id, request.autocast_type, done)
+    for spec in map(BuildSpec.of, specs):
+        for comparison in compare_model(spec, options, console.step):
+            yield _ModelComparison(spec.source.id, spec.autocast_type, comparison)
 
 
-def _faults(said: _Said, allowed: "Thresholds") -> list[str]:
-    """Of layers the first alone: those after it compute with what it gave."""
+def _faults(result: _ModelComparison, allowed: "Thresholds") -> list[str]:
+    """The faults of all outputs, and of the first layer beyond the thresholds."""
     return [
-        f"{said.model} {said.done.program}, autocast {run.way}, {fault}"
-        for run in said.done.emulated
+        f"{result.model} {result.comparison.program} autocast {run.variant} {fault}"
+        for run in result.comparison.emulated
         for fault in (*run.faults(allowed), *run.layer_faults(allowed))
     ]
 
 
-def _as_text(said: _Said, trial: "Trial", allowed: "Thresholds") -> str:
-    done = said.done
-    cut = f", only its first {trial.slice_layers} layers" if trial.slice_layers else ""
-    headline = f"{said.model}  {done.program}{cut}, against {done.yardstick}, on {done.fed}"
+def _as_text(result: _ModelComparison, options: "VerifyOptions", allowed: "Thresholds") -> str:
+    done = result.comparison
+    cut = f", only its first {options.slice_layers} layers" if options.slice_layers else ""
+    headline = f"{result.model}  {done.program}{cut}, against {done.reference}, on {done.input_source}"
     runs = (*done.emulated, *done.beside)
     parts = [
         for_terminal(headline),
-        _indented(_figures([(said.way(run), found) for run in runs for found in _worst(run.outputs)])),
+        _indented(_figures([(result.variant_name(run), found) for run in runs for found in _worst(run.outputs)])),
     ]
-    parts += [f"  {said.way(run)}: {sentence(run.work)}" for run in runs if run.work]
+    parts += [f"  {result.variant_name(run)}: {sentence(run.work)}" for run in runs if run.work]
     if any(run.layers for run in runs):
-        parts += ["  Layer by layer, largest relative error:", _indented(_growth(said, runs))]
-        parts += [f"  {said.way(run)}: {_verdict(run, allowed)}" for run in runs]
+        parts += ["  Layer by layer, largest relative error:", _indented(_growth(result, runs))]
+        parts += [f"  {result.variant_name(run)}: {_verdict(run, allowed)}" for run in runs]
     return "\n".join(parts)
 
 
@@ -218,12 +219,12 @@ def _worst(outputs: Sequence["Deviation"]) -> Iterator["Deviation"]:
         yield worst if len(alike) == 1 else replace(worst, output=f"{kind}, the worst of {len(alike)}")
 
 
-def _growth(said: _Said, runs: Sequence["Run"]) -> str:
+def _growth(result: _ModelComparison, runs: Sequence["Run"]) -> str:
     """A row a layer, a column a way."""
     found = [{layer.output: f"{layer.max_relative:.3g}" for layer in run.layers} for run in runs]
     names = dict.fromkeys(name for column in found for name in column)
     rows = [[name, *(column.get(name, "") for column in found)] for name in names]
-    return table(("layer", *(said.way(run) for run in runs)), rows)
+    return table(("layer", *(result.variant_name(run) for run in runs)), rows)
 
 
 def _verdict(run: "Run", allowed: "Thresholds") -> str:
@@ -244,20 +245,20 @@ def _indented(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 
-def _as_json(said: _Said, trial: "Trial", allowed: "Thresholds") -> dict[str, object]:
-    done = said.done
+def _as_json(result: _ModelComparison, options: "VerifyOptions", allowed: "Thresholds") -> dict[str, object]:
+    done = result.comparison
     return {
-        "model": said.model,
+        "model": result.model,
         "program": done.program,
-        "autocast_type": said.autocast_type,
-        "mode": trial.execution.mode,
-        "slice_layers": trial.slice_layers,
-        "inputs": done.fed,
+        "autocast_type": result.autocast_type,
+        "mode": options.execution.mode,
+        "slice_layers": options.slice_layers,
+        "inputs": done.input_source,
         "thresholds": asdict(allowed),
-        "passed": not _faults(said, allowed),
-        "yardstick": done.yardstick,
-        "emulated": {run.way: _run_json(run, allowed) for run in done.emulated},
-        "beside": {run.way: _run_json(run, allowed) for run in done.beside},
+        "passed": not _faults(result, allowed),
+        "yardstick": done.reference,
+        "emulated": {run.variant: _run_json(run, allowed) for run in done.emulated},
+        "beside": {run.variant: _run_json(run, allowed) for run in done.beside},
     }
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from nxpipe.artifact_store.errors import Refused
 from nxpipe.artifact_store.names import short_name
+from nxpipe.pipeline.compile.spec import BuildSpec
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.channel.generation import Served
@@ -55,5 +56,5 @@ def planned(artifacts: "Sequence[PlannedArtifact]") -> tuple[Candidate, ...]:
 def _described(artifacts: "Sequence[PlannedArtifact]") -> Iterable[Candidate]:
     for artifact in artifacts:
         if artifact.key:
-            request = artifact.asked.request()
+            request = BuildSpec.of(artifact.asked)
             yield Candidate(request.source.id, request.target.compiler_target, artifact.key, artifact.asked.name)

@@ -5,9 +5,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from nxpipe.pipeline import VERSION
+from nxpipe.pipeline.models.versions import compiler_digest
 from nxpipe.pipeline.release.gate import Passage
 from nxpipe.pipeline.release.way_back import way_back
-from nxpipe.pipeline.request import compiler_digest
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.release.course import Course

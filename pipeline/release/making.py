@@ -1,5 +1,6 @@
 """The gates that make artifacts: `check` and `build`."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from nxpipe.pipeline.build.report.summary import headline, tally
@@ -27,11 +28,11 @@ class Check:
         return f"check {counted(len(_to_make(release)), 'artifact')}, without weights"
 
     def run(self, release: "Release") -> Outcome:
-        from nxpipe.pipeline.check import check
-        from nxpipe.pipeline.check.text import as_text
+        from nxpipe.pipeline.check.checker import check
+        from nxpipe.pipeline.check.formats import as_text
 
-        orders = dict.fromkeys(artifact.asked.order for artifact in _to_make(release))
-        reports = [check(order, release.console.step) for order in orders]
+        specs = dict.fromkeys(replace(artifact.asked, name=None) for artifact in _to_make(release))
+        reports = [check(spec, release.console.step) for spec in specs]
         figures = [report.as_json() for report in reports]
         wrong = [report for report in reports if report.exit_code.number]
         if not wrong:

@@ -84,15 +84,15 @@ def _unverified(release: "Release") -> "list[Candidate]":
 
 
 def _faults(release: "Release", name: str, published: "Published", figures: list[dict[str, Any]]) -> list[str]:
+    from nxpipe.pipeline.verify.execution import FAST
     from nxpipe.pipeline.verify.replay import compare_artifact
-    from nxpipe.pipeline.verify.runner import FAST
 
     faults: list[str] = []
     for done in compare_artifact(published, release.store, release.console.step, FAST):
         wrong = [fault for run in done.emulated for fault in run.faults(release.thresholds)]
         program, near = done.program, [found.as_json() for run in done.emulated for found in run.outputs]
-        figures.append({"artifact": name, "program": program, "against": done.yardstick, "near": near})
-        faults += (f"{program} against {done.yardstick}, {fault}" for fault in wrong)
+        figures.append({"artifact": name, "program": program, "against": done.reference, "near": near})
+        faults += (f"{program} against {done.reference} {fault}" for fault in wrong)
     return faults
 
 

@@ -13,14 +13,14 @@ from nxpipe.artifact_store.transfer.believed import Trust
 from nxpipe.pipeline.artifacts.known import unknown_channel
 from nxpipe.pipeline.artifacts.promotion import model_id
 from nxpipe.pipeline.artifacts.signing import trust_in
-from nxpipe.pipeline.build.matrix import of_file
+from nxpipe.pipeline.build.matrix import specs_of_config
 from nxpipe.pipeline.build.run import Run
-from nxpipe.pipeline.cli.order_options import chosen_models
+from nxpipe.pipeline.models.spec import configured_models
 from nxpipe.pipeline.release.candidate import Candidate, planned
 from nxpipe.pipeline.release.words import Expected, Words
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.state_folder import state_folder
-from nxpipe.pipeline.verify.verify import Thresholds
+from nxpipe.pipeline.verify.deviation import Thresholds
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
@@ -80,7 +80,7 @@ class Release:
         """As things stood when it was first asked for; None where nothing is built."""
         if self.words.source is not None:
             return None
-        asked = of_file(self.config, self.words.names, self.folder)
+        asked = specs_of_config(self.config, self.words.names, self.folder)
         if not asked:
             raise click.UsageError("nxpipe.toml describes no model, so there is nothing to release")
         return self.building.plan(asked)
@@ -130,7 +130,7 @@ class Release:
         if tip is None:
             raise unknown_channel(self.store, source)
         self._require_the_expected(tip)
-        names = {model_id(model, self.folder) for model in chosen_models(self.config, self.words.names)}
+        names = {model_id(model, self.folder) for model in configured_models(self.config, self.words.names)}
         artifacts = [each for each in tip.artifacts if not self.words.names or each.model_id in names]
         if not artifacts:
             what = f" of {', '.join(self.words.names)}" if self.words.names else ""

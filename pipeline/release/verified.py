@@ -11,7 +11,7 @@ from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.digest import sha256_hex
 from nxpipe.artifact_store.documents import written_now
 from nxpipe.pipeline import VERSION
-from nxpipe.pipeline.request import compiler_digest
+from nxpipe.pipeline.models.versions import compiler_digest
 from nxpipe.pipeline.util.whole_file import write_whole
 
 if TYPE_CHECKING:

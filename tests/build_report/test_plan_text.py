@@ -13,7 +13,7 @@ from nxpipe.pipeline.build.planned import Plan
 from nxpipe.pipeline.build.report.folding import folds
 from nxpipe.pipeline.build.report.plan_text import plan_json, plan_table
 from nxpipe.pipeline.build.report.words import plain
-from nxpipe.pipeline.request import Shape
+from nxpipe.pipeline.models.shapes import Shape
 from nxpipe.pipeline.util.escape import unstyled
 from tests.build_report.world import artifact, cell, matrix, plan, shape
 

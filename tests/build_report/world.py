@@ -4,12 +4,12 @@ import hashlib
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 
-from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.events import Begun, Ended, Event, Fault, Said
 from nxpipe.pipeline.build.planned import Plan, PlannedArtifact, PlannedCell, State
 from nxpipe.pipeline.build.results import Results
-from nxpipe.pipeline.order import Order
-from nxpipe.pipeline.request import Shape, shapes_of
+from nxpipe.pipeline.models.shapes import Shape, shapes_of
+from nxpipe.pipeline.models.spec import ModelSpec
+from nxpipe.pipeline.models.weights import WeightsSource
 
 BEGAN = "2026-11-21T19:01:47.250000Z"
 TOO_LARGE = Fault("deterministic", "DoesNotFit", "it needs 19.2 GB and a core holds 16 GB; pass --tp 4", 13, "a log")
@@ -30,8 +30,9 @@ def cell(title: str, one: Shape, state: State = "to do", **more: object) -> Plan
 
 
 def artifact(title: str, *cells: PlannedCell, tp: int = 1) -> PlannedArtifact:
-    order = Order(title, None, None, "inf2.xlarge", tp, None, (1,), None, "matmult", "bf16", "random:0")
-    return PlannedArtifact(key_of(title, "artifact"), title, Asked(order), cells)
+    seed = WeightsSource.parse("random:0")
+    spec = ModelSpec(title, None, None, "inf2.xlarge", tp, None, (1,), None, "matmult", "bf16", seed)
+    return PlannedArtifact(key_of(title, "artifact"), title, spec, cells)
 
 
 def plan(*artifacts: PlannedArtifact) -> Plan:

@@ -7,19 +7,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.events import Ended, Event, Fault, Said
 from nxpipe.pipeline.build.item import Item
-from nxpipe.pipeline.order import Order
-from nxpipe.pipeline.verify.verify import Thresholds
+from nxpipe.pipeline.models.spec import ModelSpec
+from nxpipe.pipeline.verify.deviation import Thresholds
 
 FAULT = Fault("deterministic", "BuildRefused", "it cannot be lowered", 11, "Traceback:\n  a line\n")
-_ORDER = Order("m", None, None, "inf2.xlarge", None, None, (1,), None, "none", "bf16", None)
+_SPEC = ModelSpec("m", None, None, "inf2.xlarge", None, None, (1,), None, "none", "bf16")
 _FOREVER = 600
 
 
 def item(key: str, what: str, memory: int = 2**20) -> Item:
-    return Item(key, what, Asked(_ORDER), None, "file:///nowhere", Thresholds(0.9, 0.1), False, 1.0, memory)
+    return Item(key, what, _SPEC, None, "file:///nowhere", Thresholds(0.9, 0.1), False, 1.0, memory)
 
 
 def work(item: Item, tell: Callable[[Event], None]) -> Ended:

@@ -14,7 +14,6 @@ from moto import mock_aws
 
 from nxpipe.artifact_store.store import Store
 from nxpipe.artifact_store.url import open_store
-from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.executors.batch import BatchExecutor
 from nxpipe.pipeline.build.executors.batch_farm import PROJECT_TAG, BuildFarm, Room, find_farm
 from nxpipe.pipeline.build.executors.batch_faults import fault_of
@@ -22,6 +21,7 @@ from nxpipe.pipeline.build.executors.batch_items import item_at, put_items
 from nxpipe.pipeline.build.executors.protocol import Limits
 from nxpipe.pipeline.cli.main import cli
 from nxpipe.pipeline.cli.worker import worker
+from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import AwsError, BuildRefused
 from nxpipe.stacks import names
@@ -55,13 +55,13 @@ def local(tmp_path: Path) -> Store:
     [
         (asked("./my-model"), "a folder of this machine"),
         (asked("~/my-model"), "a folder of this machine"),
-        (asked("program.onnx"), "a file of this machine"),
-        (asked("dir/program.pt2", None), "a file of this machine"),
+        (asked("program.onnx"), "a program file of this machine"),
+        (asked("dir/program.pt2", None), "a program file of this machine"),
         (asked(weights="/data/bert"), "its weights are in /data/bert of this machine"),
     ],
 )
 def test_what_lies_on_this_machine_alone_is_refused_before_anything_is_submitted(
-    farm: BuildFarm, what: Asked, way_out: str
+    farm: BuildFarm, what: ModelSpec, way_out: str
 ) -> None:
     runs = BatchExecutor(open_store(STORE), farm, Limits())
     with pytest.raises(BuildRefused, match=way_out):

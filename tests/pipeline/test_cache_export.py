@@ -18,10 +18,9 @@ from nxpipe.artifact_store.channel.generation import Served
 from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.digest import sha256_hex
 from nxpipe.artifact_store.manifest import Executable, File, Manifest, ModelRef
-from nxpipe.pipeline.artifacts.neuron_cache.entry import State, kept_by
 from nxpipe.pipeline.artifacts.neuron_cache.export import Exported, What, clear_abandoned, export
 from nxpipe.pipeline.artifacts.neuron_cache.found import entries_in
-from nxpipe.pipeline.compile.neuronx.cached import cache_entries
+from nxpipe.pipeline.compile.neuronx.cache_entry import State, cache_entries, kept_by
 from nxpipe.pipeline.util.errors import ProgramInvalid
 from tests.artifact_store.afar import first_generation
 from tests.artifact_store.samples import Place, bucket, folder, s3_server, watched

@@ -20,17 +20,16 @@ from nxpipe.emulator.ops import (
     Pool,
     ScatterAlong,
 )
-from nxpipe.emulator.passes import PassOptions
 from nxpipe.pipeline.check.bounds import lookups_outside
-from nxpipe.pipeline.check.finding import Finding
-from nxpipe.pipeline.check.limits import limits
+from nxpipe.pipeline.check.graph_rules import limits
+from nxpipe.pipeline.compile.findings import Finding
 
 
 def found(operator: Operator, *types: TensorType, target: str = "inf2") -> list[Finding]:
     builder = GraphBuilder()
     inputs = [builder.input(f"x{number}", kind) for number, kind in enumerate(types)]
     builder.output("y", builder.add(operator, *inputs))
-    return list(limits(builder.build(), PassOptions("none", target=target)))
+    return list(limits(builder.build(), target))
 
 
 def kind(dtype: DType, *shape: int) -> TensorType:

@@ -5,9 +5,8 @@ import signal
 
 import pytest
 
-from nxpipe.pipeline.check.finding import RULES
-from nxpipe.pipeline.compile.neuronx.codes import finding_of
-from nxpipe.pipeline.compile.neuronx.faults import CompilerFailed, explain
+from nxpipe.pipeline.compile.findings import RULES
+from nxpipe.pipeline.compile.neuronx.errors import CompilerFailed, explain, finding_of
 from nxpipe.pipeline.util.errors import BuildRefused, DoesNotFit, NotEnoughMemory
 from tests.conftest import ROOT
 

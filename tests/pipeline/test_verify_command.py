@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load, save
 
 from nxpipe.artifact_store import open_store
-from nxpipe.pipeline.models.depth import first_layers
+from nxpipe.pipeline.models.configuration import first_layers
 from nxpipe.pipeline.models.weights import numpy_dtype
 from tests.emulator.divided_models import FAMILIES
 from tests.emulator.models import small_config

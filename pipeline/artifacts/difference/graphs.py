@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nxpipe.pipeline.artifacts import artifact_files
+from nxpipe.pipeline.compile import artifact_files
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from nxpipe.pipeline.artifacts import utilisation
 from nxpipe.pipeline.artifacts.difference.graphs import GraphDifference, between, graph_of
+from nxpipe.pipeline.compile import utilisation
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store

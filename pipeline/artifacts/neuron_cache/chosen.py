@@ -10,8 +10,8 @@ from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.artifact_store.names import choose
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.artifacts.known import unknown_channel
-from nxpipe.pipeline.artifacts.neuron_cache.entry import Entry, kept_by
 from nxpipe.pipeline.artifacts.promotion import model_id
+from nxpipe.pipeline.compile.neuronx.cache_entry import Entry, kept_by
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store

@@ -14,7 +14,7 @@ from nxpipe.artifact_store.backends.files import scratch
 from nxpipe.artifact_store.backends.protocol import Backend, Sent, in_turn
 from nxpipe.artifact_store.digest import sha256_of_chunks
 from nxpipe.artifact_store.errors import StoreError
-from nxpipe.pipeline.artifacts.neuron_cache.entry import DONE, NEFF, Entry, State, state_of
+from nxpipe.pipeline.compile.neuronx.cache_entry import DONE, NEFF, Entry, State, state_of
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.blobs import Blobs

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nxpipe.artifact_store.backends.protocol import Backend
-from nxpipe.pipeline.artifacts.neuron_cache.entry import State, folder_of, state_of
+from nxpipe.pipeline.compile.neuronx.cache_entry import State, folder_of, state_of
 
 
 @dataclass(frozen=True)

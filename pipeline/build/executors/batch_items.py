@@ -2,11 +2,10 @@
 
 import secrets
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.item import Item
+from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.util.documents import json_of
 from nxpipe.pipeline.util.errors import BuildRefused
 
@@ -41,21 +40,19 @@ def item_at(store: "Store", digest: str, place: int) -> Item:
     return Item.from_document(document["items"][place])
 
 
-def require_nothing_of_this_machine(asked: Asked) -> None:
+def require_nothing_of_this_machine(asked: ModelSpec) -> None:
     """A worker elsewhere has the hub, the store and what it is told; no file that lies here."""
-    from nxpipe.pipeline.models.source import looks_like_folder
-    from nxpipe.pipeline.saved import is_saved
-
-    model, weights = asked.order.model_id, asked.order.weights
-    if is_saved(model):
+    if asked.kind == "file":
         raise BuildRefused(
-            f"{model}: a program in a file of this machine, which no worker of the build farm has; "
+            f"{asked.model_id}: a program file of this machine, which no worker of the build farm has; "
             f"build it by another executor"
         )
-    if looks_like_folder(model):
-        raise BuildRefused(f"{model}: a folder of this machine, which no worker of the build farm has; {_INSTEAD}")
-    if weights is not None and weights != "hub" and not weights.startswith("random:"):
+    if asked.kind == "folder":
         raise BuildRefused(
-            f"{model}: its weights are in {Path(weights)} of this machine, which no worker of the build farm has; "
-            f"{_INSTEAD}"
+            f"{asked.model_id}: a folder of this machine, which no worker of the build farm has; {_INSTEAD}"
+        )
+    if asked.weights.folder is not None:
+        raise BuildRefused(
+            f"{asked.model_id}: its weights are in {asked.weights.folder} of this machine, which no worker of the "
+            f"build farm has; {_INSTEAD}"
         )

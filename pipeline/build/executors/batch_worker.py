@@ -8,7 +8,7 @@ from nxpipe.pipeline.build.events import Begun, Ended, Event, Said, to_document
 from nxpipe.pipeline.build.executors.batch_items import item_at
 from nxpipe.pipeline.build.faults import fault_of
 from nxpipe.pipeline.build.item import Item
-from nxpipe.pipeline.request import digest_of
+from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.util.errors import MissingSoftware
 
 _LOG: Final = 64 * 1024  # characters of a log that go into the outcome: its end; all of it is in the job's output
@@ -43,9 +43,9 @@ def work(url: str, items: str, place: int, say: Callable[[str], None]) -> Ended:
 
 def _require_the_same_question(item: Item) -> None:
     """An image of another version would answer another question than was asked, and commit it under another key."""
-    request = item.asked.request()
+    request = BuildSpec.of(item.asked)
     if item.shape is None:
-        own = digest_of(request.key_inputs())
+        own = request.request_key
     else:
         own = request.evidence_key(item.shape) if request.verified else request.program_key(item.shape)
     if own != item.key:

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Self
 
 from nxpipe.pipeline import VERSION
-from nxpipe.pipeline.request import LIBRARIES, compiler_digest
+from nxpipe.pipeline.models.versions import LIBRARIES, compiler_digest
 from nxpipe.pipeline.util.machine import processors
 
 

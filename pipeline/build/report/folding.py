@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from nxpipe.pipeline.request import SAVED, Shape
+from nxpipe.pipeline.models.shapes import SAVED_PROGRAM, Shape
 
 T = TypeVar("T")
 _STEPS: Final = 4  # numbers in equal steps from which on the steps are shorter to read than the numbers
@@ -56,7 +56,7 @@ def _grids(batches: dict[int, list[T]], shape: Callable[[T], Shape]) -> Iterable
 
 
 def _name(phase: str, batches: Sequence[int], sequences: Sequence[int]) -> str:
-    return phase if phase == SAVED else f"{phase}-b{_braced(batches)}-s{_braced(sequences)}"
+    return phase if phase == SAVED_PROGRAM else f"{phase}-b{_braced(batches)}-s{_braced(sequences)}"
 
 
 def _braced(numbers: Sequence[int]) -> str:

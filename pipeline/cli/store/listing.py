@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nxpipe.pipeline.artifacts import utilisation
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
 from nxpipe.pipeline.cli.store_url import open_the_store
+from nxpipe.pipeline.compile import utilisation
 from nxpipe.pipeline.util.console import Console, human_bytes, table
 from nxpipe.pipeline.util.escape import for_terminal, style
 

@@ -1,26 +1,37 @@
 """What a configuration says before any model is built from it, and the line of config.json that says it."""
 
+import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nxpipe.emulator.configuration import fetched, oversized, quantised
-from nxpipe.pipeline.check.finding import (
+from nxpipe.emulator.regular_file import open_regular
+from nxpipe.pipeline.compile.findings import (
     CONFIGURATION,
     CUSTOM_CODE,
     NOT_CAPTURED,
+    PICKLED,
     POSITIONS,
     QUANTISED,
     SOURCE,
+    WEIGHTS,
     Finding,
 )
-from nxpipe.pipeline.models.source import ModelSource
-from nxpipe.pipeline.request import Shape, longest_sequence
+from nxpipe.pipeline.models.checkpoint import SafetensorsWeights, weight_files
+from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.source import PretrainedModel, longest_sequence
+from nxpipe.pipeline.util.documents import json_of
 from nxpipe.pipeline.util.errors import ModelSourceError
 from nxpipe.pipeline.util.folders import expanded
+
+if TYPE_CHECKING:
+    from nxpipe.emulator.ir.types import TensorType
+
 
 # Names that the families of transformers give to sizes which no model can have at zero.
 _SIZES = (
@@ -39,7 +50,7 @@ def unusable_source(model_id: str, error: ModelSourceError) -> Finding:
     return Finding(SOURCE, str(error), file=shown(path) if named else "", line=line)
 
 
-def review(source: ModelSource) -> Iterator[Finding]:
+def review(source: PretrainedModel) -> Iterator[Finding]:
     """Everything in the configuration that can be judged alone."""
     for key in _SIZES:
         value = source.config.get(key)
@@ -76,7 +87,7 @@ def review(source: ModelSource) -> Iterator[Finding]:
         )
 
 
-def too_long(source: ModelSource, shapes: tuple[Shape, ...]) -> Iterator[Finding]:
+def too_long(source: PretrainedModel, shapes: tuple[Shape, ...]) -> Iterator[Finding]:
     """Buckets beyond the model's positions: a lookup there would read whatever lies behind the table."""
     longest = longest_sequence(source)
     for shape in shapes:
@@ -94,7 +105,7 @@ def too_long(source: ModelSource, shapes: tuple[Shape, ...]) -> Iterator[Finding
             )
 
 
-def blamed(source: ModelSource, finding: Finding) -> Finding:
+def blamed(source: PretrainedModel, finding: Finding) -> Finding:
     """A refusal without a line of code belongs to the setting of config.json that its message speaks of."""
     if finding.file or finding.rule is not NOT_CAPTURED:
         return finding
@@ -105,12 +116,12 @@ def blamed(source: ModelSource, finding: Finding) -> Finding:
     return in_config(source, finding, *keys, *values)
 
 
-def _architectures(source: ModelSource) -> list[str]:
+def _architectures(source: PretrainedModel) -> list[str]:
     named = source.config.get("architectures")
     return [str(name) for name in named] if isinstance(named, list) else []
 
 
-def in_config(source: ModelSource, finding: Finding, *words: str) -> Finding:
+def in_config(source: PretrainedModel, finding: Finding, *words: str) -> Finding:
     """The finding, placed where the model's config.json has the first of these words, when the model is a folder."""
     path = source.folder / "config.json" if source.folder else None
     if path is None or not path.is_file():
@@ -127,3 +138,79 @@ def _line_of(path: Path, words: Sequence[str]) -> int | None:
 def shown(path: Path) -> str:
     """Relative to where the command runs, as an annotation in a pull request needs it."""
     return Path(os.path.relpath(path)).as_posix()
+
+
+_LARGEST_HEADER = 100 << 20  # the format's own limit
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The weight files of a folder, by their headers."""
+
+    folder: Path
+    identity: tuple[tuple[str, str], ...]  # file name and SHA-256 of its header: what a cached verdict hangs on
+
+
+def examine_files(folder: Path | None) -> tuple[Checkpoint | None, list[Finding]]:
+    """The checkpoint of a folder if it is whole. A folder with a configuration alone is no fault."""
+    if folder is None:
+        return None, []
+    if not any(folder.glob("*.safetensors*")):
+        pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+        return None, [_pickled(pickles[0])] if pickles else []
+    try:
+        files = weight_files(folder)
+    except ModelSourceError as error:
+        return None, [Finding(WEIGHTS, str(error), "fetch the whole snapshot again")]
+    digests, findings = [], []
+    for path in files:
+        try:
+            digests.append((path.name, hashlib.sha256(_header(path)).hexdigest()))
+        except OSError as error:
+            reason = f"{path.name}: cannot be read ({error.strerror or error})"
+            findings.append(Finding(WEIGHTS, reason, "mend its permissions, or fetch it again", file=path.name))
+        except ModelSourceError as error:
+            findings.append(Finding(WEIGHTS, str(error), "fetch or save the file again", file=path.name))
+    return (None if findings else Checkpoint(folder, tuple(digests))), findings
+
+
+def compare(checkpoint: Checkpoint, wanted: Mapping[str, "TensorType"]) -> Iterator[Finding]:
+    """The tensors that the model asks for and the checkpoint does not have so: one finding, the first as example."""
+    weights = SafetensorsWeights(checkpoint.folder)
+    failures = []
+    for name, kind in wanted.items():
+        try:
+            weights.require(name, kind)
+        except ModelSourceError as error:
+            failures.append((name, str(error)))
+    if failures:
+        name, message = failures[0]
+        advice = f"{len(failures)} of {len(wanted)} tensors do not agree; pass this model's own weights, or its task"
+        yield Finding(WEIGHTS, message, advice, module=name, count=len(failures))
+
+
+def _pickled(name: str) -> Finding:
+    return Finding(
+        PICKLED,
+        f"the weights are pickled ({name}), which nxpipe never reads",
+        "save them with save_pretrained(..., safe_serialization=True)",
+    )
+
+
+def _header(path: Path) -> bytes:
+    """The header of a safetensors file, once it is certain that every tensor it promises is there."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, _LARGEST_HEADER):
+            raise ModelSourceError(f"{path.name}: {size:,} bytes, too short for the header that it announces")
+        header = file.read(length)
+    try:
+        tensors = json_of(header)
+        ends = [tensor["data_offsets"][1] for name, tensor in tensors.items() if name != "__metadata__"]
+        end = 8 + length + max(ends, default=0)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise ModelSourceError(f"{path.name}: its header is not that of a safetensors file") from error
+    if end != size:
+        raise ModelSourceError(f"{path.name}: {size:,} bytes, where its header promises {end:,}")
+    return header

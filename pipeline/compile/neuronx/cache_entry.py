@@ -1,17 +1,19 @@
-"""One entry of such a cache: its folder, its files, and what an artifact keeps of it."""
+"""Entries of the Neuron compile cache: folders, files and state, and the files of them that an artifact keeps."""
 
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nxpipe.pipeline.artifacts.artifact_files import CACHE
+from nxpipe.pipeline.compile.artifact_files import CACHE, cached
 from nxpipe.pipeline.util.errors import ProgramInvalid
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.documents import Blob
     from nxpipe.artifact_store.manifest import Manifest
+
 
 NEFF: Final = "model.neff"
 DONE: Final = "model.done"
@@ -89,3 +91,16 @@ def _parts(manifest: "Manifest", path: str) -> tuple[str, str, str]:
             "the model again"
         )
     return program, folder, rest.removeprefix(f"{folder}/")
+
+
+def cache_entries(cache: Path, program: str) -> dict[str, bytes]:
+    """Finished entries, by their files' paths in an artifact. Mostly none: tracing is documented not to be cached."""
+    found: dict[str, bytes] = {}
+    for folder in sorted(cache.glob("*/*/")):
+        files = sorted(path for path in folder.iterdir() if path.is_file())
+        if state_of([path.name for path in files]) is State.READY:
+            for path in files:
+                where = path.relative_to(cache).as_posix()
+                if folder_of(where) and travels(path.name):
+                    found[cached(program, where)] = path.read_bytes()
+    return found

@@ -1,6 +1,6 @@
-"""Work in a process that may neither take all day nor all memory, and of which nothing stays behind.
+"""A child process with limits of time and memory, which leaves no process behind.
 
-AWS's compiler starts processes of its own, so what counts is the session: all of them together.
+neuronx-cc starts processes of its own, so limits and the final kill apply to the session: all of them together.
 """
 
 import os
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 _Argument = TypeVar("_Argument")
-_LOOK: Final = 0.2  # seconds between two looks at the memory
+_INTERVAL: Final = 0.2  # seconds between two measurements of memory
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class OutOfMemory(Exception):
 
 
 def run_limited(work: Callable[[_Argument], None], argument: _Argument, log: Path, limits: Limits) -> int:
-    """Do the work, all its output in `log`. The exit status; negative, if a signal ended it."""
+    """Run `work` with its output in `log`. Returns the exit status; negative if a signal ended it."""
     process = get_context("spawn").Process(target=_begin, args=(work, argument, log))
     process.start()
     try:
@@ -55,7 +55,7 @@ def _begin(work: Callable[[_Argument], None], argument: _Argument, log: Path) ->
 
 def _watch(process: BaseProcess, limits: Limits) -> None:
     deadline = time.monotonic() + limits.seconds
-    while not wait([process.sentinel], timeout=_LOOK):
+    while not wait([process.sentinel], timeout=_INTERVAL):
         if time.monotonic() > deadline:
             raise OutOfTime
         if sum(_resident(process.pid)) > limits.memory:
@@ -63,7 +63,7 @@ def _watch(process: BaseProcess, limits: Limits) -> None:
 
 
 def _end(process: BaseProcess) -> None:
-    """The whole session, even where its first process is done. As long as that one is not waited for, its id is its."""
+    """Kill the whole session, even if its first process has ended: until that is waited for, its id is not reused."""
     assert process.pid is not None
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from nxpipe.pipeline.artifacts.artifact_files import UTILISATION
+from nxpipe.pipeline.compile.artifact_files import UTILISATION
 from nxpipe.pipeline.util.documents import json_of
 
 if TYPE_CHECKING:
