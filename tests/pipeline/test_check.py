@@ -245,7 +245,7 @@ def _run(folder: Path, code: str) -> str:
 def test_a_second_check_of_the_same_model_says_the_same_without_torch(nxpipe: InProcess, bert: Path) -> None:
     first = nxpipe("check", "--model-id", str(bert), "--json").out
     code = (
-        "import sys; from nxpipe.pipeline.cli import cli; from nxpipe.pipeline.util.console import Console\n"
+        "import sys; from nxpipe.pipeline.cli.main import cli; from nxpipe.pipeline.util.console import Console\n"
         f"cli.main(['check', '--model-id', {str(bert)!r}, '--json'], obj=Console(), standalone_mode=False)\n"
         "heavy = {'torch', 'transformers', 'nxpipe.pipeline.check.examination'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)\n"
@@ -303,7 +303,7 @@ def test_a_defect_of_ours_is_a_finding_with_its_log_and_is_not_remembered(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr(examine, "compile_graph", broken)
+    monkeypatch.setattr(examine, "compile_shape", broken)
     answer = nxpipe("check", "--model-id", str(bert), "--json")
     (found,) = findings(answer.out)
     assert (answer.code, found["rule"]) == (1, "NXC-299")

@@ -199,9 +199,9 @@ def test_the_file_says_whose_compiler_and_the_command_line_may_say_otherwise(
 @pytest.mark.usefixtures("toolchain")
 def test_what_this_backend_cannot_do_is_refused_before_any_work(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request = asked(bert)
-    with pytest.raises(BuildRefused, match=r"divided among 2 cores, .* pass --tp 1 where the model fits one core"):
+    with pytest.raises(BuildRefused, match=r"compiles for one core, .* pass --tp 1 where the model fits one core"):
         replace(request, tensor_parallel=2).check()
-    with pytest.raises(BuildRefused, match="lists the targets inf2, trn1, trn1n, trn2"):
+    with pytest.raises(BuildRefused, match="its targets are inf2, trn1, trn1n, trn2"):
         asked(bert, target="trn3_gen1").check()
     monkeypatch.setenv("NEURON_CC_FLAGS", "--cache_dir=/c -O1")
     with pytest.raises(BuildRefused, match="NEURON_CC_FLAGS holds '-O1'"):

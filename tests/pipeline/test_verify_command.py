@@ -86,7 +86,7 @@ def test_a_threshold_of_the_configuration_decides_the_exit_code(nxpipe: InProces
     answer = nxpipe("verify", *words, "--buckets", "16")
     assert answer.code == 12
     assert "KL divergence" in answer.err
-    assert "allowed 1e-12" in answer.err
+    assert "> max_kl 1e-12" in answer.err
 
 
 def test_a_deep_model_is_verified_on_its_first_layers_and_the_report_says_so(nxpipe: InProcess, tmp_path: Path) -> None:
