@@ -7,7 +7,7 @@ from typing import Final
 
 from nxpipe.pipeline.build.item import Item
 from nxpipe.pipeline.build.planned import Plan, PlannedArtifact, PlannedCell
-from nxpipe.pipeline.verify.deviation import Thresholds
+from nxpipe.pipeline.models.thresholds import Thresholds
 
 _BEFORE_ALL_CELLS: Final = 1e30  # an artifact that is whole waits for none
 

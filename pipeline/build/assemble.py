@@ -17,8 +17,8 @@ from nxpipe.pipeline.compile.backend import PROGRAM
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.compile.utilisation import to_bytes as utilisation_file
 from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.thresholds import Thresholds, require_within
 from nxpipe.pipeline.util.progress import Step, Watch
-from nxpipe.pipeline.verify.deviation import Thresholds, require_within
 from nxpipe.pipeline.verify.evidence import compared
 
 if TYPE_CHECKING:

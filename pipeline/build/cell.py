@@ -11,11 +11,11 @@ from nxpipe.artifact_store.parts import Part, keep_observation, keep_part, part_
 from nxpipe.pipeline.build.assemble import publish
 from nxpipe.pipeline.build.failed import refuse_what_failed_before, remembering
 from nxpipe.pipeline.build.turn import turn
-from nxpipe.pipeline.compile.backend import BackendOutput
+from nxpipe.pipeline.compile.backend import Backend, BackendOutput
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.thresholds import Thresholds, require_within
 from nxpipe.pipeline.util.progress import Step, Watch
-from nxpipe.pipeline.verify.deviation import Thresholds, require_within
 from nxpipe.pipeline.verify.evidence import WeightCache, collect_evidence, compared
 
 _Find: TypeAlias = Callable[[Store, str], Part | None]
@@ -45,7 +45,7 @@ class Maker:
 
     def make(self, request: BuildSpec, shape: Shape) -> bool:
         """False: all of it was there."""
-        backend = request.compiler
+        backend = _backend_of(request.backend)
         front: Callable[[], Any] = cache(partial(backend.frontend, request, shape, self._step))
 
         def program() -> BackendOutput:
@@ -103,3 +103,13 @@ class Maker:
         part = seen(self._store, key)
         if part is not None:
             require_within(request.source.id, [compared(shape, part)], self._thresholds)
+
+
+def _backend_of(name: str) -> Backend:
+    if name == "neuronx":
+        from nxpipe.pipeline.compile.neuronx.backend import NeuronxBackend
+
+        return NeuronxBackend()
+    from nxpipe.pipeline.compile.emulator import EmulatorBackend
+
+    return EmulatorBackend()

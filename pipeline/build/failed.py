@@ -10,9 +10,9 @@ from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.errors import StoreError
 from nxpipe.artifact_store.failures import Failure, failure_of, remember_failure
+from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.util.documents import json_of
 from nxpipe.pipeline.util.errors import BuildRefused, DoesNotFit, PipelineError, VerificationFailed
-from nxpipe.pipeline.verify.deviation import Thresholds
 
 # Behind an error of the request's own may stand one of this machine: no memory, no disk, a package that is missing.
 _OF_THE_MACHINE = (MemoryError, OSError, ImportError)

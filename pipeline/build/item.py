@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from nxpipe.pipeline.models.shapes import Shape
 from nxpipe.pipeline.models.spec import ModelSpec
-from nxpipe.pipeline.verify.deviation import Thresholds
+from nxpipe.pipeline.models.thresholds import Thresholds
 
 
 @dataclass(frozen=True)

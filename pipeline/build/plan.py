@@ -19,7 +19,7 @@ from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.shapes import Shape, shapes_of
 from nxpipe.pipeline.models.source import DEFAULT_BUCKET
 from nxpipe.pipeline.models.spec import ModelSpec
-from nxpipe.pipeline.verify.deviation import Thresholds
+from nxpipe.pipeline.models.thresholds import Thresholds
 
 _LISTED: Final = 64  # keys, from which on one listing is less than a look for each
 _EXPLAINED: Final = 16  # artifacts whose nearest is looked for; of a large matrix the first say it all

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from nxpipe.artifact_store.evidence import is_covered
 from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.thresholds import Thresholds, evidence_shortfall
 from nxpipe.pipeline.util.errors import VerificationFailed
-from nxpipe.pipeline.verify.deviation import Thresholds, evidence_shortfall
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store

@@ -21,8 +21,8 @@ from nxpipe.pipeline.build.shown import published_of, show_artifacts, show_end
 from nxpipe.pipeline.build.timings import Timings
 from nxpipe.pipeline.compile import utilisation
 from nxpipe.pipeline.models.spec import ModelSpec
+from nxpipe.pipeline.models.thresholds import Thresholds, report_of
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.verify.deviation import Thresholds, report_of
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store

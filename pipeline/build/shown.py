@@ -8,8 +8,8 @@ from nxpipe.pipeline.build.planned import PlannedArtifact
 from nxpipe.pipeline.build.report.summary import summary
 from nxpipe.pipeline.build.results import CellResult, Results
 from nxpipe.pipeline.compile import utilisation
+from nxpipe.pipeline.models.thresholds import Report, sentences
 from nxpipe.pipeline.util.console import Console, human_bytes
-from nxpipe.pipeline.verify.deviation import Report, sentences
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store

@@ -1,10 +1,17 @@
 """Check of one model: findings of its files and of every program, and the memory it takes at each degree.
 
-What follows from the model alone (whether it compiles, its footprints) is cached by key; what depends on its folder and
-on the instance is judged each time. A check whose examination is cached imports no torch.
+What follows from the model alone (whether it compiles, its footprints) is cached by key in the user's cache folder;
+what depends on its folder and on the instance is judged each time. A check whose examination is cached imports no
+torch. A cache entry holds its own digest: one that is truncated, edited or of another version is a miss. The folder
+keeps the entries that were used last.
 """
 
+import hashlib
+import json
+import os
+import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -12,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 from nxpipe.artifact_store.errors import InvalidDocument
 from nxpipe.emulator.configuration import without_quantisation
 from nxpipe.emulator.errors import CompileError
-from nxpipe.pipeline.check import cache
 from nxpipe.pipeline.check.model_files import (
     Checkpoint,
     blamed,
@@ -32,11 +38,61 @@ from nxpipe.pipeline.models.source import ModelSource, PretrainedModel
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.versions import digest_of, source_digest
 from nxpipe.pipeline.models.weights import NoWeights
+from nxpipe.pipeline.util.documents import MiB, json_of, read_file
 from nxpipe.pipeline.util.errors import ModelSourceError
+from nxpipe.pipeline.util.folders import cache_folder
 from nxpipe.pipeline.util.garbage import no_collection
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.util.progress import Step
+
+
+_MOST_ENTRIES = 512
+
+
+def lookup(key: str) -> Examination | None:
+    try:
+        path = _folder() / f"{key}.json"
+        document = json_of(read_file(path, limit=64 * MiB))
+        if document["digest"] != _digest(key, document["examination"]):
+            return None
+        found = Examination.from_json(document["examination"])
+        path.touch()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # a damaged entry is a miss
+    return found
+
+
+def keep(key: str, examination: Examination) -> None:
+    """Write an entry atomically. A folder that cannot be written costs time on the next run, and nothing else."""
+    body = examination.as_json()
+    document = json.dumps({"digest": _digest(key, body), "examination": body})
+    with suppress(OSError):
+        folder = _folder()
+        folder.parent.mkdir(0o700, parents=True, exist_ok=True)
+        folder.mkdir(0o700, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=folder, suffix=".part")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(document)
+        Path(temporary).replace(folder / f"{key}.json")
+        _forget_the_oldest(folder)
+
+
+def _forget_the_oldest(folder: Path) -> None:
+    entries = list(folder.iterdir())
+    if len(entries) > _MOST_ENTRIES:
+        entries.sort(key=lambda path: path.stat().st_mtime)
+        for path in entries[: len(entries) - _MOST_ENTRIES]:
+            path.unlink(missing_ok=True)
+
+
+def _digest(key: str, body: object) -> str:
+    return hashlib.sha256(f"{key}\n{json.dumps(body, sort_keys=True)}".encode()).hexdigest()
+
+
+def _folder() -> Path:
+    return cache_folder() / "checks"
+
 
 _NOTHING: Final = Examination((), (), (), {}, whole=False)
 
@@ -128,14 +184,14 @@ def _examine_cached(
     spec: BuildSpec, degrees: tuple[int, ...], checkpoint: Checkpoint | None, step: "Step"
 ) -> Examination:
     key = _key(spec, degrees, checkpoint)
-    found = cache.lookup(key)
+    found = lookup(key)
     if found is None:
         from nxpipe.pipeline.check.examination import examine, lasting
 
         with no_collection():  # nearly all that importing PyTorch and tracing allocate stays until the end
             found = examine(spec, degrees, checkpoint, step)
         if lasting(found):
-            cache.keep(key, found)
+            keep(key, found)
     return found
 
 

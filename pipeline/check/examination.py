@@ -16,8 +16,7 @@ from nxpipe.emulator.errors import (
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.passes.legalise import ConstantTooLarge
 from nxpipe.emulator.passes.shard import divide
-from nxpipe.pipeline.check.bounds import lookups_outside
-from nxpipe.pipeline.check.graph_rules import group_layers, limits, nodes_with_counts, risks
+from nxpipe.pipeline.check.graph_rules import group_layers, limits, lookups_outside, nodes_with_counts, risks
 from nxpipe.pipeline.check.model_files import Checkpoint, compare
 from nxpipe.pipeline.check.report import Examination, Program
 from nxpipe.pipeline.compile.findings import (

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nxpipe.pipeline.build.options import build_options
+from nxpipe.pipeline.cli.build_options import build_options
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.model_options import axis_option, check_model_options, model_options
 from nxpipe.pipeline.cli.options import config_option, store_option
@@ -54,7 +54,7 @@ def build(
     from nxpipe.pipeline.build.matrix import specs_of_options
     from nxpipe.pipeline.build.run import Run, finish
     from nxpipe.pipeline.build.unfinished import Unfinished
-    from nxpipe.pipeline.verify.deviation import Thresholds
+    from nxpipe.pipeline.models.thresholds import Thresholds
 
     console: Console = ctx.obj
     state = state_folder(config_path)

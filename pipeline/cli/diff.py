@@ -49,7 +49,7 @@ def diff(console: Console, before: str, after: str, tensors: bool, store: str | 
     from nxpipe.pipeline.artifacts.difference.programs import program_differences
     from nxpipe.pipeline.artifacts.difference.tensors import tensor_changes
     from nxpipe.pipeline.cli.named import pair
-    from nxpipe.pipeline.verify.deviation import report_of
+    from nxpipe.pipeline.models.thresholds import report_of
 
     opened = open_the_store(store, config_path, console)
     old, new = pair((before, after), opened, config_path)

@@ -136,7 +136,7 @@ class _Wanted:
         from nxpipe.pipeline.build.plan import make_plan
         from nxpipe.pipeline.build.timings import Timings
         from nxpipe.pipeline.compile.spec import BuildSpec
-        from nxpipe.pipeline.verify.deviation import Thresholds
+        from nxpipe.pipeline.models.thresholds import Thresholds
 
         if self.is_stored:
             yield of_artifact(store.resolve(str(self.model)), store, count, report)

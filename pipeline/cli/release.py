@@ -8,7 +8,7 @@ import click
 from click.core import ParameterSource
 
 from nxpipe.pipeline.artifacts.signing import key_option
-from nxpipe.pipeline.build.options import means_options
+from nxpipe.pipeline.cli.build_options import means_options
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, store_option
 from nxpipe.pipeline.cli.parameters import Expectation, Percentage

@@ -28,8 +28,8 @@ from nxpipe.pipeline.verify.execution import Execution, sentence
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.models.spec import ModelSpec
+    from nxpipe.pipeline.models.thresholds import Deviation, Thresholds
     from nxpipe.pipeline.verify.comparison import Comparison, Run, VerifyOptions
-    from nxpipe.pipeline.verify.deviation import Deviation, Thresholds
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ def verify(
       nxpipe verify --model-id gpt2 --weights random:0 --mode isa --steps 4
       nxpipe verify bert-base-uncased@4e9ce0 --store s3://my-artifacts/nxpipe
     """
+    from nxpipe.pipeline.models.thresholds import Thresholds
     from nxpipe.pipeline.verify.comparison import VerifyOptions
-    from nxpipe.pipeline.verify.deviation import Thresholds
 
     console: Console = ctx.obj
     check_model_options(ctx, model_id, options)

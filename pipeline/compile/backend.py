@@ -1,11 +1,10 @@
-"""Backends: nxpipe's own compiler and AWS's neuronx-cc. Each compiles one program at a time and stores its files."""
+"""Backend interface: a backend compiles one program of a specification at a time, and stores its files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from nxpipe.pipeline.models.shapes import Shape
-from nxpipe.pipeline.models.source import ModelSource
 from nxpipe.pipeline.util.progress import Step
 
 if TYPE_CHECKING:
@@ -26,29 +25,6 @@ class BackendOutput:
 
 
 class Backend(Protocol):
-    verifies: bool
-    """Its programs can be run here, and compared with the reference."""
-
-    def require_source(self, source: ModelSource) -> None:
-        """BuildRefused for a model that this backend cannot compile."""
-        ...
-
-    def require_toolchain(self) -> None:
-        """MissingSoftware where the compiler is not installed."""
-        ...
-
-    def check(self, spec: "BuildSpec") -> None:
-        """BuildRefused for options that the compiler does not have."""
-        ...
-
-    def key_inputs(self, spec: "BuildSpec") -> dict[str, object]:
-        """The compiler, as a part of every key: its source or release, and its flags."""
-        ...
-
-    def weights_inputs(self, spec: "BuildSpec") -> dict[str, object]:
-        """The weights, as a part of a program's key, where a program contains them."""
-        ...
-
     def frontend(self, spec: "BuildSpec", shape: Shape, step: Step) -> Any:
         """The graph that the program, and its verification, are made from."""
         ...
@@ -59,13 +35,3 @@ class Backend(Protocol):
         """Compile what `frontend` returned. The metadata has at least `degree`, `graph_key` and `outputs`. `force`
         ignores results in the store."""
         ...
-
-
-def backend_of(name: str) -> Backend:
-    if name == "neuronx":
-        from nxpipe.pipeline.compile.neuronx.backend import Neuronx
-
-        return Neuronx()
-    from nxpipe.pipeline.compile.emulator import Emulator
-
-    return Emulator()

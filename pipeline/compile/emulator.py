@@ -8,9 +8,9 @@ from nxpipe.artifact_store.digest import sha256_hex
 from nxpipe.artifact_store.parts import keep_part, part_of
 from nxpipe.pipeline.compile import artifact_files
 from nxpipe.pipeline.compile.backend import PROGRAM, BackendOutput
+from nxpipe.pipeline.compile.frontend import compile_shape
 from nxpipe.pipeline.compile.utilisation import document as utilisation_document
 from nxpipe.pipeline.models.shapes import Shape
-from nxpipe.pipeline.models.source import ModelSource
 from nxpipe.pipeline.models.versions import compiler_digest, digest_of
 from nxpipe.pipeline.util.errors import DoesNotFit
 from nxpipe.pipeline.util.progress import Step
@@ -22,27 +22,8 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.compile.spec import BuildSpec
 
 
-class Emulator:
-    verifies = True
-
-    def require_source(self, source: ModelSource) -> None:
-        """It compiles every kind of model."""
-
-    def require_toolchain(self) -> None:
-        """The compiler is a part of nxpipe."""
-
-    def check(self, spec: "BuildSpec") -> None:
-        """The front end refuses options that it does not have."""
-
-    def key_inputs(self, spec: "BuildSpec") -> dict[str, object]:
-        return {"backend": "emulator", "source": compiler_digest()}
-
-    def weights_inputs(self, spec: "BuildSpec") -> dict[str, object]:
-        return {}  # a program is the same for all weights
-
+class EmulatorBackend:
     def frontend(self, spec: "BuildSpec", shape: Shape, step: Step) -> "Program":
-        from nxpipe.pipeline.compile.frontend import compile_shape
-
         with step(f"compile {shape.name}"):
             return compile_shape(spec, shape)
 

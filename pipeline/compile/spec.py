@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from nxpipe.emulator.hardware import Instance
-from nxpipe.pipeline.compile.backend import Backend, backend_of
+from nxpipe.pipeline.compile.toolchain import Toolchain, toolchain_of
 from nxpipe.pipeline.models.shapes import Shape, cache_capacity
 from nxpipe.pipeline.models.source import ModelSource
 from nxpipe.pipeline.models.spec import ModelSpec
@@ -51,8 +51,8 @@ class BuildSpec:
         return _build_spec(spec, spec.look_up(weights=False), NoWeights())
 
     @property
-    def compiler(self) -> Backend:
-        return backend_of(self.backend)
+    def toolchain(self) -> Toolchain:
+        return toolchain_of(self.backend)
 
     # Keys
 
@@ -82,7 +82,7 @@ class BuildSpec:
             "cache": cache_capacity(shape, self.shapes),
             "target": self.target.compiler_target,
             "options": self._options(),
-            **self.compiler.weights_inputs(self),
+            **self.toolchain.weights_inputs(self),
         }
 
     def evidence_key(self, shape: Shape, program_key: str | None = None) -> str:
@@ -99,7 +99,7 @@ class BuildSpec:
 
     def program_inputs(self, shapes: Iterable[Shape]) -> dict[str, object]:
         """All that can change the captured graphs of these shapes, and the compiler."""
-        return {**self.source.key_inputs(shapes), "compiler": self.compiler.key_inputs(self)}
+        return {**self.source.key_inputs(shapes), "compiler": self.toolchain.key_inputs(self)}
 
     def _options(self) -> dict[str, object]:
         return {
@@ -137,10 +137,10 @@ class BuildSpec:
 
     def check(self) -> None:
         """Refuse, before any work, what cannot be built."""
-        self.compiler.require_toolchain()
+        self.toolchain.require_installed()
         self._require_degree()
         self.source.check_shapes(self.shapes)
-        self.compiler.check(self)
+        self.toolchain.check(self)
 
     def _require_degree(self) -> None:
         if self.tensor_parallel not in self.target.degrees:
@@ -164,7 +164,7 @@ class BuildSpec:
 @lru_cache(_RESOLVED)
 def _resolved(spec: ModelSpec) -> BuildSpec:
     source = spec.look_up(weights=True)
-    backend_of(spec.backend).require_source(source)
+    toolchain_of(spec.backend).require_source(source)
     return _build_spec(spec, source, source.open_weights(spec.weights))
 
 
@@ -177,6 +177,6 @@ def _build_spec(spec: ModelSpec, source: ModelSource, weights: Weights) -> Build
         autocast=spec.autocast,
         autocast_type=spec.autocast_type,
         tensor_parallel=spec.tp or 1,
-        verified=spec.verified and backend_of(spec.backend).verifies,
+        verified=spec.verified and toolchain_of(spec.backend).verifies,
         backend=spec.backend,
     )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from nxpipe.emulator.ir.graph import TensorType
 
+
 _LARGEST_INDEX = 128 * MiB  # that of a model of 91,991 tensors has 9 MB
 
 
@@ -30,7 +31,6 @@ class SafetensorsWeights:
         return {"kind": "safetensors", "files": {path.name: sha256_of_file(path) for path in self._files}}
 
     def load(self, name: str, kind: "TensorType") -> "np.ndarray[Any, Any]":
-        from nxpipe.pipeline.models.weights import numpy_dtype
 
         stored = self._stored_name(name)
         with _opened(self._file_of[stored]) as file:
@@ -135,3 +135,11 @@ def _indexed(folder: Path, index: Path) -> list[Path]:
         if not (folder / name).is_file():
             raise ModelSourceError(f"{index}: names {name!r}, which is missing; fetch the whole snapshot")
     return [folder / name for name in names]
+
+
+def numpy_dtype(name: str) -> "np.dtype[Any]":
+    """numpy's type for a name of ours; the narrow floats come from ml_dtypes."""
+    import ml_dtypes
+    import numpy as np
+
+    return np.dtype(getattr(ml_dtypes, name) if hasattr(ml_dtypes, name) else name)

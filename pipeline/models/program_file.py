@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from nxpipe.emulator.regular_file import open_regular
+from nxpipe.pipeline.models.checkpoint import numpy_dtype
 from nxpipe.pipeline.models.file_digest import sha256_of_file
 from nxpipe.pipeline.models.shapes import SAVED_PROGRAM, Shape
 from nxpipe.pipeline.models.versions import library_version
-from nxpipe.pipeline.models.weights import Arrays, Weights, WeightsSource, numpy_dtype
+from nxpipe.pipeline.models.weights import Arrays, Weights, WeightsSource
 from nxpipe.pipeline.util.console import human_bytes
 from nxpipe.pipeline.util.errors import BuildRefused, ModelSourceError, NotEnoughMemory
 from nxpipe.pipeline.util.machine import available_memory

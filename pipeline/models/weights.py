@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from nxpipe.pipeline.models.checkpoint import SafetensorsWeights
+from nxpipe.pipeline.models.checkpoint import SafetensorsWeights, numpy_dtype
 from nxpipe.pipeline.util.errors import ModelSourceError
 from nxpipe.pipeline.util.folders import expanded
 
@@ -141,11 +141,3 @@ def random_tensor(seed: int, name: str, shape: tuple[int, ...], dtype: str) -> "
     if len(shape) == 1 and not name.endswith("bias"):
         flat += 1
     return flat.reshape(shape).astype(numpy_dtype(dtype), copy=False)
-
-
-def numpy_dtype(name: str) -> "np.dtype[Any]":
-    """numpy's type for a name of ours; the narrow floats come from ml_dtypes."""
-    import ml_dtypes
-    import numpy as np
-
-    return np.dtype(getattr(ml_dtypes, name) if hasattr(ml_dtypes, name) else name)

@@ -16,11 +16,11 @@ from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.build.matrix import specs_of_config
 from nxpipe.pipeline.build.run import Run
 from nxpipe.pipeline.models.spec import configured_models
+from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.release.candidate import Candidate, planned
 from nxpipe.pipeline.release.words import Expected, Words
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.state_folder import state_folder
-from nxpipe.pipeline.verify.deviation import Thresholds
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store

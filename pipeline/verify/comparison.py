@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from nxpipe.pipeline.models.thresholds import Deviation, Thresholds
 from nxpipe.pipeline.models.weights import Arrays
 from nxpipe.pipeline.util.console import human_bytes
 from nxpipe.pipeline.util.errors import NotEnoughMemory
 from nxpipe.pipeline.util.machine import available_memory
 from nxpipe.pipeline.util.progress import Step
-from nxpipe.pipeline.verify.deviation import Deviation, Thresholds, compare
+from nxpipe.pipeline.verify.deviation import compare
 from nxpipe.pipeline.verify.execution import FAST, Execution, Runner
 
 if TYPE_CHECKING:

@@ -16,13 +16,14 @@ from nxpipe.artifact_store.evidence import Compared
 from nxpipe.pipeline.compile.backend import BackendOutput
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.thresholds import Deviation, Thresholds
 from nxpipe.pipeline.models.versions import digest_of
 from nxpipe.pipeline.models.weights import Arrays
 from nxpipe.pipeline.util.console import human_bytes
 from nxpipe.pipeline.util.errors import NotEnoughMemory, VerificationFailed
 from nxpipe.pipeline.util.machine import available_memory, processors
 from nxpipe.pipeline.util.progress import Step
-from nxpipe.pipeline.verify.deviation import Deviation, Thresholds, compare
+from nxpipe.pipeline.verify.deviation import compare
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store

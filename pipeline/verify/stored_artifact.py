@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from nxpipe.pipeline.compile import artifact_files
 from nxpipe.pipeline.models.source import PretrainedModel
+from nxpipe.pipeline.models.thresholds import complete_evidence
 from nxpipe.pipeline.models.weights import Arrays
 from nxpipe.pipeline.util.documents import json_of
 from nxpipe.pipeline.util.errors import BuildRefused, ModelSourceError, ProgramInvalid
 from nxpipe.pipeline.util.progress import Step
-from nxpipe.pipeline.verify.deviation import complete_evidence
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store

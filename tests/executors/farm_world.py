@@ -18,8 +18,8 @@ from nxpipe.pipeline.build.item import Item
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.shapes import Shape
 from nxpipe.pipeline.models.spec import ModelSpec
+from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.models.weights import WeightsSource
-from nxpipe.pipeline.verify.deviation import Thresholds
 from tests.cloud.mends.batch_jobs import IMAGES
 from tests.conftest import ROOT
 

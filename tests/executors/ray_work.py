@@ -10,7 +10,7 @@ from pathlib import Path
 from nxpipe.pipeline.build.events import Ended, Event, Fault, Said
 from nxpipe.pipeline.build.item import Item
 from nxpipe.pipeline.models.spec import ModelSpec
-from nxpipe.pipeline.verify.deviation import Thresholds
+from nxpipe.pipeline.models.thresholds import Thresholds
 
 FAULT = Fault("deterministic", "BuildRefused", "it cannot be lowered", 11, "Traceback:\n  a line\n")
 _SPEC = ModelSpec("m", None, None, "inf2.xlarge", None, None, (1,), None, "none", "bf16")

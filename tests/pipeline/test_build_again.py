@@ -17,9 +17,9 @@ from nxpipe.emulator.hardware import instance
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.shapes import Shape
 from nxpipe.pipeline.models.source import resolve
+from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.models.weights import RandomWeights
 from nxpipe.pipeline.util.errors import BuildRefused, VerificationFailed
-from nxpipe.pipeline.verify.deviation import Thresholds
 from tests.pipeline.walk import build
 
 ALLOWED = Thresholds(0.9, 0.1)

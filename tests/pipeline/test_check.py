@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from nxpipe.pipeline.check import cache
+from nxpipe.pipeline.check import checker
 from nxpipe.pipeline.compile.findings import RULES
 from tests.emulator.test_sources import AUTOENCODER, UNET
 from tests.pipeline.conftest import BERT, LLAMA, write_model
@@ -273,7 +273,7 @@ def test_an_entry_altered_by_one_figure_is_not_believed(nxpipe: InProcess, bert:
 
 
 def test_the_memory_of_checks_is_bounded(nxpipe: InProcess, bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "_MOST_ENTRIES", 2)
+    monkeypatch.setattr(checker, "_MOST_ENTRIES", 2)
     for bucket in ("8", "16", "24", "32"):
         assert nxpipe("check", "--model-id", str(bert), "--buckets", bucket).code == 0
     assert len(list((Path(os.environ["XDG_CACHE_HOME"]) / "nxpipe" / "checks").iterdir())) == 2

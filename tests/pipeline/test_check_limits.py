@@ -20,8 +20,7 @@ from nxpipe.emulator.ops import (
     Pool,
     ScatterAlong,
 )
-from nxpipe.pipeline.check.bounds import lookups_outside
-from nxpipe.pipeline.check.graph_rules import limits
+from nxpipe.pipeline.check.graph_rules import limits, lookups_outside
 from nxpipe.pipeline.compile.findings import Finding
 
 

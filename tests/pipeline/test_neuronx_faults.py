@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from nxpipe.pipeline.compile.findings import RULES
-from nxpipe.pipeline.compile.neuronx.errors import CompilerFailed, explain, finding_of
+from nxpipe.pipeline.compile.neuronx.backend import CompilerFailed, explain, finding_of
 from nxpipe.pipeline.util.errors import BuildRefused, DoesNotFit, NotEnoughMemory
 from tests.conftest import ROOT
 

@@ -14,10 +14,10 @@ from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.config.sections import Verify
 from nxpipe.pipeline.models.shapes import all_phases, shapes_of
 from nxpipe.pipeline.models.source import resolve
+from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.models.weights import RandomWeights
 from nxpipe.pipeline.verify.cases import compare_model
 from nxpipe.pipeline.verify.comparison import VerifyOptions
-from nxpipe.pipeline.verify.deviation import Thresholds
 from tests.emulator.models import small_config
 from tests.pipeline.conftest import write_model
 

@@ -1,7 +1,13 @@
-"""Backend neuronx: one NEFF for each program, compiled by neuronx-cc in a child process. Contract: docs/neuronx.md."""
+"""Backend neuronx: one NEFF for each program, compiled by neuronx-cc in a child process. Contract: docs/neuronx.md.
+
+Error codes that neuronx-cc's reference attributes to the program become findings and deterministic failures; any other
+failed compilation may succeed on a retry.
+"""
 
 import os
+import re
 import shlex
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,24 +15,19 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.pipeline.compile import findings as rules
 from nxpipe.pipeline.compile.backend import PROGRAM, BackendOutput
+from nxpipe.pipeline.compile.findings import DOES_NOT_FIT, Finding, Rule
 from nxpipe.pipeline.compile.neuronx.cache_entry import cache_entries
-from nxpipe.pipeline.compile.neuronx.errors import CompilerFailed, explain
 from nxpipe.pipeline.compile.neuronx.process import Limits, OutOfMemory, OutOfTime, run_limited
 from nxpipe.pipeline.compile.neuronx.toolchain import (
-    TARGETS,
     compiler_environment,
     compiler_flags,
-    toolchain,
-    wrapper_flags,
 )
-from nxpipe.pipeline.models.program_file import SavedProgram
 from nxpipe.pipeline.models.shapes import Shape
-from nxpipe.pipeline.models.source import ModelSource
-from nxpipe.pipeline.models.versions import compiler_digest, source_digest
 from nxpipe.pipeline.models.weights import Arrays, Tensors
 from nxpipe.pipeline.util.console import human_bytes
-from nxpipe.pipeline.util.errors import BuildRefused, NotEnoughMemory
+from nxpipe.pipeline.util.errors import BuildRefused, DoesNotFit, NotEnoughMemory
 from nxpipe.pipeline.util.machine import available_memory
 from nxpipe.pipeline.util.progress import Step
 
@@ -35,6 +36,101 @@ if TYPE_CHECKING:
     from nxpipe.emulator.capture import CaptureRequest
     from nxpipe.emulator.ir.graph import Graph, Value
     from nxpipe.pipeline.compile.spec import BuildSpec
+
+
+_SMALLER: Final = "use a smaller bucket or batch, or a target with more memory"
+_INTEGERS: Final = "keep integers and booleans out of this operation, or cast its operands to fp32"
+_QUANTISED: Final = "build from the checkpoint that is not quantised"
+_OTHER_OPERATOR: Final = "replace the operator in the model; nxpipe check names its line"
+
+
+def _numbers(family: str, *numbers: int) -> list[str]:
+    return [f"{family}{number:03}" for number in numbers]
+
+
+_TABLE: Final[tuple[tuple[Rule, str, list[str]], ...]] = (
+    (rules.NOT_CAPTURED, "report it, with the model's configuration", ["EVRF064"]),
+    (rules.GRAPH_BREAK, "use padding or buckets for a size that depends on values", ["EMOD025"]),
+    (
+        rules.OPERATOR,
+        _OTHER_OPERATOR,
+        ["EUOC002", "EHCA005", *_numbers("EVRF", 1, 4, 6, 10, 11, 15, 19, 65)],
+    ),
+    (rules.POSITIONS, "use a bucket of at most as many tokens as the table has rows", _numbers("EVRF", 31, 56)),
+    (rules.UNKNOWN_OPTION, "report it, with the target", ["EARG001"]),
+    (rules.INT64, "keep integers within 32 bits", ["ESFH002", *_numbers("EVRF", 35, 60, 61, 62, 63)]),
+    (rules.OPERAND_TYPE, _INTEGERS, ["ESPP004", "ESPP047", *_numbers("EVRF", 5, 13, 16, 22)]),
+    (rules.OPERAND_TYPE, _QUANTISED, _numbers("EVRF", *range(36, 51), 53, 54, 55, 57, 58)),
+    (rules.FP8_KIND, "use the E4M3 of the target, or bf16", _numbers("EVRF", 51, 52)),
+    (rules.WINDOW, "pool without dilation", _numbers("EVRF", 17, 18)),
+    (rules.DOES_NOT_FIT, _SMALLER, ["EOOM001", "EOOM002", "EVRF009", "EXSP001"]),
+    (rules.DOES_NOT_FIT, _SMALLER, ["EBVF030", "EVRF007", "EXTP004", "EBIR023"]),
+)
+_BY_CODE: Final = {code: (rule, advice) for rule, advice, codes in _TABLE for code in codes}
+
+_CODE: Final = re.compile(r"NCC_([A-Z]{4}[0-9]{3})\b\]?:?[ \t]*([^\n]*)")
+_LONGEST: Final = 300  # characters of the compiler's own words
+
+
+def finding_of(output: str, program: str) -> Finding | None:
+    """The first error code in the output that the reference attributes to the program, as a finding."""
+    for match in _CODE.finditer(output):
+        if match[1] in _BY_CODE:
+            rule, advice = _BY_CODE[match[1]]
+            words = " ".join(match[2].split())[:_LONGEST].rstrip(".")
+            return Finding(rule, f"NCC_{match[1]}: {words or rule.meaning}", advice, programs=(program,))
+    return None
+
+
+def first_code(output: str) -> str | None:
+    """Any code, of the compiler's own defects too."""
+    match = _CODE.search(output)
+    return f"NCC_{match[1]}" if match else None
+
+
+_STATUS: Final = re.compile(r"neuronx-cc failed with (-?[0-9]+)")
+_CACHED: Final = "Got a cached failed neff"
+
+
+class CompilerFailed(BuildRefused):
+    """neuronx-cc failed for a reason that is not the program's; the same build may succeed later."""
+
+    deterministic = False
+
+
+def explain(model: str, program: str, status: int, output: str) -> BuildRefused:
+    """The error for a process that ended with `status` (negative: by that signal) and left no NEFF."""
+    what = f"{model} {program}"
+    found = finding_of(output, program)
+    if _CACHED in output:
+        return CompilerFailed(
+            f"{what}: AWS's compile cache returned the failure of an earlier attempt; run "
+            "`neuron_parallel_compile --command clean`, or unset NEURON_COMPILE_CACHE_URL"
+        )
+    if found is not None:
+        kind = DoesNotFit if found.rule is DOES_NOT_FIT else BuildRefused
+        return kind(f"{what}: neuronx-cc reports {found.message} ({found.rule.id}); {found.advice}")
+    compiler = _STATUS.search(output)
+    ended = int(compiler[1]) if compiler else status
+    if ended == -signal.SIGKILL:
+        return NotEnoughMemory(
+            f"{what}: the compiler was killed, as the kernel does when memory runs out; use a machine with more of it"
+        )
+    if ended < 0:
+        return CompilerFailed(f"{what}: signal {-ended} ended the compiler; run the same command again")
+    if compiler:
+        code = first_code(output) or "no error code"
+        return CompilerFailed(
+            f"{what}: neuronx-cc ended with status {ended} and {code}, which its reference does not hold against a "
+            "program; run the same command again, and report it to AWS if it stays"
+        )
+    return CompilerFailed(f"{what}: torch_neuronx failed: {_last_line(output)}; nxpipe doctor shows the releases")
+
+
+def _last_line(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return lines[-1][:300].rstrip(".") if lines else "no output"
+
 
 LONGEST: Final = 2 * 3600.0  # seconds that one program may take
 _READ: Final = 1 << 20  # bytes of the end of a log, where the errors are
@@ -67,45 +163,7 @@ class TraceJob:
         return self.folder / _CACHE
 
 
-class Neuronx:
-    verifies = False  # a NEFF runs on a device only
-
-    def require_source(self, source: ModelSource) -> None:
-        if isinstance(source, SavedProgram):
-            raise BuildRefused(
-                f"{source.id}: neuronx-cc cannot build a saved program; pass the model's folder or id, or "
-                "--backend emulator"
-            )
-
-    def require_toolchain(self) -> None:
-        toolchain()
-
-    def check(self, spec: "BuildSpec") -> None:
-        if spec.tensor_parallel != 1:
-            raise BuildRefused(
-                f"{spec.source.id}: torch_neuronx.trace compiles for one core, and --tp is {spec.tensor_parallel}; "
-                f"pass --tp 1 where the model fits one core of {spec.target.name} (see nxpipe check), or "
-                "--backend emulator"
-            )
-        if spec.target.compiler_target not in TARGETS:
-            raise BuildRefused(
-                f"{spec.source.id}: neuronx-cc has no target {spec.target.name}; its targets are "
-                f"{', '.join(TARGETS)}; choose an instance of those, or --backend emulator"
-            )
-        wrapper_flags(os.environ)
-
-    def key_inputs(self, spec: "BuildSpec") -> dict[str, object]:
-        return {
-            "backend": "neuronx",
-            "source": compiler_digest(),  # of nxpipe's own capture, whose graph gives the program its name
-            "driver": source_digest(Path(__file__).parent),
-            "flags": list(compiler_flags(spec)),
-            "toolchain": toolchain(),
-        }
-
-    def weights_inputs(self, spec: "BuildSpec") -> dict[str, object]:
-        return {"weights": spec.weights.identity()}  # a NEFF contains its weights
-
+class NeuronxBackend:
     def frontend(self, spec: "BuildSpec", shape: Shape, step: Step) -> "Graph":
         """nxpipe's own capture: its key names the program, and its errors name lines of the model's source."""
         with step(f"capture {shape.name}"):

@@ -1,5 +1,6 @@
 """Toolchain of AWS: installed releases, flags of neuronx-cc and its environment. None of it is imported or run."""
 
+import os
 import shlex
 import shutil
 from collections.abc import Mapping
@@ -8,15 +9,59 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nxpipe.emulator.hardware import CORES
+from nxpipe.pipeline.models.program_file import SavedProgram
+from nxpipe.pipeline.models.source import ModelSource
+from nxpipe.pipeline.models.versions import compiler_digest, source_digest
 from nxpipe.pipeline.util.errors import BuildRefused, MissingSoftware
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.compile.spec import BuildSpec
 
 PROGRAM: Final = "neuronx-cc"
+TARGETS: Final = ("inf2", "trn1", "trn1n", "trn2")
 REMEDY: Final = "use an AWS Neuron image, with neuronx-cc on the PATH and torch-neuronx; the emulator needs neither"
 _NEEDED: Final = ("neuronx-cc", "torch-neuronx")
 _OPTIONAL: Final = ("torch-xla", "libneuronxla")  # they make the HLO module, where they are separate packages
+
+
+class NeuronxToolchain:
+    verifies = False  # a NEFF runs on a device only
+
+    def require_source(self, source: ModelSource) -> None:
+        if isinstance(source, SavedProgram):
+            raise BuildRefused(
+                f"{source.id}: neuronx-cc cannot build a saved program; pass the model's folder or id, or "
+                "--backend emulator"
+            )
+
+    def require_installed(self) -> None:
+        toolchain()
+
+    def check(self, spec: "BuildSpec") -> None:
+        if spec.tensor_parallel != 1:
+            raise BuildRefused(
+                f"{spec.source.id}: torch_neuronx.trace compiles for one core, and --tp is {spec.tensor_parallel}; "
+                f"pass --tp 1 where the model fits one core of {spec.target.name} (see nxpipe check), or "
+                "--backend emulator"
+            )
+        if spec.target.compiler_target not in TARGETS:
+            raise BuildRefused(
+                f"{spec.source.id}: neuronx-cc has no target {spec.target.name}; its targets are "
+                f"{', '.join(TARGETS)}; choose an instance of those, or --backend emulator"
+            )
+        wrapper_flags(os.environ)
+
+    def key_inputs(self, spec: "BuildSpec") -> dict[str, object]:
+        return {
+            "backend": "neuronx",
+            "source": compiler_digest(),  # of nxpipe's own capture, whose graph gives the program its name
+            "driver": source_digest(Path(__file__).parent),
+            "flags": list(compiler_flags(spec)),
+            "toolchain": toolchain(),
+        }
+
+    def weights_inputs(self, spec: "BuildSpec") -> dict[str, object]:
+        return {"weights": spec.weights.identity()}  # a NEFF contains its weights
 
 
 def toolchain() -> dict[str, str]:
@@ -46,8 +91,6 @@ def _installed(name: str) -> str | None:
     except PackageNotFoundError:
         return None
 
-
-TARGETS: Final = ("inf2", "trn1", "trn1n", "trn2")
 
 _TEXT: Final = (
     "feature-extraction",
