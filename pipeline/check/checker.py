@@ -21,15 +21,15 @@ from nxpipe.emulator.configuration import without_quantisation
 from nxpipe.emulator.errors import CompileError
 from nxpipe.pipeline.check.model_files import (
     Checkpoint,
-    blamed,
     examine_files,
-    in_config,
-    review,
-    shown,
+    located_by_message,
+    located_in_config,
+    relative_path,
+    review_config,
     too_long,
     unusable_source,
 )
-from nxpipe.pipeline.check.report import Examination, Report, fit, verdicts
+from nxpipe.pipeline.check.report import Examination, Report, fit_target, verdicts
 from nxpipe.pipeline.compile.findings import CONFIGURATION, SOURCE, WEIGHTS, Finding, merge
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.program_file import SavedProgram
@@ -111,7 +111,7 @@ def check(spec: ModelSpec, step: "Step") -> Report:
 
 
 def _check_model(spec: ModelSpec, source: PretrainedModel, step: "Step") -> Report:
-    findings = list(review(source))
+    findings = list(review_config(source))
     unusable = any(finding.rule is CONFIGURATION for finding in findings)
     shapes = spec.shapes(source, source.phases)
     findings += too_long(source, shapes)
@@ -126,16 +126,16 @@ def _check_model(spec: ModelSpec, source: PretrainedModel, step: "Step") -> Repo
         try:
             found = _examine_cached(wanted, _degrees(spec), checkpoint, step)
         except InvalidDocument as error:  # numbers that canonical JSON cannot hold
-            findings.append(in_config(source, Finding(CONFIGURATION, f"config.json: {error}")))
-    findings += [blamed(source, finding) for finding in found.findings]
+            findings.append(located_in_config(source, Finding(CONFIGURATION, f"config.json: {error}")))
+    findings += [located_by_message(source, finding) for finding in found.findings]
     whole = found.whole and len(found.programs) == len(shapes)
-    file = in_config(source, Finding(SOURCE, "")).file
+    file = located_in_config(source, Finding(SOURCE, "")).file
     return _report(spec, source, file, replace(found, whole=whole), findings)
 
 
 def _check_program_file(spec: ModelSpec, program: SavedProgram, step: "Step") -> Report:
     """A program file is read each time: that takes no tracing."""
-    file = shown(program.path)
+    file = relative_path(program.path)
     try:
         program.require_readable()
     except ModelSourceError as error:
@@ -161,7 +161,7 @@ def _missing_data(program: SavedProgram) -> Iterator[Finding]:
 
 
 def _report(spec: ModelSpec, source: ModelSource, file: str, found: Examination, findings: Iterable[Finding]) -> Report:
-    fits = tuple(fit(found, target, spec.tp) for target in spec.targets())
+    fits = tuple(fit_target(found, target, spec.tp) for target in spec.targets())
     merged = merge([*findings, *verdicts(fits, spec.tp)])
     task = source.task if isinstance(source, PretrainedModel) else ""
     return Report(source.id, task, found.programs, found.whole, fits, merged, file)

@@ -17,7 +17,7 @@ from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.passes.legalise import ConstantTooLarge
 from nxpipe.emulator.passes.shard import divide
 from nxpipe.pipeline.check.graph_rules import group_layers, limits, lookups_outside, nodes_with_counts, risks
-from nxpipe.pipeline.check.model_files import Checkpoint, compare
+from nxpipe.pipeline.check.model_files import Checkpoint, compare_checkpoint
 from nxpipe.pipeline.check.report import Examination, Program
 from nxpipe.pipeline.compile.findings import (
     FAULT,
@@ -61,7 +61,7 @@ def examine(spec: BuildSpec, degrees: tuple[int, ...], checkpoint: Checkpoint | 
         findings += [replace(finding, programs=(shape.name,)) for finding in problems]
     weights = _weights(spec, graphs)
     if checkpoint and weights:
-        findings += compare(checkpoint, weights)
+        findings += compare_checkpoint(checkpoint, weights)
     published = dict(authors_plan(spec, spec.shapes[0])) if graphs and max(degrees) > 1 else {}
     findings += _not_followed(graphs.values(), published)
     taken, refused = _footprints(list(graphs.values()), weights, degrees, published)

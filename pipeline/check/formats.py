@@ -1,4 +1,4 @@
-"""A report for people: the verdict first, then what stops the model, what it takes, and what is worth knowing."""
+"""Formats of a report: text with the verdict first, then errors, memory and notes; and SARIF 2.1.0."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from nxpipe.emulator.analysis.memory import Footprint
 from nxpipe.pipeline import VERSION
-from nxpipe.pipeline.check.report import Fit, Report, Row
+from nxpipe.pipeline.check.report import Report, Row, TargetFit
 from nxpipe.pipeline.compile.findings import RULES, Finding, Rule, Severity
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.pipeline.util.console import table
@@ -32,13 +32,13 @@ def as_text(report: Report) -> str:
 def verdict(report: Report) -> str:
     """One sentence: does it lower, does it fit, and where."""
     if report.exit_code is exit_codes.OK:
-        colour, said = "green", f"lowers, {_where(report)}"
+        colour, verdict = "green", f"lowers, {_where(report)}"
     elif report.exit_code is exit_codes.DOES_NOT_FIT:
         on = f" {report.fits[0].target}" if len(report.fits) == 1 else " any instance"
-        colour, said = "red", f"lowers, but does not fit{on}"
+        colour, verdict = "red", f"lowers, but does not fit{on}"
     else:
-        colour, said = "red", "cannot be used" if report.exit_code is exit_codes.MODEL else "does not lower"
-    return f"{style(report.model, bold=True)} {style(said, fg=colour)}{_counts(report)}"
+        colour, verdict = "red", "cannot be used" if report.exit_code is exit_codes.MODEL else "does not lower"
+    return f"{style(report.model, bold=True)} {style(verdict, fg=colour)}{_counts(report)}"
 
 
 def _where(report: Report) -> str:
@@ -54,8 +54,8 @@ def _where(report: Report) -> str:
 
 def _counts(report: Report) -> str:
     counted = [(len(report.of(severity)), severity) for severity in Severity]
-    said = [f"{number} {severity}{'s' if number > 1 else ''}" for number, severity in counted if number]
-    return f": {', '.join(said)}" if said else ""
+    counts = [f"{number} {severity}{'s' if number > 1 else ''}" for number, severity in counted if number]
+    return f": {', '.join(counts)}" if counts else ""
 
 
 def _programs(report: Report) -> Iterator[str]:
@@ -83,11 +83,11 @@ def _memory(report: Report) -> Iterator[str]:
         yield "\n".join(reasons)
 
 
-def _degree(row: Row, fit: Fit) -> Sequence[str]:
+def _degree(row: Row, fit: TargetFit) -> Sequence[str]:
     if row.footprint is None:
         return (str(row.degree), *["-"] * 7, "cannot be had")
     mark = style("fits", fg="green") if row.fits else style("does not fit", fg="red")
-    chosen = "" if row.degree != fit.chosen else "  <- smallest" if row == _smallest(fit) else "  <- asked for"
+    chosen = "" if row.degree != fit.chosen else "  <- smallest" if row == _smallest(fit) else "  <- requested"
     totals = (_size(fit.code), _size(row.need), f"{row.need / fit.capacity:.0%}")
     padded = f", {row.footprint.padding.work:.0%} of work is for padding" if row.footprint.padding else ""
     return (*_parts(row.degree, row.footprint), *totals, mark + padded + chosen)
@@ -98,11 +98,11 @@ def _parts(degree: int, one: Footprint) -> Sequence[str]:
     return (str(degree), *map(_size, sizes))
 
 
-def _smallest(fit: Fit) -> Row | None:
+def _smallest(fit: TargetFit) -> Row | None:
     return next((row for row in fit.rows if row.fits), None)
 
 
-def _instances(fits: tuple[Fit, ...]) -> str:
+def _instances(fits: tuple[TargetFit, ...]) -> str:
     """A row an instance, a column a degree: what does not fit is above 100 %."""
     degrees = sorted({row.degree for one in fits for row in one.rows})
     rows = []
@@ -114,7 +114,7 @@ def _instances(fits: tuple[Fit, ...]) -> str:
     return _aligned(header, rows, right=(1, 2, *range(4, len(header))))
 
 
-def _share(row: Row | None, fit: Fit) -> str:
+def _share(row: Row | None, fit: TargetFit) -> str:
     if row is None or row.footprint is None:
         return "-"
     share = f"{row.need / fit.capacity:.0%}"
@@ -125,7 +125,7 @@ def _finding(finding: Finding) -> str:
     head = style(f"{finding.severity} {finding.rule.id}", fg=_COLOURS[finding.severity], bold=True)
     times = f" ({finding.count} times)" if finding.count > 1 else ""
     lines = [f"{head} {finding.rule.name}: {finding.message}{times}"]
-    lines += [f"  way out: {finding.advice}"] if finding.advice else []
+    lines += [f"  remedy: {finding.advice}"] if finding.advice else []
     where = "  ".join(part for part in (finding.place, finding.module) if part)
     lines += [f"  at {where}"] if where else []
     lines += [f"  in {', '.join(finding.programs)}"] if finding.programs else []
@@ -169,7 +169,7 @@ def _rule(rule: Rule) -> dict[str, object]:
         "name": rule.name,
         "shortDescription": {"text": rule.meaning},
         "fullDescription": {"text": rule.meaning},
-        "help": {"text": f"{rule.meaning} Each result names the place and the way out; see nxpipe check --help."},
+        "help": {"text": f"{rule.meaning} Each result names the place and the remedy; see nxpipe check --help."},
         "defaultConfiguration": {"level": str(rule.severity)},
     }
 
@@ -180,7 +180,7 @@ def _result(report: Report, finding: Finding, about: str) -> dict[str, object]:
     location: dict[str, object] = {"physicalLocation": place}
     if finding.module:
         location["logicalLocations"] = [{"fullyQualifiedName": finding.module, "kind": "module"}]
-    advice = f" Way out: {finding.advice}." if finding.advice else ""
+    advice = f" Remedy: {finding.advice}." if finding.advice else ""
     return {
         "ruleId": finding.rule.id,
         "ruleIndex": _ORDER[finding.rule.id],
@@ -193,7 +193,7 @@ def _result(report: Report, finding: Finding, about: str) -> dict[str, object]:
 
 
 def _place(report: Report, finding: Finding, about: str) -> tuple[str, int, str]:
-    """A file of the repository, a line of it, and in words the place that is none of its files."""
+    """A file of the repository with a line, or the name of a place outside of it."""
     if _in_repository(finding.file):
         return finding.file, finding.line or 1, ""
     shown = report.file if _in_repository(report.file) else about

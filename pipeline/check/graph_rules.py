@@ -231,7 +231,7 @@ def _outside(graph: Graph, ranges: Mapping[Value, Range]) -> Iterator[Finding]:
                 beyond = max(found.high - size + 1, lowest - found.low)
                 yield Finding.at(
                     POSITIONS,
-                    f"a table of {size} rows is asked for row {worst}",
+                    f"row {worst} is read from a table of {size} rows",
                     f"pass --buckets shorter by {beyond}, or give the table more rows",
                     node.origin,
                     times,

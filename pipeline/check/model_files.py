@@ -1,4 +1,7 @@
-"""What a configuration says before any model is built from it, and the line of config.json that says it."""
+"""Files of a model, checked before it is built: its configuration, with lines of config.json, and its checkpoint.
+
+Of a checkpoint only the headers are read: they show that all tensors are there, and are of this model.
+"""
 
 import hashlib
 import os
@@ -43,30 +46,32 @@ _MOST_OVERSIZED = 20
 
 
 def unusable_source(model_id: str, error: ModelSourceError) -> Finding:
-    """A model that cannot be had: in its config.json where there is one, at the line that is no JSON."""
+    """A model that cannot be read, with the line of its config.json that is not JSON, if that is the reason."""
     path = expanded(model_id) / "config.json"
     line = getattr(error.__cause__, "lineno", None)
     named = str(path) in str(error)
-    return Finding(SOURCE, str(error), file=shown(path) if named else "", line=line)
+    return Finding(SOURCE, str(error), file=relative_path(path) if named else "", line=line)
 
 
-def review(source: PretrainedModel) -> Iterator[Finding]:
-    """Everything in the configuration that can be judged alone."""
+def review_config(source: PretrainedModel) -> Iterator[Finding]:
+    """The findings of the configuration alone."""
     for key in _SIZES:
         value = source.config.get(key)
         if isinstance(value, bool | str | float) or (isinstance(value, int) and value < 1):
-            yield in_config(
+            yield located_in_config(
                 source,
                 Finding(CONFIGURATION, f"{key} is {value!r}", "it must be a whole number of at least 1"),
                 key,
             )
     for beyond in islice(oversized(source.config), _MOST_OVERSIZED):
-        yield in_config(source, Finding(CONFIGURATION, str(beyond), "correct the configuration"), beyond.key)
+        yield located_in_config(source, Finding(CONFIGURATION, str(beyond), "correct the configuration"), beyond.key)
     for key, name in fetched(source.config):
         what = f"{key} names another model, {name[:80]!r}, which is never fetched"
-        yield in_config(source, Finding(CONFIGURATION, what, "write its own configuration as backbone_config"), key)
+        yield located_in_config(
+            source, Finding(CONFIGURATION, what, "write its own configuration as backbone_config"), key
+        )
     if quantised(source.config):
-        yield in_config(
+        yield located_in_config(
             source,
             Finding(
                 QUANTISED,
@@ -76,7 +81,7 @@ def review(source: PretrainedModel) -> Iterator[Finding]:
             "quantization_config",
         )
     if source.config.get("auto_map"):
-        yield in_config(
+        yield located_in_config(
             source,
             Finding(
                 CUSTOM_CODE,
@@ -88,15 +93,15 @@ def review(source: PretrainedModel) -> Iterator[Finding]:
 
 
 def too_long(source: PretrainedModel, shapes: tuple[Shape, ...]) -> Iterator[Finding]:
-    """Buckets beyond the model's positions: a lookup there would read whatever lies behind the table."""
+    """Buckets beyond the model's positions: a lookup there would read past the end of the table."""
     longest = longest_sequence(source)
     for shape in shapes:
         if longest is not None and shape.sequence > longest:
-            yield in_config(
+            yield located_in_config(
                 source,
                 Finding(
                     POSITIONS,
-                    f"{shape.name} needs {shape.sequence} positions, and the model knows {longest}",
+                    f"{shape.name} needs {shape.sequence} positions, and the model has {longest}",
                     f"pass --buckets of at most {longest}",
                     programs=(shape.name,),
                 ),
@@ -105,15 +110,15 @@ def too_long(source: PretrainedModel, shapes: tuple[Shape, ...]) -> Iterator[Fin
             )
 
 
-def blamed(source: PretrainedModel, finding: Finding) -> Finding:
-    """A refusal without a line of code belongs to the setting of config.json that its message speaks of."""
+def located_by_message(source: PretrainedModel, finding: Finding) -> Finding:
+    """Place a finding without a line of code at the setting of config.json that its message names."""
     if finding.file or finding.rule is not NOT_CAPTURED:
         return finding
     spelled = finding.message.replace(" ", "_")
     keys = [key for key in source.config if re.search(rf"(?<![A-Za-z]){re.escape(key)}(?![A-Za-z])", spelled)]
     known = {source.config.get("model_type"), *_architectures(source)}
     values = [word for word in re.findall(r"\w+", finding.message) if word not in known]
-    return in_config(source, finding, *keys, *values)
+    return located_in_config(source, finding, *keys, *values)
 
 
 def _architectures(source: PretrainedModel) -> list[str]:
@@ -121,22 +126,22 @@ def _architectures(source: PretrainedModel) -> list[str]:
     return [str(name) for name in named] if isinstance(named, list) else []
 
 
-def in_config(source: PretrainedModel, finding: Finding, *words: str) -> Finding:
-    """The finding, placed where the model's config.json has the first of these words, when the model is a folder."""
+def located_in_config(source: PretrainedModel, finding: Finding, *keys: str) -> Finding:
+    """Place a finding at the line of config.json that has the first of these keys, if the model is a folder."""
     path = source.folder / "config.json" if source.folder else None
     if path is None or not path.is_file():
         return finding
-    return replace(finding, file=shown(path), line=_line_of(path, words))
+    return replace(finding, file=relative_path(path), line=_line_of(path, keys))
 
 
-def _line_of(path: Path, words: Sequence[str]) -> int | None:
+def _line_of(path: Path, keys: Sequence[str]) -> int | None:
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    found = (number for word in words for number, line in enumerate(lines, start=1) if f'"{word}"' in line)
+    found = (number for key in keys for number, line in enumerate(lines, start=1) if f'"{key}"' in line)
     return next(found, None)
 
 
-def shown(path: Path) -> str:
-    """Relative to where the command runs, as an annotation in a pull request needs it."""
+def relative_path(path: Path) -> str:
+    """The path from the working directory, as annotations of a pull request need it."""
     return Path(os.path.relpath(path)).as_posix()
 
 
@@ -148,11 +153,11 @@ class Checkpoint:
     """The weight files of a folder, by their headers."""
 
     folder: Path
-    identity: tuple[tuple[str, str], ...]  # file name and SHA-256 of its header: what a cached verdict hangs on
+    identity: tuple[tuple[str, str], ...]  # file name and SHA-256 of its header: a part of the cache key
 
 
 def examine_files(folder: Path | None) -> tuple[Checkpoint | None, list[Finding]]:
-    """The checkpoint of a folder if it is whole. A folder with a configuration alone is no fault."""
+    """The checkpoint of a folder, if it is complete. A folder with a configuration alone has no finding."""
     if folder is None:
         return None, []
     if not any(folder.glob("*.safetensors*")):
@@ -168,14 +173,14 @@ def examine_files(folder: Path | None) -> tuple[Checkpoint | None, list[Finding]
             digests.append((path.name, hashlib.sha256(_header(path)).hexdigest()))
         except OSError as error:
             reason = f"{path.name}: cannot be read ({error.strerror or error})"
-            findings.append(Finding(WEIGHTS, reason, "mend its permissions, or fetch it again", file=path.name))
+            findings.append(Finding(WEIGHTS, reason, "correct its permissions, or fetch it again", file=path.name))
         except ModelSourceError as error:
             findings.append(Finding(WEIGHTS, str(error), "fetch or save the file again", file=path.name))
     return (None if findings else Checkpoint(folder, tuple(digests))), findings
 
 
-def compare(checkpoint: Checkpoint, wanted: Mapping[str, "TensorType"]) -> Iterator[Finding]:
-    """The tensors that the model asks for and the checkpoint does not have so: one finding, the first as example."""
+def compare_checkpoint(checkpoint: Checkpoint, wanted: Mapping[str, "TensorType"]) -> Iterator[Finding]:
+    """The tensors that the checkpoint lacks or has in another shape: one finding, with the first as example."""
     weights = SafetensorsWeights(checkpoint.folder)
     failures = []
     for name, kind in wanted.items():
@@ -198,12 +203,12 @@ def _pickled(name: str) -> Finding:
 
 
 def _header(path: Path) -> bytes:
-    """The header of a safetensors file, once it is certain that every tensor it promises is there."""
+    """The header of a safetensors file; ModelSourceError unless the file has all the bytes that it declares."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, _LARGEST_HEADER):
-            raise ModelSourceError(f"{path.name}: {size:,} bytes, too short for the header that it announces")
+            raise ModelSourceError(f"{path.name}: {size:,} bytes, too short for the header that it declares")
         header = file.read(length)
     try:
         tensors = json_of(header)
@@ -212,5 +217,5 @@ def _header(path: Path) -> bytes:
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise ModelSourceError(f"{path.name}: its header is not that of a safetensors file") from error
     if end != size:
-        raise ModelSourceError(f"{path.name}: {size:,} bytes, where its header promises {end:,}")
+        raise ModelSourceError(f"{path.name}: {size:,} bytes, and its header declares {end:,}")
     return header

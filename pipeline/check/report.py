@@ -1,4 +1,4 @@
-"""What a check found out: the programs that lower, what they take, where they fit, and every finding."""
+"""Report of a check: compiled programs, footprints, the targets and degrees at which they fit, and all findings."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -32,14 +32,14 @@ class Program:
 
 @dataclass(frozen=True)
 class Examination:
-    """What follows from the model, its shapes and the options alone, on whatever machine and for whatever instance."""
+    """The results that depend on the model, its shapes and the options alone: on any machine, for any instance."""
 
     programs: tuple[Program, ...]
     findings: tuple[Finding, ...]
     footprints: tuple[Footprint, ...]
     refused: Mapping[int, str]  # tensor-parallel degrees that the model cannot have, and why
     whole: bool  # whether the footprints cover all programs, and not the weights alone
-    of_this_machine: bool = False  # whether a finding hangs on what is installed here; such an answer is never kept
+    of_this_machine: bool = False  # a finding depends on this machine; such an examination is not cached
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -72,7 +72,7 @@ def finding_from_json(data: Mapping[str, Any]) -> Finding:
 
 @dataclass(frozen=True)
 class Row:
-    """One tensor-parallel degree on one instance; `reason` says why it is none, where it is none."""
+    """One tensor-parallel degree on one instance; `reason`: why the degree is not possible."""
 
     degree: int
     footprint: Footprint | None
@@ -82,7 +82,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Fit:
+class TargetFit:
     """One instance: what a core holds, what each degree needs, and the degree that the verdict is about."""
 
     target: str
@@ -90,7 +90,7 @@ class Fit:
     capacity: int
     code: int
     rows: tuple[Row, ...]
-    chosen: int | None  # the degree asked for if it fits, else the smallest that does when none was asked for
+    chosen: int | None  # the requested degree if it fits; without a request, the smallest that fits
 
     def row(self, degree: int | None) -> Row | None:
         return next((row for row in self.rows if row.degree == degree), None)
@@ -104,7 +104,7 @@ class Report:
     task: str
     programs: tuple[Program, ...]
     whole: bool
-    fits: tuple[Fit, ...]
+    fits: tuple[TargetFit, ...]
     findings: tuple[Finding, ...]
     file: str = ""  # where findings belong that have no line of code; of a model in a folder, its config.json
 
@@ -131,18 +131,18 @@ class Report:
 _GIB = 1 << 30
 
 
-def fit(found: Examination, target: Instance, asked: int | None) -> Fit:
-    """The table of one instance. A degree that was asked for has a row even where the instance has no such degree."""
-    room, code = capacity(target), code_bytes(target)
+def fit_target(found: Examination, target: Instance, requested: int | None) -> TargetFit:
+    """The table of one instance. A requested degree has a row even if the instance does not offer it."""
+    memory, code = capacity(target), code_bytes(target)
     offered = target.degrees
-    listed = sorted({*offered, asked} if asked else offered)
-    rows = tuple(_row(found, target, degree, offered, room) for degree in listed) if found.footprints else ()
+    listed = sorted({*offered, requested} if requested else offered)
+    rows = tuple(_row(found, target, degree, offered, memory) for degree in listed) if found.footprints else ()
     fitting = [row.degree for row in rows if row.fits]
-    chosen = (asked if asked in fitting else None) if asked else min(fitting, default=None)
-    return Fit(target.name, target.logical_cores, room, code, rows, chosen)
+    chosen = (requested if requested in fitting else None) if requested else min(fitting, default=None)
+    return TargetFit(target.name, target.logical_cores, memory, code, rows, chosen)
 
 
-def _row(found: Examination, target: Instance, degree: int, offered: tuple[int, ...], room: int) -> Row:
+def _row(found: Examination, target: Instance, degree: int, offered: tuple[int, ...], memory: int) -> Row:
     footprint = next((one for one in found.footprints if one.degree == degree), None)
     if degree not in offered:
         reason = f"{target.name} offers degrees {', '.join(map(str, offered))}"
@@ -150,44 +150,44 @@ def _row(found: Examination, target: Instance, degree: int, offered: tuple[int, 
     if footprint is None:
         return Row(degree, None, 0, fits=False, reason=found.refused.get(degree, "not examined"))
     need = footprint.on(target)
-    return Row(degree, footprint, need, fits=need <= room)
+    return Row(degree, footprint, need, fits=need <= memory)
 
 
-def verdicts(fits: tuple[Fit, ...], asked: int | None) -> Iterator[Finding]:
+def verdicts(fits: tuple[TargetFit, ...], requested: int | None) -> Iterator[Finding]:
     """One instance must hold the model; of several, one is enough."""
     if not any(one.rows for one in fits):
         return
     fitting = [one for one in fits if one.chosen is not None]
     if not fitting:
-        yield _refusal(fits, asked)
+        yield _refusal(fits, requested)
     if len(fits) == 1 and fitting:
         row = fits[0].row(fits[0].chosen)
         if row and row.need > 0.9 * fits[0].capacity:
             yield Finding(
                 TIGHT,
                 f"tp {row.degree} takes {row.need / _GIB:.1f} of the {fits[0].capacity / _GIB:.1f} GiB of each core",
-                "leave room for the runtime's buffers: a higher --tp, a smaller bucket or batch",
+                "leave memory for the runtime's buffers: use a higher --tp, a smaller bucket or batch",
             )
         if row and row.footprint and row.footprint.padding:
             yield _padded(row.footprint, fits[0])
 
 
-def _padded(footprint: Footprint, fit: Fit) -> Finding:
+def _padded(footprint: Footprint, fit: TargetFit) -> Finding:
     rows = (row for row in fit.rows if row.fits and row.footprint and not row.footprint.padding)
     without = ", ".join(str(row.degree) for row in rows)
     advice = f"degrees that fit without padding: {without}" if without else "no degree that fits goes without padding"
     return Finding(PADDED, f"tp {footprint.degree} pads with zeros, which is {footprint.padding}", advice)
 
 
-def _refusal(fits: tuple[Fit, ...], asked: int | None) -> Finding:
+def _refusal(fits: tuple[TargetFit, ...], requested: int | None) -> Finding:
     if len(fits) > 1:
         return Finding(DOES_NOT_FIT, "no instance of the catalogue holds the model", "use a smaller bucket or batch")
     one = fits[0]
-    row = one.row(asked)
+    row = one.row(requested)
     possible = [row.degree for row in one.rows if row.fits]
     advice = f"the smallest degree that fits is --tp {possible[0]}" if possible else "see --target all"
     if row is not None and row.reason:
-        return Finding(DEGREE, f"tp {asked} cannot be had: {row.reason}", advice)
+        return Finding(DEGREE, f"tp {requested} is not possible: {row.reason}", advice)
     counted = [row for row in one.rows if row.footprint]
     if not counted:
         return Finding(DEGREE, f"no degree of {one.target} suits the model: {one.rows[0].reason}", advice)

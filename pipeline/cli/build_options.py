@@ -1,4 +1,4 @@
-"""The options of `nxpipe build` that say how, not what."""
+"""Options of `nxpipe build` that control its execution; those that specify the model are in model_options.py."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, get_args
@@ -11,16 +11,14 @@ from nxpipe.pipeline.config.sections import Backend, Build
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 EXECUTORS = ("local", "ray", "batch")
 
-# By whom, and how far: a release says so, too.
+# A release has these too.
 _MEANS = (
-    click.option(
-        "--keep-going", is_flag=True, help="After a failure, build all else that can be; the exit code says it."
-    ),
+    click.option("--keep-going", is_flag=True, help="Go on after a failure; the exit code reports it."),
     click.option(
         "--executor",
         type=click.Choice(EXECUTORS),
-        help="Who compiles: processes of this machine, a Ray cluster, or the build farm on AWS Batch.  [default: what "
-        "nxpipe.toml says, else local]",
+        help="The executor: processes of this machine, a Ray cluster, or the build farm on AWS Batch.  [default: that "
+        "of nxpipe.toml, else local]",
     ),
     click.option(
         "--address", metavar="ADDRESS", help="The Ray cluster, such as HOST:6379.  [default: one on this machine]"
@@ -28,33 +26,31 @@ _MEANS = (
     click.option(
         "--jobs",
         type=click.IntRange(1, 1024),
-        help="How many cells at once.  [default: by the processors and the memory at hand]",
+        help="Number of cells built at once.  [default: by processors and memory]",
     ),
-    click.option(
-        "--timeout", type=Seconds(), help="When one cell is given up.  [default: what nxpipe.toml says, else 2h]"
-    ),
-    click.option("--memory-limit", type=Bytes(), help="How much memory one cell may take.  [default: no limit]"),
+    click.option("--timeout", type=Seconds(), help="Time limit of one cell.  [default: that of nxpipe.toml, else 2h]"),
+    click.option("--memory-limit", type=Bytes(), help="Memory limit of one cell.  [default: none]"),
     click.option(
         "--retries",
         type=click.IntRange(0, 100),
         default=2,
         show_default=True,
-        help="How often a cell is tried again after what may pass: a full disk, a network, a worker that was killed.",
+        help="Retries of a cell after a retryable failure: a full disk, a network error, a killed worker.",
     ),
 )
 _OPTIONS = (
-    click.option("--dry-run", is_flag=True, help="Say what would be done, why and for about how long; do nothing."),
+    click.option("--dry-run", is_flag=True, help="Print the plan with reasons and estimated times; build nothing."),
     click.option(
         "--force",
         is_flag=True,
-        help="Build even what the store holds, whose bytes must come out equal, or remembers as a failure.",
+        help="Build again what is cached, which must give equal bytes, or failed before.",
     ),
-    click.option("--resume", is_flag=True, help="Say the words of the last build again that was not finished."),
+    click.option("--resume", is_flag=True, help="Repeat the arguments of the last unfinished build."),
     *_MEANS,
     click.option(
         "--backend",
         type=click.Choice(get_args(Backend)),
-        help=f"{Build.model_fields['backend'].description}  [default: what nxpipe.toml says, else emulator]",
+        help=f"{Build.model_fields['backend'].description}  [default: that of nxpipe.toml, else emulator]",
     ),
     click.option("--no-verify", is_flag=True, help="Publish without comparing the emulated output with PyTorch's."),
 )

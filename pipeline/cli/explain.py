@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 @click.option(
     "--backend",
     type=click.Choice(get_args(Backend)),
-    help="Whose compiler the build is for.  [default: what nxpipe.toml says, else emulator]",
+    help="The compiler of the build.  [default: that of nxpipe.toml, else emulator]",
 )
 @click.option("--no-verify", is_flag=True, help="Explain a build that verifies nothing.")
 @click.option("--after", metavar="PASS", help="Print the programs after this pass, or after `capture`, instead.")
-@click.option("--passes", "listed", is_flag=True, help="List the passes, in their order, and look at no model.")
+@click.option("--passes", "listed", is_flag=True, help="List the passes in their order, without a model.")
 @axis_option
 @store_option
 @config_option
@@ -65,17 +65,16 @@ def explain(
     count: int,
     after: str | None,
     listed: bool,
-    **said: Any,
+    **options: Any,
 ) -> None:
-    """Say why a build is answered by the store or not, field by field.
+    """Explain a cache hit or miss of a build, field by field.
 
     MODEL is the name of a model in nxpipe.toml; without it and --model-id, all of them are explained, each as
-    `nxpipe build` would ask for it. For what is not in the store, the artifact and the program are shown that were
-    asked for in the words most like these, with every field that differs. MODEL may be an artifact of the store too
-    (MODEL@KEY, or a key), which is then compared with the others.
+    `nxpipe build` would build it. For a cache miss, the nearest artifact and program are shown, with every field that
+    differs. MODEL may also be an artifact of the store (MODEL@KEY, or a key), which is compared with the others.
 
     With --after it prints the programs as they are after one of the compiler's passes. A pass that runs a second time
-    is listed with its turn: fold_constants, fold_constants:2. At --tp above 1 the program is that of every rank.
+    is listed with its number: fold_constants, fold_constants:2. At --tp above 1 it is the program of every rank.
 
     \b
     Example:
@@ -87,16 +86,16 @@ def explain(
     if listed:
         _list_passes(ctx.obj)
         return
-    check_model_options(ctx, said["model_id"], said)
-    if model is not None and (said["model_id"] or said["names"]):
-        raise click.UsageError("MODEL, --model-id and --only each say what to explain; pass one of them", ctx)
-    wanted = _Wanted(model, said, config_path)
+    check_model_options(ctx, options["model_id"], options)
+    if model is not None and (options["model_id"] or options["names"]):
+        raise click.UsageError("MODEL, --model-id and --only each select what to explain; pass one of them", ctx)
+    query = _Query(model, options, config_path)
     if after is not None:
-        _print_programs(ctx.obj, wanted.asked(), after)
+        _print_programs(ctx.obj, query.specs(), after)
         return
     with no_collection():
         opened = open_the_store(store, config_path, ctx.obj)
-        answers = list(wanted.answers(opened, count, ctx.obj.detail))
+        answers = list(query.answers(opened, count, ctx.obj.detail))
     if ctx.obj.json:
         ctx.obj.data([_as_json(answer) for answer in answers])
     else:
@@ -104,32 +103,32 @@ def explain(
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """What is to be explained: builds, or an artifact that the store holds."""
+class _Query:
+    """The builds to explain, or an artifact of the store."""
 
     model: str | None
-    said: Mapping[str, Any]
+    options: Mapping[str, Any]
     config_path: Path
 
     @cached_property
     def config(self) -> "Config":
-        missing_ok = self.said["model_id"] is not None or self.model is not None
+        missing_ok = self.options["model_id"] is not None or self.model is not None
         return load_config(self.config_path, os.environ, missing_ok=missing_ok)
 
     @property
     def is_stored(self) -> bool:
-        """What can only be an artifact needs no configuration, which may be broken."""
+        """The name can only be an artifact's; then the configuration is not read, and may be broken."""
         from nxpipe.pipeline.cli.named import is_artifact
 
         if self.model is None:
             return False
         return is_artifact(self.model) or self.model not in [model.name for model in self.config.models]
 
-    def asked(self) -> "tuple[ModelSpec, ...]":
+    def specs(self) -> "tuple[ModelSpec, ...]":
         from nxpipe.pipeline.build.matrix import specs_of_options
 
-        names = (self.model,) if self.model else self.said["names"]
-        return specs_of_options(self.said, self.config, names, self.config_path.parent)
+        names = (self.model,) if self.model else self.options["names"]
+        return specs_of_options(self.options, self.config, names, self.config_path.parent)
 
     def answers(self, store: "Store", count: int, report: "Report") -> "Iterator[Answer]":
         from nxpipe.pipeline.build.explaining import of_artifact, of_request
@@ -142,7 +141,7 @@ class _Wanted:
             yield of_artifact(store.resolve(str(self.model)), store, count, report)
             return
         timings = Timings.kept_in(state_folder(self.config_path))
-        for one in make_plan(self.asked(), store, Thresholds.of(self.config), timings).artifacts:
+        for one in make_plan(self.specs(), store, Thresholds.of(self.config), timings).artifacts:
             yield of_request(BuildSpec.of(one.asked), one, store, count, report)
 
 
@@ -180,7 +179,7 @@ def _reason(program: "ProgramAnswer") -> str:
     if near is None:
         return cell.why
     stored = f"{near.shape.name} of {near.artifact.published.name}"
-    return f"the nearest is {stored}" if near.differences else f"the same as {stored}, whose part is no longer kept"
+    return f"the nearest is {stored}" if near.differences else f"the same as {stored}, whose step result was collected"
 
 
 def _as_json(answer: "Answer") -> dict[str, object]:

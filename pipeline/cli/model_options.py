@@ -15,7 +15,7 @@ from nxpipe.pipeline.config.models import Autocast, AutocastType, Task
 from nxpipe.pipeline.models.program_file import SavedProgram, UnknownAxis, is_saved
 from nxpipe.pipeline.models.spec import ModelSpec, configured_models, spec_options
 from nxpipe.pipeline.util.folders import expanded
-from nxpipe.pipeline.verify.execution import HOSTILE, Execution, Mode
+from nxpipe.pipeline.verify.execution import HOSTILE, ExecutionOptions, Mode
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _LARGEST_AXIS: Final = 2**31 - 1  # the hardware counts elements in 32 bits
@@ -175,10 +175,10 @@ def execution_options(command: _Function) -> _Function:
     return mode(order(command))
 
 
-def execution_of(mode: Mode, order: str | None) -> Execution:
+def execution_of(mode: Mode, order: str | None) -> ExecutionOptions:
     if order is not None and mode != "isa":
         raise click.UsageError("--engine-order applies to emulated cores; pass --mode isa too")
-    return Execution(mode, order or HOSTILE)
+    return ExecutionOptions(mode, order or HOSTILE)
 
 
 def check_model_options(ctx: click.Context, model_id: str | None, options: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from nxpipe.pipeline.util.console import Console, table
 from nxpipe.pipeline.util.documents import DocumentInvalid, MiB, read_file
 from nxpipe.pipeline.util.errors import WouldOverwrite
 from nxpipe.pipeline.util.escape import for_terminal
-from nxpipe.pipeline.verify.execution import Execution, Mode, sentence
+from nxpipe.pipeline.verify.execution import ExecutionOptions, Mode, statistics_sentence
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,11 +81,11 @@ def run(
     engine_order: str | None,
     **options: Any,
 ) -> None:
-    """Run a model's programs on the emulator, and show what they answer.
+    """Run a model's programs on the emulator, and show their outputs.
 
     Without --input or --text, an artifact reads its stored inputs, and a model random ones from a fixed seed. With
-    --mode isa, the program for the target's cores is carried out instruction by instruction, and what that took is
-    counted: instructions by engine, bytes by memory.
+    --mode isa, the program for the target's cores runs instruction by instruction, and its work is counted:
+    instructions by engine, bytes by memory.
 
     \b
     Example:
@@ -130,8 +130,8 @@ def _runs(
     artifact: str | None,
     store: str | None,
     config_path: Path,
-    fed: "RunInputs",
-    execution: Execution,
+    given: "RunInputs",
+    execution: ExecutionOptions,
     options: dict[str, Any],
 ) -> Iterator["RunResult"]:
     from nxpipe.pipeline.cli.store_url import open_the_store
@@ -141,11 +141,11 @@ def _runs(
     console, model_id = ctx.obj, ctx.params["model_id"]
     if artifact is not None:
         opened = open_the_store(store, config_path, console)
-        yield from run_artifact(opened.resolve(artifact), opened, fed, execution, console.step)
+        yield from run_artifact(opened.resolve(artifact), opened, given, execution, console.step)
         return
     config = load_config(config_path, os.environ, missing_ok=model_id is not None)
     for spec in model_specs(model_id, options, config, ctx.params["names"], config_path.parent):
-        yield from run_model(BuildSpec.of(spec), fed, execution, console.step)
+        yield from run_model(BuildSpec.of(spec), given, execution, console.step)
 
 
 def _as_text(ran: "RunResult", mode: Mode) -> str:
@@ -161,7 +161,7 @@ def _as_text(ran: "RunResult", mode: Mode) -> str:
             parts.append(f"  {for_terminal(name)}, row {number}: the likeliest are {entries}")
     if ran.work:
         engines = [(engine, f"{count:,}") for engine, count in sorted(ran.work.engines.items())]
-        parts += [f"  {sentence(ran.work)}", _indented(table(("engine", "instructions"), engines))]
+        parts += [f"  {statistics_sentence(ran.work)}", _indented(table(("engine", "instructions"), engines))]
     return "\n".join(parts)
 
 

@@ -24,12 +24,12 @@ from nxpipe.pipeline.config.models import Autocast
 from nxpipe.pipeline.util.console import Console, table
 from nxpipe.pipeline.util.errors import VerificationFailed
 from nxpipe.pipeline.util.escape import for_terminal
-from nxpipe.pipeline.verify.execution import Execution, sentence
+from nxpipe.pipeline.verify.execution import ExecutionOptions, statistics_sentence
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.models.spec import ModelSpec
     from nxpipe.pipeline.models.thresholds import Deviation, Thresholds
-    from nxpipe.pipeline.verify.comparison import Comparison, Run, VerifyOptions
+    from nxpipe.pipeline.verify.comparison import Comparison, VariantResult, VerifyOptions
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class _ModelComparison:
     autocast_type: str | None  # None: of an artifact, which was compiled before
     comparison: "Comparison"
 
-    def variant_name(self, run: "Run") -> str:
+    def variant_name(self, run: "VariantResult") -> str:
         if run.variant in ("matmult", "all"):
             return f"emulated, {run.variant} {self.autocast_type}"
         return f"emulated, {run.variant}" if run in self.comparison.emulated else run.variant
@@ -158,7 +158,7 @@ def _report(
 
 
 def _compare_artifact(
-    name: str, store: str | None, config_path: Path, execution: Execution, console: Console
+    name: str, store: str | None, config_path: Path, execution: ExecutionOptions, console: Console
 ) -> Iterator[_ModelComparison]:
     from nxpipe.pipeline.cli.store_url import open_the_store
     from nxpipe.pipeline.verify.replay import compare_artifact
@@ -200,7 +200,7 @@ def _as_text(result: _ModelComparison, options: "VerifyOptions", allowed: "Thres
         for_terminal(headline),
         _indented(_figures([(result.variant_name(run), found) for run in runs for found in _worst(run.outputs)])),
     ]
-    parts += [f"  {result.variant_name(run)}: {sentence(run.work)}" for run in runs if run.work]
+    parts += [f"  {result.variant_name(run)}: {statistics_sentence(run.work)}" for run in runs if run.work]
     if any(run.layers for run in runs):
         parts += ["  Layer by layer, largest relative error:", _indented(_growth(result, runs))]
         parts += [f"  {result.variant_name(run)}: {_verdict(run, allowed)}" for run in runs]
@@ -219,7 +219,7 @@ def _worst(outputs: Sequence["Deviation"]) -> Iterator["Deviation"]:
         yield worst if len(alike) == 1 else replace(worst, output=f"{kind}, the worst of {len(alike)}")
 
 
-def _growth(result: _ModelComparison, runs: Sequence["Run"]) -> str:
+def _growth(result: _ModelComparison, runs: Sequence["VariantResult"]) -> str:
     """A row a layer, a column a way."""
     found = [{layer.output: f"{layer.max_relative:.3g}" for layer in run.layers} for run in runs]
     names = dict.fromkeys(name for column in found for name in column)
@@ -227,7 +227,7 @@ def _growth(result: _ModelComparison, runs: Sequence["Run"]) -> str:
     return table(("layer", *(result.variant_name(run) for run in runs)), rows)
 
 
-def _verdict(run: "Run", allowed: "Thresholds") -> str:
+def _verdict(run: "VariantResult", allowed: "Thresholds") -> str:
     first = run.first_divergent(allowed)
     return f"{for_terminal(first)} is the first layer beyond [verify]" if first else "no layer is beyond [verify]"
 
@@ -262,7 +262,7 @@ def _as_json(result: _ModelComparison, options: "VerifyOptions", allowed: "Thres
     }
 
 
-def _run_json(run: "Run", allowed: "Thresholds") -> dict[str, object]:
+def _run_json(run: "VariantResult", allowed: "Thresholds") -> dict[str, object]:
     document: dict[str, object] = {"outputs": [asdict(found) for found in run.outputs]}
     if run.layers:
         document["layers"] = [asdict(found) for found in run.layers]

@@ -1,4 +1,4 @@
-"""What stands in a model's way: findings, each under a rule that has an id, a severity and an exit code."""
+"""Findings about a model: each has a rule, with an id, a severity and an exit code. Ids NXC-nnn never change."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Severity(StrEnum):
-    """An error stops a build; a warning can spoil its answers or its run; a note is worth knowing."""
+    """An error stops a build; a warning can affect its outputs or its run; a note informs."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -20,7 +20,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Rule:
-    """One kind of finding. Ids are for ever: people suppress findings by them."""
+    """One kind of finding. Ids never change: users suppress findings by them."""
 
     id: str
     name: str
@@ -41,7 +41,7 @@ def _note(number: int, name: str, meaning: str) -> Rule:
     return Rule(f"NXC-{number}", name, Severity.NOTE, meaning)
 
 
-SOURCE: Final = _error(101, "model-source", "The model cannot be had or read.", exit_codes.MODEL)
+SOURCE: Final = _error(101, "model-source", "The model is not available, or cannot be read.", exit_codes.MODEL)
 CONFIGURATION: Final = _error(102, "configuration", "A value of config.json cannot describe a model.", exit_codes.MODEL)
 WEIGHTS: Final = _error(103, "weights", "The weight files are damaged or belong to another model.", exit_codes.MODEL)
 CUSTOM_CODE: Final = _warning(
@@ -109,7 +109,7 @@ RULES: Final = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a person has to know, where it stands, and the way out."""
+    """One finding: its rule, message and remedy, and its place in the model's source or files."""
 
     rule: Rule
     message: str
@@ -150,11 +150,11 @@ class Finding:
 
 
 def merge(findings: list[Finding]) -> tuple[Finding, ...]:
-    """What several programs share is said once, naming them all; the worst comes first."""
+    """Merge findings that several programs share, the most severe first."""
     merged: dict[Finding, list[Finding]] = {}
     for finding in findings:
         merged.setdefault(replace(finding, count=1, programs=()), []).append(finding)
-    said = [
+    together = [
         replace(
             same[0],
             count=max(finding.count for finding in same),
@@ -163,7 +163,7 @@ def merge(findings: list[Finding]) -> tuple[Finding, ...]:
         for same in merged.values()
     ]
     order = list(Severity)
-    return tuple(sorted(said, key=lambda finding: (order.index(finding.severity), finding.rule.id)))
+    return tuple(sorted(together, key=lambda finding: (order.index(finding.severity), finding.rule.id)))
 
 
 def source_place(source: str) -> tuple[str, int | None]:

@@ -21,7 +21,7 @@ _LARGEST_INDEX = 128 * MiB  # that of a model of 91,991 tensors has 9 MB
 
 
 class SafetensorsWeights:
-    """A checkpoint, opened when its first tensor is asked for."""
+    """A safetensors checkpoint; a file is opened when a tensor of it is read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -48,7 +48,7 @@ class SafetensorsWeights:
         if tuple(found) != tuple(kind.shape):
             raise ModelSourceError(
                 f"{self._file_of[stored]}: tensor {stored!r} has shape {list(found)}, but the model's "
-                f"configuration asks for {list(kind.shape)}; the weights belong to another configuration"
+                f"configuration needs {list(kind.shape)}; the weights belong to another configuration"
             )
 
     @cached_property

@@ -1,4 +1,8 @@
-"""What a model is for, by the class that its configuration names."""
+"""Model configuration, a config.json: the task that its class names, non-finite floats, and its first layers.
+
+Transformers writes Infinity and NaN, which JSON lacks, as bare words or as `{"__float__": "Infinity"}`. The second is
+JSON and is read back as a number, so cache keys and published files have that.
+"""
 
 import math
 from collections.abc import Mapping
@@ -25,9 +29,9 @@ _BY_SUFFIX = {
     "UNet2DConditionModel": "image-denoising",
     "AutoencoderKL": "image-decoding",
 }
-# Settings of models that listen: to spectrograms, or to samples by convolutions.
-_HEARS = ("num_mel_bins", "input_feat_per_channel", "feat_extract_norm")
-_OF_WHAT_IS_HEARD = {
+# Settings of audio models: of spectrograms, or of convolutions over samples.
+_AUDIO_SETTINGS = ("num_mel_bins", "input_feat_per_channel", "feat_extract_norm")
+_AUDIO_TASKS = {
     "text2text-generation": "automatic-speech-recognition",
     "text-classification": "audio-classification",
 }
@@ -39,15 +43,15 @@ def task_of(config: Mapping[str, object]) -> str:
     named = architectures if isinstance(architectures, list) else [architectures]
     name = str(named[0]) if named else ""
     task = next((task for suffix, task in _BY_SUFFIX.items() if name.endswith(suffix)), _BARE)
-    if name.endswith("ForConditionalGeneration") and _reads_what_it_answers(config):
+    if name.endswith("ForConditionalGeneration") and _generates_from_text(config):
         task = "text2text-generation"
-    return _OF_WHAT_IS_HEARD.get(task, task) if any(setting in config for setting in _HEARS) else task
+    return _AUDIO_TASKS.get(task, task) if any(setting in config for setting in _AUDIO_SETTINGS) else task
 
 
-def _reads_what_it_answers(config: Mapping[str, object]) -> bool:
-    """Whether the condition that a class generates on is a sequence; in models of several parts it is an image."""
-    said = config.get("is_encoder_decoder")
-    return bool(said) if said is not None else not any(key.endswith("_config") for key in config)
+def _generates_from_text(config: Mapping[str, object]) -> bool:
+    """The class generates from a sequence; models of several parts generate from an image."""
+    setting = config.get("is_encoder_decoder")
+    return bool(setting) if setting is not None else not any(key.endswith("_config") for key in config)
 
 
 _TAG: Final = "__float__"
@@ -55,7 +59,7 @@ _SPELLED: Final = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan
 
 
 def decode_floats(value: object) -> object:
-    """A value as read from a file, with the numbers that tags stand for."""
+    """A value as read from a file, with its tagged floats as numbers."""
     if isinstance(value, dict):
         tag = value.get(_TAG) if len(value) == 1 else None
         return (
@@ -67,7 +71,7 @@ def decode_floats(value: object) -> object:
 
 
 def encode_floats(value: object) -> object:
-    """The same value as JSON can hold it."""
+    """The same value as JSON, with non-finite floats as tags."""
     if isinstance(value, float) and not math.isfinite(value):
         return {_TAG: "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"}
     if isinstance(value, dict):
@@ -75,12 +79,12 @@ def encode_floats(value: object) -> object:
     return [encode_floats(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-# How the families of models call their number of layers.
+# The keys of model families for the number of layers.
 _DEPTHS: Final = (
     *("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     *("num_decoder_layers", "encoder_layers", "decoder_layers"),
 )
-# Models in stages say how many layers each stage has.
+# Models in stages have a number of layers for each stage.
 _STAGES: Final = ("depths", "layers_per_block")
 # Lists that describe the convolutions in front of the layers.
 _IN_FRONT: Final = "conv_"
@@ -89,7 +93,7 @@ _IN_FRONT: Final = "conv_"
 def first_layers(config: Mapping[str, object], count: int) -> dict[str, object]:
     """The configuration of the first `count` layers, of each stage where a model has stages.
 
-    What it says of each layer (`layer_types`) is cut with them.
+    Lists with an entry for each layer (`layer_types`) are cut with them.
     """
     depths = {value for key, value in config.items() if key in _DEPTHS and isinstance(value, int)}
     inner = {key: value for key, value in config.items() if key.endswith("_config") and isinstance(value, Mapping)}
@@ -98,7 +102,7 @@ def first_layers(config: Mapping[str, object], count: int) -> dict[str, object]:
     if "attention_types" in config:
         cut["attention_types"] = _first_of_runs(config["attention_types"], count)
     if not depths and not cut:
-        raise ModelSourceError("--slice-layers: the configuration does not say how many layers the model has")
+        raise ModelSourceError("--slice-layers: the configuration has no number of layers")
     sliced = dict(config) | cut
     for key, value in config.items():
         if key in _DEPTHS and isinstance(value, int):
@@ -116,7 +120,7 @@ def _at_most(layers: object, count: int) -> object:
 
 
 def _first_of_runs(runs: object, count: int) -> object:
-    """What GPT-Neo says of its layers: a pattern, and how often it is repeated."""
+    """GPT-Neo's layer types: a pattern, and how often it is repeated."""
     match runs:
         case [[list(pattern), int(times)]]:
             return [[(pattern * times)[:count], 1]]

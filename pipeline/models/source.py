@@ -188,14 +188,14 @@ class PretrainedModel:
 def resolve(
     model_id: str, *, revision: str | None = None, task: str | None = None, files: bool = False
 ) -> PretrainedModel:
-    """Find a model by folder or hub id. `files` asks for its weights too, not only its configuration."""
+    """Find a model by folder or hub id; with `files` its weights and tokenizer too, not only its configuration."""
     if looks_like_folder(model_id):
         folder = expanded(model_id)
         config = _read_config(folder)
         return PretrainedModel(folder.resolve().name, None, config, task or task_of(config), folder)
     if not _HUB_ID.fullmatch(model_id):
         raise ModelSourceError(
-            f"{model_id!r} is neither a folder here nor a hub id; an id reads NAME, OWNER/NAME or "
+            f"{model_id!r} is neither a folder nor a hub id; an id is NAME, OWNER/NAME or "
             "OWNER/NAME/FOLDER, a folder must exist"
         )
     known = None if files or revision else find(model_id)
@@ -267,7 +267,7 @@ def _snapshot(model_id: str, revision: str | None, *, files: bool) -> Path:
             snapshot = Path(
                 snapshot_download(repository, revision=revision, allow_patterns=wanted, local_files_only=offline)
             )
-        except Exception as error:  # the hub's client raises whatever its transport raises
+        except Exception as error:  # the hub's client passes on any error of its transport
             failure = error
             continue
         found = snapshot / folder
@@ -292,7 +292,7 @@ def _unreachable(model_id: str, failure: Exception | None, *, files: bool) -> Mo
         "pass --weights random:0 or a folder with the weights" if files else "pass a folder that holds its config.json"
     )
     return ModelSourceError(
-        f"the {what} of {model_id!r} are neither on this machine nor to be had from the hub{why}; {other}{hint}"
+        f"the {what} of {model_id!r} are neither on this machine nor available from the hub{why}; {other}{hint}"
     )
 
 

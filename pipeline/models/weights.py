@@ -59,7 +59,7 @@ class WeightsSource:
         return self if self.folder is None else replace(self, text=str(root / self.folder))
 
     def open(self, model_folder: Path | None) -> "Weights":
-        """The weights; a ModelSourceError says why there are none. `model_folder` holds the model's own."""
+        """The weights, or a ModelSourceError. `model_folder` has the model's own checkpoint."""
         if self.kind == "random":
             seed = re.fullmatch(r"random:(\d{1,18})", str(self.text))
             if seed is None:
@@ -89,7 +89,7 @@ class NoWeights:
 
 
 class Tensors(Mapping[str, "np.ndarray[Any, Any]"]):
-    """The tensors that a model wants, loaded when asked for and not kept: a 70B model must not fill the memory."""
+    """The tensors of a model, each loaded when it is read and not cached: a 70B model must not fill the memory."""
 
     def __init__(self, source: Weights, kinds: Mapping[str, "TensorType"]) -> None:
         self._source = source

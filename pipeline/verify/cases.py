@@ -20,7 +20,7 @@ from nxpipe.pipeline.verify.comparison import (
     Comparison,
     CompileTapped,
     ReferenceRun,
-    Run,
+    VariantResult,
     VerifyOptions,
     compare_case,
     on_emulator,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.models.weights import Tensors
 
 
-# Inputs of a model with a tokenizer, where no prompts are given: everyday words, numbers, code, names.
+# Inputs of a model with a tokenizer, where no prompts are given: everyday language, numbers, code, names.
 _SAMPLES: Final = (
     "The river rose in the night, and by morning the lower road was under water.",
     "Der Zug nach Basel faehrt heute um 17:42 Uhr von Gleis 9.",
@@ -170,7 +170,7 @@ def read_texts(spec: BuildSpec, batch: int, buckets: tuple[int, int], options: V
     if options.prompts:
         prompts = Prompts.read(options.prompts, spec.source, largest, truncate=options.truncate)
         texts = prompts.batches(batch, sequence)
-        return texts, prompts.words("prompts" if texts else "prompts, so random token ids", sequence)
+        return texts, prompts.description("prompts" if texts else "prompts, so random token ids", sequence)
     if spec.source.folder is None:
         return [], "random token ids: there is no tokenizer beside the model"
     try:
@@ -178,7 +178,7 @@ def read_texts(spec: BuildSpec, batch: int, buckets: tuple[int, int], options: V
     except (ModelSourceError, InputInvalid) as error:
         reason = str(error).removeprefix("--prompts: ").partition(";")[0]
         return [], f"random token ids: {reason}"
-    return samples.batches(batch, sequence), samples.words("sample texts, by the model's own tokenizer", sequence)
+    return samples.batches(batch, sequence), samples.description("sample texts, by the model's own tokenizer", sequence)
 
 
 Decoder: TypeAlias = Callable[[Arrays], Mapping[str, Any]]
@@ -193,7 +193,7 @@ def compare_steps(spec: BuildSpec, options: VerifyOptions, step: Step) -> Iterat
         longest = max(shape.sequence for shape in spec.shapes if shape.batch == batch)
         if options.steps >= longest:
             raise BuildRefused(
-                f"{spec.source.id}: {options.steps} steps leave no room for a prompt in a bucket of {longest}; "
+                f"{spec.source.id}: --steps {options.steps} leaves no tokens for a prompt in a bucket of {longest}; "
                 "pass fewer --steps, or a larger --buckets"
             )
         yield _compared(spec, options, (batch, longest), step)
@@ -208,9 +208,9 @@ def _compared(spec: BuildSpec, options: VerifyOptions, size: tuple[int, int], st
     with step(f"{options.steps} steps in {DEFAULT_REFERENCE}"):
         truth, tokens = _follow(_in_pytorch(spec, pair, tensors, "float32"), prompt, options.steps, None)
 
-    def compared(variant: str, decoders: tuple[Decoder, Decoder]) -> Run:
+    def compared(variant: str, decoders: tuple[Decoder, Decoder]) -> VariantResult:
         found, _ = _follow(decoders, prompt, options.steps, tokens)
-        return Run(variant, tuple(compare(_named(found), _named(truth))))
+        return VariantResult(variant, tuple(compare(_named(found), _named(truth))))
 
     emulated = []
     variants = [compile_variants(each, options) for each in captured]
@@ -259,7 +259,7 @@ def _named(logits: Logits) -> Arrays:
 
 
 def _prompt(spec: BuildSpec, graph: "Graph", options: VerifyOptions, size: tuple[int, int]) -> tuple[Arrays, str]:
-    """A batch of prompts that leaves room for the new tokens, padded to the bucket, beside an empty cache."""
+    """A batch of prompts and an empty KV cache; the new tokens fit into the bucket after each prompt."""
     import numpy as np
 
     from nxpipe.emulator.capture import example_inputs

@@ -16,7 +16,7 @@ from nxpipe.pipeline.util.errors import NotEnoughMemory
 from nxpipe.pipeline.util.machine import available_memory
 from nxpipe.pipeline.util.progress import Step
 from nxpipe.pipeline.verify.deviation import compare
-from nxpipe.pipeline.verify.execution import FAST, Execution, Runner
+from nxpipe.pipeline.verify.execution import FAST, ExecutionOptions, Runner
 
 if TYPE_CHECKING:
     from nxpipe.emulator.capture.answer import Answer
@@ -41,7 +41,7 @@ class VerifyOptions:
     layers: bool = False
     slice_layers: int | None = None
     steps: int = 0
-    execution: Execution = FAST
+    execution: ExecutionOptions = FAST
     truncate: bool = False  # prompts that are longer than the largest bucket
 
 
@@ -57,7 +57,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Run:
+class VariantResult:
     """The deviations of one variant of a program, or of another reference."""
 
     variant: str  # "none", "matmult", "all", or the name of a reference
@@ -85,8 +85,8 @@ class Comparison:
     program: str
     input_source: str
     reference: str
-    emulated: tuple[Run, ...]
-    beside: tuple[Run, ...]
+    emulated: tuple[VariantResult, ...]
+    beside: tuple[VariantResult, ...]
 
 
 def compare_case(case: Case, step: Step, *, layers: bool = False) -> Comparison:
@@ -148,7 +148,9 @@ def _tap(layer: str) -> str:
     return f"layer {layer}"
 
 
-def _deviations(truth: list["Answer"], found: list["Answer"], variant: str, batches: Batches, layers: bool) -> Run:
+def _deviations(
+    truth: list["Answer"], found: list["Answer"], variant: str, batches: Batches, layers: bool
+) -> VariantResult:
     def rows(answers: list["Answer"], part: str) -> Arrays:
         import numpy as np
 
@@ -157,10 +159,10 @@ def _deviations(truth: list["Answer"], found: list["Answer"], variant: str, batc
 
     outputs = tuple(compare(rows(found, "outputs"), rows(truth, "outputs")))
     if not layers:
-        return Run(variant, outputs)
+        return VariantResult(variant, outputs)
     known = set(found[0].layers)
     expected = {name: value for name, value in rows(truth, "layers").items() if name in known}
-    return Run(variant, outputs, tuple(compare(rows(found, "layers"), expected)))
+    return VariantResult(variant, outputs, tuple(compare(rows(found, "layers"), expected)))
 
 
 def _attended(arrays: Arrays, batch: Arrays) -> Arrays:

@@ -21,37 +21,37 @@ HOSTILE: Final = "hostile"  # every engine as late as it may be
 
 
 @dataclass(frozen=True)
-class Execution:
+class ExecutionOptions:
     """`order` is the order of engines that may run at the same time; only `isa` has one."""
 
     mode: Mode = "fast"
     order: str = HOSTILE
 
 
-FAST: Final = Execution()
+FAST: Final = ExecutionOptions()
 
 
 @dataclass(frozen=True)
 class Runner:
     """`core` is the core generation, for `isa`."""
 
-    execution: Execution
+    execution: ExecutionOptions
     core: str
 
-    def load(self, program: "Program", weights: Arrays, stored: "Executable | None" = None) -> "Running":
+    def load(self, program: "Program", weights: Arrays, stored: "Executable | None" = None) -> "RunnableProgram":
         """`stored` is the program of instructions of an artifact, which is never emitted again."""
         if self.execution.mode == "fast":
             from nxpipe.emulator.run.ranks import LoadedRanks
 
-            return Running(program, LoadedRanks(program.graph, weights))
+            return RunnableProgram(program, LoadedRanks(program.graph, weights))
         from nxpipe.emulator.emit import emit
         from nxpipe.emulator.run import Isa
 
         cores = Isa(stored or emit(program, self.core), order=self.execution.order).load(weights)
-        return Running(program, cores, counting=cores)
+        return RunnableProgram(program, cores, counting=cores)
 
 
-class Running:
+class RunnableProgram:
     """A program with its weights. Inputs and outputs are whole tensors, divided and joined for its ranks."""
 
     def __init__(self, program: "Program", ranks: "Loaded", counting: "LoadedIsa | None" = None) -> None:
@@ -69,7 +69,7 @@ class Running:
         return self._counting.statistics if self._counting else None
 
 
-def sentence(work: "Statistics") -> str:
+def statistics_sentence(work: "Statistics") -> str:
     """The work of a run in one line."""
     moved = ", ".join(
         f"{memory.upper()} {human_bytes(work.read.get(memory, 0))} read and {human_bytes(work.written[memory])} written"

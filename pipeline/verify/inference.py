@@ -10,7 +10,7 @@ from nxpipe.pipeline.models.source import ModelSource
 from nxpipe.pipeline.models.weights import Arrays
 from nxpipe.pipeline.util.errors import BuildRefused, InputInvalid, ModelSourceError
 from nxpipe.pipeline.util.progress import Step
-from nxpipe.pipeline.verify.execution import Execution, Runner, Running
+from nxpipe.pipeline.verify.execution import ExecutionOptions, RunnableProgram, Runner
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,12 +58,12 @@ class RunInputs:
         from nxpipe.pipeline.models.prompts import Prompts
 
         try:
-            prompts = Prompts.read(self.texts, source, largest, truncate=self.truncate, word="Text")
+            prompts = Prompts.read(self.texts, source, largest, truncate=self.truncate, title="Text")
         except (ModelSourceError, InputInvalid) as error:
             raise type(error)(str(error).replace("--prompts: ", "--text: ")) from error
         batches = prompts.batches(shape.batch, shape.sequence)
-        rows, what = len(prompts.of_room(shape.sequence)), "texts" if len(self.texts) > 1 else "text"
-        return ProgramInputs([blank | batch for batch in batches], prompts.words(what, shape.sequence), rows)
+        rows, what = len(prompts.rows_for(shape.sequence)), "texts" if len(self.texts) > 1 else "text"
+        return ProgramInputs([blank | batch for batch in batches], prompts.description(what, shape.sequence), rows)
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,11 @@ class ProgramInputs:
     """The inputs of one program: one run for each batch, their source, and the number of texts, if they are texts."""
 
     batches: list[Arrays]
-    words: str
+    description: str
     rows: int = 0
 
 
-def run_model(spec: BuildSpec, given: RunInputs, execution: Execution, step: Step) -> Iterator[RunResult]:
+def run_model(spec: BuildSpec, given: RunInputs, execution: ExecutionOptions, step: Step) -> Iterator[RunResult]:
     """Every program of a specification, compiled as a build compiles it."""
     from nxpipe.emulator.capture import example_inputs
     from nxpipe.pipeline.compile.frontend import compile_shape
@@ -98,7 +98,7 @@ def run_model(spec: BuildSpec, given: RunInputs, execution: Execution, step: Ste
 
 
 def run_artifact(
-    published: "Published", store: "Store", given: RunInputs, execution: Execution, step: Step
+    published: "Published", store: "Store", given: RunInputs, execution: ExecutionOptions, step: Step
 ) -> Iterator[RunResult]:
     """Every program of an artifact, on its stored inputs unless others are given."""
     from nxpipe.pipeline.verify.stored_artifact import read_artifact
@@ -124,18 +124,18 @@ def _blank_states(program: "Program", inputs: Arrays) -> dict[str, "np.ndarray[A
     return {name: 0 * array for name, array in inputs.items() if name in program.graph.outputs}
 
 
-def _ran(model: str, program: str, running: Running, feed: ProgramInputs, step: Step) -> Iterator[RunResult]:
+def _ran(model: str, program: str, running: RunnableProgram, feed: ProgramInputs, step: Step) -> Iterator[RunResult]:
     """The result of one program; none if every text is longer than it and another program is long enough."""
     if not feed.batches:
-        with step(f"skip {program}: {feed.words}"):
+        with step(f"skip {program}: {feed.description}"):
             return
     with step(f"run {program}"):
         answers = [running.run(batch) for batch in feed.batches]
     if not feed.rows:
-        yield RunResult(model, program, feed.words, feed.batches[0], answers[0], running.work)
+        yield RunResult(model, program, feed.description, feed.batches[0], answers[0], running.work)
     else:
         inputs, outputs = _joined(feed.batches, feed.rows), _joined(answers, feed.rows)
-        yield RunResult(model, program, feed.words, inputs, outputs, running.work)
+        yield RunResult(model, program, feed.description, inputs, outputs, running.work)
 
 
 def _joined(batches: Sequence[Arrays], rows: int) -> Arrays:

@@ -16,7 +16,7 @@ from nxpipe.pipeline.util.errors import ModelSourceError
 from nxpipe.pipeline.util.progress import Step
 from nxpipe.pipeline.verify.cases import in_pytorch
 from nxpipe.pipeline.verify.comparison import Batches, Case, Comparison, EmulatedRun, ReferenceRun, compare_case
-from nxpipe.pipeline.verify.execution import Execution, Runner
+from nxpipe.pipeline.verify.execution import ExecutionOptions, Runner
 from nxpipe.pipeline.verify.stored_artifact import StoredArtifact, StoredProgram, read_artifact
 
 if TYPE_CHECKING:
@@ -26,14 +26,16 @@ if TYPE_CHECKING:
     from nxpipe.emulator.core import Statistics
 
 
-def compare_artifact(published: "Published", store: "Store", step: Step, execution: Execution) -> Iterator[Comparison]:
+def compare_artifact(
+    published: "Published", store: "Store", step: Step, execution: ExecutionOptions
+) -> Iterator[Comparison]:
     """Every program of the artifact, compared with PyTorch and with the outputs in its evidence."""
     artifact = read_artifact(published, store, step)
     for one in artifact.programs:
         yield from (compare_case(case, step) for case in _cases(artifact, one, execution))
 
 
-def _cases(artifact: StoredArtifact, one: StoredProgram, execution: Execution) -> Iterator[Case]:
+def _cases(artifact: StoredArtifact, one: StoredProgram, execution: ExecutionOptions) -> Iterator[Case]:
     """One case a reference, so that neither hides what the other shows; the program runs once for both."""
     references: dict[str, ReferenceRun] = {}
     source, outputs = artifact.source, one.outputs

@@ -217,7 +217,7 @@ def _program(
     graph = Graph.from_bytes(files[artifact_files.graph(executable.name)])
     if graph.key != executable.graph_key:
         raise ProgramInvalid(
-            f"{where}: its graph has key {graph.key[:12]}, where the manifest says {executable.graph_key[:12]}; build "
+            f"{where}: its graph has key {graph.key[:12]}, and the manifest has {executable.graph_key[:12]}; build "
             "the model again"
         )
     weights, states = (instructions.pieces(role) for role in (Role.PARAMETER, Role.STATE))

@@ -222,7 +222,7 @@ def test_a_bucket_that_leaves_no_room_for_the_first_positions_is_refused_before_
     found = findings(answer.out)
     assert answer.code == 11
     assert {finding["rule"] for finding in found} == {"NXC-204"}
-    assert all("34 rows is asked for row 34" in finding["message"] for finding in found)
+    assert all("row 34 is read from a table of 34 rows" in finding["message"] for finding in found)
     assert all(finding["file"].startswith("transformers/models/roberta/") for finding in found)
     assert all("shorter by 1" in finding["advice"] for finding in found)
 

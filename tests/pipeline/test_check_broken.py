@@ -93,7 +93,7 @@ CONFIGURATIONS = {
         "NXC-201", "'my_own'", {"model_type": "my_own", "auto_map": {"AutoModel": "modeling.Mine"}}, "model_type"
     ),
     "a bucket beyond the positions": Broken(
-        "NXC-204", "knows 64", BERT, "max_position_embeddings", {"buckets": (16, 128)}
+        "NXC-204", "has 64", BERT, "max_position_embeddings", {"buckets": (16, 128)}
     ),
     "a task of another family": Broken("NXC-201", "fill-mask", LLAMA, words={"task": "fill-mask"}),
     "a cache where there is none": Broken(
@@ -193,7 +193,7 @@ def _shard_missing(path: Path) -> None:
 
 
 WEIGHTS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "truncated": (_truncated, "its header promises"),
+    "truncated": (_truncated, "its header declares"),
     "of random bytes": (_no_header, "too short"),
     "of another model": (_other_models, "no such tensor"),
     "of which a shard is missing": (_shard_missing, "which is missing"),

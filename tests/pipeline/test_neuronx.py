@@ -20,7 +20,7 @@ from nxpipe.pipeline.cli import installation
 from nxpipe.pipeline.compile.backend import PROGRAM
 from nxpipe.pipeline.compile.neuronx.backend import compile_neff
 from nxpipe.pipeline.compile.neuronx.cache_entry import kept_by
-from nxpipe.pipeline.compile.neuronx.process import Limits
+from nxpipe.pipeline.compile.neuronx.process import ProcessLimits
 from nxpipe.pipeline.compile.neuronx.toolchain import compiler_environment, compiler_flags
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.shapes import Shape
@@ -37,7 +37,7 @@ from tests.pipeline.walk import build
 __all__ = ["nxpipe", "toolchain"]
 
 FORWARD = Shape("forward", 1, 32)
-ROOM = Limits(seconds=200, memory=1 << 36)
+ROOM = ProcessLimits(seconds=200, memory=1 << 36)
 
 
 def asked(model: Path, *shapes: Shape, target: str = "inf2.xlarge") -> BuildSpec:

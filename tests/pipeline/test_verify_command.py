@@ -157,7 +157,7 @@ def test_prompts_are_read_in_batches_and_padding_does_not_count(nxpipe: InProces
         ("[]\n", "no token at all", 2),
         ("[3.0, 4.0]\n", "token ids are whole numbers", 2),
         ("[[3, 4], [5, 6]]\n", "token ids are whole numbers", 2),
-        ("[3, 4]\n[" + "5," * 16 + "6]\n", "Prompt 2 has 17 tokens, and the largest bucket has room for 16", 2),
+        ("[3, 4]\n[" + "5," * 16 + "6]\n", "Prompt 2 has 17 tokens, and the largest bucket 16", 2),
     ],
 )
 def test_prompts_that_cannot_be_read_are_refused(

@@ -14,7 +14,7 @@ from nxpipe import emulator
 from nxpipe.artifact_store.errors import InvalidDocument
 from nxpipe.emulator.capture import CaptureRequest, capture
 from nxpipe.emulator.errors import CompileError
-from nxpipe.pipeline.check.model_files import review
+from nxpipe.pipeline.check.model_files import review_config
 from nxpipe.pipeline.compile.findings import Severity
 from nxpipe.pipeline.models.shapes import Shape, all_phases
 from nxpipe.pipeline.models.source import resolve
@@ -60,7 +60,7 @@ def tried(variant: Variant, folder: Path) -> tuple[str, Seen]:
 def _ending(variant: Variant, folder: Path) -> str:
     try:
         source = resolve(str(variant.write(folder)))
-        if any(finding.severity is Severity.ERROR for finding in review(source)):
+        if any(finding.severity is Severity.ERROR for finding in review_config(source)):
             return "refused at sight"
         shape = Shape(all_phases(source.task)[0], 1, 16)
         digest_of(source.key_inputs((shape,)))

@@ -11,7 +11,7 @@ from nxpipe.artifact_store.names import choose
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.artifacts.known import unknown_channel
 from nxpipe.pipeline.artifacts.promotion import model_id
-from nxpipe.pipeline.compile.neuronx.cache_entry import Entry, kept_by
+from nxpipe.pipeline.compile.neuronx.cache_entry import CacheEntry, kept_by
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
@@ -33,7 +33,7 @@ class NothingToExport(NotFound):
 @dataclass(frozen=True)
 class Chosen:
     manifest: Manifest
-    entries: Sequence[Entry]
+    entries: Sequence[CacheEntry]
 
     @property
     def name(self) -> str:

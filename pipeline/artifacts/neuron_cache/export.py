@@ -14,7 +14,7 @@ from nxpipe.artifact_store.backends.files import scratch
 from nxpipe.artifact_store.backends.protocol import Backend, Sent, in_turn
 from nxpipe.artifact_store.digest import sha256_of_chunks
 from nxpipe.artifact_store.errors import StoreError
-from nxpipe.pipeline.compile.neuronx.cache_entry import DONE, NEFF, Entry, State, state_of
+from nxpipe.pipeline.compile.neuronx.cache_entry import DONE, NEFF, CacheEntry, State, state_of
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.blobs import Blobs
@@ -35,12 +35,12 @@ class What(Enum):
 
 @dataclass(frozen=True)
 class Exported:
-    entry: Entry
+    entry: CacheEntry
     what: What
     why: str = ""
 
 
-def export(blobs: "Blobs", entries: Iterable[Entry], cache: Backend, sent: Sent) -> Iterator[Exported]:
+def export(blobs: "Blobs", entries: Iterable[CacheEntry], cache: Backend, sent: Sent) -> Iterator[Exported]:
     """One entry after the other; a repetition goes on where the last attempt ended. Bytes are told once."""
     tell = in_turn(_halves(sent))
     for entry in entries:
@@ -64,7 +64,7 @@ def clear_abandoned(cache: Backend) -> None:
         cache.remove_abandoned(found)
 
 
-def _export(blobs: "Blobs", entry: Entry, cache: Backend, tell: Sent) -> Exported:
+def _export(blobs: "Blobs", entry: CacheEntry, cache: Backend, tell: Sent) -> Exported:
     sizes = {found.path.rpartition("/")[2]: found.size for found in cache.walk(f"{entry.folder}/")}
     state = state_of(sizes)
     if state is State.READY:
@@ -81,7 +81,7 @@ def _export(blobs: "Blobs", entry: Entry, cache: Backend, tell: Sent) -> Exporte
     return Exported(entry, What.WRITTEN)
 
 
-def _why_not(entry: Entry, cache: Backend, state: State, names: Collection[str]) -> str | None:
+def _why_not(entry: CacheEntry, cache: Backend, state: State, names: Collection[str]) -> str | None:
     if state is State.LOCKED:
         return "a compiler is at work on it, or was killed and has left its lock"
     if state is State.FAILED:

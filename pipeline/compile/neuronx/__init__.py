@@ -1,1 +1,1 @@
-"""AWS's neuronx-cc as a backend, where it is installed. docs/neuronx.md has the calls, and the files that are kept."""
+"""AWS's neuronx-cc as a backend, where it is installed. docs/neuronx.md has its calls and files."""

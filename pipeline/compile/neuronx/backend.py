@@ -19,7 +19,7 @@ from nxpipe.pipeline.compile import findings as rules
 from nxpipe.pipeline.compile.backend import PROGRAM, BackendOutput
 from nxpipe.pipeline.compile.findings import DOES_NOT_FIT, Finding, Rule
 from nxpipe.pipeline.compile.neuronx.cache_entry import cache_entries
-from nxpipe.pipeline.compile.neuronx.process import Limits, OutOfMemory, OutOfTime, run_limited
+from nxpipe.pipeline.compile.neuronx.process import OutOfMemory, OutOfTime, ProcessLimits, run_limited
 from nxpipe.pipeline.compile.neuronx.toolchain import (
     compiler_environment,
     compiler_flags,
@@ -69,7 +69,7 @@ _TABLE: Final[tuple[tuple[Rule, str, list[str]], ...]] = (
 _BY_CODE: Final = {code: (rule, advice) for rule, advice, codes in _TABLE for code in codes}
 
 _CODE: Final = re.compile(r"NCC_([A-Z]{4}[0-9]{3})\b\]?:?[ \t]*([^\n]*)")
-_LONGEST: Final = 300  # characters of the compiler's own words
+_LONGEST: Final = 300  # characters of the compiler's message
 
 
 def finding_of(output: str, program: str) -> Finding | None:
@@ -77,8 +77,8 @@ def finding_of(output: str, program: str) -> Finding | None:
     for match in _CODE.finditer(output):
         if match[1] in _BY_CODE:
             rule, advice = _BY_CODE[match[1]]
-            words = " ".join(match[2].split())[:_LONGEST].rstrip(".")
-            return Finding(rule, f"NCC_{match[1]}: {words or rule.meaning}", advice, programs=(program,))
+            message = " ".join(match[2].split())[:_LONGEST].rstrip(".")
+            return Finding(rule, f"NCC_{match[1]}: {message or rule.meaning}", advice, programs=(program,))
     return None
 
 
@@ -173,14 +173,16 @@ class NeuronxBackend:
         self, spec: "BuildSpec", shape: Shape, front: "Graph", store: "Store", step: Step, *, force: bool
     ) -> BackendOutput:
         with step(f"compile {shape.name} with neuronx-cc"):
-            limits = Limits(LONGEST, available_memory())
+            limits = ProcessLimits(LONGEST, available_memory())
             compiled = compile_neff(spec, shape, front, spec.tensors(), limits)
         files = {**compiled, f"ports/{shape.name}.json": _ports(front)}
         facts = {"degree": 1, "graph_key": front.key, "outputs": sorted(front.outputs)}
         return BackendOutput({path: store.put_blob(data) for path, data in files.items()}, facts)
 
 
-def compile_neff(spec: "BuildSpec", shape: Shape, graph: "Graph", tensors: Tensors, limits: Limits) -> dict[str, bytes]:
+def compile_neff(
+    spec: "BuildSpec", shape: Shape, graph: "Graph", tensors: Tensors, limits: ProcessLimits
+) -> dict[str, bytes]:
     """The program, and the files that the compiler left for it in its cache."""
     from nxpipe.emulator.capture import example_inputs
 
@@ -201,7 +203,7 @@ def compile_neff(spec: "BuildSpec", shape: Shape, graph: "Graph", tensors: Tenso
         return {PROGRAM: neff, **cache_entries(job.cache, shape.name)}
 
 
-def _neff(model: str, program: str, job: TraceJob, limits: Limits) -> bytes:
+def _neff(model: str, program: str, job: TraceJob, limits: ProcessLimits) -> bytes:
     try:
         return _compiled(model, program, job, limits)
     except BuildRefused as error:
@@ -209,7 +211,7 @@ def _neff(model: str, program: str, job: TraceJob, limits: Limits) -> bytes:
         raise
 
 
-def _compiled(model: str, program: str, job: TraceJob, limits: Limits) -> bytes:
+def _compiled(model: str, program: str, job: TraceJob, limits: ProcessLimits) -> bytes:
     try:
         status = run_limited(trace_job, job, job.folder / _LOG, limits)
     except OutOfTime as error:

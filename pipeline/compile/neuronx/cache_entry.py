@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NEFF: Final = "model.neff"
 DONE: Final = "model.done"
-_FAILED: Final = "model.log"  # what the compiler said
+_FAILED: Final = "model.log"  # the compiler's output
 _LOCK: Final = ".lock"
 _COMPILER: Final = re.compile(r"neuronxcc-[0-9A-Za-z][0-9A-Za-z.+_-]*")
 _MODULE: Final = re.compile(r"MODULE_[0-9A-Za-z]+\+[0-9A-Za-z]+")  # the hash of the graph, that of the flags
@@ -25,13 +25,13 @@ _MODULE: Final = re.compile(r"MODULE_[0-9A-Za-z]+\+[0-9A-Za-z]+")  # the hash of
 
 class State(Enum):
     READY = "ready"
-    LOCKED = "locked"  # a compiler is at work on it, or was killed
-    FAILED = "failed"  # the compiler could not, and will not be asked again
+    LOCKED = "locked"  # a compiler is running, or was killed
+    FAILED = "failed"  # a failed compilation, which is not repeated
     UNFINISHED = "unfinished"
 
 
 def state_of(names: Collection[str]) -> State:
-    """By the files of its folder. A lock in a finished one is a leftover that nobody waits for."""
+    """The state by the files of the folder. A lock beside a finished NEFF is stale."""
     if NEFF in names and DONE in names:
         return State.READY
     if any(name.endswith(_LOCK) for name in names):
@@ -45,7 +45,7 @@ def travels(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     program: str  # of the artifact that keeps it
     folder: str  # in a cache
     files: Mapping[str, "Blob"]
@@ -58,7 +58,7 @@ class Entry:
         return f"{self.folder}/{name}"
 
 
-def kept_by(manifest: "Manifest") -> list[Entry]:
+def kept_by(manifest: "Manifest") -> list[CacheEntry]:
     """The entries that came with an artifact's programs."""
     found: dict[tuple[str, str], dict[str, Blob]] = {}
     for file in manifest.files:
@@ -71,7 +71,7 @@ def kept_by(manifest: "Manifest") -> list[Entry]:
             raise ProgramInvalid(
                 f"{manifest.model.id} {program}: {folder} lacks {NEFF} or {DONE}; build the model again"
             )
-    return [Entry(program, folder, files) for (program, folder), files in found.items()]
+    return [CacheEntry(program, folder, files) for (program, folder), files in found.items()]
 
 
 def folder_of(path: str) -> str | None:

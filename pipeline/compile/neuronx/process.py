@@ -20,7 +20,7 @@ _INTERVAL: Final = 0.2  # seconds between two measurements of memory
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProcessLimits:
     seconds: float
     memory: int  # bytes
 
@@ -33,7 +33,7 @@ class OutOfMemory(Exception):
     """The work took more memory than it may."""
 
 
-def run_limited(work: Callable[[_Argument], None], argument: _Argument, log: Path, limits: Limits) -> int:
+def run_limited(work: Callable[[_Argument], None], argument: _Argument, log: Path, limits: ProcessLimits) -> int:
     """Run `work` with its output in `log`. Returns the exit status; negative if a signal ended it."""
     process = get_context("spawn").Process(target=_begin, args=(work, argument, log))
     process.start()
@@ -53,7 +53,7 @@ def _begin(work: Callable[[_Argument], None], argument: _Argument, log: Path) ->
     work(argument)
 
 
-def _watch(process: BaseProcess, limits: Limits) -> None:
+def _watch(process: BaseProcess, limits: ProcessLimits) -> None:
     deadline = time.monotonic() + limits.seconds
     while not wait([process.sentinel], timeout=_INTERVAL):
         if time.monotonic() > deadline:

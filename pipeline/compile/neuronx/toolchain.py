@@ -124,11 +124,11 @@ def compiler_flags(spec: "BuildSpec") -> tuple[str, ...]:
 
 def compiler_environment(spec: "BuildSpec", given: Mapping[str, str], cache: Path) -> dict[str, str]:
     """The user's environment, with a compile cache of its own unless one is set, and without misleading variables."""
-    kept = {name: value for name, value in given.items() if name not in _MISLEADING}
+    environment = {name: value for name, value in given.items() if name not in _MISLEADING}
     flags = wrapper_flags(given)
     return {
         "NEURON_COMPILE_CACHE_URL": str(cache),
-        **kept,
+        **environment,
         "NEURON_CC_FLAGS": shlex.join(flags if _RETRY in flags else [*flags, _RETRY]),
         "NEURON_LOGICAL_NC_CONFIG": str(_logical_cores(spec)),
     }
