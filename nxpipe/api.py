@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from nxpipe.emulator.confinement import confined
-from nxpipe.pipeline.order import Order, words
-from nxpipe.pipeline.saved import SavedProgram, is_saved
+from nxpipe.pipeline.models.program_file import SavedProgram, is_saved
+from nxpipe.pipeline.models.spec import ModelSpec, spec_fields
 from nxpipe.pipeline.util.errors import PipelineError
 from nxpipe.pipeline.util.files import NAME, expanded
 
@@ -64,8 +64,8 @@ def check(
     `target` is an instance type, or "all". Without `tp`, the report names the smallest tensor-parallel degree that
     fits. Problems of the model are findings of the report, not exceptions.
     """
-    from nxpipe.pipeline.check import check as check_model
     from nxpipe.pipeline.check import check_file
+    from nxpipe.pipeline.check.checker import check as check_model
 
     order = _order(model, target, tp, keywords)
     with confined():
@@ -90,17 +90,17 @@ def build(
     Returns the published artifacts: one, for one target and degree. Runs in processes of this machine. `state` is the
     folder for timings of earlier builds. Raises `BuildFailed` if a program is missing.
     """
-    from nxpipe.pipeline.build.asked import Asked
     from nxpipe.pipeline.build.options import BuildOptions
     from nxpipe.pipeline.build.run import BuildRun
     from nxpipe.pipeline.config import Config, Project
+    from nxpipe.pipeline.models.spec import ModelSpec
     from nxpipe.pipeline.util.console import Console
-    from nxpipe.pipeline.verify.verify import Thresholds
+    from nxpipe.pipeline.verify.deviation import Thresholds
 
     opened = _opened(store)
     axes = tuple(keywords.get("axes", {}).items())
     config = Config(project=Project(name="api"))
-    asked = Asked(_order(model, target, tp, keywords), None, axes, "emulator", verify)
+    asked = ModelSpec(_order(model, target, tp, keywords), None, axes, "emulator", verify)
     options = BuildOptions(force=force)
     run = BuildRun(Console(quiet=True), opened, config, Thresholds.of(config), Path(state), options)
     with confined():
@@ -126,8 +126,8 @@ def verify(
     Returns one comparison per program; no threshold is applied.
     """
     from nxpipe.pipeline.verify.cases import compare_file, compare_model
-    from nxpipe.pipeline.verify.comparison import Trial
-    from nxpipe.pipeline.verify.runner import FAST
+    from nxpipe.pipeline.verify.comparison import VerifyOptions
+    from nxpipe.pipeline.verify.execution import FAST
 
     with confined():
         if store is not None:
@@ -138,7 +138,7 @@ def verify(
             return tuple(compare_artifact(published, opened, _silent, FAST))
         if not isinstance(model, str | Path):
             raise TypeError("an artifact requires its store; pass store=")
-        order, trial = _order(model, target, tp, keywords), Trial(layers=layers)
+        order, trial = _order(model, target, tp, keywords), VerifyOptions(layers=layers)
         if (file := _file(order, keywords)) is not None:
             from nxpipe.pipeline.saved_request import SavedRequest
 
@@ -151,17 +151,17 @@ def _silent(title: str) -> Any:
     return nullcontext()
 
 
-def _order(model: str | Path, target: str, tp: int | None, keywords: ModelKeywords) -> Order:
+def _order(model: str | Path, target: str, tp: int | None, keywords: ModelKeywords) -> ModelSpec:
     from nxpipe.pipeline.config import Model
 
-    defaults = dict.fromkeys(words()) | {
+    defaults = dict.fromkeys(spec_fields()) | {
         name: Model.model_fields[name].default for name in ("batches", "autocast", "autocast_type")
     }
     given = {name: value for name, value in keywords.items() if name != "axes"}
-    return Order.from_flags(str(model), defaults | given | {"target": target, "tp": tp})
+    return ModelSpec.from_flags(str(model), defaults | given | {"target": target, "tp": tp})
 
 
-def _file(order: Order, keywords: ModelKeywords) -> SavedProgram | None:
+def _file(order: ModelSpec, keywords: ModelKeywords) -> SavedProgram | None:
     return SavedProgram(expanded(order.model_id), keywords.get("axes", {})) if is_saved(order.model_id) else None
 
 

@@ -86,8 +86,8 @@ class CheckGate:
         return f"check {counted(len(_to_build(release)), 'artifact')}, without weights"
 
     def run(self, release: "ReleaseContext") -> GateOutcome:
-        from nxpipe.pipeline.check import check
-        from nxpipe.pipeline.check.text import as_text
+        from nxpipe.pipeline.check.checker import check
+        from nxpipe.pipeline.check.formats import as_text
 
         orders = dict.fromkeys(artifact.asked.order for artifact in _to_build(release))
         reports = [check(order, release.console.step) for order in orders]
@@ -235,8 +235,8 @@ def _unverified(release: "ReleaseContext") -> "list[ReleaseCandidate]":
 
 
 def _faults(release: "ReleaseContext", name: str, published: "Published", figures: list[dict[str, Any]]) -> list[str]:
+    from nxpipe.pipeline.verify.execution import FAST
     from nxpipe.pipeline.verify.replay import compare_artifact
-    from nxpipe.pipeline.verify.runner import FAST
 
     faults: list[str] = []
     for done in compare_artifact(published, release.store, release.console.step, FAST):

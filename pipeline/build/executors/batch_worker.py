@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog, JobStarted, to_document
 from nxpipe.pipeline.build.status import failure_from
-from nxpipe.pipeline.request import digest_of
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.spec import ModelSpec
+from nxpipe.pipeline.models.versions import digest_of
 from nxpipe.pipeline.util.errors import BuildRefused, MissingSoftware
 from nxpipe.pipeline.util.files import json_of
 
@@ -50,12 +51,12 @@ def read_job(store: "Store", digest: str, place: int) -> Job:
     return Job.from_document(document["items"][place])
 
 
-def require_remote_sources(asked: Asked) -> None:
+def require_remote_sources(asked: ModelSpec) -> None:
     """A worker on another machine has the hub and the store, and none of the files here."""
+    from nxpipe.pipeline.models.program_file import is_saved
     from nxpipe.pipeline.models.source import looks_like_folder
-    from nxpipe.pipeline.saved import is_saved
 
-    model, weights = asked.order.model_id, asked.order.weights
+    model, weights = asked.model_id, asked.order.weights
     if is_saved(model):
         raise BuildRefused(
             f"{model}: a program in a file of this machine, which the build farm cannot read; use another executor"
@@ -100,7 +101,7 @@ def run_array_job(url: str, jobs: str, place: int, log: Callable[[str], None]) -
 
 def _require_same_key(job: Job) -> None:
     """An image of another version would commit its result under another cache key."""
-    request = job.asked.request()
+    request = BuildSpec.of(job.asked)
     if job.shape is None:
         own = digest_of(request.key_inputs())
     else:
