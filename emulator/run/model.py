@@ -22,8 +22,8 @@ from nxpipe.emulator.isa.constraints import ProgramInvalid
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.passes.shard import Sharding
+from nxpipe.emulator.run.fast import LoadedRanks, Runnable, States
 from nxpipe.emulator.run.isa import Resident, Shelf
-from nxpipe.emulator.run.ranks import LoadedRanks, Runnable, States
 from nxpipe.emulator.run.status import (
     BadInput,
     CoreBusy,

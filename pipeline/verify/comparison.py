@@ -19,7 +19,7 @@ from nxpipe.pipeline.verify.verify import Arrays, Deviation, Thresholds, compare
 if TYPE_CHECKING:
     from nxpipe.emulator.capture.answer import Answer
     from nxpipe.emulator.compile import Program
-    from nxpipe.emulator.core import Statistics
+    from nxpipe.emulator.core.machine import Statistics
     from nxpipe.emulator.ir.graph import Graph
     from nxpipe.emulator.ir.nodes import Value
 

@@ -47,7 +47,7 @@ def _both_answers(
     request: BuildRequest, shape: Shape, program: "Program", weights: Arrays, step: Step
 ) -> tuple[Arrays, Arrays, Arrays]:
     from nxpipe.emulator.capture import example_inputs
-    from nxpipe.emulator.run.ranks import LoadedProgram, LoadedRanks
+    from nxpipe.emulator.run.fast import LoadedProgram, LoadedRanks
 
     inputs = example_inputs(program.whole, request.source.config, seed=0)
     ranks = f" on {program.degree} ranks" if program.degree > 1 else ""

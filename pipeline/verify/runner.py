@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     import numpy as np
 
     from nxpipe.emulator.compile import Program
-    from nxpipe.emulator.core import Statistics
+    from nxpipe.emulator.core.machine import Statistics
     from nxpipe.emulator.executable.executable import Executable
+    from nxpipe.emulator.run.fast import Runnable
     from nxpipe.emulator.run.isa import LoadedIsa
-    from nxpipe.emulator.run.ranks import Runnable
 
 Mode: TypeAlias = Literal["fast", "isa"]
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -82,7 +82,7 @@ class Runner:
     def load(self, program: "Program", weights: Arrays, stored: "Executable | None" = None) -> "Running":
         """`stored`: the program of instructions that an artifact has; it is never made anew."""
         if self.execution.mode == "fast":
-            from nxpipe.emulator.run.ranks import LoadedRanks
+            from nxpipe.emulator.run.fast import LoadedRanks
 
             return Running(program, LoadedRanks(program.graph, weights))
         from nxpipe.emulator.emit import emit
@@ -96,7 +96,7 @@ class Running:
     """A program with its weights: whole tensors go in, and whole ones come out."""
 
     def __init__(self, program: "Program", ranks: "Runnable", counting: "LoadedIsa | None" = None) -> None:
-        from nxpipe.emulator.run.ranks import LoadedProgram
+        from nxpipe.emulator.run.fast import LoadedProgram
 
         self._whole = LoadedProgram(program, ranks)
         self._counting = counting

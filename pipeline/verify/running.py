@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from nxpipe.artifact_store import Published, Store
     from nxpipe.emulator.compile import Program
-    from nxpipe.emulator.core import Statistics
+    from nxpipe.emulator.core.machine import Statistics
 
 _READ_TEXT = {"input_ids", "attention_mask"}
 

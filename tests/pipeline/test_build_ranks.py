@@ -16,7 +16,7 @@ from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.ops import RankSlice
 from nxpipe.emulator.passes import PassOptions
 from nxpipe.emulator.passes.shard import Sharding
-from nxpipe.emulator.run.ranks import LoadedRanks
+from nxpipe.emulator.run.fast import LoadedRanks
 from nxpipe.pipeline.models.source import resolve
 from nxpipe.pipeline.models.weights import RandomWeights, Tensors
 from nxpipe.pipeline.request import BuildRequest, Shape, shapes_of

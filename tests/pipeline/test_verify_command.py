@@ -258,7 +258,7 @@ def test_answers_that_are_not_those_stored_fail_however_near_to_pytorch(
 def test_a_sharded_model_is_verified_from_all_of_its_ranks(
     nxpipe: InProcess, llama: Path, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nxpipe.emulator.run.ranks import LoadedRanks
+    from nxpipe.emulator.run.fast import LoadedRanks
 
     degrees = []
     load = LoadedRanks.__init__

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nxpipe.emulator import compile as compiled
-from nxpipe.emulator.core import Machine
+from nxpipe.emulator.core.machine import Machine
 from nxpipe.emulator.emit import emit, ports_of
 from nxpipe.emulator.executable.executable import Executable, from_bytes, to_bytes
 from nxpipe.emulator.executable.tables import Port
