@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from nxpipe.emulator.analysis.footprint import require_room
 from nxpipe.emulator.analysis.memory import states
-from nxpipe.emulator.compile import Program
+from nxpipe.emulator.compile import CompiledGraph
 from nxpipe.emulator.executable.executable import Executable
 from nxpipe.emulator.executable.tables import Port
 from nxpipe.emulator.isa.program import Role
@@ -15,7 +15,7 @@ from nxpipe.emulator.passes.shard import Sharding
 
 
 def emit(
-    program: Program, core: str, sizes: Mapping[str, tuple[str, ...]] | None = None, room: int | None = None
+    program: CompiledGraph, core: str, sizes: Mapping[str, tuple[str, ...]] | None = None, room: int | None = None
 ) -> Executable:
     """For cores of one generation, each of which has so much room in HBM for it. `sizes`: of inputs and outputs, the
     names of axes along which a request may be shorter than the program; name an axis only where zeros behind a request
@@ -36,7 +36,7 @@ def _piece(op: RankSlice) -> Sharding:
     return Sharding(op.axis, *(each * op.outer for each in (op.sizes, op.parts, op.slots, op.lengths)))
 
 
-def ports_of(program: Program, sizes: Mapping[str, tuple[str, ...]] | None = None) -> tuple[Port, ...]:
+def ports_of(program: CompiledGraph, sizes: Mapping[str, tuple[str, ...]] | None = None) -> tuple[Port, ...]:
     """The ports of a compiled program: whole tensors in the types that its caller knows. `sizes`: for inputs and
     outputs, the names of axes along which a request may be shorter."""
     graph, named = program.whole, sizes or {}

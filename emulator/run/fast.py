@@ -29,7 +29,7 @@ from nxpipe.emulator.ops.collective import MEMBERSHIP
 from nxpipe.emulator.ops.portable import compute
 
 if TYPE_CHECKING:
-    from nxpipe.emulator.compile import Program
+    from nxpipe.emulator.compile import CompiledGraph
 
 
 def execute(graph: Graph, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -230,7 +230,7 @@ class LoadedRanks:
 class LoadedProgram:
     """A compiled program on its ranks, with whole tensors as inputs, states and outputs."""
 
-    def __init__(self, program: "Program", ranks: Runnable) -> None:
+    def __init__(self, program: "CompiledGraph", ranks: Runnable) -> None:
         self._program = program
         self._ranks = ranks
 

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from nxpipe.emulator.analysis.memory import peak_bytes, states
-from nxpipe.emulator.compile import Program
+from nxpipe.emulator.compile import CompiledGraph
 from nxpipe.emulator.errors import ExecutionError, IndexOutOfRange, MissingTensor, WrongTensor
 from nxpipe.emulator.executable.tables import Port
 from nxpipe.emulator.ir.types import TensorType
@@ -69,7 +69,7 @@ class Code(Protocol):
 class Fast:
     """A compiled graph, run by the operators' numerics; it runs on any generation."""
 
-    program: Program
+    program: CompiledGraph
     ports: tuple[Port, ...]
 
     @property
