@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store.parts import Part
     from nxpipe.emulator.compile import Program
     from nxpipe.pipeline.models.weights import Tensors
+    from nxpipe.emulator.compile import CompiledGraph
+    from nxpipe.pipeline.verify.materials import Materials
 
 # Files of the step result: the inputs of the program, and its outputs.
 _INPUTS: Final = "inputs"
@@ -153,7 +155,7 @@ def _run_both(
     spec: BuildSpec, shape: Shape, program: "Program", weights: Arrays, step: Step
 ) -> tuple[Arrays, Arrays, Arrays]:
     from nxpipe.emulator.capture import example_inputs
-    from nxpipe.emulator.run.ranks import LoadedProgram, LoadedRanks
+    from nxpipe.emulator.run.fast import LoadedProgram, LoadedRanks
 
     inputs = example_inputs(program.whole, spec.source.config, seed=0)
     ranks = f" on {program.degree} ranks" if program.degree > 1 else ""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
     from nxpipe.emulator.capture import CaptureRequest
     from nxpipe.emulator.capture.answer import Answer
-    from nxpipe.emulator.core import Statistics
+    from nxpipe.emulator.core.machine import Statistics
 
 
 def compare_artifact(

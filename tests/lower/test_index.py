@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nxpipe.emulator.core import Machine
+from nxpipe.emulator.core.machine import Machine
 from nxpipe.emulator.errors import IndexOutOfRange
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.nodes import Value

@@ -21,9 +21,8 @@ from nxpipe.emulator.numerics import round_to
 from nxpipe.emulator.ops import AllGather, AllReduce, Binary, Cast, Linear, Operator, ReduceScatter, RmsNorm, Unary
 from nxpipe.emulator.ops import Softmax as AcrossRows
 from nxpipe.emulator.passes import PassOptions
-from nxpipe.emulator.run.fast import execute
+from nxpipe.emulator.run.fast import LoadedProgram, LoadedRanks, execute
 from nxpipe.emulator.run.isa import Isa
-from nxpipe.emulator.run.ranks import LoadedProgram, LoadedRanks
 from tests.lower.harness import Case, Given, case, floats, require_close
 
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32

@@ -140,7 +140,7 @@ def test_places_beyond_the_cache_are_refused(nxpipe: InProcess, llama: Path, tmp
     answer = nxpipe("run", *small(llama, "--phases", "decode"), "--input", str(given))
     is_a_sentence(answer)
     assert answer.code == 2, answer.err
-    assert "holds 16, and the cache has places from 0 to 15" in answer.err
+    assert "holds 16, and the KV cache has positions 0 to 15" in answer.err
 
 
 def test_numbers_that_the_type_cannot_hold_are_refused(nxpipe: InProcess, tmp_path: Path) -> None:
