@@ -126,7 +126,7 @@ def tokens(model: str) -> int:
 def write_small_model(model: str, folder: Path) -> str:
     """The configuration of a small model of the same class; returns the phases that it is verified in."""
     from nxpipe.pipeline.models.known import find
-    from nxpipe.pipeline.request import all_phases
+    from nxpipe.pipeline.models.shapes import all_phases
     from tests.emulator.models import small_config
 
     known = find(model)
@@ -179,8 +179,9 @@ def export_plainly(model: str) -> int:
     import torch
 
     from nxpipe.emulator.capture import export
+    from nxpipe.pipeline.compile.spec import capture_request
+    from nxpipe.pipeline.models.shapes import Shape, all_phases
     from nxpipe.pipeline.models.source import resolve
-    from nxpipe.pipeline.request import Shape, all_phases, capture_request
 
     def take(program: Any) -> Any:
         raise Taken(program)

@@ -5,9 +5,6 @@ from collections.abc import Mapping
 
 from nxpipe.emulator.analysis.graph_memory import states
 from nxpipe.emulator.analysis.program_memory import require_room
-from nxpipe.emulator.compile import Program
-from nxpipe.emulator.analysis.footprint import require_room
-from nxpipe.emulator.analysis.memory import states
 from nxpipe.emulator.compile import CompiledGraph
 from nxpipe.emulator.executable.executable import Executable
 from nxpipe.emulator.executable.tables import Port

@@ -14,8 +14,6 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from nxpipe.emulator.analysis.graph_memory import peak_bytes, states
-from nxpipe.emulator.compile import Program
-from nxpipe.emulator.analysis.memory import peak_bytes, states
 from nxpipe.emulator.compile import CompiledGraph
 from nxpipe.emulator.errors import ExecutionError, IndexOutOfRange, MissingTensor, WrongTensor
 from nxpipe.emulator.executable.tables import Port

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nxpipe.emulator.analysis.memory import Footprint, footprints
+from nxpipe.emulator.analysis.graph_memory import GraphMemory, footprints
 from nxpipe.emulator.errors import (
     CaptureError,
     CompileError,
@@ -14,7 +14,7 @@ from nxpipe.emulator.errors import (
     UnsupportedOperators,
 )
 from nxpipe.emulator.ir.graph import Graph
-from nxpipe.emulator.passes.legalise import ConstantTooLarge
+from nxpipe.emulator.passes.precision import ConstantTooLarge
 from nxpipe.emulator.passes.shard import divide
 from nxpipe.pipeline.check.graph_rules import group_layers, limits, lookups_outside, nodes_with_counts, risks
 from nxpipe.pipeline.check.model_files import Checkpoint, compare_checkpoint
@@ -35,8 +35,8 @@ from nxpipe.pipeline.compile.findings import (
 from nxpipe.pipeline.compile.frontend import authors_plan, compile_shape, pass_options
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.shapes import Shape
-from nxpipe.pipeline.util.crash import report_crash
 from nxpipe.pipeline.util.errors import MissingSoftware
+from nxpipe.pipeline.util.process import report_crash
 from nxpipe.pipeline.util.progress import Step
 
 if TYPE_CHECKING:
@@ -130,13 +130,13 @@ def _footprints(
     weights: Mapping[str, "TensorType"],
     degrees: tuple[int, ...],
     published: Mapping[str, str],
-) -> tuple[tuple[Footprint, ...], dict[int, str]]:
+) -> tuple[tuple[GraphMemory, ...], dict[int, str]]:
     """The footprint of each degree; without a compiled program, at least its share of the weights."""
     if graphs:
         found, refused = footprints(graphs, degrees, published)
         return tuple(found), refused
     total = sum(kind.nbytes for kind in weights.values())
-    return tuple(Footprint(degree, -(-total // degree), 0, 0, 0, 0) for degree in degrees if total), {}
+    return tuple(GraphMemory(degree, -(-total // degree), 0, 0, 0, 0) for degree in degrees if total), {}
 
 
 def _program(name: str, graph: Graph) -> Program:

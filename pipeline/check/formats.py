@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from nxpipe.emulator.analysis.memory import Footprint
+from nxpipe.emulator.analysis.graph_memory import GraphMemory
 from nxpipe.pipeline import VERSION
 from nxpipe.pipeline.check.report import Report, Row, TargetFit
 from nxpipe.pipeline.compile.findings import RULES, Finding, Rule, Severity
 from nxpipe.pipeline.util import exit_codes
-from nxpipe.pipeline.util.console import table
 from nxpipe.pipeline.util.escape import for_terminal, shown, style, unstyled
+from nxpipe.pipeline.util.text import table
 
 _GIB: Final = 1 << 30
 _PARTS: Final = ("TP", "WEIGHTS", "KV CACHE", "ACTIVATIONS", "IN, OUT, CONSTANTS")
@@ -93,7 +93,7 @@ def _degree(row: Row, fit: TargetFit) -> Sequence[str]:
     return (*_parts(row.degree, row.footprint), *totals, mark + padded + chosen)
 
 
-def _parts(degree: int, one: Footprint) -> Sequence[str]:
+def _parts(degree: int, one: GraphMemory) -> Sequence[str]:
     sizes = (one.weights, one.state, one.activations, one.constants + one.interface)
     return (str(degree), *map(_size, sizes))
 

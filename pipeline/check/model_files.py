@@ -28,9 +28,8 @@ from nxpipe.pipeline.compile.findings import (
 from nxpipe.pipeline.models.checkpoint import SafetensorsWeights, weight_files
 from nxpipe.pipeline.models.shapes import Shape
 from nxpipe.pipeline.models.source import PretrainedModel, longest_sequence
-from nxpipe.pipeline.util.documents import json_of
 from nxpipe.pipeline.util.errors import ModelSourceError
-from nxpipe.pipeline.util.folders import expanded
+from nxpipe.pipeline.util.files import expanded, json_of
 
 if TYPE_CHECKING:
     from nxpipe.emulator.ir.types import TensorType

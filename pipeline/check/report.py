@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nxpipe.emulator.analysis.memory import Footprint, capacity, code_bytes
+from nxpipe.emulator.analysis.graph_memory import GraphMemory, capacity, code_bytes
 from nxpipe.emulator.hardware import Instance
 from nxpipe.emulator.passes.shard import Padding
 from nxpipe.pipeline.compile.findings import (
@@ -36,7 +36,7 @@ class Examination:
 
     programs: tuple[Program, ...]
     findings: tuple[Finding, ...]
-    footprints: tuple[Footprint, ...]
+    footprints: tuple[GraphMemory, ...]
     refused: Mapping[int, str]  # tensor-parallel degrees that the model cannot have, and why
     whole: bool  # whether the footprints cover all programs, and not the weights alone
     of_this_machine: bool = False  # a finding depends on this machine; such an examination is not cached
@@ -61,8 +61,8 @@ class Examination:
         )
 
 
-def _footprint_from_json(data: Mapping[str, Any]) -> Footprint:
-    return Footprint(**{**data, "padding": Padding(**data["padding"])})
+def _footprint_from_json(data: Mapping[str, Any]) -> GraphMemory:
+    return GraphMemory(**{**data, "padding": Padding(**data["padding"])})
 
 
 def finding_from_json(data: Mapping[str, Any]) -> Finding:
@@ -75,7 +75,7 @@ class Row:
     """One tensor-parallel degree on one instance; `reason`: why the degree is not possible."""
 
     degree: int
-    footprint: Footprint | None
+    footprint: GraphMemory | None
     need: int
     fits: bool
     reason: str = ""
@@ -172,7 +172,7 @@ def verdicts(fits: tuple[TargetFit, ...], requested: int | None) -> Iterator[Fin
             yield _padded(row.footprint, fits[0])
 
 
-def _padded(footprint: Footprint, fit: TargetFit) -> Finding:
+def _padded(footprint: GraphMemory, fit: TargetFit) -> Finding:
     rows = (row for row in fit.rows if row.fits and row.footprint and not row.footprint.padding)
     without = ", ".join(str(row.degree) for row in rows)
     advice = f"degrees that fit without padding: {without}" if without else "no degree that fits goes without padding"

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from nxpipe.artifact_store.digest import sha256_hex
-from nxpipe.artifact_store.parts import keep_part, part_of
+from nxpipe.artifact_store.builds import keep_step_result, step_result
+from nxpipe.artifact_store.canonical import sha256_hex
 from nxpipe.pipeline.compile import artifact_files
 from nxpipe.pipeline.compile.backend import PROGRAM, BackendOutput
 from nxpipe.pipeline.compile.frontend import compile_shape
@@ -18,25 +18,25 @@ from nxpipe.pipeline.util.progress import Step
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.documents import Blob
-    from nxpipe.emulator.compile import Program
+    from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.pipeline.compile.spec import BuildSpec
 
 
 class EmulatorBackend:
-    def frontend(self, spec: "BuildSpec", shape: Shape, step: Step) -> "Program":
+    def frontend(self, spec: "BuildSpec", shape: Shape, step: Step) -> "CompiledGraph":
         with step(f"compile {shape.name}"):
             return compile_shape(spec, shape)
 
     def program(
-        self, spec: "BuildSpec", shape: Shape, front: "Program", store: "Store", step: Step, *, force: bool
+        self, spec: "BuildSpec", shape: Shape, front: "CompiledGraph", store: "Store", step: Step, *, force: bool
     ) -> BackendOutput:
         """Equal graphs are lowered once, whatever model they came from."""
         graph = front.graph.to_bytes()
         key = digest_of(_emission_key_inputs(spec, front, sha256_hex(graph)))
-        emission = None if force else part_of(store, key)
+        emission = None if force else step_result(store, key)
         if emission is None:
             files, metadata = _emit(spec, shape, front, store, step)
-            emission = keep_part(store, key, files, metadata)
+            emission = keep_step_result(store, key, files, metadata)
         facts = {"degree": front.degree, "graph_key": front.graph.key, "outputs": sorted(front.whole.outputs)}
         return BackendOutput(
             {artifact_files.graph(shape.name): store.put_blob(graph), **{f.path: f.blob for f in emission.files}},
@@ -44,9 +44,9 @@ class EmulatorBackend:
         )
 
 
-def _emission_key_inputs(spec: "BuildSpec", program: "Program", graph: str) -> dict[str, object]:
+def _emission_key_inputs(spec: "BuildSpec", program: "CompiledGraph", graph: str) -> dict[str, object]:
     """All that the back end reads, with the module paths that it names in its figures."""
-    from nxpipe.emulator.analysis.memory import room
+    from nxpipe.emulator.analysis.graph_memory import room
 
     return {
         "format": "nxpipe.emission/1",
@@ -63,15 +63,15 @@ def _emission_key_inputs(spec: "BuildSpec", program: "Program", graph: str) -> d
 
 
 def _emit(
-    spec: "BuildSpec", shape: Shape, program: "Program", store: "Store", step: Step
+    spec: "BuildSpec", shape: Shape, program: "CompiledGraph", store: "Store", step: Step
 ) -> tuple[Mapping[str, "Blob"], dict[str, object]]:
     """Run the back end. A program that breaks a rule of its core is not stored."""
-    from nxpipe.emulator.analysis.memory import room
-    from nxpipe.emulator.analysis.utilisation import utilisation
+    from nxpipe.emulator.analysis.graph_memory import room
+    from nxpipe.emulator.analysis.utilization import utilisation
     from nxpipe.emulator.emit import emit
     from nxpipe.emulator.errors import OutOfMemory
     from nxpipe.emulator.executable.executable import to_bytes
-    from nxpipe.emulator.isa.limits import check
+    from nxpipe.emulator.isa.legality import check
 
     with step(f"emit {shape.name}"):
         try:

@@ -13,7 +13,7 @@ from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.shapes import Shape
 
 if TYPE_CHECKING:
-    from nxpipe.emulator.compile import Program
+    from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.emulator.ir.graph import Graph
     from nxpipe.emulator.passes import Pass, PassOptions
 
@@ -45,7 +45,7 @@ def compile_shape(
     captured: CapturedShape | None = None,
     tap: "Tap | None" = None,
     until: str | None = None,
-) -> "Program":
+) -> "CompiledGraph":
     """One program of a specification, divided among as many ranks as it asks for.
 
     `captured` is a graph of this shape to start from. Without it, a model class whose layers repeat is traced at two
@@ -75,7 +75,7 @@ def pass_options(spec: BuildSpec) -> "PassOptions":
 
 def authors_plan(spec: BuildSpec, shape: Shape) -> tuple[tuple[str, str], ...]:
     """The tensor-parallel plan that the model's authors published: patterns of modules, and how each is divided."""
-    from nxpipe.emulator.capture.published import published_plan
+    from nxpipe.emulator.capture.model import published_plan
 
     request = spec.capture_request(shape)
     return () if request is None else published_plan(request)
@@ -111,9 +111,9 @@ def _with_plan(spec: BuildSpec, shape: Shape, captured: CapturedShape | None, op
     return replace(options, published_plan=captured.authors_plan if captured else authors_plan(spec, shape))
 
 
-def _compile_until(captured: CapturedShape, options: "PassOptions", until: str) -> "Program":
+def _compile_until(captured: CapturedShape, options: "PassOptions", until: str) -> "CompiledGraph":
     """The program as it is after one pass. Before the pass that shards it, the ranks have one graph in common."""
-    from nxpipe.emulator.compile import Program
+    from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.emulator.ir.repeat import unroll
     from nxpipe.emulator.passes import PASSES, run_passes
     from nxpipe.emulator.passes.shard import padding, plan, shard
@@ -124,8 +124,8 @@ def _compile_until(captured: CapturedShape, options: "PassOptions", until: str) 
     whole = run_passes(captured.graph, options, passes[:front])
     graph = run_passes(whole, options, passes[front:])
     if front == len(passes) or options.tensor_parallel == 1:
-        return Program(graph, graph, 1, {}, {})
+        return CompiledGraph(graph, graph, 1, {}, {})
     layers = unroll(whole)
     division = plan(layers, options.tensor_parallel, dict(options.published_plan))
     pieces = (division.parameters, division.states, padding(layers, division))
-    return Program(whole, graph, division.degree, *pieces)
+    return CompiledGraph(whole, graph, division.degree, *pieces)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.artifacts.channels import model_id
 from nxpipe.pipeline.artifacts.signing import trust_in
+from nxpipe.pipeline.models.thresholds import Thresholds, evidence_shortfall
 from nxpipe.pipeline.util.text import did_you_mean
-from nxpipe.pipeline.verify.deviation import Thresholds, evidence_shortfall
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from nxpipe.emulator.capture import CaptureRequest
-    from nxpipe.emulator.capture.answer import Answer
-    from nxpipe.emulator.compile import CompiledGraph
+    from nxpipe.emulator.capture.request import Answer
     from nxpipe.emulator.ir.graph import Graph
     from nxpipe.pipeline.models.weights import Tensors
 
@@ -95,7 +94,7 @@ def runner(spec: BuildSpec, options: VerifyOptions) -> Runner:
 
 
 def _case(spec: BuildSpec, shape: Shape, tensors: "Tensors", options: VerifyOptions, step: Step) -> Case:
-    from nxpipe.emulator.given import require_inputs
+    from nxpipe.emulator.run.inputs import require_inputs
 
     with step(f"capture {shape.name}"):
         captured = capture_shape(spec, shape)
@@ -124,7 +123,7 @@ def _references(spec: BuildSpec, shape: Shape, tensors: "Tensors") -> dict[str, 
 
 
 def _saved_answers(spec: BuildSpec, shape: Shape, tensors: "Tensors", batches: Batches) -> "list[Answer]":
-    from nxpipe.emulator.capture.answer import Answer
+    from nxpipe.emulator.capture.request import Answer
 
     return [Answer(spec.outputs(shape, tensors, batch), {}) for batch in batches]
 

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from nxpipe.pipeline.models.thresholds import Deviation, Thresholds
 from nxpipe.pipeline.models.weights import Arrays
-from nxpipe.pipeline.util.console import human_bytes
 from nxpipe.pipeline.util.errors import NotEnoughMemory
-from nxpipe.pipeline.util.machine import available_memory
+from nxpipe.pipeline.util.process import available_memory
 from nxpipe.pipeline.util.progress import Step
+from nxpipe.pipeline.util.text import human_bytes
 from nxpipe.pipeline.verify.deviation import compare
 from nxpipe.pipeline.verify.execution import FAST, ExecutionOptions, Runner
 
 if TYPE_CHECKING:
-    from nxpipe.emulator.capture.answer import Answer
-    from nxpipe.emulator.compile import Program
-    from nxpipe.emulator.core import Statistics
-    from nxpipe.emulator.ir.graph import Graph, Value
+    from nxpipe.emulator.capture.request import Answer
+    from nxpipe.emulator.core.machine import Statistics
+    from nxpipe.emulator.ir.graph import Graph
+    from nxpipe.emulator.ir.nodes import Value
 
 Batches: TypeAlias = Sequence[Arrays]
 ReferenceRun: TypeAlias = "Callable[[Batches], list[Answer]]"
@@ -110,7 +110,7 @@ def on_emulator(compiled: CompileTapped, parameters: Arrays, executor: Runner) -
     """The emulator's answers, from all ranks of a program that is compiled when it is called."""
 
     def emulate(batches: Batches, layers_like: "Answer | None") -> tuple[list["Answer"], "Statistics | None"]:
-        from nxpipe.emulator.capture.answer import Answer
+        from nxpipe.emulator.capture.request import Answer
 
         like = {} if layers_like is None else layers_like.layers
         program = compiled(tap=partial(_with_layers, like=like) if like else None)

@@ -19,19 +19,17 @@ from nxpipe.pipeline.models.shapes import Shape
 from nxpipe.pipeline.models.thresholds import Deviation, Thresholds
 from nxpipe.pipeline.models.versions import digest_of
 from nxpipe.pipeline.models.weights import Arrays
-from nxpipe.pipeline.util.console import human_bytes
 from nxpipe.pipeline.util.errors import NotEnoughMemory, VerificationFailed
-from nxpipe.pipeline.util.machine import available_memory, processors
+from nxpipe.pipeline.util.process import available_memory, processors
 from nxpipe.pipeline.util.progress import Step
+from nxpipe.pipeline.util.text import human_bytes
 from nxpipe.pipeline.verify.deviation import compare
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
-    from nxpipe.artifact_store.parts import Part
-    from nxpipe.emulator.compile import Program
-    from nxpipe.pipeline.models.weights import Tensors
+    from nxpipe.artifact_store.builds import StepResult
     from nxpipe.emulator.compile import CompiledGraph
-    from nxpipe.pipeline.verify.materials import Materials
+    from nxpipe.pipeline.models.weights import Tensors
 
 # Files of the step result: the inputs of the program, and its outputs.
 _INPUTS: Final = "inputs"
@@ -77,7 +75,7 @@ class WeightCache:
 def collect_evidence(
     spec: BuildSpec,
     shape: Shape,
-    program: "Program",
+    program: "CompiledGraph",
     weights: LoadedWeights,
     store: "Store",
     step: Step,
@@ -97,7 +95,7 @@ def collect_evidence(
     return BackendOutput(files, _metadata(deviations, spec.reference, execution_environment()))
 
 
-def compared(shape: Shape, part: "Part") -> Compared:
+def compared(shape: Shape, part: "StepResult") -> Compared:
     """The evidence of one program, from its step result."""
     blobs = {"inputs": part.blob(_INPUTS).model_dump(), "answers": part.blob(_OUTPUTS).model_dump()}
     try:
@@ -152,7 +150,7 @@ def _processor() -> str:
 
 
 def _run_both(
-    spec: BuildSpec, shape: Shape, program: "Program", weights: Arrays, step: Step
+    spec: BuildSpec, shape: Shape, program: "CompiledGraph", weights: Arrays, step: Step
 ) -> tuple[Arrays, Arrays, Arrays]:
     from nxpipe.emulator.capture import example_inputs
     from nxpipe.emulator.run.fast import LoadedProgram, LoadedRanks

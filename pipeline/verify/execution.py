@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from nxpipe.pipeline.models.weights import Arrays
-from nxpipe.pipeline.util.console import human_bytes
+from nxpipe.pipeline.util.text import human_bytes
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from nxpipe.emulator.compile import Program
-    from nxpipe.emulator.core import Statistics
+    from nxpipe.emulator.compile import CompiledGraph
+    from nxpipe.emulator.core.machine import Statistics
     from nxpipe.emulator.executable.executable import Executable
+    from nxpipe.emulator.run.fast import Runnable
     from nxpipe.emulator.run.isa import LoadedIsa
-    from nxpipe.emulator.run.ranks import Loaded
 
 Mode: TypeAlias = Literal["fast", "isa"]
 HOSTILE: Final = "hostile"  # every engine as late as it may be
@@ -38,14 +38,14 @@ class Runner:
     execution: ExecutionOptions
     core: str
 
-    def load(self, program: "Program", weights: Arrays, stored: "Executable | None" = None) -> "RunnableProgram":
+    def load(self, program: "CompiledGraph", weights: Arrays, stored: "Executable | None" = None) -> "RunnableProgram":
         """`stored` is the program of instructions of an artifact, which is never emitted again."""
         if self.execution.mode == "fast":
-            from nxpipe.emulator.run.ranks import LoadedRanks
+            from nxpipe.emulator.run.fast import LoadedRanks
 
             return RunnableProgram(program, LoadedRanks(program.graph, weights))
         from nxpipe.emulator.emit import emit
-        from nxpipe.emulator.run import Isa
+        from nxpipe.emulator.run.isa import Isa
 
         cores = Isa(stored or emit(program, self.core), order=self.execution.order).load(weights)
         return RunnableProgram(program, cores, counting=cores)
@@ -54,8 +54,8 @@ class Runner:
 class RunnableProgram:
     """A program with its weights. Inputs and outputs are whole tensors, divided and joined for its ranks."""
 
-    def __init__(self, program: "Program", ranks: "Loaded", counting: "LoadedIsa | None" = None) -> None:
-        from nxpipe.emulator.run.ranks import LoadedProgram
+    def __init__(self, program: "CompiledGraph", ranks: "Runnable", counting: "LoadedIsa | None" = None) -> None:
+        from nxpipe.emulator.run.fast import LoadedProgram
 
         self._whole = LoadedProgram(program, ranks)
         self._counting = counting

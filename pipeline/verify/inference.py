@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.shapes import Shape
-from nxpipe.pipeline.models.source import ModelSource
+from nxpipe.pipeline.models.source import PretrainedModel
 from nxpipe.pipeline.models.weights import Arrays
 from nxpipe.pipeline.util.errors import BuildRefused, InputInvalid, ModelSourceError
 from nxpipe.pipeline.util.progress import Step
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from nxpipe.artifact_store import Published, Store
-    from nxpipe.emulator.compile import Program
-    from nxpipe.emulator.core import Statistics
+    from nxpipe.emulator.compile import CompiledGraph
+    from nxpipe.emulator.core.machine import Statistics
 
 _READ_TEXT = {"input_ids", "attention_mask"}
 
@@ -44,7 +44,12 @@ class RunInputs:
     truncate: bool = False  # texts that are longer than the largest bucket
 
     def to(
-        self, program: "Program", default: tuple[Arrays, str], source: ModelSource | None, shape: Shape, largest: int
+        self,
+        program: "CompiledGraph",
+        default: tuple[Arrays, str],
+        source: PretrainedModel | None,
+        shape: Shape,
+        largest: int,
     ) -> "ProgramInputs":
         """The inputs of each run. A batch of texts is filled up with its last one."""
         if self.tensors is None and not self.texts:
@@ -120,7 +125,7 @@ def run_artifact(
         yield from _ran(published.model_id, stored.name, running, feed, step)
 
 
-def _blank_states(program: "Program", inputs: Arrays) -> dict[str, "np.ndarray[Any, Any]"]:
+def _blank_states(program: "CompiledGraph", inputs: Arrays) -> dict[str, "np.ndarray[Any, Any]"]:
     return {name: 0 * array for name, array in inputs.items() if name in program.graph.outputs}
 
 

@@ -22,7 +22,7 @@ from nxpipe.pipeline.verify.stored_artifact import StoredArtifact, StoredProgram
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
     from nxpipe.emulator.capture import CaptureRequest
-    from nxpipe.emulator.capture.answer import Answer
+    from nxpipe.emulator.capture.request import Answer
     from nxpipe.emulator.core.machine import Statistics
 
 
@@ -68,7 +68,7 @@ def _as_stored(one: StoredProgram, weights: Arrays, runner: Runner) -> EmulatedR
 
 
 def _answer(outputs: Arrays) -> "Answer":
-    from nxpipe.emulator.capture.answer import Answer
+    from nxpipe.emulator.capture.request import Answer
 
     return Answer(outputs, {})
 

@@ -16,7 +16,7 @@ from nxpipe.pipeline.models.weights import Arrays
 from nxpipe.pipeline.util.errors import BuildRefused, InputInvalid
 from nxpipe.pipeline.util.progress import Step
 from nxpipe.pipeline.verify.cases import compile_variants, read_texts, runner, tensors_of
-from nxpipe.pipeline.verify.comparison import Comparison, Run, VerifyOptions
+from nxpipe.pipeline.verify.comparison import Comparison, VariantResult, VerifyOptions
 from nxpipe.pipeline.verify.deviation import compare
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ def _compared(spec: BuildSpec, options: VerifyOptions, size: tuple[int, int], st
     with step(f"{options.steps} steps in {DEFAULT_REFERENCE}"):
         truth, tokens = _follow(_in_pytorch(spec, pair, tensors, "float32"), prompt, options.steps, None)
 
-    def compared(variant: str, decoders: tuple[Decoder, Decoder]) -> Run:
+    def compared(variant: str, decoders: tuple[Decoder, Decoder]) -> VariantResult:
         found, _ = _follow(decoders, prompt, options.steps, tokens)
-        return Run(variant, tuple(compare(_named(found), _named(truth))))
+        return VariantResult(variant, tuple(compare(_named(found), _named(truth))))
 
     emulated = []
     variants = [compile_variants(each, options) for each in captured]

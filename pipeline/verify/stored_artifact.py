@@ -11,8 +11,8 @@ from nxpipe.pipeline.compile import artifact_files
 from nxpipe.pipeline.models.source import PretrainedModel
 from nxpipe.pipeline.models.thresholds import complete_evidence
 from nxpipe.pipeline.models.weights import Arrays
-from nxpipe.pipeline.util.documents import json_of
 from nxpipe.pipeline.util.errors import BuildRefused, ModelSourceError, ProgramInvalid
+from nxpipe.pipeline.util.files import json_of
 from nxpipe.pipeline.util.progress import Step
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store.evidence import Evidence
     from nxpipe.artifact_store.manifest import Executable as StoredExecutable
     from nxpipe.artifact_store.manifest import Manifest
-    from nxpipe.emulator.compile import Program
+    from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.emulator.executable.executable import Executable
-    from nxpipe.emulator.executable.port import Port
+    from nxpipe.emulator.executable.tables import Port
     from nxpipe.emulator.ir.types import TensorType
     from nxpipe.emulator.isa.program import Buffer
 
@@ -70,7 +70,7 @@ def read_instructions(manifest: "Manifest", stored: "StoredExecutable", store: "
     return found.with_constants(_tables(found, manifest, where, store))
 
 
-def require_compiled_from(program: "Program", instructions: "Executable", where: str) -> None:
+def require_compiled_from(program: "CompiledGraph", instructions: "Executable", where: str) -> None:
     """ProgramInvalid unless the instructions have the interface and the weights of the graph."""
     from nxpipe.emulator.emit import ports_of
     from nxpipe.emulator.isa.program import Role
@@ -115,7 +115,7 @@ def _tables(found: "Executable", manifest: "Manifest", where: str, store: "Store
 @dataclass(frozen=True)
 class StoredProgram:
     executable: "StoredExecutable"
-    program: "Program"  # as a graph
+    program: "CompiledGraph"  # as a graph
     instructions: "Executable"
     inputs: Arrays | None  # of the evidence, if there is any
     outputs: Arrays | None  # and what was answered to them
@@ -208,9 +208,9 @@ def _stored(
 
 def _program(
     instructions: "Executable", executable: "StoredExecutable", files: Mapping[str, bytes], where: str
-) -> "Program":
+) -> "CompiledGraph":
     """The graph as it was published. The pieces of tensors on each rank come from the compiled program."""
-    from nxpipe.emulator.compile import Program
+    from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.emulator.ir.graph import Graph
     from nxpipe.emulator.isa.program import Role
 
@@ -221,7 +221,7 @@ def _program(
             "the model again"
         )
     weights, states = (instructions.pieces(role) for role in (Role.PARAMETER, Role.STATE))
-    return Program(graph, graph, executable.tensor_parallel, weights, states)
+    return CompiledGraph(graph, graph, executable.tensor_parallel, weights, states)
 
 
 def _arrays(store: "Store", blob: "Blob") -> Arrays:

@@ -9,9 +9,9 @@ from nxpipe.pipeline.build.plan import BuildPlan, PlannedArtifact, PlannedCell
 from nxpipe.pipeline.build.status import CellStatus, Failure, FailureClass
 from nxpipe.pipeline.models.shapes import Shape
 from nxpipe.pipeline.models.spec import ModelSpec
+from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.models.weights import WeightsSource
 from nxpipe.pipeline.util.exit_codes import STORE
-from nxpipe.pipeline.verify.deviation import Thresholds
 
 THRESHOLDS = Thresholds(0.9, 0.1)
 SEED = WeightsSource.parse("random:0")

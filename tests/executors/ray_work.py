@@ -10,7 +10,7 @@ from pathlib import Path
 from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog
 from nxpipe.pipeline.build.status import Failure, FailureClass
 from nxpipe.pipeline.models.spec import ModelSpec
-from nxpipe.pipeline.verify.deviation import Thresholds
+from nxpipe.pipeline.models.thresholds import Thresholds
 
 FAULT = Failure(FailureClass.DETERMINISTIC, "BuildRefused", "it cannot be lowered", 11, "Traceback:\n  a line\n")
 _SPEC = ModelSpec("m", None, None, "inf2.xlarge", None, None, (1,), None, "none", "bf16")

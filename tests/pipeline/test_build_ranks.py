@@ -8,9 +8,7 @@ import pytest
 
 from nxpipe.artifact_store import open_store
 from nxpipe.emulator.capture import CaptureRequest, reference_outputs
-from nxpipe.emulator.compile import Program
-from nxpipe.emulator.capture import CaptureRequest, parameter_specs, reference_outputs
-from nxpipe.emulator.compile import CompiledGraph, compile_program
+from nxpipe.emulator.compile import CompiledGraph
 from nxpipe.emulator.executable.executable import from_bytes
 from nxpipe.emulator.hardware import instance
 from nxpipe.emulator.ir.decoding import decode
@@ -94,7 +92,7 @@ def test_a_prompt_in_a_small_bucket_is_continued_as_pytorch_continues_it(degree:
     request = BuildSpec(resolve(str(folder)), RandomWeights(0), (small, large, decode), instance("trn2.48xlarge"))
     weights = dict(Tensors(request.weights, request.parameters(small)))
 
-    def program(shape: Shape) -> Program:
+    def program(shape: Shape) -> CompiledGraph:
         return compile_shape(replace(request, autocast="none", tensor_parallel=degree), shape)
 
     prefill, step = program(small), program(decode)

@@ -19,16 +19,16 @@ from nxpipe.pipeline.cli import doctor
 from nxpipe.pipeline.compile.backend import PROGRAM
 from nxpipe.pipeline.compile.neuronx.backend import compile_neff
 from nxpipe.pipeline.compile.neuronx.cache_entry import entries_of
-from nxpipe.pipeline.compile.neuronx.process import Limits
+from nxpipe.pipeline.compile.neuronx.process import ProcessLimits
 from nxpipe.pipeline.compile.neuronx.toolchain import compiler_environment, compiler_flags
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.shapes import Shape
 from nxpipe.pipeline.models.source import resolve
+from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.models.weights import RandomWeights
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import BuildRefused, DoesNotFit, MissingSoftware
 from nxpipe.pipeline.util.exit_codes import exit_code_of
-from nxpipe.pipeline.verify.deviation import Thresholds
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.pipeline.neuronx_fakes import RELEASES, Toolchain, toolchain
 from tests.pipeline.walk import build

@@ -9,9 +9,9 @@ from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.protocol import nobody
 from nxpipe.pipeline.build.worker import CellBuilder
 from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.models.versions import digest_of
 from nxpipe.pipeline.util.progress import Step
-from nxpipe.pipeline.verify.deviation import Thresholds
 
 
 @dataclass(frozen=True)

@@ -26,15 +26,16 @@ from nxpipe.pipeline.compile.neuronx.toolchain import (
 )
 from nxpipe.pipeline.models.shapes import Shape
 from nxpipe.pipeline.models.weights import Arrays, Tensors
-from nxpipe.pipeline.util.console import human_bytes
 from nxpipe.pipeline.util.errors import BuildRefused, DoesNotFit, NotEnoughMemory
-from nxpipe.pipeline.util.machine import available_memory
+from nxpipe.pipeline.util.process import available_memory
 from nxpipe.pipeline.util.progress import Step
+from nxpipe.pipeline.util.text import human_bytes
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.emulator.capture import CaptureRequest
-    from nxpipe.emulator.ir.graph import Graph, Value
+    from nxpipe.emulator.ir.graph import Graph
+    from nxpipe.emulator.ir.nodes import Value
     from nxpipe.pipeline.compile.spec import BuildSpec
 
 
