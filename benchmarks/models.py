@@ -179,7 +179,6 @@ def export_plainly(model: str) -> int:
     import torch
 
     from nxpipe.emulator.capture import export
-    from nxpipe.pipeline.compile.spec import capture_request
     from nxpipe.pipeline.models.shapes import Shape, all_phases
     from nxpipe.pipeline.models.source import resolve
 
@@ -190,7 +189,7 @@ def export_plainly(model: str) -> int:
     source, nodes = resolve(model), 0
     for phase in all_phases(source.task):
         try:
-            export.capture_model(capture_request(source, Shape(phase, 1, tokens(model))))
+            export.capture_model(source.capture_request(Shape(phase, 1, tokens(model))))
         except Taken as taken:
             with torch.no_grad(), export.quiet_torch():
                 nodes += len(taken.program.run_decompositions().graph.nodes)

@@ -4,8 +4,6 @@ HBM."""
 from dataclasses import replace
 
 from nxpipe.emulator.ir.nodes import Node
-from nxpipe.emulator.lower.lowering import Lowering, NotLowered, laid_out, lowers
-from nxpipe.emulator.ir.graph import Node
 from nxpipe.emulator.lower.lowering import Lowering, NotLowered, lowers, operand_views
 from nxpipe.emulator.lower.tiles import fill
 from nxpipe.emulator.lower.view import View

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from nxpipe.pipeline.build.status import Failure
 from nxpipe.pipeline.models.shapes import Shape
 from nxpipe.pipeline.models.spec import ModelSpec
-from nxpipe.pipeline.verify.deviation import Thresholds
+from nxpipe.pipeline.models.thresholds import Thresholds
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.shapes import Shape, shapes_of
 from nxpipe.pipeline.models.source import DEFAULT_BUCKET
 from nxpipe.pipeline.models.spec import ModelSpec
+from nxpipe.pipeline.models.thresholds import Thresholds, evidence_shortfall
 from nxpipe.pipeline.models.versions import digest_of
 from nxpipe.pipeline.util.errors import VerificationFailed
 from nxpipe.pipeline.util.escape import for_terminal
 from nxpipe.pipeline.util.exit_codes import one_code
 from nxpipe.pipeline.util.process import no_collection
-from nxpipe.pipeline.verify.deviation import Thresholds, evidence_shortfall
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.index.nearest import NearestArtifact
@@ -168,10 +168,9 @@ def _resolve(asked: ModelSpec) -> _Lookup | PlannedArtifact:
 
 def _refused(asked: ModelSpec, failure: Failure) -> PlannedArtifact:
     """Its cells as far as they are known without the model."""
-    order = asked.order
-    shapes = shapes_of(order.phases or ("forward",), order.batches, order.buckets or (DEFAULT_BUCKET,))
+    shapes = shapes_of(asked.phases or ("forward",), asked.batches, asked.buckets or (DEFAULT_BUCKET,))
     cells = tuple(PlannedCell("", shape, CellStatus.REFUSED, failure=failure) for shape in sorted(shapes))
-    return PlannedArtifact("", f"{asked.name or order.model_id} on {order.target}, tp {order.tp or 1}", asked, cells)
+    return PlannedArtifact("", f"{asked.title} on {asked.target}, tp {asked.tp or 1}", asked, cells)
 
 
 def _unverified(store: Store, thresholds: Thresholds, one: _Lookup) -> Unverified | None:

@@ -22,10 +22,10 @@ from nxpipe.pipeline.build.status import CellStatus
 from nxpipe.pipeline.compile import utilisation
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.spec import ModelSpec
+from nxpipe.pipeline.models.thresholds import Thresholds, report_of
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import BuildRefused
 from nxpipe.pipeline.util.files import MiB, json_of, read_file, write_whole
-from nxpipe.pipeline.verify.deviation import Thresholds, report_of
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store

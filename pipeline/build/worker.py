@@ -29,14 +29,14 @@ from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog, JobStart
 from nxpipe.pipeline.build.plan import find_unverified
 from nxpipe.pipeline.build.status import failure_from
 from nxpipe.pipeline.compile.artifact_files import UTILISATION
-from nxpipe.pipeline.compile.backend import PROGRAM, BackendOutput
+from nxpipe.pipeline.compile.backend import PROGRAM, Backend, BackendOutput
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.compile.utilisation import to_bytes as utilisation_file
 from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.thresholds import Thresholds, require_within
 from nxpipe.pipeline.util.progress import Step, Watch
 from nxpipe.pipeline.util.text import human_bytes
-from nxpipe.pipeline.verify.deviation import Thresholds, require_within
-from nxpipe.pipeline.verify.evidence import WeightCache, compared
+from nxpipe.pipeline.verify.evidence import WeightCache, collect_evidence, compared
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.backends.protocol import Sent
@@ -139,15 +139,15 @@ class CellBuilder:
 
     def make(self, request: BuildSpec, shape: Shape) -> bool:
         """False: a cache hit for every step."""
-        backend = request.compiler
-        front: Callable[[], Any] = cache(partial(backend.front, request, shape, self._step))
+        backend = _backend_of(request.backend)
+        front: Callable[[], Any] = cache(partial(backend.frontend, request, shape, self._step))
 
         def program() -> BackendOutput:
             return backend.program(request, shape, front(), self._store, self._step, force=self._force)
 
         def evidence() -> BackendOutput:
             materials = self._shelf.of(request, self._step)
-            return backend.evidence(request, shape, front(), materials, self._store, self._step, self._thresholds)
+            return collect_evidence(request, shape, front(), materials, self._store, self._step, self._thresholds)
 
         key = request.program_key(shape)
         built = self._build_step(key, program)
@@ -315,3 +315,13 @@ class InlineExecutor:
 
     def close(self) -> None:
         """Jobs run only inside `events`."""
+
+
+def _backend_of(name: str) -> Backend:
+    if name == "neuronx":
+        from nxpipe.pipeline.compile.neuronx.backend import NeuronxBackend
+
+        return NeuronxBackend()
+    from nxpipe.pipeline.compile.emulator import EmulatorBackend
+
+    return EmulatorBackend()

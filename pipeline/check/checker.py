@@ -34,7 +34,7 @@ from nxpipe.pipeline.compile.findings import CONFIGURATION, SOURCE, WEIGHTS, Fin
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.program_file import SavedProgram
 from nxpipe.pipeline.models.shapes import Shape
-from nxpipe.pipeline.models.source import PretrainedModel
+from nxpipe.pipeline.models.source import ModelSource, PretrainedModel
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.versions import digest_of, source_digest
 from nxpipe.pipeline.models.weights import NoWeights
@@ -159,16 +159,14 @@ def _missing_data(program: SavedProgram) -> Iterator[Finding]:
         return
 
 
-def _report(
-    spec: ModelSpec, source: PretrainedModel, file: str, found: Examination, findings: Iterable[Finding]
-) -> Report:
+def _report(spec: ModelSpec, source: ModelSource, file: str, found: Examination, findings: Iterable[Finding]) -> Report:
     fits = tuple(fit_target(found, target, spec.tp) for target in spec.targets())
     merged = merge([*findings, *verdicts(fits, spec.tp)])
     task = source.task if isinstance(source, PretrainedModel) else ""
     return Report(source.id, task, found.programs, found.whole, fits, merged, file)
 
 
-def _weights_folder(spec: ModelSpec, source: PretrainedModel) -> Path | None:
+def _weights_folder(spec: ModelSpec, source: ModelSource) -> Path | None:
     return source.folder if spec.weights.kind == "checkpoint" else spec.weights.folder
 
 
@@ -176,7 +174,7 @@ def _degrees(spec: ModelSpec) -> tuple[int, ...]:
     return tuple(sorted({degree for target in spec.targets() for degree in target.degrees}))
 
 
-def _compiled_spec(spec: ModelSpec, source: PretrainedModel, shapes: tuple[Shape, ...]) -> BuildSpec:
+def _compiled_spec(spec: ModelSpec, source: ModelSource, shapes: tuple[Shape, ...]) -> BuildSpec:
     """The programs to compile, for one rank and the first target: the graph is the same for all, rules differ."""
     return BuildSpec(source, NoWeights(), shapes, spec.targets()[0], spec.autocast, spec.autocast_type)
 

@@ -80,7 +80,7 @@ def build(
     """
     from nxpipe.pipeline.build.matrix import specs_of_options
     from nxpipe.pipeline.build.run import BuildRun, UnfinishedBuild
-    from nxpipe.pipeline.verify.deviation import Thresholds
+    from nxpipe.pipeline.models.thresholds import Thresholds
 
     console: Console = ctx.obj
     state = state_folder(config_path)

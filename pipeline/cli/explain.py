@@ -140,7 +140,7 @@ class _Subject:
         from nxpipe.pipeline.build.explain import look_up_artifact, look_up_request
         from nxpipe.pipeline.build.plan import make_plan
         from nxpipe.pipeline.compile.spec import BuildSpec
-        from nxpipe.pipeline.verify.deviation import Thresholds
+        from nxpipe.pipeline.models.thresholds import Thresholds
 
         if self.is_stored:
             yield look_up_artifact(store.resolve(str(self.model)), store, count, report)

@@ -21,7 +21,7 @@ from nxpipe.pipeline.config.models import Autocast, AutocastType, Task
 from nxpipe.pipeline.models.program_file import SavedProgram, UnknownAxis, is_saved
 from nxpipe.pipeline.models.spec import ModelSpec, configured_models, spec_options
 from nxpipe.pipeline.util.files import expanded
-from nxpipe.pipeline.verify.execution import Execution, Mode
+from nxpipe.pipeline.verify.execution import HOSTILE, ExecutionOptions, Mode
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # Options that select programs or weights of a Hugging Face model. A .pt2 or .onnx file has its own.
@@ -228,7 +228,10 @@ def execution_options(function: _Function) -> Any:
 
     @wraps(function)
     def command(*args: Any, **values: Any) -> Any:
-        execution = Execution.of(values.pop("mode"), values.pop("engine_order"))
+        mode, order = values.pop("mode"), values.pop("engine_order")
+        if order is not None and mode != "isa":
+            raise _usage("--engine-order applies to emulated cores; pass --mode isa too")
+        execution = ExecutionOptions(mode, order or HOSTILE)
         return function(*args, execution=execution, **values)
 
     order = click.option(
@@ -236,7 +239,7 @@ def execution_options(function: _Function) -> Any:
         type=_EngineOrder(),
         metavar="ORDER",
         help="With --mode isa, the order of engines when several are ready: program (as written), hostile (as late as "
-        f"the waits allow), or random:SEED. Outputs do not depend on it.  [default: {Execution().order}]",
+        f"the waits allow), or random:SEED. Outputs do not depend on it.  [default: {ExecutionOptions().order}]",
     )
     mode = click.option(
         "--mode",

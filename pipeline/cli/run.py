@@ -16,7 +16,7 @@ from nxpipe.pipeline.util.errors import WouldOverwrite
 from nxpipe.pipeline.util.escape import for_terminal
 from nxpipe.pipeline.util.files import DocumentInvalid, MiB, read_file
 from nxpipe.pipeline.util.text import table
-from nxpipe.pipeline.verify.execution import Execution, Mode, sentence
+from nxpipe.pipeline.verify.execution import ExecutionOptions, Mode, statistics_sentence
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,7 +65,7 @@ def run(
     texts: tuple[str, ...],
     truncate: bool,
     output: Path | None,
-    execution: Execution,
+    execution: ExecutionOptions,
     store: str | None,
     config_path: Path,
 ) -> None:
@@ -122,7 +122,7 @@ def _inputs(given: Path | None, texts: tuple[str, ...], truncate: bool) -> "RunI
 
 
 def _model_runs(
-    options: ModelOptions, config_path: Path, inputs: "RunInputs", execution: Execution, console: Console
+    options: ModelOptions, config_path: Path, inputs: "RunInputs", execution: ExecutionOptions, console: Console
 ) -> Iterator["RunResult"]:
     from nxpipe.pipeline.compile.spec import BuildSpec
     from nxpipe.pipeline.verify.inference import run_model
@@ -145,7 +145,7 @@ def _as_text(ran: "RunResult", mode: Mode) -> str:
             parts.append(f"  {for_terminal(name)}, row {number}: most likely: {entries}")
     if ran.work:
         engines = [(engine, f"{count:,}") for engine, count in sorted(ran.work.engines.items())]
-        parts += [f"  {sentence(ran.work)}", _indented(table(("engine", "instructions"), engines))]
+        parts += [f"  {statistics_sentence(ran.work)}", _indented(table(("engine", "instructions"), engines))]
     return "\n".join(parts)
 
 

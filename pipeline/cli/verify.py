@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import click
 
@@ -18,12 +18,12 @@ from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import VerificationFailed
 from nxpipe.pipeline.util.escape import for_terminal
 from nxpipe.pipeline.util.text import table
-from nxpipe.pipeline.verify.execution import Execution, sentence
+from nxpipe.pipeline.verify.execution import ExecutionOptions, statistics_sentence
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.models.spec import ModelSpec
-    from nxpipe.pipeline.verify.comparison import Comparison, Run, VerifyOptions
-    from nxpipe.pipeline.verify.deviation import Deviation, Thresholds
+    from nxpipe.pipeline.models.thresholds import Deviation, Thresholds
+    from nxpipe.pipeline.verify.comparison import Comparison, VariantResult, VerifyOptions
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class _Shown:
     autocast_type: str | None  # None for an artifact
     done: "Comparison"
 
-    def way(self, run: "Run") -> str:
+    def way(self, run: "VariantResult") -> str:
         if run.variant in ("matmult", "all"):
             return f"emulated, {run.variant} {self.autocast_type}"
         return f"emulated, {run.variant}" if run in self.done.emulated else run.variant
@@ -86,7 +86,7 @@ def verify(
     layers: bool,
     slice_layers: int | None,
     steps: int | None,
-    execution: Execution,
+    execution: ExecutionOptions,
     store: str | None,
     config_path: Path,
 ) -> None:
@@ -107,8 +107,8 @@ def verify(
       nxpipe verify bert-base-uncased@4e9ce0 --store s3://my-artifacts/nxpipe
     """
     from nxpipe.pipeline.models.prompts import read_prompts
+    from nxpipe.pipeline.models.thresholds import Thresholds
     from nxpipe.pipeline.verify.comparison import VerifyOptions
-    from nxpipe.pipeline.verify.deviation import Thresholds
 
     console: Console = ctx.obj
     options.require_applicable()
@@ -141,7 +141,7 @@ def _show(found: Iterable[_Shown], verify_options: "VerifyOptions", allowed: "Th
 
 
 def _of_artifact(
-    name: str, store: str | None, config_path: Path, execution: Execution, console: Console
+    name: str, store: str | None, config_path: Path, execution: ExecutionOptions, console: Console
 ) -> Iterator[_Shown]:
     from nxpipe.pipeline.artifacts.store_url import open_configured_store
     from nxpipe.pipeline.verify.replay import compare_artifact
@@ -179,7 +179,7 @@ def _as_text(shown: _Shown, verify_options: "VerifyOptions", allowed: "Threshold
         for_terminal(headline),
         _indented(_figures([(shown.way(run), found) for run in runs for found in _worst(run.outputs)])),
     ]
-    parts += [f"  {shown.way(run)}: {sentence(run.work)}" for run in runs if run.work]
+    parts += [f"  {shown.way(run)}: {statistics_sentence(run.work)}" for run in runs if run.work]
     if any(run.layers for run in runs):
         parts += ["  Layer by layer, largest relative error:", _indented(_growth(shown, runs))]
         parts += [f"  {shown.way(run)}: {_verdict(run, allowed)}" for run in runs]
@@ -198,7 +198,7 @@ def _worst(outputs: Sequence["Deviation"]) -> Iterator["Deviation"]:
         yield worst if len(alike) == 1 else replace(worst, output=f"{kind}, the worst of {len(alike)}")
 
 
-def _growth(shown: _Shown, runs: Sequence["Run"]) -> str:
+def _growth(shown: _Shown, runs: Sequence["VariantResult"]) -> str:
     """One row per layer, one column per run."""
     found = [{layer.output: f"{layer.max_relative:.3g}" for layer in run.layers} for run in runs]
     names = dict.fromkeys(name for column in found for name in column)
@@ -206,7 +206,7 @@ def _growth(shown: _Shown, runs: Sequence["Run"]) -> str:
     return table(("layer", *(shown.way(run) for run in runs)), rows)
 
 
-def _verdict(run: "Run", allowed: "Thresholds") -> str:
+def _verdict(run: "VariantResult", allowed: "Thresholds") -> str:
     first = run.first_divergent(allowed)
     return (
         f"{for_terminal(first)} is the first layer beyond the thresholds"
@@ -245,7 +245,7 @@ def _as_json(shown: _Shown, verify_options: "VerifyOptions", allowed: "Threshold
     }
 
 
-def _run_json(run: "Run", allowed: "Thresholds") -> dict[str, object]:
+def _run_json(run: "VariantResult", allowed: "Thresholds") -> dict[str, object]:
     document: dict[str, object] = {"outputs": [asdict(found) for found in run.outputs]}
     if run.layers:
         document["layers"] = [asdict(found) for found in run.layers]

@@ -94,6 +94,20 @@ def pass_names() -> list[str]:
     return names
 
 
+def backend_steps() -> list[str]:
+    """The names of the back end's steps, which follow the passes."""
+    from nxpipe.emulator.lower import BACKEND
+
+    return [step.__name__ for step in BACKEND]
+
+
+def lowered_text(spec: BuildSpec, graph: "Graph", step: str) -> str:
+    """The back end's record after one of its steps, as text, for a graph after all passes."""
+    from nxpipe.emulator.lower import record_text
+
+    return record_text(graph, spec.target.core, spec.tensor_parallel, step)
+
+
 def _compile_whole(spec: BuildSpec, shape: Shape, captured: CapturedShape | None, options: "PassOptions") -> "Graph":
     """The graph after all passes, for one rank."""
     from nxpipe.emulator.compile import compile_graph

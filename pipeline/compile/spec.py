@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from nxpipe.emulator.hardware import Instance
 from nxpipe.pipeline.compile.toolchain import Toolchain, toolchain_of
 from nxpipe.pipeline.models.shapes import Shape, cache_capacity
-from nxpipe.pipeline.models.source import PretrainedModel
+from nxpipe.pipeline.models.source import ModelSource
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.versions import comparison_digest, digest_of
 from nxpipe.pipeline.models.weights import Arrays, NoWeights, Tensors, Weights
@@ -30,7 +30,7 @@ _RESOLVED: Final = 64  # specifications that a process remembers: a model is loo
 class BuildSpec:
     """One artifact, resolved. Programs share the weights, and a KV cache where they keep one."""
 
-    source: PretrainedModel
+    source: ModelSource
     weights: Weights
     shapes: tuple[Shape, ...]
     target: Instance
@@ -168,7 +168,7 @@ def _resolved(spec: ModelSpec) -> BuildSpec:
     return _build_spec(spec, source, source.open_weights(spec.weights))
 
 
-def _build_spec(spec: ModelSpec, source: PretrainedModel, weights: Weights) -> BuildSpec:
+def _build_spec(spec: ModelSpec, source: ModelSource, weights: Weights) -> BuildSpec:
     return BuildSpec(
         source=source,
         weights=weights,

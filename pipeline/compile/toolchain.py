@@ -5,7 +5,7 @@ Planning a build needs these only. What a toolchain compiles with is its backend
 
 from typing import TYPE_CHECKING, Protocol
 
-from nxpipe.pipeline.models.source import PretrainedModel
+from nxpipe.pipeline.models.source import ModelSource
 from nxpipe.pipeline.models.versions import compiler_digest
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ class Toolchain(Protocol):
     verifies: bool
     """Its programs can be run here, and compared with the reference."""
 
-    def require_source(self, source: PretrainedModel) -> None:
+    def require_source(self, source: ModelSource) -> None:
         """BuildRefused for a model that it cannot compile."""
         ...
 
@@ -42,7 +42,7 @@ class EmulatorToolchain:
 
     verifies = True
 
-    def require_source(self, source: PretrainedModel) -> None: ...
+    def require_source(self, source: ModelSource) -> None: ...
 
     def require_installed(self) -> None: ...
 

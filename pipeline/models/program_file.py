@@ -15,10 +15,9 @@ from nxpipe.pipeline.models.file_digest import sha256_of_file
 from nxpipe.pipeline.models.shapes import SAVED_PROGRAM, Shape
 from nxpipe.pipeline.models.versions import library_version
 from nxpipe.pipeline.models.weights import Arrays, Weights, WeightsSource
-from nxpipe.pipeline.util.console import human_bytes
 from nxpipe.pipeline.util.errors import BuildRefused, ModelSourceError, NotEnoughMemory
-from nxpipe.pipeline.util.machine import available_memory
-from nxpipe.pipeline.util.suggest import did_you_mean
+from nxpipe.pipeline.util.process import available_memory
+from nxpipe.pipeline.util.text import did_you_mean, human_bytes
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,9 +16,8 @@ from nxpipe.pipeline.models.known import find, nearest
 from nxpipe.pipeline.models.shapes import Shape, all_phases, cache_capacity, shapes_of
 from nxpipe.pipeline.models.versions import LIBRARIES, library_version, optional_versions
 from nxpipe.pipeline.models.weights import Arrays, Weights, WeightsSource
-from nxpipe.pipeline.util.documents import DocumentInvalid, MiB, json_of, read_file
 from nxpipe.pipeline.util.errors import BuildRefused, MissingSoftware, ModelSourceError
-from nxpipe.pipeline.util.folders import expanded
+from nxpipe.pipeline.util.files import DocumentInvalid, MiB, expanded, json_of, read_file
 
 if TYPE_CHECKING:
     from nxpipe.emulator.capture import CaptureRequest

@@ -16,8 +16,8 @@ from nxpipe.pipeline.models.shapes import Shape
 from nxpipe.pipeline.models.source import ModelSource, looks_like_folder, resolve
 from nxpipe.pipeline.models.weights import WeightsSource
 from nxpipe.pipeline.util.errors import InputInvalid
-from nxpipe.pipeline.util.folders import expanded
-from nxpipe.pipeline.util.suggest import did_you_mean
+from nxpipe.pipeline.util.files import expanded
+from nxpipe.pipeline.util.text import did_you_mean
 
 ALL: Final = "all"  # in place of an instance: every instance of the catalogue
 _BUILD: Final = ("name", "axes", "backend", "verified")

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from nxpipe.pipeline.models.checkpoint import SafetensorsWeights, numpy_dtype
 from nxpipe.pipeline.util.errors import ModelSourceError
-from nxpipe.pipeline.util.folders import expanded
+from nxpipe.pipeline.util.files import expanded
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from nxpipe.emulator.ir.graph import TensorType
+    from nxpipe.emulator.ir.types import TensorType
 
 
 Arrays: TypeAlias = Mapping[str, "np.ndarray[Any, Any]"]

@@ -5,7 +5,7 @@ or was killed continues with the same command.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 from nxpipe.pipeline.build.report.summary import counted, headline, tally
@@ -89,8 +89,8 @@ class CheckGate:
         from nxpipe.pipeline.check.checker import check
         from nxpipe.pipeline.check.formats import as_text
 
-        orders = dict.fromkeys(artifact.asked.order for artifact in _to_build(release))
-        reports = [check(order, release.console.step) for order in orders]
+        specs = dict.fromkeys(replace(artifact.asked, name=None) for artifact in _to_build(release))
+        reports = [check(spec, release.console.step) for spec in specs]
         figures = [report.as_json() for report in reports]
         wrong = [report for report in reports if report.exit_code.number]
         if not wrong:
@@ -242,8 +242,8 @@ def _faults(release: "ReleaseContext", name: str, published: "Published", figure
     for done in compare_artifact(published, release.store, release.console.step, FAST):
         wrong = [fault for run in done.emulated for fault in run.faults(release.thresholds)]
         program, near = done.program, [found.as_json() for run in done.emulated for found in run.outputs]
-        figures.append({"artifact": name, "program": program, "against": done.yardstick, "near": near})
-        faults += (f"{program} against {done.yardstick}, {fault}" for fault in wrong)
+        figures.append({"artifact": name, "program": program, "against": done.reference, "near": near})
+        faults += (f"{program} against {done.reference}, {fault}" for fault in wrong)
     return faults
 
 

@@ -28,11 +28,11 @@ from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.build.matrix import specs_of_config
 from nxpipe.pipeline.build.run import BuildRun
 from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.models.versions import compiler_digest
 from nxpipe.pipeline.release.options import ExpectedGeneration, ReleaseOptions
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.files import state_folder, write_whole
-from nxpipe.pipeline.verify.deviation import Thresholds
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store

@@ -20,6 +20,7 @@ from nxpipe.pipeline.verify.execution import FAST, ExecutionOptions, Runner
 
 if TYPE_CHECKING:
     from nxpipe.emulator.capture.request import Answer
+    from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.emulator.core.machine import Statistics
     from nxpipe.emulator.ir.graph import Graph
     from nxpipe.emulator.ir.nodes import Value
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 Batches: TypeAlias = Sequence[Arrays]
 ReferenceRun: TypeAlias = "Callable[[Batches], list[Answer]]"
 # Compiles a program; its tap adds outputs to the graph before that is divided among ranks.
-CompileTapped: TypeAlias = "Callable[..., Program]"
+CompileTapped: TypeAlias = "Callable[..., CompiledGraph]"
 # The answers, with the layers of a reference's answer, if one is given; and the instruction counts, if there are any.
 EmulatedRun: TypeAlias = "Callable[[Batches, Answer | None], tuple[list[Answer], Statistics | None]]"
 

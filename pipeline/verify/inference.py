@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.shapes import Shape
-from nxpipe.pipeline.models.source import PretrainedModel
+from nxpipe.pipeline.models.source import ModelSource
 from nxpipe.pipeline.models.weights import Arrays
 from nxpipe.pipeline.util.errors import BuildRefused, InputInvalid, ModelSourceError
 from nxpipe.pipeline.util.progress import Step
@@ -47,7 +47,7 @@ class RunInputs:
         self,
         program: "CompiledGraph",
         default: tuple[Arrays, str],
-        source: PretrainedModel | None,
+        source: ModelSource | None,
         shape: Shape,
         largest: int,
     ) -> "ProgramInputs":

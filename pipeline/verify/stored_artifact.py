@@ -211,10 +211,10 @@ def _program(
 ) -> "CompiledGraph":
     """The graph as it was published. The pieces of tensors on each rank come from the compiled program."""
     from nxpipe.emulator.compile import CompiledGraph
-    from nxpipe.emulator.ir.graph import Graph
+    from nxpipe.emulator.ir.decoding import decode
     from nxpipe.emulator.isa.program import Role
 
-    graph = Graph.from_bytes(files[artifact_files.graph(executable.name)])
+    graph = decode(files[artifact_files.graph(executable.name)])
     if graph.key != executable.graph_key:
         raise ProgramInvalid(
             f"{where}: its graph has key {graph.key[:12]}, and the manifest has {executable.graph_key[:12]}; build "

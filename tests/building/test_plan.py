@@ -21,7 +21,7 @@ from nxpipe.pipeline.build.status import CellStatus, FailureClass
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.config.sections import Backend
 from nxpipe.pipeline.models.shapes import Shape
-from nxpipe.pipeline.models.spec import Backend, ModelSpec
+from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.weights import WeightsSource
 from nxpipe.pipeline.util.errors import BuildRefused, VerificationFailed
 from tests.artifact_store.samples import publish_verified

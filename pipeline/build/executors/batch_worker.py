@@ -6,7 +6,6 @@ The list is one blob of the store; a child's index is its place in it.
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog, JobStarted, to_document
@@ -53,19 +52,16 @@ def read_job(store: "Store", digest: str, place: int) -> Job:
 
 def require_remote_sources(asked: ModelSpec) -> None:
     """A worker on another machine has the hub and the store, and none of the files here."""
-    from nxpipe.pipeline.models.program_file import is_saved
-    from nxpipe.pipeline.models.source import looks_like_folder
-
-    model, weights = asked.model_id, asked.order.weights
-    if is_saved(model):
+    model, folder = asked.model_id, asked.weights.folder
+    if asked.kind == "file":
         raise BuildRefused(
             f"{model}: a program in a file of this machine, which the build farm cannot read; use another executor"
         )
-    if looks_like_folder(model):
+    if asked.kind == "folder":
         raise BuildRefused(f"{model}: a folder of this machine, which the build farm cannot read; {_INSTEAD}")
-    if weights is not None and weights != "hub" and not weights.startswith("random:"):
+    if folder is not None:
         raise BuildRefused(
-            f"{model}: its weights are in {Path(weights)} of this machine, which the build farm cannot read; {_INSTEAD}"
+            f"{model}: its weights are in {folder} of this machine, which the build farm cannot read; {_INSTEAD}"
         )
 
 

@@ -14,11 +14,11 @@ from nxpipe.pipeline.build.state import ArtifactResult, CellResult, Results
 from nxpipe.pipeline.build.status import REPORT_WORDS, RESULT_WORDS, CellStatus, Failure, FailureClass
 from nxpipe.pipeline.compile import utilisation
 from nxpipe.pipeline.models.shapes import SAVED_PROGRAM, Shape
+from nxpipe.pipeline.models.thresholds import Report, sentences
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.escape import plain, style
 from nxpipe.pipeline.util.exit_codes import INCOMPLETE, INTERNAL, INTERRUPTED, TABLE
 from nxpipe.pipeline.util.text import human_bytes
-from nxpipe.pipeline.verify.deviation import Report, sentences
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store

@@ -23,20 +23,20 @@ _COMPILER: Final = re.compile(r"neuronxcc-[0-9A-Za-z][0-9A-Za-z.+_-]*")
 _MODULE: Final = re.compile(r"MODULE_[0-9A-Za-z]+\+[0-9A-Za-z]+")  # the hash of the graph, that of the flags
 
 
-class State(Enum):
+class EntryState(Enum):
     READY = "ready"
     LOCKED = "locked"  # a compiler is running, or was killed
     FAILED = "failed"  # a failed compilation, which is not repeated
     UNFINISHED = "unfinished"
 
 
-def state_of(names: Collection[str]) -> State:
+def state_of(names: Collection[str]) -> EntryState:
     """The state by the files of the folder. A lock beside a finished NEFF is stale."""
     if NEFF in names and DONE in names:
-        return State.READY
+        return EntryState.READY
     if any(name.endswith(_LOCK) for name in names):
-        return State.LOCKED
-    return State.FAILED if DONE in names or _FAILED in names else State.UNFINISHED
+        return EntryState.LOCKED
+    return EntryState.FAILED if DONE in names or _FAILED in names else EntryState.UNFINISHED
 
 
 def travels(name: str) -> bool:
@@ -58,7 +58,7 @@ class CacheEntry:
         return f"{self.folder}/{name}"
 
 
-def kept_by(manifest: "Manifest") -> list[CacheEntry]:
+def entries_of(manifest: "Manifest") -> list[CacheEntry]:
     """The entries that came with an artifact's programs."""
     found: dict[tuple[str, str], dict[str, Blob]] = {}
     for file in manifest.files:
@@ -67,7 +67,7 @@ def kept_by(manifest: "Manifest") -> list[CacheEntry]:
             program, folder, name = _parts(manifest, rest)
             found.setdefault((program, folder), {})[name] = file.blob
     for (program, folder), files in found.items():
-        if state_of(files) is not State.READY:
+        if state_of(files) is not EntryState.READY:
             raise ProgramInvalid(
                 f"{manifest.model.id} {program}: {folder} lacks {NEFF} or {DONE}; build the model again"
             )
@@ -98,7 +98,7 @@ def cache_entries(cache: Path, program: str) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for folder in sorted(cache.glob("*/*/")):
         files = sorted(path for path in folder.iterdir() if path.is_file())
-        if state_of([path.name for path in files]) is State.READY:
+        if state_of([path.name for path in files]) is EntryState.READY:
             for path in files:
                 where = path.relative_to(cache).as_posix()
                 if folder_of(where) and travels(path.name):

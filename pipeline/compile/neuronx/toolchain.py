@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from nxpipe.emulator.hardware import CORES
 from nxpipe.pipeline.models.program_file import SavedProgram
-from nxpipe.pipeline.models.source import PretrainedModel
+from nxpipe.pipeline.models.source import ModelSource
 from nxpipe.pipeline.models.versions import compiler_digest, source_digest
 from nxpipe.pipeline.util.errors import BuildRefused, MissingSoftware
 
@@ -27,7 +27,7 @@ _OPTIONAL: Final = ("torch-xla", "libneuronxla")  # they make the HLO module, wh
 class NeuronxToolchain:
     verifies = False  # a NEFF runs on a device only
 
-    def require_source(self, source: PretrainedModel) -> None:
+    def require_source(self, source: ModelSource) -> None:
         if isinstance(source, SavedProgram):
             raise BuildRefused(
                 f"{source.id}: neuronx-cc cannot build a saved program; pass the model's folder or id, or "
