@@ -572,13 +572,16 @@ def _edge(edge: Edge) -> str:
 
 
 def main() -> int:
+    checkout = next((p for p in (Path(__file__).resolve().parent.parent, Path.cwd()) if (p / "app.py").is_file()), None)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkout", type=Path, default=Path(__file__).resolve().parent.parent)
+    parser.add_argument("--checkout", type=Path, default=checkout)
     parser.add_argument("--list", action="append", choices=LISTS, default=[], metavar="NAME", dest="lists")
     parser.add_argument("--path", metavar="COMMAND")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
+    if options.checkout is None:
+        parser.error("the working directory is no checkout of nxpipe; pass --checkout DIR")
     command = options.path or ("nxpipe build" if options.check or "path" in options.lists else None)
     try:
         found = measure(options.checkout.resolve(), command)
