@@ -42,10 +42,12 @@ import sys
 import tempfile
 import time
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -162,16 +164,24 @@ def record(product: Product, out: Path, sections: Sequence[str]) -> None:
         path = out / "entries" / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(vars(entry), indent=1, sort_keys=True, ensure_ascii=False) + "\n")
-    surroundings = found.pop("build/surroundings", Entry({})).data
-    digests = {"surroundings": surroundings, "sections": list(sections), "quick": product.quick, "entries": {}}
-    digests["entries"] = {name: digests_of(entry) for name, entry in sorted(found.items())}
-    (out / "digests.json").write_text(json.dumps(digests, indent=0, sort_keys=True) + "\n")
+    write_digests(out, found, sections, quick=product.quick)
     (out / "seconds.json").write_text(json.dumps(seconds) + "\n")
 
 
-def digests_of(entry: Entry) -> list[Any]:
+def write_digests(out: Path, found: Mapping[str, Entry], sections: Sequence[str], *, quick: bool) -> None:
+    digests = {
+        "surroundings": found["build/surroundings"].data if "build/surroundings" in found else {},
+        "sections": list(sections),
+        "quick": quick,
+        "entries": {name: digests_of(found[name]) for name in sorted(found) if name != "build/surroundings"},
+    }
+    (out / "digests.json").write_text(json.dumps(digests, indent=0, ensure_ascii=False) + "\n")
+
+
+def digests_of(entry: Entry) -> str:
+    """Of the data, of the texts; and whether the data depend on the machine."""
     data, texts = (hashlib.sha256(_spelled(each).encode()).hexdigest()[:16] for each in (entry.data, entry.texts))
-    return [data, texts, *(["machine"] if entry.machine else [])]
+    return f"{data} {texts}{' machine' if entry.machine else ''}"
 
 
 def _spelled(document: Any) -> str:
@@ -389,9 +399,12 @@ def build(product: Product, out: Path) -> Entries:
     for name, words in _FILES:
         shutil.copy(INPUTS / name, folder)
         documents += _build(product, folder, "--model-id", f"./{name}", "--target", targets, *words, *jobs)
-    for number, document in enumerate(documents):
+    count: Counter[str] = Counter()
+    for document in documents:
         kept = without(document, "request_key", "manifest", "seconds", "attempts", "verification")
-        yield f"document/{number:03} {document['model']} {document['target']}", split(kept)
+        name = f"{document['model']} {document['target']}"
+        count[name] += 1
+        yield f"document/{name} {count[name]}", split(kept)
     yield from _store(Store(folder / "store"), out)
 
 
@@ -456,10 +469,13 @@ def _layout(folder: Path) -> Iterator[str]:
         if path.is_file():
             name = str(path.relative_to(folder))
             name = re.sub(r"^(cas/sha256/)..", r"\1<two>", _HEX.sub("<digest>", name))
+            name = re.sub(r"^(neuron-artifacts)/[^/]*", r"\1/<model>", name)
             yield re.sub(r"[0-9a-f]{16}(?=/manifest)|\d{8}T[\d.]+Z|(?<=/)\d{10}$", "<number>", name)
 
 
 # Section "documents"
+
+_SLOW: Final = ("build", "explain", "bench", "run", "verify", "rollout")
 
 
 def documents(product: Product, _: Path) -> Entries:
@@ -513,9 +529,9 @@ def documents(product: Product, _: Path) -> Entries:
         ("rollout", "simulate", *load, "--rollouts", "2", *config),
         ("init", "new", "--dry-run"),
     ]
-    if product.quick:
-        commands = [words for words in commands if words[0] in ("store", "channel", "config", "diff")]
     for number, words in enumerate(commands):
+        if product.quick and words[0] in _SLOW:
+            continue
         done = product.nxpipe(*words, "--json", cwd=folder)
         name = " ".join({first: "FIRST", second: "SECOND"}.get(word, word) for word in words)
         try:
@@ -523,7 +539,9 @@ def documents(product: Product, _: Path) -> Entries:
         except ValueError:
             shape = "no JSON"
         texts = _failure(done, product.work) if done.returncode else {}
-        yield f"{number:02} {name.replace('/', ' ')}", Entry({"exit code": done.returncode, "shape": shape}, texts)
+        depends = words[0] == "doctor"  # on what is installed
+        entry = Entry({"exit code": done.returncode, "shape": shape}, texts, machine=depends)
+        yield f"{number:02} {name.replace('/', ' ')}", entry
 
 
 # Section "projects"
@@ -894,10 +912,9 @@ class Record:
         file = path / "digests.json" if path.is_dir() else path
         return Record(json.loads(file.read_text()), path if path.is_dir() else None)
 
-    @property
+    @cached_property
     def entries(self) -> Mapping[str, list[str]]:
-        found: Mapping[str, list[str]] = self.digests["entries"]
-        return found
+        return {name: digests.split() for name, digests in self.digests["entries"].items()}
 
     def entry(self, name: str) -> Entry | None:
         if self.folder is None:
@@ -909,7 +926,8 @@ def compare(one: Record, other: Record) -> int:
     """Print all differences; the exit code."""
     sections = [each for each in one.digests["sections"] if each in other.digests["sections"]]
     in_part = one.digests["quick"] != other.digests["quick"] or len(sections) < len(SECTIONS)
-    names = [name for name in {**one.entries, **other.entries} if name.partition("/")[0] in sections]
+    entries = {**one.entries, **other.entries}
+    names = [name for name in entries if name.partition("/")[0] in sections]
     is_same_machine = one.digests["surroundings"] == other.digests["surroundings"]
     found = Found()
     for name in sorted(names):
