@@ -393,12 +393,11 @@ _FILES: Final = (("neurons.onnx", ("--axis", "batch=4")), ("attention.pt2", ()))
 def build(product: Product, out: Path) -> Entries:
     folder = product.folder("build")
     write_models(product, folder, _VARIANTS[:2] if product.quick else _VARIANTS)
-    jobs = ("--jobs", str(product.jobs))
-    documents = _build(product, folder, "--keep-going", *jobs)
+    documents = _build(product, folder, "--keep-going")
     targets = "inf2.xlarge" if product.quick else "inf2.xlarge,trn2.48xlarge"
     for name, words in _FILES:
         shutil.copy(INPUTS / name, folder)
-        documents += _build(product, folder, "--model-id", f"./{name}", "--target", targets, *words, *jobs)
+        documents += _build(product, folder, "--model-id", f"./{name}", "--target", targets, *words)
     count: Counter[str] = Counter()
     for document in documents:
         kept = without(document, "request_key", "manifest", "seconds", "attempts", "verification")
@@ -409,7 +408,8 @@ def build(product: Product, out: Path) -> Entries:
 
 
 def _build(product: Product, folder: Path, *words: str) -> list[dict[str, Any]]:
-    done = product.nxpipe("build", *words, "--json", cwd=folder)
+    """Always by two workers: the threads that each has are among the surroundings of its evidence."""
+    done = product.nxpipe("build", *words, "--jobs", "2", "--json", cwd=folder)
     if done.returncode:
         raise ReplayFailed(f"{' '.join(done.args)}: exit code {done.returncode}\n{done.stderr[-4000:]}")
     documents: list[dict[str, Any]] = json.loads(done.stdout)
@@ -485,7 +485,7 @@ def documents(product: Product, _: Path) -> Entries:
     llama = json.loads((INPUTS / "models.json").read_text())["llama"]["config"]
     (folder / "tiny" / "config.json").write_text(json.dumps(llama))
     model = ("--model-id", "./tiny", "--weights", "random:0", "--buckets", "16")
-    _build(product, folder, *model, "--tp", "1,2", "--store", "store", "--jobs", str(product.jobs))
+    _build(product, folder, *model, "--tp", "1,2", "--store", "store")
     store = ("--store", "store")
     listed = _json_of(product.nxpipe("store", "ls", *store, "--json", cwd=folder))
     first, second = sorted(str(row["request_key"]) for row in listed)
@@ -1028,7 +1028,7 @@ def main() -> int:
         if name == "record":
             command.add_argument("out", type=Path)
         command.add_argument("--quick", action="store_true", help="a part of each section")
-        command.add_argument("--jobs", type=int, default=1, help="commands at once")
+        command.add_argument("--jobs", type=int, default=1, help="commands at once; a build always has two workers")
         command.add_argument("--checkout", type=Path, default=ROOT)
         command.add_argument("--only", action="append", choices=SECTIONS, default=[], metavar="SECTION")
     command = commands.add_parser("compare")
