@@ -21,7 +21,7 @@ that `app.py` packs. Nothing is fetched. Sections:
 
 What is left out, because it differs between runs or follows from the compiler's source: of key inputs
 `compiler.source`; of manifests the digest of the key inputs; of action records nothing but the layout is kept; of
-evidence `manifest` and `surroundings`; of build documents `request_key`, `manifest`, `seconds` and `attempts`; of
+evidence `manifest`, `surroundings` and `seal`; of build documents `request_key`, `manifest`, `seconds` and `attempts`; of
 templates the digests of assets; of the judge's records `previous`, whose chain is verified instead. The handler of the
 Lambda function is compared without the prefix `nxpipe.`.
 
@@ -455,7 +455,7 @@ def _store(store: Store, out: Path) -> Entries:
                 del each["blob"]
         yield f"{name}/manifest", Entry(manifest)
         for _, evidence in store.documents("evidence", digest):
-            found = without(evidence, "manifest", "surroundings")
+            found = without(evidence, "manifest", "surroundings", "seal")
             inputs_of = {each["program"]: each.pop("inputs") for each in found["programs"]}
             yield f"{name}/inputs of evidence", Entry(inputs_of)
             yield f"{name}/evidence", Entry(found, machine=True)
