@@ -20,10 +20,10 @@ that `app.py` packs. Nothing is fetched. Sections:
     canary     records of 50 rollouts that the judge decides, and the summaries of 50 simulations
 
 What is left out, because it differs between runs or follows from the compiler's source: of key inputs
-`compiler.source`; of manifests the digest of the key inputs; of action records nothing but the layout is kept; of
-evidence `manifest`, `surroundings` and `seal`; of build documents `request_key`, `manifest`, `seconds` and `attempts`; of
-templates the digests of assets; of the judge's records `previous`, whose chain is verified instead. The handler of the
-Lambda function is compared without the prefix `nxpipe.`.
+`compiler.source`; of manifests the digest of the key inputs; of action records, reports, leases and parts all but the
+layout of their paths; of evidence `manifest`, `surroundings` and `seal`; of build documents `request_key`, `manifest`,
+`seconds` and `attempts`; of templates the digests of assets; of the judge's records `previous`, whose chain is verified
+instead. The handler of the Lambda function is compared without the prefix `nxpipe.`.
 
 Texts for people (messages, advice, descriptions, titles) are kept apart from data: other words are reported and are no
 difference. So are other Sids of IAM statements. Figures of evidence depend on the processor: they are compared only
