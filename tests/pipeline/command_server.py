@@ -122,10 +122,10 @@ def _reap() -> None:
 
 def _import_all() -> None:
     """Every module of the command line, and the libraries that they import when a run needs them."""
-    from pipeline import __path__, entry
+    from nxpipe.pipeline import __path__, entry
 
     entry.without_plugins()  # as the installed script does before pydantic is imported
-    names = [module.name for module in pkgutil.walk_packages(__path__, "pipeline.")]
+    names = [module.name for module in pkgutil.walk_packages(__path__, "nxpipe.pipeline.")]
     for name in (*names, "boto3", "numpy", "cryptography.hazmat.primitives.asymmetric.ed25519"):
         if not name.endswith("__main__"):
             with suppress(ImportError):
@@ -154,7 +154,7 @@ def _become_command(request: dict[str, Any], out: int, err: int) -> NoReturn:
         os.dup2(descriptor, number)
         os.close(descriptor)
     sys.argv = request["arguments"]
-    from pipeline.entry import main
+    from nxpipe.pipeline.entry import main
 
     try:
         main()
