@@ -36,7 +36,7 @@ demo: $(VENV)/.ready  ## build, verify and publish two models into a local store
 	$(BIN)/nxpipe build
 
 demo-rollout: setup  ## roll a good and a bad version out on a local AWS, from an empty account to their ends
-	$(BIN)/python -m tests.cloud.rollout_demo
+	$(BIN)/python -m tests.localaws.rollout_demo
 
 # The tests in seven parts, side by side; the account of each is printed whole when it ends. They often wait for servers
 # and commands, so that it takes more than two of them to keep two cores busy. The longest begin first.
@@ -44,7 +44,7 @@ BUILDS := tests/build_report tests/building tests/executors tests/github tests/r
 COMMANDS := $(filter-out $(BUILDS),$(wildcard tests/pipeline/test_*.py))
 COMPILER := tests/emulator tests/conformance
 MACHINE := tests/core tests/executable tests/isa tests/lower tests/models_isa tests/mutation tests/runtime
-FLEETS := tests/agent tests/cloud tests/stacks
+FLEETS := tests/agent tests/localaws tests/stacks
 SECURITY := tests/security
 PARTS := test-security test-commands test-compiler test-others test-fleets test-machine test-builds
 SIDE_BY_SIDE = $(MAKE) --no-print-directory --jobs 7 --keep-going --output-sync=target $(PARTS)
@@ -100,7 +100,7 @@ $(AUDIT)/.ready: requirements/audit.txt
 	touch $@
 
 cloud-up: setup  ## a local AWS until Ctrl-C; prints what another shell needs to use it
-	$(BIN)/python -m tests.cloud.server 5599
+	$(BIN)/python -m tests.localaws.server 5599
 
 docs: $(VENV)/.ready  ## write the generated pages anew
 	$(BIN)/python -m nxpipe.pipeline.cli.reference write

@@ -19,8 +19,8 @@ from nxpipe.pipeline.build.item import Item
 from nxpipe.pipeline.order import Order
 from nxpipe.pipeline.request import Shape
 from nxpipe.pipeline.verify.verify import Thresholds
-from tests.cloud.mends.batch_jobs import IMAGES
 from tests.conftest import ROOT
+from tests.localaws.mends.batch_jobs import IMAGES
 
 REGION: Final = "us-east-2"
 ACCOUNT: Final = "123456789012"

@@ -20,9 +20,9 @@ from nxpipe.pipeline.build.executors.batch_farm import PROJECT_TAG, find_farm
 from nxpipe.pipeline.build.executors.protocol import Limits
 from nxpipe.pipeline.util.errors import AwsError
 from nxpipe.pipeline.util.exit_codes import COMPILE
-from tests.cloud.mends.batch_jobs import FLOOR, lose_machine
-from tests.cloud.server import local_aws
 from tests.executors.farm_world import MIB, STORE, deploy_farm, followed, item, jobs, kept, parents, the_image, until
+from tests.localaws.mends.batch_jobs import FLOOR, lose_machine
+from tests.localaws.server import local_aws
 
 QUICK = Pace(poll=0.05, waiting=0.2)
 

@@ -25,8 +25,8 @@ from nxpipe.pipeline.cli.worker import worker
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import AwsError, BuildRefused
 from nxpipe.stacks import names
-from tests.cloud.install import install
 from tests.executors.farm_world import MIB, REGION, STORE, asked, define_job, deploy_farm, item, jobs
+from tests.localaws.install import install
 
 
 @pytest.fixture

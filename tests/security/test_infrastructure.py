@@ -24,9 +24,9 @@ from nxpipe.pipeline.config import Signing
 from nxpipe.stacks.reading import Templates, read
 from nxpipe.stacks.rules import Facts, lint
 from nxpipe.stacks.rules.permissions import SIGNER
-from tests.cloud.visitors import Fleet
 from tests.conftest import ROOT
 from tests.github.documents import ACTION, ACTIONS, TEMPLATES, WORKFLOWS, steps
+from tests.localaws.visitors import Fleet
 from tests.stacks.audit import synthesise
 from tests.stacks.local import template_of
 from tests.stacks.permissions import allowed

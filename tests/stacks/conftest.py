@@ -13,7 +13,7 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from tests.cloud.install import install
+from tests.localaws.install import install
 from tests.stacks.local import REGION
 from tests.stacks.matrix import Matrix, matrix_in_the_making
 

@@ -29,7 +29,7 @@ from nxpipe.stacks.rollout.release import Means, release
 from nxpipe.stacks.rollout.states import States
 from nxpipe.stacks.rollout.watch import watch
 from nxpipe.stacks.rollout.watchdog import watchdog
-from tests.cloud.formation.provider import client_of
+from tests.localaws.formation.provider import client_of
 from tests.stacks.local import REGION
 
 Kind = Literal["fails once", "stays broken", "answer is lost", "is stopped"]

@@ -15,10 +15,10 @@ from nxpipe.pipeline.canary.plan import Plan
 from nxpipe.pipeline.config import Config, ServingFleet
 from nxpipe.stacks.observe import ObserveStack
 from nxpipe.stacks.rollout import RolloutStack
-from tests.cloud.formation.provider import client_of
-from tests.cloud.install import install
-from tests.cloud.mends.refreshes import hosts_answer
-from tests.cloud.visitors import Fleet
+from tests.localaws.formation.provider import client_of
+from tests.localaws.install import install
+from tests.localaws.mends.refreshes import hosts_answer
+from tests.localaws.visitors import Fleet
 from tests.stacks.fleet_world import World, configured, world
 from tests.stacks.local import ACCOUNT, HERE, REGION, deploy
 

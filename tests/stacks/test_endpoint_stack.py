@@ -19,7 +19,7 @@ from nxpipe.stacks.reach import needs
 from nxpipe.stacks.reading import Templates, read
 from nxpipe.stacks.rules import Facts, lint
 from nxpipe.stacks.store import StoreStack
-from tests.cloud.census import census
+from tests.localaws.census import census
 from tests.stacks.linting import complaints
 from tests.stacks.local import HERE, REGION, deploy, destroy, new_app, resources, template_of
 from tests.stacks.permissions import allowed, statements_of

@@ -8,8 +8,8 @@ from typing import Final
 import pytest
 
 from nxpipe.pipeline.canary.plan import Plan
-from tests.cloud.mends.events import strike
-from tests.cloud.visitors import Fleet, Visitors, visitors
+from tests.localaws.mends.events import strike
+from tests.localaws.visitors import Fleet, Visitors, visitors
 from tests.stacks.rollout_faults import Fault, faults, injected, meanwhile
 from tests.stacks.rollout_world import (
     CLOCK,
