@@ -19,7 +19,7 @@ from nxpipe.artifact_store.digest import sha256_hex
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.evidence import EMULATED, Compared, Evidence, Figures, Limits
 from nxpipe.artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
-from tests.localaws.mends import creations
+from tests.localaws.moto_patches import creations
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -20,7 +20,7 @@ from nxpipe.pipeline.order import Order
 from nxpipe.pipeline.request import Shape
 from nxpipe.pipeline.verify.verify import Thresholds
 from tests.conftest import ROOT
-from tests.localaws.mends.batch_jobs import IMAGES
+from tests.localaws.moto_patches.batch_jobs import IMAGES
 
 REGION: Final = "us-east-2"
 ACCOUNT: Final = "123456789012"

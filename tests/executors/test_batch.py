@@ -21,7 +21,7 @@ from nxpipe.pipeline.build.executors.protocol import Limits
 from nxpipe.pipeline.util.errors import AwsError
 from nxpipe.pipeline.util.exit_codes import COMPILE
 from tests.executors.farm_world import MIB, STORE, deploy_farm, followed, item, jobs, kept, parents, the_image, until
-from tests.localaws.mends.batch_jobs import FLOOR, lose_machine
+from tests.localaws.moto_patches.batch_jobs import FLOOR, lose_machine
 from tests.localaws.server import local_aws
 
 QUICK = Pace(poll=0.05, waiting=0.2)

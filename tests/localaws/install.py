@@ -10,8 +10,8 @@ from botocore.loaders import Loader
 from moto.core.config import default_user_config
 
 from tests.localaws.formation import models, urls
-from tests.localaws.mends import mend_all
-from tests.localaws.mends._around import around
+from tests.localaws.moto_patches import apply_all
+from tests.localaws.moto_patches._around import around
 from tests.localaws.providers import know_all
 
 _READ: Final[dict[Any, Any]] = {}
@@ -26,7 +26,7 @@ def install() -> None:
     default_user_config["iam"] = {"load_aws_managed_policies": True}
     default_user_config["stepfunctions"] = {"execute_state_machine": True}
     know_all()
-    mend_all()
+    apply_all()
     around(Loader, "__init__", _share)
 
 

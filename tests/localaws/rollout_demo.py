@@ -21,7 +21,7 @@ from typing import Any, Final
 from nxpipe.artifact_store import open_store
 from tests.artifact_store.samples import publish_verified, put
 from tests.localaws.formation.provider import client_of
-from tests.localaws.mends.refreshes import hosts_answer
+from tests.localaws.moto_patches.refreshes import hosts_answer
 from tests.localaws.server import local_aws
 from tests.localaws.visitors import Fleet, visitors
 

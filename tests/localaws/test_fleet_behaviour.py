@@ -11,8 +11,8 @@ from botocore.exceptions import ClientError
 from tests.localaws.census import census
 from tests.localaws.deployed import changed, create, physical, running, settled, update, without
 from tests.localaws.fleet import Template, balancing, fleet, launch_data, network, ref
-from tests.localaws.mends import capacity
-from tests.localaws.mends.refreshes import hosts_answer
+from tests.localaws.moto_patches import capacity
+from tests.localaws.moto_patches.refreshes import hosts_answer
 
 REGION = "us-east-2"
 

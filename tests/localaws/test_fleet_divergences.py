@@ -8,7 +8,7 @@ import pytest
 
 from tests.localaws.deployed import changed, create, physical, running, without
 from tests.localaws.fleet import Template, fleet
-from tests.localaws.mends import capacity
+from tests.localaws.moto_patches import capacity
 
 _SOON = {"HeartbeatTimeout": 30, "DefaultResult": "ABANDON"}
 

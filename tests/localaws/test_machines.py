@@ -15,7 +15,7 @@ from moto.stepfunctions.parser.asl.component.state.exec.state_task.service.state
     StateTaskServiceSfn,
 )
 
-from tests.localaws.mends.events import strike
+from tests.localaws.moto_patches.events import strike
 
 pytestmark = pytest.mark.usefixtures("aws")
 

@@ -17,7 +17,7 @@ from nxpipe.stacks.observe import ObserveStack
 from nxpipe.stacks.rollout import RolloutStack
 from tests.localaws.formation.provider import client_of
 from tests.localaws.install import install
-from tests.localaws.mends.refreshes import hosts_answer
+from tests.localaws.moto_patches.refreshes import hosts_answer
 from tests.localaws.visitors import Fleet
 from tests.stacks.fleet_world import World, configured, world
 from tests.stacks.local import ACCOUNT, HERE, REGION, deploy

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from nxpipe.pipeline.canary.plan import Plan
-from tests.localaws.mends.events import strike
+from tests.localaws.moto_patches.events import strike
 from tests.localaws.visitors import Fleet, Visitors, visitors
 from tests.stacks.rollout_faults import Fault, faults, injected, meanwhile
 from tests.stacks.rollout_world import (

@@ -9,7 +9,7 @@ import pytest
 from nxpipe.pipeline.canary.plan import Plan
 from nxpipe.pipeline.canary.record import replay
 from tests.localaws.census import census
-from tests.localaws.mends.events import strike
+from tests.localaws.moto_patches.events import strike
 from tests.localaws.visitors import Fleet, visitors
 from tests.stacks.local import REGION
 from tests.stacks.rollout_world import (

@@ -12,7 +12,7 @@ from aws_cdk import Tags
 from nxpipe.stacks.balancer import COLOUR_HEADER
 from nxpipe.stacks.project_tag import PROJECT_TAG
 from tests.localaws.census import census
-from tests.localaws.mends.refreshes import hosts_answer
+from tests.localaws.moto_patches.refreshes import hosts_answer
 from tests.stacks.fleet_world import CERTIFICATE, IMAGE, OTHER_IMAGE, World, configured, read_only, world
 from tests.stacks.linting import complaints
 from tests.stacks.local import REGION, deploy, destroy, resources

@@ -20,7 +20,7 @@ from typing import Any, Final
 from moto.batch.models import BatchBackend, Job
 from moto.batch.responses import BatchResponse
 
-from tests.localaws.mends._around import around
+from tests.localaws.moto_patches._around import around
 
 IMAGES: Final[dict[str, list[str]]] = {}  # what is run in the place of a command's first word, by image
 _LOOK: Final = 0.02  # seconds

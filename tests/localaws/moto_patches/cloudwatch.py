@@ -14,7 +14,7 @@ from moto.cloudwatch.responses import CloudWatchResponse
 from moto.core.responses import ActionResult, EmptyResult
 
 from tests.localaws.formation.provider import client_of
-from tests.localaws.mends._around import around
+from tests.localaws.moto_patches._around import around
 
 _TOKENS: Final = re.compile(
     r"\s*(?:(?P<state>ALARM|OK|INSUFFICIENT_DATA)\s*\(\s*(?:\"(?P<quoted>[^\"]+)\"|(?P<bare>[^()\"]+?))\s*\)"

@@ -6,7 +6,7 @@ from moto.logs.metric_filters import MetricFilters
 from moto.logs.models import LogGroup
 from moto.logs.responses import LogsResponse
 
-from tests.localaws.mends._around import around
+from tests.localaws.moto_patches._around import around
 
 
 def mend() -> None:

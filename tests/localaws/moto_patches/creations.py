@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from moto.s3.responses import S3Response
 
-from tests.localaws.mends._around import around
+from tests.localaws.moto_patches._around import around
 
 _ONE_AT_A_TIME: Final = Lock()
 

@@ -8,7 +8,7 @@ from moto.elbv2.exceptions import ELBClientError, LoadBalancerNotFoundError
 from moto.elbv2.models import ELBv2Backend, FakeAction, FakeTargetGroup, elbv2_backends
 from moto.elbv2.responses import ELBV2Response
 
-from tests.localaws.mends._around import around
+from tests.localaws.moto_patches._around import around
 
 _MOST_WEIGHT: Final = 999
 _MOST_GROUPS: Final = 5

@@ -11,9 +11,9 @@ from moto.core.exceptions import ServiceException
 from moto.core.responses import ActionResult, EmptyResult
 from moto.core.utils import camelcase_to_underscores
 
-from tests.localaws.mends._around import around
-from tests.localaws.mends.hooks import keep_hook
-from tests.localaws.mends.scaling import group_of
+from tests.localaws.moto_patches._around import around
+from tests.localaws.moto_patches.hooks import keep_hook
+from tests.localaws.moto_patches.scaling import group_of
 
 _FORGOTTEN: Final = (
     "CapacityRebalance",

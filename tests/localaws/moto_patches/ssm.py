@@ -9,7 +9,7 @@ from typing import Any, Final
 from moto.core.utils import utcnow
 from moto.ssm.models import Parameter, ParameterDict
 
-from tests.localaws.mends._around import around
+from tests.localaws.moto_patches._around import around
 
 _ON_HOSTS: Final = "/aws/service/neuron/dlami/"
 _ON_NODES: Final = "/aws/service/eks/optimized-ami/"

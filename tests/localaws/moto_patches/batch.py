@@ -8,7 +8,7 @@ from moto.batch.responses import BatchResponse
 from moto.iam.exceptions import NotFoundException
 from moto.iam.models import SERVICE_NAME_CONVERSION
 
-from tests.localaws.mends._around import around
+from tests.localaws.moto_patches._around import around
 
 _ROLE: Final = "AWSServiceRoleForBatch"
 _ONE_AT_A_TIME: Final = Lock()

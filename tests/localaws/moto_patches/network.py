@@ -13,7 +13,7 @@ from moto.ec2.models.security_groups import SecurityGroup, SecurityGroupRule
 from moto.ec2.responses import EC2Response
 from moto.elbv2 import elbv2_backends
 
-from tests.localaws.mends._around import around
+from tests.localaws.moto_patches._around import around
 
 
 def _description(self: SecurityGroupRule) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 from moto.events.models import Rule, events_backends
 
 from tests.localaws.formation.provider import client_of
-from tests.localaws.mends._around import around
+from tests.localaws.moto_patches._around import around
 
 
 def mend() -> None:

@@ -8,7 +8,7 @@ from moto.sagemaker.exceptions import ValidationError
 from moto.sagemaker.models import FakeEndpoint, FakeEndpointConfig, Model, SageMakerModelBackend
 from moto.sagemaker.responses import SageMakerResponse
 
-from tests.localaws.mends._around import around
+from tests.localaws.moto_patches._around import around
 
 
 def mend() -> None:

@@ -15,8 +15,8 @@ from botocore.exceptions import ClientError
 from moto.iam.models import iam_backends
 from moto.s3.models import S3Backend
 
-from tests.localaws.mends.cloudwatch import holds
-from tests.localaws.mends.ssm import NAMES
+from tests.localaws.moto_patches.cloudwatch import holds
+from tests.localaws.moto_patches.ssm import NAMES
 
 REGION = "us-east-2"
 

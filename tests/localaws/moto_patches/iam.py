@@ -7,7 +7,7 @@ from typing import Any
 
 from moto.iam.models import IAMBackend
 
-from tests.localaws.mends._around import around
+from tests.localaws.moto_patches._around import around
 
 _read: dict[tuple[str, str], list[Any]] = {}
 

@@ -11,9 +11,9 @@ from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.responses import ActionResult, EmptyResult
 from moto.core.utils import camelcase_to_underscores
 
-from tests.localaws.mends import capacity
-from tests.localaws.mends._around import around
-from tests.localaws.mends.scaling import end, group_of, record, waiting_for
+from tests.localaws.moto_patches import capacity
+from tests.localaws.moto_patches._around import around
+from tests.localaws.moto_patches.scaling import end, group_of, record, waiting_for
 
 _OPTIONAL: Final = ("NotificationMetadata", "NotificationTargetARN", "RoleARN")
 

@@ -7,6 +7,6 @@ from importlib import import_module
 from pathlib import Path
 
 
-def mend_all() -> None:
+def apply_all() -> None:
     for path in sorted(Path(__file__).parent.glob("[!_]*.py")):
         import_module(f"{__name__}.{path.stem}").mend()

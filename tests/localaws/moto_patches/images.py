@@ -9,8 +9,8 @@ from typing import Any, Final
 from moto.ec2.models import EC2Backend
 from moto.ec2.models.amis import Ami
 
-from tests.localaws.mends._around import around
-from tests.localaws.mends.ssm import NAMES, image
+from tests.localaws.moto_patches._around import around
+from tests.localaws.moto_patches.ssm import NAMES, image
 
 _SDK: Final = "2.32.0"
 _MADE: Final = datetime(2026, 10, 12, tzinfo=UTC)

@@ -26,7 +26,7 @@ from moto.stepfunctions.parser.backend.execution import BaseExecutionWorkerCommu
 from moto.stepfunctions.parser.models import StepFunctionsParserBackend
 
 from tests.localaws.formation.provider import client_of
-from tests.localaws.mends._around import around
+from tests.localaws.moto_patches._around import around
 
 _SERVICES: Final = {
     "elasticloadbalancingv2": ("elbv2", "ElasticLoadBalancingV2"),

@@ -18,8 +18,8 @@ from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.responses import ActionResult
 from moto.core.utils import utcnow
 
-from tests.localaws.mends.hooks import answer
-from tests.localaws.mends.scaling import current_template, end, group_of, waiting_for
+from tests.localaws.moto_patches.hooks import answer
+from tests.localaws.moto_patches.scaling import current_template, end, group_of, waiting_for
 
 Answer = Literal["CONTINUE", "ABANDON", "SILENCE"]
 _USUAL: Final = {"MinHealthyPercentage": 90, "SkipMatching": False, "AutoRollback": False, "BakeTime": 0}

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from moto.awslambda.models import LambdaFunction
 
-from tests.localaws.mends._around import around
+from tests.localaws.moto_patches._around import around
 
 _RUN: Final = """
 import importlib, json, os, sys, traceback

@@ -6,7 +6,7 @@ from typing import Any
 from moto.efs.models import EFSBackend
 from moto.efs.responses import EFSResponse
 
-from tests.localaws.mends._around import around
+from tests.localaws.moto_patches._around import around
 
 _SETTINGS = {"ThroughputMode": "throughput_mode", "ProvisionedThroughputInMibps": "provisioned_throughput_in_mibps"}
 

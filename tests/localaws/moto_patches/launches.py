@@ -13,8 +13,8 @@ from moto.ec2.models.launch_templates import LaunchTemplate, LaunchTemplateBacke
 from moto.ec2.utils import filter_iam_instance_profiles, parse_user_data, random_eni_attach_id
 from moto.ssm import ssm_backends
 
-from tests.localaws.mends._around import around
-from tests.localaws.mends.capacity import known_placement_group, take
+from tests.localaws.moto_patches._around import around
+from tests.localaws.moto_patches.capacity import known_placement_group, take
 
 _FROM_SSM: Final = "resolve:ssm:"
 _CARD: Final = 100  # interfaces of further cards stand behind those of the first; moto knows one card only

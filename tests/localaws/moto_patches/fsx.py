@@ -4,7 +4,7 @@ from typing import Any
 
 from moto.fsx.models import FileSystem, FSxBackend
 
-from tests.localaws.mends._around import around
+from tests.localaws.moto_patches._around import around
 
 
 def mend() -> None:

@@ -14,8 +14,8 @@ from moto.core.responses import ActionResult
 from moto.core.utils import utcnow
 from moto.elbv2.exceptions import TargetGroupNotFoundError
 
-from tests.localaws.mends import capacity
-from tests.localaws.mends._around import around
+from tests.localaws.moto_patches import capacity
+from tests.localaws.moto_patches._around import around
 
 LAUNCHING: Final = "autoscaling:EC2_INSTANCE_LAUNCHING"
 WAITING: Final = "Pending:Wait"

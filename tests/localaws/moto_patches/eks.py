@@ -9,8 +9,8 @@ from moto.eks.models import EKSBackend
 from moto.eks.responses import EKSResponse
 
 from tests.localaws.formation.provider import client_of
-from tests.localaws.mends._around import around
-from tests.localaws.mends._eks import KINDS, all_of, update
+from tests.localaws.moto_patches._around import around
+from tests.localaws.moto_patches._eks import KINDS, all_of, update
 
 _OF_A_CLUSTER: Final[dict[str, Any]] = {
     "accessConfig": {"authenticationMode": "CONFIG_MAP"},

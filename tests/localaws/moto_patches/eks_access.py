@@ -7,7 +7,7 @@ from moto.core.responses import ActionResult, EmptyResult
 from moto.core.utils import utcnow
 from moto.eks.responses import EKSResponse
 
-from tests.localaws.mends._eks import Record, all_of, arn_of, change, cluster_name, gone, put, record_of, update
+from tests.localaws.moto_patches._eks import Record, all_of, arn_of, change, cluster_name, gone, put, record_of, update
 
 
 def mend() -> None:
