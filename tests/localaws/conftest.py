@@ -1,6 +1,7 @@
-"""A local AWS for each test."""
+"""A local AWS for each test. The tests of the harness itself are run by `make test-localaws` and nightly."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -8,6 +9,13 @@ import pytest
 from moto import mock_aws
 
 from tests.localaws.install import install
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker("slow")
 
 
 @pytest.fixture

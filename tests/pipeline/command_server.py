@@ -122,7 +122,8 @@ def _reap() -> None:
 
 def _import_all() -> None:
     """Every module of the command line, and the libraries that they import when a run needs them."""
-    from nxpipe.pipeline import __path__, entry
+    from nxpipe.pipeline import __path__
+    from nxpipe.pipeline.cli import entry
 
     entry.without_plugins()  # as the installed script does before pydantic is imported
     names = [module.name for module in pkgutil.walk_packages(__path__, "nxpipe.pipeline.")]
@@ -154,7 +155,7 @@ def _become_command(request: dict[str, Any], out: int, err: int) -> NoReturn:
         os.dup2(descriptor, number)
         os.close(descriptor)
     sys.argv = request["arguments"]
-    from nxpipe.pipeline.entry import main
+    from nxpipe.pipeline.cli.entry import main
 
     try:
         main()
