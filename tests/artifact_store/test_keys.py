@@ -27,9 +27,9 @@ INPUTS: Final = {
 # canonical.py, digest.py and errors.py are the standard library's: any Python that parses them runs them.
 PROGRAM: Final = """
 import importlib.util, json, sys, types
-package = types.ModuleType("artifact_store")
-package.__path__ = [sys.argv[1]]
-sys.modules["artifact_store"] = package
+for name, folders in (("nxpipe", []), ("nxpipe.artifact_store", [sys.argv[1]])):
+    package = sys.modules[name] = types.ModuleType(name)
+    package.__path__ = folders
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.digest import sha256_hex
 print(sha256_hex(canonical_json(json.loads(sys.stdin.read()))))

@@ -351,7 +351,7 @@ except ImportError:
     pass
 else:
     raise SystemExit("the block does not hold")
-from nxpipe.pipeline.cli import main
+from nxpipe.pipeline.cli.main import main
 sys.argv = ["nxpipe", *sys.argv[1:]]
 main()
 """

@@ -231,7 +231,7 @@ def test_a_broken_file_is_told_unless_the_store_was_named(here: Path) -> None:
 def test_listing_a_folder_imports_neither_boto3_nor_torch(here: Path) -> None:
     publish(here / "s")
     code = (
-        "import sys; from nxpipe.pipeline.cli import cli; from nxpipe.pipeline.util.console import Console; "
+        "import sys; from nxpipe.pipeline.cli.main import cli; from nxpipe.pipeline.util.console import Console; "
         f"cli.main(['store', 'ls', '--store', {str(here / 's')!r}, '--json'], obj=Console(), standalone_mode=False); "
         "print({'boto3', 'botocore', 'torch', 'transformers', 'numpy'} & set(sys.modules), file=sys.stderr)"
     )

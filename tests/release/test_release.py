@@ -138,7 +138,7 @@ def test_a_channel_that_moves_after_it_was_held_against_is_not_overwritten(
 def test_what_is_released_from_a_channel_needs_no_compiler(team: Team) -> None:
     program = """
 import sys
-from nxpipe.pipeline.cli import main
+from nxpipe.pipeline.cli.main import main
 sys.argv = ["nxpipe", *"release --to eu --from staging --skip verify".split()]
 try:
     main()

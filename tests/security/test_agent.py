@@ -170,7 +170,7 @@ def test_an_instance_that_cannot_serve_is_given_up(
 _ENDED_WHILE_IT_PREPARES = """
 import os, signal, sys, time
 from nxpipe.pipeline.fleet.agent.run import Agent
-from nxpipe.pipeline.cli import main
+from nxpipe.pipeline.cli.main import main
 
 def prepare(self, instance, step):
     os.kill(os.getpid(), signal.SIGTERM)

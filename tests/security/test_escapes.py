@@ -293,10 +293,10 @@ def test_a_style_cannot_be_forged() -> None:
 def test_nothing_but_the_console_writes_to_stdout_or_stderr() -> None:
     """A second place would be one without escapes. A worker's stdout is a pipe to its driver, and speaks JSON."""
     allowed = {
-        "command_line/output.py",
-        "reference.py",  # a tool of ours, not a command
-        "executors/worker.py",
-        "agent/hook.py",
+        "util/console.py",
+        "cli/reference.py",  # a tool of ours, not a command
+        "build/executors/worker.py",
+        "fleet/agent/hook.py",
     }
     found = set()
     for path in sorted((ROOT / "pipeline").rglob("*.py")):

@@ -27,7 +27,7 @@ __all__ = ["nxpipe"]  # the fixture
 
 Edit = Callable[[Any], object]
 # What reading a program may import for the first time: the reader's own parts, and torch's.
-READERS: Final = ("emulator", "torch", "transformers", "sympy", "mpmath", "numpy", "encodings")
+READERS: Final = ("nxpipe.emulator", "torch", "transformers", "sympy", "mpmath", "numpy", "encodings")
 
 
 @pytest.fixture

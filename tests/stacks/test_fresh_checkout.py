@@ -32,7 +32,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in filter(None, listed.stdout.split("\0")):
         if not name.startswith(("tests/", "docs/", "benchmarks/")) and (ROOT / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
+            shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
     (folder / "node_modules").symlink_to(ROOT / "node_modules")
     (folder / ".venv").symlink_to(sys.prefix)
     assert not list(folder.glob("nxpipe.*.lock"))

@@ -227,7 +227,7 @@ def test_the_archive_of_the_judge_is_its_source_and_has_the_same_bytes_each_time
     first, second = archive(), archive()
     assert first.read_bytes() == second.read_bytes()
     names = zipfile.ZipFile(first).namelist()
-    assert "pipeline/canary/handler.py" in names
+    assert "nxpipe/pipeline/canary/handler.py" in names
     assert all(name.endswith(".py") for name in names)
 
 
