@@ -1,15 +1,16 @@
 """The two tiers of the tests, and what the commit tier takes of a large test. docs/testing.md explains them.
 
-A test marked `sample(n)` runs one n-th of its cases in the commit tier: those whose parameter indices, summed with the
-number of the commit, are divisible by n. So n successive numbers run all cases, each value of a parameter occurs in
-every run if another parameter has n values, and all workers and reruns of a commit run the same cases. The other
-cases get the mark `slow`, which is the nightly tier's.
+Tests and modules marked `sample(n)` run one n-th of their cases in the commit tier: those where the number of the
+commit, a number for the test's name and the indices of the case, one for each `parametrize`, add up to a multiple of n.
+So n successive numbers run all cases, a value of one parameter occurs in every run if another has n values, and all
+workers and reruns of a commit run the same cases. The other cases get the mark `slow`, which is the nightly tier's.
 """
 
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -49,8 +50,17 @@ def mark_unsampled(items: Sequence[pytest.Item], number: int) -> None:
         mark = item.get_closest_marker("sample")
         if mark is not None and isinstance(item, pytest.Function):
             (parts,) = mark.args
-            if (sum(item.callspec.indices.values()) + number) % parts:
+            if (_place(item) + number) % parts:
                 item.add_marker("slow")
+
+
+def _place(item: pytest.Function) -> int:
+    """The sum of its indices, one for each `parametrize`; tests of a module begin at different places."""
+    place = crc32(item.originalname.encode())
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        place += item.callspec.indices[names[0].strip()]
+    return place
 
 
 def part_of(items: list[pytest.Item], part: str) -> tuple[list[pytest.Item], list[pytest.Item]]:

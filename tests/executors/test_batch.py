@@ -24,6 +24,8 @@ from tests.executors.farm_world import MIB, STORE, deploy_farm, followed, item, 
 from tests.localaws.moto_patches.batch_jobs import FLOOR, lose_machine
 from tests.localaws.server import local_aws
 
+pytestmark = pytest.mark.sample(2)
+
 QUICK = Pace(poll=0.05, waiting=0.2)
 
 

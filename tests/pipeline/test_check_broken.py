@@ -107,6 +107,7 @@ CONFIGURATIONS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_a_broken_configuration_gives_a_finding_at_its_line(name: str) -> None:
     broken = CONFIGURATIONS[name]
