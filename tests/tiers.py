@@ -34,7 +34,7 @@ def register_profiles() -> None:
 
 def examples(written: int) -> int:
     """The number of examples of a test that needs more or fewer than others, in the current tier."""
-    return max(2, written * settings.default.max_examples // _AS_WRITTEN)
+    return max(2, written * settings().max_examples // _AS_WRITTEN)
 
 
 def commit_number(root: Path, commit: str | None) -> int:

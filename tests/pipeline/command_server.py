@@ -162,7 +162,7 @@ def _become_command(request: dict[str, Any], out: int, err: int) -> NoReturn:
     except SystemExit as ended:
         code = ended.code
     # The end of an interpreter without its last step, which would touch, and so copy, every page of the server's.
-    threading._shutdown()
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
