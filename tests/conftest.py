@@ -18,6 +18,10 @@ _SAMPLE: Final = pytest.StashKey[int]()
 
 register_profiles()
 
+# The pool has a process for each core; threads of their libraries would wait for each other by turning.
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
 # What a shell runs in the background is deaf to Ctrl-C, and so is all that it starts: tests send it to commands.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

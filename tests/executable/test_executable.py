@@ -24,6 +24,7 @@ from nxpipe.emulator.isa.operands import Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role
 from tests.executable.damage import DAMAGES, parts, sealed, survives
 from tests.executable.random_programs import executables
+from tests.tiers import examples
 
 F32 = DType.FLOAT32
 TILE = Tile(Memory.SBUF, F32, 0, 128, Affine(), contiguous(512))
@@ -77,7 +78,7 @@ def test_damaged_bytes_are_refused_or_are_the_bytes_of_what_they_say(
                 assert to_bytes(from_bytes(data)) == data
 
 
-@settings(LARGE, max_examples=50)
+@settings(LARGE, max_examples=examples(50))
 @given(executables(), st.data())
 def test_a_file_in_which_one_bit_changed_is_refused(executable: Executable, data: st.DataObject) -> None:
     good = to_bytes(executable)
