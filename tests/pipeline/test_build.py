@@ -21,8 +21,6 @@ from tests.pipeline.command import nxpipe as installed
 from tests.pipeline.conftest import BERT, LLAMA, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
 
-pytestmark = pytest.mark.sample(2)
-
 __all__ = ["nxpipe"]
 
 

@@ -24,8 +24,6 @@ from tests.pipeline.command import nxpipe as installed
 from tests.pipeline.conftest import BERT, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
 
-pytestmark = pytest.mark.sample(2)
-
 __all__ = ["nxpipe"]
 
 # Nearer than bfloat16 comes to float32.

@@ -242,7 +242,6 @@ CASES: Final[tuple[tuple[tuple[str, ...], Edit, str | None], ...]] = (
 )
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("edit", "refusal"),
     [
