@@ -16,7 +16,7 @@ from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.instruction import Alu
 from nxpipe.emulator.isa.operands import Axis, Far, Tile
 from nxpipe.emulator.lower.epilogue import load_tile
-from nxpipe.emulator.lower.integers import Words
+from nxpipe.emulator.lower.integers import WordArithmetic
 from nxpipe.emulator.lower.kernel import PARTITIONS
 from nxpipe.emulator.lower.lanes import Lanes, bits
 from nxpipe.emulator.lower.lowering import Lowering
@@ -50,7 +50,7 @@ def row_numbers(low: Lowering, addresses: Sequence[Address], shape: tuple[int, .
     views = [each.indices.broadcast(shape) for each in addresses]
     for rows, width, (to, *parts) in each_tile(low.k, [made, *views], WIDEST // 2):
         with low.k.scope():
-            words = Words(Lanes(low.k, rows, width), DType.INT32)
+            words = WordArithmetic(Lanes(low.k, rows, width), DType.INT32)
             total: Tile | None = None
             outside: list[Tile] = []
             for each, part in zip(addresses, parts, strict=True):

@@ -20,7 +20,7 @@ from nxpipe.artifact_store.builds import Leases, failure_of, new_holder
 from nxpipe.artifact_store.builds import record_failure as store_failure
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.errors import StoreError
-from nxpipe.pipeline.build.status import is_caused_by_machine
+from nxpipe.pipeline.build.jobs import is_caused_by_machine
 from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.util.errors import BuildRefused, DoesNotFit, PipelineError, VerificationFailed
 from nxpipe.pipeline.util.files import json_of

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
-from nxpipe.pipeline.build.status import Failure
 from nxpipe.pipeline.models.shapes import Shape
 from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.models.thresholds import Thresholds

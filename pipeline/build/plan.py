@@ -13,9 +13,8 @@ from nxpipe.artifact_store import Published, Store
 from nxpipe.artifact_store.errors import StoreError
 from nxpipe.artifact_store.evidence import is_covered
 from nxpipe.artifact_store.layout import ACTIONS, FAILURES, PARTS, action_path, failure_path, part_path
-from nxpipe.pipeline.build.cache import raise_known_failure
-from nxpipe.pipeline.build.estimates import Timings, cell_work, timing_key, worker_memory
-from nxpipe.pipeline.build.status import CellStatus, Failure, failure_from
+from nxpipe.pipeline.build.cache import Timings, raise_known_failure, timing_key
+from nxpipe.pipeline.build.jobs import CellStatus, Failure, failure_from
 from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.models.shapes import Shape, shapes_of
 from nxpipe.pipeline.models.source import DEFAULT_BUCKET

@@ -39,6 +39,7 @@ from nxpipe.emulator.isa.scalar import Activation, Function
 from nxpipe.emulator.isa.vector import Memset
 from tests.executable.damage import DAMAGES, parts, sealed, survives
 from tests.executable.random_programs import executables
+from tests.tiers import examples
 
 F32 = DType.FLOAT32
 TILE = Tile(Memory.SBUF, F32, 0, 128, Affine(), contiguous(512))
@@ -92,7 +93,7 @@ def test_damaged_bytes_are_refused_or_are_the_bytes_of_what_they_say(
                 assert to_bytes(from_bytes(data)) == data
 
 
-@settings(LARGE, max_examples=50)
+@settings(LARGE, max_examples=examples(50))
 @given(executables(), st.data())
 def test_a_file_in_which_one_bit_changed_is_refused(executable: Executable, data: st.DataObject) -> None:
     good = to_bytes(executable)

@@ -23,6 +23,8 @@ from tests.pipeline.conftest import BERT, LLAMA, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.pipeline.test_build import built, words
 
+pytestmark = pytest.mark.sample(2)
+
 __all__ = ["nxpipe"]
 
 TWO_BUCKETS = ("--buckets", "16,32", "--no-verify")

@@ -16,6 +16,8 @@ from tests.emulator.models import small_config
 from tests.pipeline.conftest import BERT, LLAMA, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
 
+pytestmark = pytest.mark.sample(2)
+
 __all__ = ["nxpipe"]
 
 

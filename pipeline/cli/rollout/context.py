@@ -29,7 +29,7 @@ def open_context(
 
 
 def serving_fleet_names(config_path: Path) -> list[str]:
-    from nxpipe.pipeline.artifacts.channels import serving_fleets
     from nxpipe.pipeline.config import load_config
+    from nxpipe.pipeline.config.fleets import serving_fleets
 
     return list(serving_fleets(load_config(config_path, os.environ)))
