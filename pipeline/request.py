@@ -23,7 +23,7 @@ from nxpipe.pipeline.verify.verify import USUAL_YARDSTICK, Arrays
 
 if TYPE_CHECKING:
     from nxpipe.emulator.capture import CaptureRequest
-    from nxpipe.emulator.compile import Program
+    from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.emulator.passes import PassOptions
 
 # Releases of these can change a captured graph, so they are part of what is asked for.
@@ -127,7 +127,7 @@ class BuildRequest:
     def capture(self, shape: Shape) -> "CaptureRequest":
         return capture_request(self.source, shape, self.shapes)
 
-    def compile(self, shape: Shape, options: "PassOptions") -> "Program":
+    def compile(self, shape: Shape, options: "PassOptions") -> "CompiledGraph":
         from nxpipe.emulator.compile import compile_program
 
         return compile_program(self.capture(shape), options)

@@ -15,7 +15,7 @@ from nxpipe.pipeline.verify.verify import Arrays
 if TYPE_CHECKING:
     import numpy as np
 
-    from nxpipe.emulator.compile import Program
+    from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.emulator.ir.graph import Graph
     from nxpipe.emulator.ir.types import TensorType
     from nxpipe.emulator.passes import PassOptions
@@ -83,7 +83,7 @@ class SavedRequest(BuildRequest):
             "libraries": libraries,
         }
 
-    def compile(self, shape: Shape, options: "PassOptions") -> "Program":
+    def compile(self, shape: Shape, options: "PassOptions") -> "CompiledGraph":
         from nxpipe.emulator.compile import divided
         from nxpipe.emulator.passes import run_passes
 

@@ -22,7 +22,7 @@ from nxpipe.emulator.isa.instructions import Alu, Engine, GatherFree
 from nxpipe.emulator.isa.instructions import Iota as Counting
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile
 from nxpipe.emulator.lower.epilogue import load_tile
-from nxpipe.emulator.lower.integers import Words
+from nxpipe.emulator.lower.integers import WordArithmetic
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel
 from nxpipe.emulator.lower.lanes import Lanes, bits, repeated
 from nxpipe.emulator.lower.lowering import Lowering, lowers
@@ -59,7 +59,7 @@ def row_numbers(low: Lowering, addresses: Sequence[Address], shape: tuple[int, .
     views = [each.indices.broadcast(shape) for each in addresses]
     for rows, width, (to, *parts) in each_tile(low.k, [made, *views], WIDEST // 2):
         with low.k.scope():
-            words = Words(Lanes(low.k, rows, width), DType.INT32)
+            words = WordArithmetic(Lanes(low.k, rows, width), DType.INT32)
             total: Tile | None = None
             outside: list[Tile] = []
             for each, part in zip(addresses, parts, strict=True):
@@ -179,7 +179,9 @@ def pick(low: Lowering, lines: View, numbers: View, home: View) -> None:
             for left, width in k.spans(count, WIDEST):
                 with k.scope():
                     lanes = Lanes(k, height, width)
-                    index = bits(Words(lanes, DType.INT32).load(load_tile(k, places.cut((top, height), (left, width)))))
+                    index = bits(
+                        WordArithmetic(lanes, DType.INT32).load(load_tile(k, places.cut((top, height), (left, width))))
+                    )
                     found = k.tile(home.dtype, height, width, buffers=2).whole
                     k.emit(GatherFree(engine=Engine.GPSIMD, dst=found, src=line, indices=index))
                     k.copy(made.cut((top, height), (left, width)).far(), found)
@@ -262,7 +264,7 @@ class _Scatter:
     ) -> None:
         k, rows, count = self.k, lanes.partitions, span[1]
         own = Lanes(k, rows, count)
-        words = Words(own, DType.INT32).load(load_tile(k, indices.cut((0, rows), span)))
+        words = WordArithmetic(own, DType.INT32).load(load_tile(k, indices.cut((0, rows), span)))
         _require_inside(k, words, size)
         where, news = k.tile(DType.FLOAT32, rows, count), k.tile(self.exact.dtype, rows, count)
         own.copy(words, where.whole)
@@ -306,7 +308,7 @@ def _iota(low: Lowering, node: Node, op: Iota) -> None:
 def _counted(k: Kernel, op: Iota, start: Affine, rows: int, width: int) -> Tile:
     """Iota in 32-bit integers, of which narrower types keep the low bits."""
     lanes = Lanes(k, rows, width)
-    words = Words.of(lanes, op.dtype)
+    words = WordArithmetic.of(lanes, op.dtype)
     tile = lanes.tile(words.dtype)
     step = op.step
     k.emit(Counting(engine=Engine.GPSIMD, dst=tile, start=start, by_partition=width * step, steps=(step,)))

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Protocol
 
 from nxpipe.emulator.analysis.graph_memory import peak_bytes, states
-from nxpipe.emulator.compile import Program
+from nxpipe.emulator.compile import CompiledGraph
 from nxpipe.emulator.executable.port import Port
 from nxpipe.emulator.ir.types import TensorType
 from nxpipe.emulator.isa.program import Role
@@ -49,7 +49,7 @@ class Code(Protocol):
 class Fast:
     """A compiled graph, run by the operators' numerics; it runs on any generation."""
 
-    program: Program
+    program: CompiledGraph
     ports: tuple[Port, ...]
 
     @property

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from threading import Barrier, BrokenBarrierError
 from typing import Protocol, TypeVar
 
-from nxpipe.emulator.compile import Program
+from nxpipe.emulator.compile import CompiledGraph
 from nxpipe.emulator.errors import ExecutionError
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.numerics import Array
@@ -116,7 +116,7 @@ class LoadedRanks:
 class LoadedProgram:
     """A compiled program on its ranks, seen from outside: whole tensors go in, and whole ones come out."""
 
-    def __init__(self, program: Program, ranks: Loaded) -> None:
+    def __init__(self, program: CompiledGraph, ranks: Loaded) -> None:
         self._program = program
         self._ranks = ranks
 

@@ -19,15 +19,15 @@ from nxpipe.pipeline.verify.verify import Thresholds
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.documents import Blob
-    from nxpipe.emulator.compile import Program
+    from nxpipe.emulator.compile import CompiledGraph
 
 
 class Emulator:
-    def front(self, request: BuildRequest, shape: Shape, step: Step) -> "Program":
+    def front(self, request: BuildRequest, shape: Shape, step: Step) -> "CompiledGraph":
         return compiled(request, shape, step)
 
     def program(
-        self, request: BuildRequest, shape: Shape, front: "Program", store: "Store", step: Step, *, force: bool
+        self, request: BuildRequest, shape: Shape, front: "CompiledGraph", store: "Store", step: Step, *, force: bool
     ) -> Made:
         """Equal graphs are lowered once, whatever they came from."""
         graph = front.graph.to_bytes()
@@ -46,7 +46,7 @@ class Emulator:
         self,
         request: BuildRequest,
         shape: Shape,
-        front: "Program",
+        front: "CompiledGraph",
         materials: Materials,
         store: "Store",
         step: Step,
@@ -57,7 +57,7 @@ class Emulator:
         return Made(files, observed(found.deviations, request.yardstick, surroundings()))
 
 
-def compiled(request: BuildRequest, shape: Shape, step: Step) -> "Program":
+def compiled(request: BuildRequest, shape: Shape, step: Step) -> "CompiledGraph":
     """One program, through all of the compiler's front end."""
     from nxpipe.emulator.passes import PassOptions
     from nxpipe.emulator.passes.shard import DegreeImpossible
@@ -71,7 +71,7 @@ def compiled(request: BuildRequest, shape: Shape, step: Step) -> "Program":
             raise request.without_degree(error.reason, error.degrees) from error
 
 
-def _emission_question(request: BuildRequest, program: "Program", graph: str) -> dict[str, object]:
+def _emission_question(request: BuildRequest, program: "CompiledGraph", graph: str) -> dict[str, object]:
     """All that the back end reads, down to the modules that it names in its figures."""
     from nxpipe.emulator.analysis.graph_memory import room
 
@@ -90,7 +90,7 @@ def _emission_question(request: BuildRequest, program: "Program", graph: str) ->
 
 
 def _emitted(
-    request: BuildRequest, shape: Shape, program: "Program", store: "Store", step: Step
+    request: BuildRequest, shape: Shape, program: "CompiledGraph", store: "Store", step: Step
 ) -> tuple[Mapping[str, "Blob"], dict[str, object]]:
     """Through the back end. A program that breaks a rule of its core is not stored."""
     from nxpipe.emulator.analysis.graph_memory import room

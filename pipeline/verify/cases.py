@@ -28,7 +28,7 @@ from nxpipe.pipeline.verify.verify import Arrays
 if TYPE_CHECKING:
     from nxpipe.emulator.capture import CaptureRequest
     from nxpipe.emulator.capture.answer import Answer
-    from nxpipe.emulator.compile import Program
+    from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.emulator.ir.graph import Graph
     from nxpipe.emulator.passes import PassOptions
     from nxpipe.pipeline.models.weights import Tensors
@@ -80,7 +80,7 @@ def ways(request: BuildRequest, graph: "Graph", trial: Trial, plan: Plan = ()) -
     from nxpipe.emulator.passes.shard import DegreeImpossible
 
     def later(options: "PassOptions") -> Compiled:
-        def compiled(tap: Tap) -> "Program":
+        def compiled(tap: Tap) -> "CompiledGraph":
             try:
                 return divided(tap(run_passes(graph, replace(options, tensor_parallel=1))), options)
             except DegreeImpossible as error:

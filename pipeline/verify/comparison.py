@@ -18,7 +18,7 @@ from nxpipe.pipeline.verify.verify import Arrays, Deviation, Thresholds, compare
 
 if TYPE_CHECKING:
     from nxpipe.emulator.capture.answer import Answer
-    from nxpipe.emulator.compile import Program
+    from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.emulator.core import Statistics
     from nxpipe.emulator.ir.graph import Graph, Value
 
@@ -26,7 +26,7 @@ Batches: TypeAlias = Sequence[Arrays]
 Asked: TypeAlias = "Callable[[Batches], list[Answer]]"
 # A compiled program; what somebody wants to see inside of it is added to the graph before that is divided among ranks.
 Tap: TypeAlias = "Callable[[Graph], Graph]"
-Compiled: TypeAlias = "Callable[[Tap], Program]"
+Compiled: TypeAlias = "Callable[[Tap], CompiledGraph]"
 # The answers, with layers like those, if given; and what they took, if that was counted.
 Emulated: TypeAlias = "Callable[[Batches, Answer | None], tuple[list[Answer], Statistics | None]]"
 

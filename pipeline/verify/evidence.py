@@ -12,7 +12,7 @@ from nxpipe.pipeline.util.machine import available_memory
 from nxpipe.pipeline.verify.verify import Arrays, Deviation, Thresholds, compare
 
 if TYPE_CHECKING:
-    from nxpipe.emulator.compile import Program
+    from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.pipeline.verify.materials import Materials
 
 Step: TypeAlias = Callable[[str], AbstractContextManager[None]]
@@ -30,7 +30,7 @@ class Found:
 def gather(
     request: BuildRequest,
     shape: Shape,
-    program: "Program",
+    program: "CompiledGraph",
     materials: "Materials",
     step: Step,
     thresholds: Thresholds,
@@ -44,7 +44,7 @@ def gather(
 
 
 def _both_answers(
-    request: BuildRequest, shape: Shape, program: "Program", weights: Arrays, step: Step
+    request: BuildRequest, shape: Shape, program: "CompiledGraph", weights: Arrays, step: Step
 ) -> tuple[Arrays, Arrays, Arrays]:
     from nxpipe.emulator.capture import example_inputs
     from nxpipe.emulator.run.ranks import LoadedProgram, LoadedRanks

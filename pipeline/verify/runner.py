@@ -14,7 +14,7 @@ from nxpipe.pipeline.verify.verify import Arrays
 if TYPE_CHECKING:
     import numpy as np
 
-    from nxpipe.emulator.compile import Program
+    from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.emulator.core import Statistics
     from nxpipe.emulator.executable.executable import Executable
     from nxpipe.emulator.run.isa import LoadedIsa
@@ -79,7 +79,7 @@ class Runner:
     execution: Execution
     core: str
 
-    def load(self, program: "Program", weights: Arrays, stored: "Executable | None" = None) -> "Running":
+    def load(self, program: "CompiledGraph", weights: Arrays, stored: "Executable | None" = None) -> "Running":
         """`stored`: the program of instructions that an artifact has; it is never made anew."""
         if self.execution.mode == "fast":
             from nxpipe.emulator.run.ranks import LoadedRanks
@@ -95,7 +95,7 @@ class Runner:
 class Running:
     """A program with its weights: whole tensors go in, and whole ones come out."""
 
-    def __init__(self, program: "Program", ranks: "Loaded", counting: "LoadedIsa | None" = None) -> None:
+    def __init__(self, program: "CompiledGraph", ranks: "Loaded", counting: "LoadedIsa | None" = None) -> None:
         from nxpipe.emulator.run.ranks import LoadedProgram
 
         self._whole = LoadedProgram(program, ranks)

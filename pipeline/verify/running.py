@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from nxpipe.artifact_store import Published, Store
-    from nxpipe.emulator.compile import Program
+    from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.emulator.core import Statistics
 
 _READ_TEXT = {"input_ids", "attention_mask"}
@@ -43,7 +43,12 @@ class Fed:
     truncate: bool = False  # texts that are longer than the largest bucket
 
     def to(
-        self, program: "Program", usual: tuple[Arrays, str], source: ModelSource | None, shape: Shape, largest: int
+        self,
+        program: "CompiledGraph",
+        usual: tuple[Arrays, str],
+        source: ModelSource | None,
+        shape: Shape,
+        largest: int,
     ) -> "Feed":
         """The inputs of each run. A batch of texts is filled up with its last one."""
         if self.tensors is None and not self.texts:
@@ -112,7 +117,7 @@ def run_artifact(published: "Published", store: "Store", fed: Fed, execution: Ex
         yield from _ran(published.model_id, made.name, running, feed, step)
 
 
-def _blank_states(program: "Program", inputs: Arrays) -> dict[str, "np.ndarray[Any, Any]"]:
+def _blank_states(program: "CompiledGraph", inputs: Arrays) -> dict[str, "np.ndarray[Any, Any]"]:
     return {name: 0 * array for name, array in inputs.items() if name in program.graph.outputs}
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store.documents import Blob
     from nxpipe.artifact_store.evidence import Evidence
     from nxpipe.artifact_store.manifest import Executable, Manifest
-    from nxpipe.emulator.compile import Program
+    from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.emulator.executable.executable import Executable as Instructions
     from nxpipe.emulator.ir.types import TensorType
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class StoredProgram:
     executable: "Executable"
-    program: "Program"  # as a graph
+    program: "CompiledGraph"  # as a graph
     instructions: "Instructions"
     inputs: Arrays | None  # of the evidence, if there is any
     outputs: Arrays | None  # and what was answered to them
@@ -120,9 +120,9 @@ def _stored(
 
 def _program(
     instructions: "Instructions", executable: "Executable", files: Mapping[str, bytes], where: str
-) -> "Program":
+) -> "CompiledGraph":
     """The graph as it was published. Which piece of a tensor each rank has is said by the program made of it."""
-    from nxpipe.emulator.compile import Program
+    from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.emulator.ir.graph import Graph
     from nxpipe.emulator.isa.program import Role
 
@@ -133,7 +133,7 @@ def _program(
             "the model again"
         )
     weights, states = (instructions.pieces(role) for role in (Role.PARAMETER, Role.STATE))
-    return Program(graph, graph, executable.tensor_parallel, weights, states)
+    return CompiledGraph(graph, graph, executable.tensor_parallel, weights, states)
 
 
 def _arrays(store: "Store", blob: "Blob") -> Arrays:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.manifest import Executable as Stored
     from nxpipe.artifact_store.manifest import Manifest
-    from nxpipe.emulator.compile import Program
+    from nxpipe.emulator.compile import CompiledGraph
     from nxpipe.emulator.executable.executable import Executable
     from nxpipe.emulator.executable.port import Port
     from nxpipe.emulator.isa.program import Buffer
@@ -58,7 +58,7 @@ def read_instructions(manifest: "Manifest", stored: "Stored", store: "Store") ->
     return found.with_constants(_tables(found, manifest, where, store))
 
 
-def require_made_of(program: "Program", instructions: "Executable", where: str) -> None:
+def require_made_of(program: "CompiledGraph", instructions: "Executable", where: str) -> None:
     """Whether they have the interface and the weights of that graph."""
     from nxpipe.emulator.emit import ports_of
     from nxpipe.emulator.isa.program import Role

@@ -15,6 +15,8 @@ from nxpipe.emulator.isa.program import Loop, Program, Step, instructions
 from nxpipe.emulator.lower import BACKEND, backend, lower, record_text
 from nxpipe.emulator.lower.backend import run_backend
 from nxpipe.emulator.lower.backend_check import LoweringInvalid
+from nxpipe.emulator.lower.emission import emit_kernels
+from nxpipe.emulator.lower.hbm_buffers import place_interface
 from nxpipe.emulator.lower.records import EmittedProgram, PlacedGraph, Record, ResidentProgram, TargetGraph
 from nxpipe.emulator.ops import Binary, Linear, RmsNorm, Unary
 from tests.lower.harness import Case, case, require_equal, wholes
@@ -146,9 +148,9 @@ def test_a_step_that_breaks_its_record_is_named(
 
 
 def test_an_emission_does_not_change_the_placed_graph_that_it_starts_from(gated: Case) -> None:
-    placed = backend.place_interface(TargetGraph(gated.graph, "v2", 1))
+    placed = place_interface(TargetGraph(gated.graph, "v2", 1))
     before = (placed.buffers, dict(placed.views), dict(placed.homes), dict(placed.constants))
-    first, second = backend.emit_kernels(placed), backend.emit_kernels(placed)
+    first, second = emit_kernels(placed), emit_kernels(placed)
     assert (placed.buffers, dict(placed.views), dict(placed.homes), dict(placed.constants)) == before
     assert first.body == second.body
     assert first.buffers == second.buffers

@@ -7,7 +7,7 @@ import pytest
 
 from nxpipe.artifact_store import open_store
 from nxpipe.emulator.capture import CaptureRequest, parameter_specs, reference_outputs
-from nxpipe.emulator.compile import Program, compile_program
+from nxpipe.emulator.compile import CompiledGraph, compile_program
 from nxpipe.emulator.executable.executable import from_bytes
 from nxpipe.emulator.hardware import instance
 from nxpipe.emulator.ir.graph import Graph
@@ -89,7 +89,7 @@ def test_a_prompt_in_a_small_bucket_is_continued_as_pytorch_continues_it(degree:
     request = BuildRequest(resolve(str(folder)), RandomWeights(0), (small, large, decode), instance("trn2.48xlarge"))
     weights = dict(Tensors(request.weights, parameter_specs(request.capture(small))))
 
-    def program(shape: Shape) -> Program:
+    def program(shape: Shape) -> CompiledGraph:
         return compile_program(request.capture(shape), PassOptions("none", tensor_parallel=degree))
 
     prefill, step = program(small), program(decode)
