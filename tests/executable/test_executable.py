@@ -168,7 +168,7 @@ def test_limits_are_those_of_the_page() -> None:
         "instructions and loops in the text": code.MOST_STEPS,
         "loops around an instruction": code.MOST_LOOPS,
         "terms of an affine number": code.MOST_TERMS,
-        "turns of an affine number": code.MOST_ROTATIONS,
+        "rotating offsets of an affine number": code.MOST_ROTATIONS,
         "axes of a place, and step sizes": code.MOST_AXES,
         "waits of an instruction": code.MOST_WAITS,
         "terms of all waits together": code.MOST_TERMS_OF_WAITS,
@@ -176,7 +176,7 @@ def test_limits_are_those_of_the_page() -> None:
         "elements of a tensor": 2**48,
         "tensors of a buffer": MOST_TENSORS,
         "parts of a divided axis, and ranks": MOST_RANKS,
-        "instructions carried out in one run": code.MOST_EXECUTED,
+        "instructions executed in one run": code.MOST_EXECUTED,
     }
     assert f"at most {LONGEST_FILE >> 20} MiB" in PAGE
     assert f"at most {LONGEST_TEXT}" in PAGE
