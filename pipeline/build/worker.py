@@ -27,9 +27,8 @@ from nxpipe.emulator.confinement import confined, limits_now
 from nxpipe.pipeline.artifacts.artifact_files import UTILISATION
 from nxpipe.pipeline.artifacts.utilisation import to_bytes as utilisation_file
 from nxpipe.pipeline.build.cache import hold_lease, raise_known_failure, record_failure
-from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog, JobStarted
+from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog, JobStarted, failure_from
 from nxpipe.pipeline.build.plan import find_unverified
-from nxpipe.pipeline.build.status import failure_from
 from nxpipe.pipeline.compile.made import PROGRAM, Made, backend_of, compared
 from nxpipe.pipeline.request import BuildRequest, Shape
 from nxpipe.pipeline.util.console import human_bytes

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING, Final
 
+from nxpipe.pipeline.build.jobs import RESULT_WORDS, CellStatus
 from nxpipe.pipeline.build.report.summary import counted, headline, tally
 from nxpipe.pipeline.build.state import Results
-from nxpipe.pipeline.build.status import RESULT_WORDS, CellStatus
 from nxpipe.pipeline.release.gate import Figures, Outcome, Settled
 from nxpipe.pipeline.util.escape import unstyled
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from nxpipe.pipeline.build.asked import Asked
+from nxpipe.pipeline.build.jobs import CellStatus, Failure, FailureClass
 from nxpipe.pipeline.build.plan import BuildPlan, PlannedArtifact, PlannedCell
-from nxpipe.pipeline.build.status import CellStatus, Failure, FailureClass
 from nxpipe.pipeline.order import Order
 from nxpipe.pipeline.request import Shape
 from nxpipe.pipeline.util.exit_codes import STORE

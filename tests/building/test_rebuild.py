@@ -14,11 +14,11 @@ from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.layout import PARTS, action_path, blob_path, part_path
 from nxpipe.artifact_store.parts import part_of
 from nxpipe.pipeline.build.asked import Asked
-from nxpipe.pipeline.build.estimates import Timings
+from nxpipe.pipeline.build.cache import Timings
+from nxpipe.pipeline.build.jobs import REPORT_WORDS
 from nxpipe.pipeline.build.plan import make_plan
 from nxpipe.pipeline.build.scheduler import JobQueue, RetryPolicy, run_jobs
 from nxpipe.pipeline.build.state import BuildState
-from nxpipe.pipeline.build.status import REPORT_WORDS
 from nxpipe.pipeline.build.worker import InlineExecutor
 from nxpipe.pipeline.order import Order
 from nxpipe.pipeline.request import digest_of

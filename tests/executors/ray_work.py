@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nxpipe.pipeline.build.asked import Asked
-from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog
-from nxpipe.pipeline.build.status import Failure, FailureClass
+from nxpipe.pipeline.build.jobs import Event, Failure, FailureClass, Job, JobFinished, JobLog
 from nxpipe.pipeline.order import Order
 from nxpipe.pipeline.verify.verify import Thresholds
 

@@ -15,8 +15,7 @@ from nxpipe.artifact_store.runs import keep_outcome
 from nxpipe.artifact_store.store import Store
 from nxpipe.artifact_store.url import open_store
 from nxpipe.pipeline.build.executors.batch import LARGEST_ARRAY, PROJECT_TAG, BatchExecutor, PollIntervals, find_farm
-from nxpipe.pipeline.build.jobs import Event, JobFinished, JobLimits, JobLog, JobStarted, to_document
-from nxpipe.pipeline.build.status import FailureClass
+from nxpipe.pipeline.build.jobs import Event, FailureClass, JobFinished, JobLimits, JobLog, JobStarted, to_document
 from nxpipe.pipeline.util.errors import AwsError
 from nxpipe.pipeline.util.exit_codes import COMPILE
 from tests.cloud.mends.batch_jobs import FLOOR, lose_machine

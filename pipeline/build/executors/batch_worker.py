@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nxpipe.pipeline.build.asked import Asked
-from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog, JobStarted, to_document
-from nxpipe.pipeline.build.status import failure_from
+from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog, JobStarted, failure_from, to_document
 from nxpipe.pipeline.request import digest_of
 from nxpipe.pipeline.util.documents import json_of
 from nxpipe.pipeline.util.errors import BuildRefused, MissingSoftware

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from nxpipe.pipeline.artifacts import utilisation
+from nxpipe.pipeline.build.jobs import REPORT_WORDS, RESULT_WORDS, CellStatus, Failure, FailureClass
 from nxpipe.pipeline.build.state import ArtifactResult, CellResult, Results
-from nxpipe.pipeline.build.status import REPORT_WORDS, RESULT_WORDS, CellStatus, Failure, FailureClass
 from nxpipe.pipeline.request import SAVED, Shape
 from nxpipe.pipeline.util.console import Console, human_bytes
 from nxpipe.pipeline.util.escape import plain, style
