@@ -233,8 +233,8 @@ class ReleaseContext:
 
     def _unpublished(self, candidate: ReleaseCandidate) -> NotFound:
         return NotFound(
-            f"channel {self.options.source} serves {candidate.name}, but manifest {candidate.manifest} is not published "
-            f"in {self.store.url}; release to {self.options.source} again"
+            f"channel {self.options.source} serves {candidate.name}, whose manifest {candidate.manifest} is missing in "
+            f"{self.store.url}; release to {self.options.source} again"
         )
 
     def _require_expected(self, tip: Generation | None) -> None:
