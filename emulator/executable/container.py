@@ -1,4 +1,4 @@
-"""The outside of an executable file: which sections there are, where each lies, and that it is whole."""
+"""The container of an executable file: its sections, their offsets and their digests."""
 
 import hashlib
 import struct
@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import Final
 
 from nxpipe.emulator.errors import ExecutableInvalid
-from nxpipe.emulator.executable.spelling import Reader
+from nxpipe.emulator.executable.field_codecs import Reader
 
 MAGIC: Final = b"\x89NXE\r\n\x1a\n"
 VERSION: Final = 2
@@ -49,12 +49,12 @@ def unpacked(data: bytes) -> dict[Section, Reader]:
     if len(data) > LONGEST_FILE:
         raise ExecutableInvalid(LONGEST_FILE, _too_long(len(data)))
     if not data.startswith(MAGIC):
-        raise ExecutableInvalid(0, "the file does not begin like an executable")
+        raise ExecutableInvalid(0, "the file has no executable header")
     if len(data) < BODY:
         raise ExecutableInvalid(len(data), f"the file ends before its table of sections does, at {BODY}")
     _, version, count = _HEAD.unpack_from(data)
     if version != VERSION:
-        raise ExecutableInvalid(8, f"the file has version {version}, and this reader knows {VERSION}; build it anew")
+        raise ExecutableInvalid(8, f"the file has version {version}, and this reader supports {VERSION}; rebuild it")
     if count != len(Section):
         raise ExecutableInvalid(12, f"there are {count} sections, and version {VERSION} has {len(Section)}")
     readers, offset = {}, BODY
@@ -69,9 +69,11 @@ def unpacked(data: bytes) -> dict[Section, Reader]:
 def _section(data: bytes, row: int, section: Section, expected: int) -> Reader:
     kind, offset, size, digest = _ROW.unpack_from(data, row)
     if kind != section:
-        raise ExecutableInvalid(row, f"section {kind} stands where {section.label}, {section:d}, belongs")
+        raise ExecutableInvalid(row, f"section {kind} is in the place of section {section:d}, {section.label}")
     if offset != expected:
-        raise ExecutableInvalid(row + 4, f"{section.label} is said to begin at {offset}, and begins at {expected}")
+        raise ExecutableInvalid(
+            row + 4, f"{section.label} has the offset {offset} in the table, and begins at {expected}"
+        )
     if size > len(data) - offset:
         raise ExecutableInvalid(row + 12, f"{section.label} takes {size} bytes, and {len(data) - offset} are left")
     if hashlib.sha256(memoryview(data)[offset : offset + size]).digest() != digest:

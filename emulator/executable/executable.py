@@ -1,7 +1,7 @@
-"""The executable: a program and how to call it, as canonical bytes. docs/nxe.md is the specification of the file.
+"""The executable: a program and its interface, as canonical bytes. docs/nxe.md is the specification of the file.
 
-Code only: weights are named, not held. Of constants those that the program carries are in the file; large ones are left
-out by `without_large_constants`, kept by their digests like any blob, and given back by `with_constants`.
+Weights are named and not included. Small constants are in the file; `without_large_constants` splits off the large
+ones, which are stored by their digests like any blob, and `with_constants` puts them back.
 """
 
 from bisect import bisect_left
@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Final
 
 from nxpipe.emulator.errors import ExecutableInvalid
+from nxpipe.emulator.executable.code import read_code, write_code
 from nxpipe.emulator.executable.container import BODY, LONGEST_FILE, Section, packed, unpacked
-from nxpipe.emulator.executable.port import Port
-from nxpipe.emulator.executable.reading import read_code
-from nxpipe.emulator.executable.shared import Words, Written
-from nxpipe.emulator.executable.spelling import Reader, Writer
+from nxpipe.emulator.executable.field_codecs import Reader, SharedWriter, WordReader, Writer
 from nxpipe.emulator.executable.tables import (
+    Port,
     constant_sizes,
     read_buffers,
     read_constants,
@@ -29,11 +28,10 @@ from nxpipe.emulator.executable.tables import (
     write_notes,
     write_ports,
 )
-from nxpipe.emulator.executable.writing import write_code
 from nxpipe.emulator.ir.types import TensorType
-from nxpipe.emulator.isa.instructions import Engine
+from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.program import Program, Role, counted, instructions
-from nxpipe.emulator.passes.shard import Piece
+from nxpipe.emulator.passes.shard import Sharding
 
 __all__ = ["Counts", "Executable", "Port", "from_bytes", "read", "to_bytes"]
 
@@ -42,7 +40,7 @@ LARGE_CONSTANT: Final = 64 << 10  # bytes; from here on, sharing is worth a blob
 
 @dataclass(frozen=True)
 class Counts:
-    """What the code amounts to: instructions in its text, and how many each engine carries out in one run."""
+    """Instructions in the text, and instructions that each engine executes in one run."""
 
     instructions: int
     carried_out: Mapping[Engine, int]
@@ -50,11 +48,11 @@ class Counts:
 
 @dataclass(frozen=True)
 class Executable:
-    """`divisions`: for each buffer that holds a rank's piece of its tensors, which piece; others are whole."""
+    """`divisions`: the sharding of each buffer that holds a rank's part of its tensors; other buffers are whole."""
 
     program: Program
     ports: tuple[Port, ...] = ()
-    divisions: Mapping[int, Piece] = field(default_factory=dict)
+    divisions: Mapping[int, Sharding] = field(default_factory=dict)
 
     @property
     def counts(self) -> Counts:
@@ -64,31 +62,31 @@ class Executable:
     def of_role(self, role: Role) -> dict[str, Port]:
         return {port.name: port for port in self.ports if port.role is role}
 
-    def pieces(self, role: Role) -> dict[str, Piece]:
-        """By name which piece a rank has of each tensor that is divided."""
+    def pieces(self, role: Role) -> dict[str, Sharding]:
+        """The sharding of each divided tensor of a role, by name."""
         buffers = self.program.buffers
         divided = ((buffers[number], piece) for number, piece in self.divisions.items())
         return {name: piece for buffer, piece in divided if buffer.role is role for name in buffer.names}
 
     @property
     def absent_constants(self) -> tuple[str, ...]:
-        """The digests of those that must be given before it can be loaded."""
+        """The digests of the constants that must be added before the program can be loaded."""
         return tuple(sorted(constant_sizes(self.program.buffers).keys() - self.program.constants.keys()))
 
     def without_large_constants(self) -> "tuple[Executable, dict[str, bytes]]":
-        """The executable as it is stored, and the constants to be stored beside it, by digest."""
+        """The executable to be stored, and by digest the constants to be stored beside it."""
         held = self.program.constants
         large = {digest: data for digest, data in held.items() if len(data) >= LARGE_CONSTANT}
         small = {digest: data for digest, data in held.items() if digest not in large}
         return replace(self, program=replace(self.program, constants=small)), large
 
     def with_constants(self, constants: Mapping[str, bytes]) -> "Executable":
-        """Together with these; `from_bytes` of what comes of it would check them."""
+        """The executable with these constants added, which `from_bytes` would check."""
         return replace(self, program=replace(self.program, constants={**self.program.constants, **constants}))
 
 
 def to_bytes(executable: Executable) -> bytes:
-    """The executable as canonical bytes; ExecutableInvalid where its form has no room for what the program holds."""
+    """The executable as canonical bytes; ExecutableInvalid where the program exceeds a limit of the format."""
     program = executable.program
     return packed(
         {
@@ -104,8 +102,7 @@ def to_bytes(executable: Executable) -> bytes:
 
 
 def from_bytes(data: bytes) -> Executable:
-    """The executable that these bytes are. Hostile bytes cost no more than their length, and end in
-    ExecutableInvalid."""
+    """The executable from its bytes. Hostile bytes cost no more than their length, and raise ExecutableInvalid."""
     sections = unpacked(data)
     totals = _read_totals(sections[Section.TOTALS])
     core, ranks, buffers = read_buffers(sections[Section.BUFFERS])
@@ -124,7 +121,7 @@ def from_bytes(data: bytes) -> Executable:
 
 
 def read(path: Path) -> Executable:
-    """The executable in a file, of which no more is read than one may have."""
+    """The executable in a file, of which at most the largest legal size is read."""
     with path.open("rb") as file:
         return from_bytes(file.read(LONGEST_FILE + 1))
 
@@ -135,15 +132,15 @@ def _require_places(executable: Executable, at: int) -> None:
     places = {(it.role, name): number for number, it in enumerate(buffers) for name in it.names}
     for port in executable.ports:
         if (port.role, port.name) not in places:
-            raise ExecutableInvalid(at, f"no buffer holds the {port.role} {port.name[:40]!r}")
+            raise ExecutableInvalid(at, f"there is no buffer for the {port.role} {port.name[:40]!r}")
         number = places[port.role, port.name]
         buffer = buffers[number]
         own = _on_rank(port.type, executable.divisions.get(number))
         if own is None or own.shape != buffer.shape or own.dtype.on_device is not buffer.dtype or buffer.order:
-            raise ExecutableInvalid(at, f"buffer {number} does not hold a {port.type} as {port.name[:40]!r} is one")
+            raise ExecutableInvalid(at, f"buffer {number} does not have the type {port.type} of {port.name[:40]!r}")
 
 
-def _on_rank(whole: TensorType, piece: Piece | None) -> TensorType | None:
+def _on_rank(whole: TensorType, piece: Sharding | None) -> TensorType | None:
     if piece is None:
         return whole
     divided = piece.axis < whole.rank and whole.shape[piece.axis] == sum(piece.sizes)
@@ -153,15 +150,15 @@ def _on_rank(whole: TensorType, piece: Piece | None) -> TensorType | None:
 def _require_canonical(executable: Executable, data: bytes) -> None:
     again = to_bytes(executable)
     if again != data:
-        # The table's digests differ wherever anything does; what is wrong is the first byte behind it.
+        # The table's digests differ wherever anything does, so the fault is the first byte after it that differs.
         ends = range(BODY + 1, len(again) + 1)
         at = BODY + bisect_left(ends, True, key=lambda end: not data.startswith(again[BODY:end], BODY))
-        raise ExecutableInvalid(at, "the same executable has another spelling, and only that one is allowed")
+        raise ExecutableInvalid(at, "the bytes are not the canonical form of this executable")
 
 
 def _write_totals(counts: Counts) -> bytes:
     out = Writer()
-    words = Written(out)
+    words = SharedWriter(out)
     out.number(counts.instructions)
     out.number(len(counts.carried_out))
     for engine, number in counts.carried_out.items():
@@ -171,7 +168,7 @@ def _write_totals(counts: Counts) -> bytes:
 
 
 def _read_totals(source: Reader) -> Counts:
-    words = Words(source)
+    words = WordReader(source)
     count = source.number()
     engines = source.count("engines", len(Engine))
     counts = Counts(count, {words.word(Engine): source.number() for _ in range(engines)})

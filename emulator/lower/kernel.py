@@ -1,7 +1,7 @@
-"""Writing programs: loops, room in the core's memories, and instructions, one after the other as if nothing ran beside.
+"""Kernel writer: loops, tiles in SBUF and PSUM, and instructions in program order.
 
-What runs beside what, and who waits for whom, is put in afterwards by `emulator.sync`; a tile that takes turns is all
-that a kernel does for it.
+A kernel is written as if nothing ran concurrently; `schedule.waits` synchronises the engines afterwards. All that a
+kernel does for concurrency is to give a tile several buffers.
 """
 
 from collections.abc import Iterator
@@ -13,8 +13,9 @@ from typing import Final
 from nxpipe.emulator.errors import OutOfMemory
 from nxpipe.emulator.hardware import CoreSpec
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.affine import Affine, affine, index, turning
-from nxpipe.emulator.isa.instructions import DMA_QUEUES, DmaCopy, DmaTranspose, Engine, Instruction
+from nxpipe.emulator.isa.affine import Affine, affine, index, rotating_offset
+from nxpipe.emulator.isa.dma import DmaCopy, DmaTranspose
+from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine, Instruction
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile, contiguous
 from nxpipe.emulator.isa.program import Loop, Step
 
@@ -26,7 +27,7 @@ Span = tuple[Affine | int, int]  # where it starts, and how many
 
 @dataclass(frozen=True)
 class Block:
-    """Room for a tile: so many partitions, and in each the elements of `shape`, one behind the other."""
+    """Space for a tile: partitions, and in each the elements of `shape`, contiguous."""
 
     memory: Memory
     dtype: DType
@@ -39,7 +40,7 @@ class Block:
         return Tile(self.memory, self.dtype, 0, self.partitions, self.offset, contiguous(*self.shape))
 
     def cut(self, rows: int | Span, *spans: Span) -> Tile:
-        """The first partitions, or those from a start on, and of each axis what a span says; all of those left out."""
+        """A part of the tile: partitions, and a span of each axis; axes without a span are taken whole."""
         start, count = rows if isinstance(rows, tuple) else (0, rows)
         axes = contiguous(*self.shape)
         offset = self.offset
@@ -51,18 +52,19 @@ class Block:
         return Tile(self.memory, self.dtype, start, count, offset, axes)
 
     def apart(self, rows: int) -> int:
-        """Elements between places that many apart on the last axis."""
+        """Distance in elements between two rows so many apart on the last axis."""
         return rows
 
 
 @dataclass(frozen=True)
-class Tiled(Block):
-    """Of rows that are turned [128, chunks, rows]: all chunks of the first few rows, then those of the next."""
+class RunMajorBlock(Block):
+    """Transposed rows [128, chunks, rows] with all chunks of a run of rows before those of the next run, so that a run
+    is contiguous and can be exchanged at once."""
 
     rows: int
 
     def cut(self, rows: int | Span, *spans: Span) -> Tile:
-        """Some chunks of some whole groups of rows."""
+        """Some chunks of some whole runs of rows."""
         (chunk, some), (row, count) = spans
         start = affine(row) * self.shape[0] + affine(chunk) * self.rows
         axes = (Axis(some, self.rows), Axis(count // self.rows, self.apart(self.rows)), Axis(self.rows, 1))
@@ -70,7 +72,7 @@ class Tiled(Block):
         return replace(tile, offset=tile.offset + start * self.dtype.itemsize, axes=axes)
 
     def run(self, row: Affine | int, count: int) -> Tile:
-        """All chunks of some whole groups of rows, as they lie."""
+        """All chunks of some whole runs of rows, contiguous."""
         tile = self.whole
         start = affine(row) * (self.shape[0] * self.dtype.itemsize)
         return replace(tile, offset=tile.offset + start, axes=contiguous(self.shape[0] * count))
@@ -80,7 +82,7 @@ class Tiled(Block):
 
 
 class Kernel:
-    """Instructions as they are written. `note` is put on each: the place in the model that it comes from."""
+    """Emits instructions. `note` is the number of the place in the model that each of them carries."""
 
     def __init__(self, core: CoreSpec) -> None:
         self.core = core
@@ -91,6 +93,7 @@ class Kernel:
         self.most = {Memory.SBUF: 0, Memory.PSUM: 0}
         self._next_queue = 0
         self.withheld = 0  # bytes of each partition of SBUF that are kept for others
+        self.tilings: list[object] = []  # that the kernel being emitted has chosen, for its record
         self.makers: dict[int, object] = {}  # of the steps of this and enclosing bodies, by identity, who wrote each
 
     @property
@@ -99,7 +102,7 @@ class Kernel:
 
     @contextmanager
     def loop(self, count: int) -> Iterator[Affine]:
-        """What is written inside is carried out so many times; once needs no loop."""
+        """Emit a loop around what is emitted inside; yields its index. A single iteration needs no loop."""
         if count == 1:
             yield Affine()
             return
@@ -112,17 +115,17 @@ class Kernel:
             self._bodies[-1].append(Loop(count, tuple(body)))
 
     def spans(self, size: int, step: int) -> Iterator[tuple[Affine, int]]:
-        """Start and size of each piece: full ones in a loop, then the rest. For the head of a `for`, whose body is then
-        written once for each."""
+        """Start and size of each piece: full pieces in a loop, then the remainder. Use it as the head of a `for`, whose
+        body is then emitted once for each of the two."""
         full, rest = divmod(size, step)
         if full:
-            with self.loop(full) as turn:
-                yield turn * step, step
+            with self.loop(full) as number:
+                yield number * step, step
         if rest:
             yield Affine(full * step), rest
 
     def chunks(self, size: int) -> Iterator[tuple[Affine, int]]:
-        """Number and size of each piece of as many elements as there are partitions."""
+        """Number and size of each piece of 128 elements."""
         full, rest = divmod(size, PARTITIONS)
         if full:
             with self.loop(full) as chunk:
@@ -131,15 +134,15 @@ class Kernel:
             yield Affine(full), rest
 
     @contextmanager
-    def room(self) -> Iterator[None]:
-        """Tiles made inside are given up at the end."""
+    def scope(self) -> Iterator[None]:
+        """Tiles allocated inside are released at the end."""
         taken = dict(self._taken)
         yield
         self._taken = taken
 
     @contextmanager
     def made_for(self, maker: object, withheld: int = 0) -> Iterator[None]:
-        """Steps that are written inside are the maker's, who leaves so much of SBUF to others."""
+        """Attribute the steps emitted inside to a maker, whose tiles leave `withheld` bytes of each partition free."""
         first = len(self._bodies[-1])
         self.withheld = withheld
         yield
@@ -147,36 +150,36 @@ class Kernel:
         self.makers |= {id(step): maker for step in self._bodies[-1][first:]}
 
     def left(self, memory: Memory) -> int:
-        """Bytes of each partition that nobody has."""
+        """Free bytes of each partition."""
         return self._limit(memory) - self._taken[memory]
 
-    def tile(self, dtype: DType, partitions: int, *shape: int, memory: Memory = Memory.SBUF, turns: int = 1) -> Block:
-        """Room until the end of the innermost `room`. With turns, each turn of the loops around finds another of so
-        many: what one turn has written is then read while the next one writes."""
+    def tile(self, dtype: DType, partitions: int, *shape: int, memory: Memory = Memory.SBUF, buffers: int = 1) -> Block:
+        """Allocate a tile until the end of the innermost scope. With two buffers, consecutive iterations use different
+        ones, so that one is written while the other is read: double buffering."""
         size = prod(shape) * dtype.itemsize
         step = -(-size // self._unit(memory)) * self._unit(memory)
-        if step * turns > self.left(memory):
+        if step * buffers > self.left(memory):
             what = f"a tile of {partitions} x {list(shape)} {dtype}"
             where = f"each partition of {memory.upper()}"
-            raise OutOfMemory(what, where, step * turns, self.left(memory), (), "make it smaller")
-        offset = turning(self._turn(), turns, step) + self._taken[memory]
-        self._taken[memory] += step * turns
+            raise OutOfMemory(what, where, step * buffers, self.left(memory), (), "make it smaller")
+        offset = rotating_offset(self._iteration(), buffers, step) + self._taken[memory]
+        self._taken[memory] += step * buffers
         self.most[memory] = max(self.most[memory], self._taken[memory])
         return Block(memory, dtype, partitions, shape, offset)
 
-    def psum(self, partitions: int, *shape: int, turns: int = 2) -> Block:
-        """Sums of products: float32, from the beginning of a bank on."""
-        return self.tile(DType.FLOAT32, partitions, *shape, memory=Memory.PSUM, turns=turns)
+    def psum(self, partitions: int, *shape: int, buffers: int = 2) -> Block:
+        """Allocate float32 sums of matmuls, from the start of a PSUM bank on."""
+        return self.tile(DType.FLOAT32, partitions, *shape, memory=Memory.PSUM, buffers=buffers)
 
     def emit(self, instruction: Instruction) -> None:
         self._bodies[-1].append(replace(instruction, note=self.note))
 
     def copy(self, dst: Place, src: Place) -> None:
-        """By DMA. Queues take turns, so that several copies are under way at once."""
+        """Emit a DMA copy. Copies rotate over the queues, so that several are in flight."""
         self.emit(DmaCopy(engine=self._queue(), dst=dst, src=src))
 
-    def turn(self, dst: Tile, src: Far) -> None:
-        """A matrix by DMA, with its two axes changed; from v3 on."""
+    def transpose(self, dst: Tile, src: Far) -> None:
+        """Emit a DMA that swaps the two axes of a matrix; from v3 on."""
         self.emit(DmaTranspose(engine=self._queue(), dst=dst, src=src))
 
     def _queue(self) -> Engine:
@@ -184,8 +187,8 @@ class Kernel:
         self._next_queue += 1
         return queue
 
-    def _turn(self) -> Affine:
-        """How often the innermost loop has begun its body, counted through all loops around it."""
+    def _iteration(self) -> Affine:
+        """The number of iterations of the innermost loop so far, counted through all loops around it."""
         linear = Affine()
         for depth, count in enumerate(self._counts):
             linear = linear * count + index(depth)

@@ -1,30 +1,28 @@
-"""What the operators' functions write instructions with. Every operator's function is found by its class in
-`LOWERINGS`; `Lowering` tells it where its operands lie and where its result goes."""
+"""Lowering context of one program: the registry of operators' lowerings, and what a lowering works with.
+
+`LOWERINGS` maps an operator's class to the function that emits its instructions. `Lowering` gives it the kernel writer,
+the views of its operands, and the location of its result.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from math import prod
 from typing import Any, TypeAlias, TypeVar
 
 from nxpipe.emulator.errors import CompileError
 from nxpipe.emulator.hardware import CORES
-from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.lower.buffers import on_device
-from nxpipe.emulator.lower.corners import copy_turned, turned_axis
-from nxpipe.emulator.lower.ending import Chain, Ending, chained, kept_rows
-from nxpipe.emulator.lower.exchange import pays_in_pieces
-from nxpipe.emulator.lower.following import Following
+from nxpipe.emulator.lower.epilogue import ElementwiseChain, Epilogue, broadcast_rows, chain_of
+from nxpipe.emulator.lower.grouping import EpilogueFusion, KernelGrouping
+from nxpipe.emulator.lower.hbm_buffers import Placement
 from nxpipe.emulator.lower.kernel import Kernel
-from nxpipe.emulator.lower.lifetimes import Lifetimes
-from nxpipe.emulator.lower.places import Places
-from nxpipe.emulator.lower.reading import Reading
+from nxpipe.emulator.lower.records import PlacedGraph
+from nxpipe.emulator.lower.transpose import copy_transposed, transposed_axis
 from nxpipe.emulator.lower.view import View, packed
-from nxpipe.emulator.lower.waiting import Waiting
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.ops import AllReduce, Concat, Transpose
+from nxpipe.emulator.ops import Concat, Transpose
 from nxpipe.emulator.ops.base import Operator
 
 Kind = TypeVar("Kind", bound=Operator)
@@ -33,7 +31,7 @@ LOWERINGS: dict[type[Operator], Writes[Any]] = {}
 
 
 def lowers(*kinds: type[Operator]) -> Callable[[Writes[Kind]], Writes[Kind]]:
-    """Marks the function that writes the instructions of an operator, or of several."""
+    """Register a function as the lowering of one or more operators."""
 
     def register(function: Writes[Kind]) -> Writes[Kind]:
         LOWERINGS.update(dict.fromkeys(kinds, function))
@@ -43,56 +41,45 @@ def lowers(*kinds: type[Operator]) -> Callable[[Writes[Kind]], Writes[Kind]]:
 
 
 class NotLowered(CompileError):
-    """An operator, or a form of it, for which no instructions are known."""
+    """An operator, or a form of it, that has no lowering."""
 
     @classmethod
     def at(cls, node: Node) -> "NotLowered":
-        return cls(f"there are no instructions for {node.op.label} at {str(node.origin) or 'an unknown place'}")
+        place = str(node.origin) or "an unknown place"
+        return cls(f"cannot lower {node.op.label} at {place}: the back end does not support it")
 
 
 class Lowering:
-    """`k` writes instructions; `view` says where a value lies, `home` where it is to be put."""
+    """`k` emits instructions, `groups` decides which nodes share a kernel, `places` holds the locations of values."""
 
-    def __init__(self, graph: Graph, core: str, ranks: int) -> None:
-        self.graph = graph
-        self.k = Kernel(CORES[core])
-        self.core = core
-        self.ranks = ranks
-        self._lifetimes = Lifetimes(graph)
-        self._reading = Reading(graph)
-        self.places = Places(graph, self._lifetimes)
-        self._waiting = Waiting(graph, self.places, self._reading)
+    def __init__(self, placed: PlacedGraph) -> None:
+        self.ranks = placed.target.ranks
+        self.k = Kernel(CORES[placed.target.core])
+        self.places = Placement(placed)
+        self._lifetimes = placed.liveness
+        self.groups = KernelGrouping(placed, self.places, self.k)
         self._by_row: set[int] = set()  # buffers that are written a row to a lane
-        self._done: set[Value] = set()  # results of nodes that an earlier one has taken in
         self.notes: dict[str, int] = {"": 0}
 
-    def is_due(self, node: Node) -> bool:
-        """Neither the host has done it once and for all, nor an earlier node with its own work."""
-        return node.result not in self.places.stored and node.result not in self._done
-
-    def puts_off(self, node: Node) -> bool:
-        """Whether a later node does it with its own work."""
-        return self._waiting.puts_off(node)
-
     def note(self, node: Node) -> int:
-        """The number of the place in the model that it comes from."""
+        """The number of a node's place in the model, which its instructions carry."""
         return self.notes.setdefault(str(node.origin), len(self.notes))
 
     def view(self, value: Value) -> View:
-        """Where a value lies in its own type."""
-        view, dtype = self.lying(value), on_device(value.type.dtype)
+        """The view of a value in its own type; a value that is stored narrower is widened by a copy."""
+        view, dtype = self.lying(value), value.type.dtype.on_device
         if view.dtype is not dtype:
             self.places.views[value] = self.scratch(dtype, view.shape)
             self.copy(self.places.views[value], view)
         return self.places.views[value]
 
     def lying(self, value: Value) -> View:
-        """Where a value lies. What an exact cast makes lies where its operand does, in the type of that, for readers
-        that widen it as they load it."""
+        """The view of a value in the type in which it is stored. The result of an exact cast is stored in its operand's
+        type, and readers widen it as they load it."""
         return self.places.views[value]
 
     def home(self, value: Value) -> View:
-        """Where the result of a node is to be written, row by row."""
+        """The contiguous location to which a node's result is written."""
         homes = self.places.homes
         if value not in homes:
             homes[value] = self.scratch(value.type.dtype, value.type.shape)
@@ -100,14 +87,14 @@ class Lowering:
         return homes[value]
 
     def turned_home(self, value: Value) -> View:
-        """As `home`, of a result that may be written in any order: if all that becomes of it is a transposition, it is
-        written where that would be."""
-        turn = self.only(value)
-        if turn is None or not isinstance(turn.op, Transpose):
+        """The location of a result that can be written in any order of axes: if its one reader is a transpose, the
+        result is written transposed, to the location of the transpose's result."""
+        transpose = self.groups.only_reader(value)
+        if transpose is None or not isinstance(transpose.op, Transpose):
             return self.home(value)
-        self._done.add(turn.result)
-        back = tuple(turn.op.order.index(axis) for axis in range(value.type.rank))
-        self.places.views[value] = self.home(turn.result).transposed(back)
+        self.groups.fuse([transpose.result])
+        back = tuple(transpose.op.order.index(axis) for axis in range(value.type.rank))
+        self.places.views[value] = self.home(transpose.result).transposed(back)
         return self.lying(value)
 
     def constant(self, data: Array, dtype: DType) -> View:
@@ -120,7 +107,7 @@ class Lowering:
         return self.places.scratch(dtype, shape)
 
     def alias(self, value: Value, view: View) -> None:
-        """The value lies where `view` says, unless it has to be somewhere else."""
+        """Make a value a view of existing data; copy the data if the value has a location of its own."""
         home = self.places.homes.get(value)
         if home is not None:
             self.copy(home, view)
@@ -128,73 +115,38 @@ class Lowering:
 
     # Elementwise nodes
 
-    def ending(self, result: Value, width: int) -> Ending:
-        """What follows a node whose result is made piece by piece, as a matrix of rows so wide: the elementwise nodes
-        behind it are taken in, and are done with it."""
-        found = self.following(result, width)
-        found.follow(result)
-        return self.ended(found, result)
+    def epilogue(self, result: Value, width: int) -> Epilogue:
+        """The epilogue of a node whose result is computed as a matrix with rows of this width."""
+        return self.fuse_epilogue(self.groups.epilogue(result, width), result)
 
-    def following(self, result: Value, width: int) -> Following:
-        """To find what follows results that are matrices of rows so wide."""
-        return self._following((result.type.elements // width if width else 0, width))
-
-    def ended(self, found: Following, result: Value, read_here: Sequence[Node] = ()) -> Ending:
-        """What was found is done with the result; these nodes read of it what is still in SBUF."""
+    def fuse_epilogue(self, found: EpilogueFusion, result: Value, read_here: Sequence[Node] = ()) -> Epilogue:
+        """Commit to an epilogue; `read_here` are nodes of this kernel that read its tiles from SBUF."""
         chain = self._chained(found, read_here)
-        return Ending(self.k, result, replace(chain, kept=kept_rows(self.k, chain.sources)))
+        return Epilogue(self.k, result, replace(chain, kept=broadcast_rows(self.k, chain.sources)))
 
-    def only(self, value: Value) -> Node | None:
-        """The one node that reads a value, if nobody else wants to find it."""
-        return None if value in self.places.homes else self._reading.only(value)
-
-    def is_needed(self, value: Value, readers: Sequence[Node]) -> bool:
-        """Whether others than these nodes want to find a value in HBM."""
-        return value in self.places.homes or self._reading.is_needed(value, {node.result for node in readers})
-
-    def at_hand(self, value: Value, result: Value) -> list[Node]:
-        """The readers of a value that can be carried out with the node of that result: all else that they need is
-        there."""
-
-        def others(node: Node) -> bool:
-            return all(operand == value or operand in self.places.views for operand in node.operands)
-
-        return [node for node in self._reading.beside(value, result) if self.is_due(node) and others(node)]
-
-    def chain(self, node: Node) -> Chain:
-        """An elementwise node, and those behind it."""
-        found = self._following(node.result.type.shape)
-        if not found.start(node):
+    def chain(self, node: Node) -> ElementwiseChain:
+        """An elementwise node with its epilogue."""
+        found = self.groups.elementwise(node)
+        if found is None:
             raise NotLowered.at(node)
-        found.follow(node.result)
         return self._chained(found)
 
-    def goes_by_row(self, chain: Chain) -> bool:
-        """Whether it reads rows as they were made elsewhere, a row to a lane; then it goes on so, since such rows may
-        stay where they are."""
+    def goes_by_row(self, chain: ElementwiseChain) -> bool:
+        """True if a chain reads rows that a kernel has written one row to a lane. The chain then writes its rows so
+        too, because only such buffers can be promoted to SBUF."""
         made = any(view.buffer in self._by_row and view.rank > 1 for view in chain.sources)
         if made:
             self._by_row.update(view.buffer for _, view in chain.homes)
         return made
 
-    def _following(self, shape: tuple[int, ...]) -> Following:
-        return Following(shape, self.places, self._reading, self._meets_in_pieces, self._waiting.nodes)
-
-    def _meets_in_pieces(self, node: Node, shape: tuple[int, ...]) -> bool:
-        rows, width = prod(shape[:-1]), shape[-1] if shape else 1
-        degree = node.op.degree if isinstance(node.op, AllReduce) else 0
-        dtype = on_device(node.result.type.dtype)
-        return degree == self.ranks and rows * width > 0 and pays_in_pieces(self.k.core, rows, width, dtype)
-
-    def _chained(self, found: Following, read_here: Sequence[Node] = ()) -> Chain:
+    def _chained(self, found: EpilogueFusion, read_here: Sequence[Node] = ()) -> ElementwiseChain:
         done, stored = found.finished(read_here)
-        self._done.update(done)
+        self.groups.fuse(done)
         found.sources = [self._in_runs(view) for view in found.sources]
-        return chained(found, [(value, self._home_in(value, found.shape)) for value in stored])
+        return chain_of(found, [(value, self._home_in(value, found.shape)) for value in stored])
 
     def _home_in(self, value: Value, shape: tuple[int, ...]) -> View:
-        """As `home`, of a result that is made in pieces of this shape: what only becomes a part of a concatenation is
-        written where that will be."""
+        """The location of a result that is written in pieces of this shape."""
         home = self._home_of_pieces(value, shape)
         if len(shape) == 2 and shape[-1] == value.type.shape[-1]:
             self._by_row.add(home.buffer)
@@ -202,7 +154,7 @@ class Lowering:
 
     def _home_of_pieces(self, value: Value, shape: tuple[int, ...]) -> View:
         homes = self.places.homes
-        whole = self.only(value)
+        whole = self.groups.only_reader(value)
         if whole is not None and isinstance(whole.op, Concat):
             if whole.result not in homes:
                 homes[whole.result] = self.scratch(value.type.dtype, whole.result.type.shape)
@@ -212,14 +164,15 @@ class Lowering:
         return self.home(value)
 
     def _in_runs(self, view: View) -> View:
-        """A view whose pieces do not come one element at a time, if turning it all at once prevents that."""
+        """A view with contiguous runs: where each piece would be loaded one element at a time, the whole is transposed
+        in HBM first."""
         (flat,) = view.merged()
-        turned = turned_axis(replace(flat, offset=Affine(), strides=packed(flat.shape)), flat)
+        turned = transposed_axis(replace(flat, offset=Affine(), strides=packed(flat.shape)), flat)
         return view if turned is None else self.packed(view)
 
     def updated(self, node: Node) -> View:
-        """Where the result of a node that changes a part of its first operand is to be: there is a copy of the operand,
-        or, where nobody reads that any more, the operand itself."""
+        """The location of the result of an update. If nothing reads the first operand later, that is the operand
+        itself, updated in place, as a KV cache is; otherwise a copy of it."""
         old, homes = node.operands[0], self.places.homes
         source = self.view(old)
         own = old in self.places.states.values() or homes.get(old) == source
@@ -231,29 +184,29 @@ class Lowering:
         return home
 
     def number(self, value: Value) -> float | None:
-        """Of a constant with one element, as it would lie on the device."""
+        """The number of a constant with one element; None for any other value."""
         return self.places.number(value)
 
     # Copies in HBM
 
     def packed(self, view: View) -> View:
-        """The same elements, row by row."""
+        """A contiguous view of the same elements."""
         return view if view.is_contiguous else self.copied(view)
 
     def copied(self, view: View) -> View:
-        """In room of its own, row by row."""
+        """A contiguous copy in scratch."""
         made = self.scratch(view.dtype, view.shape)
         self.copy(made, view)
         return made
 
     def copy(self, dst: View, src: View) -> None:
-        """From HBM to HBM, element by element; the types may differ."""
+        """Copy in HBM, element by element; the types may differ."""
         if not dst.elements:
             return
         to, source = dst.merged([src])
-        axis = turned_axis(to, source)
+        axis = transposed_axis(to, source)
         if axis is not None:
-            copy_turned(self.k, to, source, axis)
+            copy_transposed(self.k, to, source, axis)
             return
         outer = max(to.rank - 4, 0)
         self._copy_inside(to, source, outer)
@@ -262,12 +215,12 @@ class Lowering:
         if not outer:
             self.k.copy(dst.far(), src.far())
             return
-        with self.k.loop(dst.shape[0]) as turn:
-            self._copy_inside(dst.pick(0, turn), src.pick(0, turn), outer - 1)
+        with self.k.loop(dst.shape[0]) as index:
+            self._copy_inside(dst.pick(0, index), src.pick(0, index), outer - 1)
 
 
 def laid_out(whole: View, node: Node) -> list[View]:
-    """Where each operand of a concatenation lies in its result."""
+    """The views of a concatenation's operands in its result."""
     assert isinstance(node.op, Concat)
     sizes = [operand.type.shape[node.op.axis] for operand in node.operands]
     starts = accumulate(sizes[:-1], initial=0)

@@ -1,11 +1,11 @@
-"""Orders: the positions that would sort an axis, by Batcher's merges of ever longer runs.
+"""Sort: the positions that sort an axis, by Batcher's bitonic merges of ever longer runs.
 
-Each step compares and exchanges pairs of elements a fixed distance apart, which is a few instructions on strided halves
-of a tile, for 128 rows side by side. A run is merged with the next one turned around, so that all pairs of a step go
-the same way. Elements are compared as 32-bit integers in the order of what they stand for, with NaN behind all numbers,
-and equal ones by their position: so the order is stable.
+Each step compares and exchanges pairs of elements at a fixed distance, which is a few instructions on strided halves of
+a tile, for 128 rows side by side. A run is merged with the reversed next one, so that all pairs of a step have one
+direction. Elements are compared as 32-bit integers in the order of their values, NaN last, and equal ones by position,
+so that the order is stable.
 
-Rows too long for one partition lie in HBM as blocks; steps that cross blocks pass by there, all others are done inside.
+Rows that are too long for one partition are blocks in HBM; steps across blocks stream them, all others run inside.
 """
 
 from collections.abc import Iterator
@@ -13,19 +13,19 @@ from dataclasses import dataclass, replace
 from math import nan
 from typing import Final
 
-from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import Alu, Engine, Iota
+from nxpipe.emulator.isa.gpsimd import IotaPattern
+from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Axis, Tile
-from nxpipe.emulator.lower.ending import load
-from nxpipe.emulator.lower.filling import fill
+from nxpipe.emulator.lower.epilogue import load_tile
 from nxpipe.emulator.lower.integers import Words
 from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel
-from nxpipe.emulator.lower.lanes import Lanes, bits, seen_as
+from nxpipe.emulator.lower.lanes import Lanes, bitcast_tile, bits
 from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.reduce import matrix
-from nxpipe.emulator.lower.sheets import sheets
+from nxpipe.emulator.lower.tiles import each_tile, fill
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import ArgSort
 
@@ -61,7 +61,7 @@ class _Pairs:
     places: Tile
 
     def seen(self, offset: int, *axes: Axis) -> "_Pairs":
-        """The elements that a pattern reaches, from so many on."""
+        """The elements of a pattern, from an offset on."""
         return _Pairs(*(_patterned(tile, offset, axes) for tile in (self.keys, self.places)))
 
 
@@ -70,8 +70,8 @@ def _patterned(tile: Tile, offset: int, axes: tuple[Axis, ...]) -> Tile:
 
 
 def _exchange(k: Kernel, lower: _Pairs, upper: _Pairs) -> None:
-    """So that of each two the lesser is the lower one."""
-    with k.room():
+    """Exchange pairs so that the lesser element is the lower one."""
+    with k.scope():
         lanes = Lanes(k, lower.keys.partitions, lower.keys.elements)
         words = Words(lanes, DType.INT32)
         swap = words.two(Alu.GREATER, lower.keys, upper.keys)
@@ -86,13 +86,13 @@ def _exchange(k: Kernel, lower: _Pairs, upper: _Pairs) -> None:
 
 
 def _turned_step(k: Kernel, pairs: _Pairs, length: int, size: int) -> None:
-    """The first of a merge: an element of a run's first half against the one as far from its end."""
+    """The first step of a merge: an element of a run's first half with the one equally far from its end."""
     runs, half = Axis(length // size, size), size // 2
     _exchange(k, pairs.seen(0, runs, Axis(half, 1)), pairs.seen(size - 1, runs, Axis(half, -1)))
 
 
 def _steps(k: Kernel, pairs: _Pairs, length: int, size: int) -> None:
-    """All others, in runs of this size: against the one half a run further on, then a quarter, and so on."""
+    """The other steps, in runs of this size: with the element half a run further on, then a quarter, and so on."""
     while size > 1:
         runs, half = Axis(length // size, size), size // 2
         _exchange(k, pairs.seen(0, runs, Axis(half, 1)), pairs.seen(half, runs, Axis(half, 1)))
@@ -115,13 +115,15 @@ class _Sort:
         """Rows of which each fits one partition."""
         k, count = self.low.k, lines.shape[1]
         for top, height in k.spans(lines.shape[0], PARTITIONS):
-            with k.room():
-                keys, places = (k.tile(DType.INT32, height, length, turns=2) for _ in range(2))
+            with k.scope():
+                keys, places = (k.tile(DType.INT32, height, length, buffers=2) for _ in range(2))
                 if count < length:
                     Lanes(k, height, length).memset(keys.whole, _LAST)
-                with k.room():
-                    self._write_keys(load(k, lines.cut((top, height))), keys.cut(height, (0, count)))
-                numbers = Iota(engine=Engine.GPSIMD, dst=places.whole, start=Affine(), by_partition=0, steps=(1,))
+                with k.scope():
+                    self._write_keys(load_tile(k, lines.cut((top, height))), keys.cut(height, (0, count)))
+                numbers = IotaPattern(
+                    engine=Engine.GPSIMD, dst=places.whole, start=Affine(), by_partition=0, steps=(1,)
+                )
                 k.emit(numbers)
                 pairs = _Pairs(keys.whole, places.whole)
                 for size in _sizes(2, length):
@@ -149,27 +151,27 @@ class _Sort:
         k, (rows, count) = self.low.k, lines.shape
         length = keys.shape[1]
         fill(k, keys.cut((0, rows), (count, length - count)), _LAST)
-        for height, width, (to, source) in sheets(k, [keys.cut((0, rows), (0, count)), lines]):
-            with k.room():
+        for height, width, (to, source) in each_tile(k, [keys.cut((0, rows), (0, count)), lines]):
+            with k.scope():
                 made = k.tile(DType.INT32, height, width).whole
-                self._write_keys(load(k, source), made)
+                self._write_keys(load_tile(k, source), made)
                 k.copy(to.far(), made)
         table = places.packed_as((rows, length // _BLOCK, _BLOCK)).transposed((1, 0, 2))
         for top, height in k.spans(length // _BLOCK, PARTITIONS):
-            with k.room():
+            with k.scope():
                 numbers = k.tile(DType.INT32, height, _BLOCK).whole
                 start = top * _BLOCK
-                k.emit(Iota(engine=Engine.GPSIMD, dst=numbers, start=start, by_partition=_BLOCK, steps=(1,)))
-                with k.loop(rows) as turn:
-                    k.copy(table.cut((top, height)).pick(1, turn).far(), numbers)
+                k.emit(IotaPattern(engine=Engine.GPSIMD, dst=numbers, start=start, by_partition=_BLOCK, steps=(1,)))
+                with k.loop(rows) as index:
+                    k.copy(table.cut((top, height)).pick(1, index).far(), numbers)
 
     def _inside(self, keys: View, places: View, *, first: bool) -> None:
-        """Steps inside of blocks: at first a whole sort of each, later the end of a merge."""
+        """Steps inside of blocks: first a whole sort of each, later the end of a merge."""
         k = self.low.k
         for top, height in k.spans(keys.shape[0], PARTITIONS):
-            with k.room():
+            with k.scope():
                 key, place = (view.cut((top, height)) for view in (keys, places))
-                pairs = _Pairs(load(k, key), load(k, place))
+                pairs = _Pairs(load_tile(k, key), load_tile(k, place))
                 for size in _sizes(2, _BLOCK) if first else ():
                     _turned_step(k, pairs, _BLOCK, size)
                     _steps(k, pairs, _BLOCK, size // 2)
@@ -179,12 +181,12 @@ class _Sort:
                 k.copy(place.far(), pairs.places)
 
     def _across(self, keys: View, places: View, size: int) -> None:
-        """Blocks against those half a run further on."""
+        """Blocks with those half a run further on."""
         halves = [half for view in (keys, places) for half in _halves(view, size)]
         self._between(halves, turned=False)
 
     def _across_turned(self, keys: View, places: View, size: int) -> None:
-        """The first half's blocks against the second's from its end, each read backwards."""
+        """The first half's blocks with the second's from its end, each read backwards."""
         halves = []
         for view in (keys, places):
             lower, upper = _halves(view, size)
@@ -194,14 +196,14 @@ class _Sort:
         self._between(halves, turned=True)
 
     def _between(self, halves: list[View], *, turned: bool) -> None:
-        """Blocks lie across partitions, of all axes of blocks those of the longest one."""
+        """Blocks across partitions; of all axes of blocks those of the longest."""
         k, order = self.low.k, sorted(range(3), key=lambda axis: halves[0].shape[axis])
         ordered = [half.transposed((*order, 3)) for half in halves]
         with k.loop(ordered[0].shape[0]) as outer, k.loop(ordered[0].shape[1]) as inner:
             for top, height in k.spans(ordered[0].shape[2], PARTITIONS):
-                with k.room():
+                with k.scope():
                     pieces = [half.pick(0, outer).pick(0, inner).cut((top, height)) for half in ordered]
-                    tiles = [load(k, piece) for piece in pieces]
+                    tiles = [load_tile(k, piece) for piece in pieces]
                     lower, upper = _Pairs(tiles[0], tiles[2]), _Pairs(tiles[1], tiles[3])
                     _exchange(k, lower, upper.seen(_BLOCK - 1, Axis(_BLOCK, -1)) if turned else upper)
                     for piece, tile in zip(pieces, tiles, strict=True):
@@ -222,14 +224,14 @@ class _Sort:
 
 
 def _of_floats(lanes: Lanes, tile: Tile) -> Tile:
-    """Integers in the order of floats: below zero, the bits of the size count backwards. There is one zero, one NaN."""
+    """Integers in the order of floats: below zero, the magnitude bits are reversed. There is one zero and one NaN."""
     values = lanes.two(Alu.ADD, tile, 0.0)
     lanes.choose(values, lanes.asked(Alu.NOT_EQUAL, values, values), nan)
     words = Words(lanes, DType.INT32)
-    word = seen_as(values, DType.INT32)
+    word = bitcast_tile(values, DType.INT32)
     backwards = words.with_number(Alu.MULTIPLY, words.bit(Alu.RIGHT_SHIFT, word, 31), _LAST)
     made = lanes.two(Alu.BITWISE_XOR, bits(word), bits(backwards), lanes.tile(DType.UINT32))
-    return seen_as(made, DType.INT32)
+    return bitcast_tile(made, DType.INT32)
 
 
 def _halves(view: View, size: int) -> tuple[View, View]:

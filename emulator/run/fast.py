@@ -1,7 +1,7 @@
-"""Fast execution: each node by its operator's vectorised numerics, the way whole models are emulated on a laptop.
+"""Fast execution of a graph: each node by its operator's vectorised numerics, for whole models on a laptop.
 
-Loading a graph writes its repeats out, rounds every parameter to its type once, and runs once and for all whatever
-depends on nothing but parameters and constants, such as the casts that autocast puts on weights.
+Loading a graph unrolls its repeats, rounds every parameter to its type once, and computes everything that depends on
+parameters and constants alone, such as the casts that autocast puts on weights.
 """
 
 from collections import Counter
@@ -10,7 +10,8 @@ from collections.abc import Container, Iterable, Mapping, MutableMapping
 import numpy as np
 
 from nxpipe.emulator.errors import ExecutionError, IndexOutOfRange, MissingTensor, WrongTensor
-from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.ir.types import TensorType
 from nxpipe.emulator.numerics import Array, round_to, settle
@@ -28,7 +29,7 @@ class LoadedGraph:
     def __init__(self, graph: Graph, parameters: Mapping[str, Array]) -> None:
         self._graph = graph = unroll(graph)
         fixed, self._moving = _split(graph.nodes, set(graph.inputs.values()))
-        # As constants are folded: a graph means the same before and after.
+        # With portable numerics, as the compiler folds constants: the result is the same before and after folding.
         constant, _ = _split(graph.nodes, {*graph.inputs.values(), *graph.parameters.values()})
         self._portable = {node.result for node in constant}
         self._uses = Counter(operand for node in graph.nodes for operand in node.operands)
@@ -36,7 +37,7 @@ class LoadedGraph:
         self._loaded: dict[Value, Array] = dict(graph.constants)
         self._waiting = {value: name for name, value in graph.parameters.items()}
         uses = self._uses.copy()
-        # A parameter is asked for when it is needed first, so that of large ones only what they become is in memory.
+        # A parameter is read when it is first needed, so that of a large one only its converted form stays in memory.
         for node in fixed:
             self._load(node.operands, parameters)
             _run((node,), self._loaded, uses, self._portable)
@@ -49,7 +50,7 @@ class LoadedGraph:
                 self._loaded[value] = _accepted("parameter", name, value.type, parameters)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """One forward pass. Values that moved are freed after their last use."""
+        """One forward pass. Intermediate values are freed after their last use."""
         for name in inputs:
             if name not in self._graph.inputs:
                 raise ExecutionError(f"the graph has no input {name!r}; it takes {', '.join(self._graph.inputs)}")
@@ -61,7 +62,7 @@ class LoadedGraph:
 
 
 def _split(nodes: Iterable[Node], varying: set[Value]) -> tuple[list[Node], list[Node]]:
-    """The nodes that give the same result in every run, and those that do not."""
+    """The nodes with the same result in every run, and the others."""
     fixed: list[Node] = []
     moving: list[Node] = []
     for node in nodes:
@@ -76,7 +77,7 @@ def _split(nodes: Iterable[Node], varying: set[Value]) -> tuple[list[Node], list
 def _run(
     nodes: Iterable[Node], known: MutableMapping[Value, Array], uses: Counter[Value], portable: Container[Value] = ()
 ) -> None:
-    """Execute in order; `uses` counts how often each value will still be read, and a value nobody reads is dropped."""
+    """Execute in order; `uses` counts the reads left of each value, and a value without any is dropped."""
     with np.errstate(all="ignore"):  # the engines follow IEEE 754 and never trap
         for node in nodes:
             result = _compute(node, [known[operand] for operand in node.operands], node.result in portable)
@@ -97,7 +98,7 @@ def _compute(node: Node, operands: list[Array], portable: bool) -> Array:
 
 
 def _accepted(role: str, name: str, declared: TensorType, given: Mapping[str, Array]) -> Array:
-    """A tensor from outside, in the form in which values of its declared type are held."""
+    """A tensor of the caller in the form in which values of its declared type are held."""
     if name not in given:
         raise MissingTensor(role, name, str(declared))
     array = np.asarray(given[name])
@@ -106,7 +107,7 @@ def _accepted(role: str, name: str, declared: TensorType, given: Mapping[str, Ar
     if declared.dtype.is_float:
         floats = array.astype(np.float32, copy=False)
         rounded = round_to(floats, declared.dtype)
-        # Numbers that needed no rounding are not held twice.
+        # Do not hold numbers twice that needed no rounding.
         return floats if np.array_equal(floats, rounded) else rounded
     return array.astype(declared.dtype.held, copy=False)
 

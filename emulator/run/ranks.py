@@ -1,7 +1,7 @@
-"""All ranks of a sharded graph in one process: a thread for each, meeting at the collectives.
+"""All ranks of a sharded graph in one process: a thread for each, synchronised at the collectives.
 
-Whatever the threads' timing, results are the same to the bit: ranks share nothing but what they exchange, and every
-exchange is read in the order of ranks.
+Results do not depend on the timing of threads, to the bit: ranks share nothing but their contributions, which every
+rank reads in the order of ranks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,15 +24,15 @@ _Result = TypeVar("_Result")
 States = Sequence[Mapping[str, Array]]  # of each rank, by name
 
 
-class Loaded(Protocol):
-    """A program with its weights, on all of its ranks, whoever carries it out."""
+class Runnable(Protocol):
+    """A program with its weights, loaded on all of its ranks."""
 
     def run(self, inputs: Mapping[str, Array], states: States | None = None) -> tuple[dict[str, Array], States]:
         """The outputs, equal on all ranks, and each rank's states after it."""
 
 
 class _Meeting:
-    """Where ranks lay down what they brought and pick up what everybody brought."""
+    """The exchange of contributions among ranks, by a table and a barrier."""
 
     def __init__(self, degree: int) -> None:
         self.degree = degree
@@ -42,12 +42,12 @@ class _Meeting:
     def exchange(self, rank: int, mine: Array) -> Sequence[Array]:
         self._table[rank] = mine
         self._barrier.wait()
-        brought = [array for array in self._table if array is not None]
-        self._barrier.wait()  # nobody lays down the next before everybody has read this
-        return brought
+        contributions = [array for array in self._table if array is not None]
+        self._barrier.wait()  # no rank overwrites the table before every rank has read it
+        return contributions
 
     def leave(self) -> None:
-        """A rank that failed comes to no further meeting; the others must not wait for it."""
+        """Release the other ranks: a rank that failed takes part in no further exchange."""
         self._barrier.abort()
 
 
@@ -62,7 +62,7 @@ class _Member:
 
 
 def degree_of(graph: Graph) -> int:
-    """How many ranks a graph is for: its collectives say so."""
+    """The number of ranks that a graph's collectives are for."""
     collectives = AllReduce | AllGather | RankSlice | ReduceScatter
     degrees = {node.op.degree for node in graph.nodes if isinstance(node.op, collectives)}
     if len(degrees) > 1:
@@ -109,19 +109,19 @@ class LoadedRanks:
             ranks = [threads.submit(copy_context().run, take_part, rank) for rank in range(self.degree)]
         faults = [fault for fault in (rank.exception() for rank in ranks) if fault is not None]
         for fault in sorted(faults, key=lambda fault: isinstance(fault, BrokenBarrierError)):
-            raise fault  # the cause, not that others waited in vain
+            raise fault  # the cause, rather than the broken barriers of the other ranks
         return [rank.result() for rank in ranks]
 
 
 class LoadedProgram:
-    """A compiled program on its ranks, seen from outside: whole tensors go in, and whole ones come out."""
+    """A compiled program on its ranks, with whole tensors as inputs, states and outputs."""
 
-    def __init__(self, program: Program, ranks: Loaded) -> None:
+    def __init__(self, program: Program, ranks: Runnable) -> None:
         self._program = program
         self._ranks = ranks
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """One forward pass: the outputs, and among them what the states are after it."""
+        """One forward pass: the outputs, among them the states after it."""
         program, given = self._program, dict(inputs)
         program.require_inputs(given)
         before: list[dict[str, Array]] = [{} for _ in range(program.degree)]
@@ -136,8 +136,3 @@ class LoadedProgram:
             shares = [own[name] for own in after]
             outputs[name] = program.states[name].joined(shares) if name in program.states else shares[0]
         return {name: outputs[name] for name in program.graph.outputs}
-
-
-def execute_ranks(graph: Graph, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """The outputs of a sharded graph without states, by name."""
-    return LoadedRanks(graph, parameters).run(inputs)[0]

@@ -14,13 +14,13 @@ from nxpipe.artifact_store.channel.generation import Generation, Served
 from nxpipe.artifact_store.channel.log import channels
 from nxpipe.artifact_store.documents import seconds_since_1970
 from nxpipe.artifact_store.names import SHOWN
-from nxpipe.artifact_store.transfer.believed import Trust, unbelieved
+from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier, untrusted
 from nxpipe.artifact_store.trust.policy import Policy
 from nxpipe.pipeline.artifacts.channels import unknown_channel
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.config import load_config
-from nxpipe.pipeline.util.console import table
 from nxpipe.pipeline.util.escape import for_terminal, shown, style
+from nxpipe.pipeline.util.text import table
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class ChannelEntry:
 
     def require_belief(self) -> None:
         if self.fault:
-            raise unbelieved(self.generation, self.fault)
+            raise untrusted(self.generation, self.fault)
 
 
 @dataclass(frozen=True)
 class ChannelView:
     store: Store
-    trust: Trust
+    trust: ChannelVerifier
 
     @classmethod
     def of(cls, store: Store, config_path: Path, say: Callable[[str], None]) -> "ChannelView":

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from nxpipe.artifact_store.errors import ChannelEmpty
 from nxpipe.emulator.hardware import INSTANCES
-from nxpipe.pipeline.util.folders import expanded
-from nxpipe.pipeline.util.suggest import did_you_mean
+from nxpipe.pipeline.util.files import expanded
+from nxpipe.pipeline.util.text import did_you_mean
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from nxpipe.artifact_store.backends.files import scratch
 from nxpipe.artifact_store.backends.protocol import Backend, Sent, in_turn
-from nxpipe.artifact_store.digest import sha256_of_chunks
+from nxpipe.artifact_store.canonical import sha256_of_chunks
 from nxpipe.artifact_store.errors import NotFound, StoreError
 from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.artifact_store.names import choose
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.blobs import Blobs
     from nxpipe.artifact_store.documents import Blob
-    from nxpipe.artifact_store.transfer.believed import Trust
+    from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
     from nxpipe.pipeline.config import Config
 
 
@@ -89,7 +89,7 @@ def select_named(store: "Store", names: Sequence[str]) -> list[ExportSelection]:
     return chosen
 
 
-def select_served(store: "Store", channel: str, trust: "Trust") -> list[ExportSelection]:
+def select_served(store: "Store", channel: str, trust: "ChannelVerifier") -> list[ExportSelection]:
     """Artifacts that a channel serves now."""
     artifacts = trust.served(store, channel)
     if artifacts is None:

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from nxpipe.artifact_store.errors import Refused
 from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, environment_channel
-from nxpipe.pipeline.util.folders import NoHome, expanded, user_state_folder
-from nxpipe.pipeline.util.suggest import did_you_mean
+from nxpipe.pipeline.util.files import NoHome, expanded, user_state_folder
+from nxpipe.pipeline.util.text import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.channel.change import Sign
-    from nxpipe.artifact_store.transfer.believed import Trust
+    from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
     from nxpipe.artifact_store.trust.keys import PublicKey, Signer
     from nxpipe.artifact_store.trust.policy import Policy, TrustedKey
     from nxpipe.pipeline.config import Config
@@ -38,13 +38,15 @@ def signing_policy(config: "Config", folder: Path) -> "Policy | None":
     return Policy(trusted, _with_environments(config, signing.require), signing.threshold)
 
 
-def trust_in(config: "Config", folder: Path, store: "Store", say: "Callable[[str], None]" = lambda _: None) -> "Trust":
+def trust_in(
+    config: "Config", folder: Path, store: "Store", say: "Callable[[str], None]" = lambda _: None
+) -> "ChannelVerifier":
     """Trust in a store's channels: by the policy, and by marks of the generations that this machine has seen.
 
     Marks detect a rollback of the store itself: a channel never returns to an earlier generation.
     """
-    from nxpipe.artifact_store.channel.marks import Marks
-    from nxpipe.artifact_store.transfer.believed import Trust
+    from nxpipe.artifact_store.channel.watermarks import Marks
+    from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
 
     for sentence in unused_channels(config):
         say(f"Note: {sentence}")
@@ -53,7 +55,7 @@ def trust_in(config: "Config", folder: Path, store: "Store", say: "Callable[[str
         marks = Marks(user_state_folder() / "channels", _identity(store.url))
     except NoHome as error:
         say(f"Note: generations of channels cannot be recorded on this machine: {error}")
-    return Trust(signing_policy(config, folder), marks, say)
+    return ChannelVerifier(signing_policy(config, folder), marks, say)
 
 
 def _identity(url: str) -> str:
@@ -162,7 +164,7 @@ def _public_half(key: str, folder: Path) -> "PublicKey":
 
 def _beside(key: str, folder: Path) -> Path | None:
     """The public key file beside a key file, if it exists."""
-    from nxpipe.artifact_store.trust.key_files import public_path
+    from nxpipe.artifact_store.trust.keys import public_path
 
     if not key.startswith("file:"):
         return None

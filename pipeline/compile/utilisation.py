@@ -6,12 +6,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from nxpipe.pipeline.compile.artifact_files import UTILISATION
-from nxpipe.pipeline.util.documents import json_of
+from nxpipe.pipeline.util.files import json_of
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.manifest import Manifest
-    from nxpipe.emulator.analysis.utilisation import Utilisation
+    from nxpipe.emulator.analysis.utilization import Utilisation
     from nxpipe.emulator.passes.shard import Padding
 
 _IN_SHORT: Final = "in_short"

@@ -8,8 +8,14 @@ from collections.abc import Callable, Iterator
 from datetime import date, timedelta
 from typing import Any, Final, TypeAlias
 
-from nxpipe.pipeline.config.amis import FLEETS_PARAMETER, TRAINING_PARAMETER, LockedImage
-from nxpipe.pipeline.config.cluster_lock import ADDONS, ClusterLock, LockedNodes
+from nxpipe.pipeline.config.locks import (
+    ADDONS,
+    FLEETS_PARAMETER,
+    TRAINING_PARAMETER,
+    ClusterLock,
+    LockedImage,
+    LockedNodes,
+)
 from nxpipe.pipeline.util.aws import asking
 from nxpipe.pipeline.util.errors import AwsError
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from nxpipe.pipeline.util.aws import asking
-from nxpipe.pipeline.util.documents import MiB, json_of, read_file
 from nxpipe.pipeline.util.errors import MissingSoftware, TemplateInvalid
 from nxpipe.pipeline.util.escape import for_terminal
-from nxpipe.stacks.costs import Estimate
-from nxpipe.stacks.plan import Change, Kind, Plan, Restart
-from nxpipe.stacks.reading import Template, Templates, construct_paths, read
+from nxpipe.pipeline.util.files import MiB, json_of, read_file
+from nxpipe.stacks.lint.costs import Estimate
+from nxpipe.stacks.lint.deployment_plan import Change, Kind, Plan, Restart
+from nxpipe.stacks.lint.template import Template, Templates, construct_paths, read
 
 _ENDING: Final = ".template.json"
 _LARGEST: Final = 16 * MiB

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
-from nxpipe.pipeline.build.report.summary import headline, tally
-from nxpipe.pipeline.build.report.words import counted
-from nxpipe.pipeline.build.results import Results
-from nxpipe.pipeline.build.run import finish
+from nxpipe.pipeline.build.report.summary import counted, headline, tally
+from nxpipe.pipeline.build.state import Results
+from nxpipe.pipeline.build.status import RESULT_WORDS, CellStatus
 from nxpipe.pipeline.release.state import VerifiedManifests
 from nxpipe.pipeline.util.escape import unstyled
 from nxpipe.pipeline.util.exit_codes import REGRESSION, VERIFICATION
@@ -19,7 +18,7 @@ from nxpipe.pipeline.util.exit_codes import REGRESSION, VERIFICATION
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published
     from nxpipe.pipeline.artifacts.bench import BenchLine
-    from nxpipe.pipeline.build.planned import PlannedArtifact
+    from nxpipe.pipeline.build.plan import PlannedArtifact
     from nxpipe.pipeline.check.report import Report
     from nxpipe.pipeline.release.state import ReleaseCandidate, ReleaseContext
 
@@ -111,16 +110,16 @@ class BuildGate:
 
     def intention(self, release: "ReleaseContext") -> str:
         assert release.plan is not None, "the gate is skipped if nothing is built"
-        cells = [cell.state for _, cell in release.plan.cells()]
+        statuses = [cell.status for _, cell in release.plan.cells()]
         artifacts = counted(len(_to_build(release)), "artifact")
-        return f"build {cells.count('to do')} of {len(cells)} programs, and publish {artifacts}"
+        return f"build {statuses.count(CellStatus.QUEUED)} of {len(statuses)} programs, and publish {artifacts}"
 
     def run(self, release: "ReleaseContext") -> GateOutcome:
         assert release.plan is not None, "the gate is skipped if nothing is built"
-        results = release.building.carry_out(release.plan)
+        results = release.building.execute(release.plan)
         if results.interrupted:
             raise KeyboardInterrupt
-        code = finish(release.building, results)
+        code = release.building.finish(results)
         return GateOutcome(_failure(results) if code else tally(results), code, _cells(results))
 
 
@@ -144,21 +143,20 @@ def _worst_finding(report: "Report") -> str:
 
 
 def _failure(results: Results) -> str:
-    faults = list(
-        dict.fromkeys(cell.fault.message for cell in results.missing() if cell.fault and cell.fate == "failed")
-    )
-    return faults[0] if len(faults) == 1 else unstyled(headline(results))
+    failed = (one.failure for one in results.missing() if one.failure and one.status is CellStatus.FAILED)
+    failures = list(dict.fromkeys(failure.message for failure in failed))
+    return failures[0] if len(failures) == 1 else unstyled(headline(results))
 
 
 def _cells(results: Results) -> Figures:
     return [
         {
-            "artifact": result.artifact.title,
-            "program": result.cell.shape.name,
-            "fate": result.fate,
-            "seconds": result.seconds,
+            "artifact": one.artifact.title,
+            "program": one.cell.shape.name,
+            "fate": RESULT_WORDS[one.status],
+            "seconds": one.seconds,
         }
-        for result in results.cells()
+        for one in results.cells()
     ]
 
 
@@ -209,11 +207,11 @@ class BenchGate:
 
     def run(self, release: "ReleaseContext") -> GateOutcome:
         from nxpipe.pipeline.artifacts.bench import bench
-        from nxpipe.pipeline.cli.named import named
+        from nxpipe.pipeline.artifacts.lookup import find_match
 
         options, tip = release.options, release.tip()
         release.seen = tip.generation if tip else 0
-        baseline = named(options.channel, release.store, release.config_path) if tip else None
+        baseline = find_match(options.channel, release.store, release.config_path) if tip else None
         manifests = [release.published(candidate).manifest for candidate in release.candidates]
         lines = [
             line

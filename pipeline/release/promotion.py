@@ -47,8 +47,8 @@ class SignGate:
         return f"sign {_names(release.candidates)}"
 
     def run(self, release: "ReleaseContext") -> GateOutcome:
+        from nxpipe.artifact_store.trust.policy import vouch
         from nxpipe.artifact_store.trust.signatures import Signatures
-        from nxpipe.artifact_store.trust.testimony import vouch
 
         signer, signatures, figures = _signer(release), Signatures(release.store), []
         for candidate in release.candidates:
@@ -121,15 +121,15 @@ def _signer(release: "ReleaseContext") -> "Signer":
 
 
 def _unsigned(release: "ReleaseContext", signer: "Signer", published: "Published") -> bool:
+    from nxpipe.artifact_store.trust.policy import is_vouched
     from nxpipe.artifact_store.trust.signatures import Signatures
-    from nxpipe.artifact_store.trust.testimony import is_vouched
 
     signed = Signatures(release.store).by(signer.public, published.manifest_digest) is not None
     return not (signed and is_vouched(release.store, published, signer))
 
 
 def _is_believed(release: "ReleaseContext", policy: "Policy", published: "Published") -> bool:
-    from nxpipe.artifact_store.trust.testimony import believing
+    from nxpipe.artifact_store.trust.policy import believing
 
     believe = believing(policy, release.store, release.options.channel)
     return any(believe is None or believe(each) for each in release.store.evidence(published.manifest_digest))

@@ -8,21 +8,20 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from nxpipe.artifact_store.builds import timestamp_of
 from nxpipe.artifact_store.channel.generation import Generation
-from nxpipe.artifact_store.reports import moment_of
 from nxpipe.pipeline import VERSION
 from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, environment_channel
 from nxpipe.pipeline.build.report.github import append_summary
-from nxpipe.pipeline.build.report.markup import Markup, tag
-from nxpipe.pipeline.build.report.sheet import moment, sheet
-from nxpipe.pipeline.build.report.words import counted, duration, plain
+from nxpipe.pipeline.build.report.html import Markup, moment, sheet, tag
+from nxpipe.pipeline.build.report.summary import counted, duration
 from nxpipe.pipeline.release.gates import GateResult
 from nxpipe.pipeline.release.state import fleets_with_rollouts, rollout_slots
 from nxpipe.pipeline.request import compiler_digest
-from nxpipe.pipeline.util.console import table
-from nxpipe.pipeline.util.escape import for_terminal, style
+from nxpipe.pipeline.util.escape import for_terminal, plain, style
 from nxpipe.pipeline.util.exit_codes import UNDECIDED
-from nxpipe.pipeline.util.whole_file import write_whole
+from nxpipe.pipeline.util.files import write_whole
+from nxpipe.pipeline.util.text import table
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.config import ServingFleet
@@ -229,7 +228,7 @@ def _seconds(one: Report) -> Markup:
 
 def write_report(report: dict[str, Any], folder: Path) -> Path:
     """Writes release.json and release.html to a folder named after the start; returns the page."""
-    kept = folder / moment_of(report["began_at"])
+    kept = folder / timestamp_of(report["began_at"])
     write_whole(kept / "release.json", json.dumps(report, indent=2).encode())
     write_whole(kept / "release.html", html_page(report))
     return kept / "release.html"

@@ -9,13 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.channel.generation import Generation, Served
-from nxpipe.artifact_store.digest import sha256_hex
 from nxpipe.artifact_store.documents import written_now
 from nxpipe.artifact_store.errors import NotFound, Refused
 from nxpipe.artifact_store.names import short_name
-from nxpipe.artifact_store.transfer.believed import Trust
+from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline import VERSION
 from nxpipe.pipeline.artifacts.channels import (
@@ -27,17 +26,16 @@ from nxpipe.pipeline.artifacts.channels import (
 )
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.build.matrix import of_file
-from nxpipe.pipeline.build.run import Run
+from nxpipe.pipeline.build.run import BuildRun
 from nxpipe.pipeline.release.options import ExpectedGeneration, ReleaseOptions
 from nxpipe.pipeline.request import compiler_digest
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.util.state_folder import state_folder
-from nxpipe.pipeline.util.whole_file import write_whole
+from nxpipe.pipeline.util.files import state_folder, write_whole
 from nxpipe.pipeline.verify.verify import Thresholds
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
-    from nxpipe.pipeline.build.planned import Plan, PlannedArtifact
+    from nxpipe.pipeline.build.plan import BuildPlan, PlannedArtifact
     from nxpipe.pipeline.config import Config, ServingFleet
 
 
@@ -164,12 +162,12 @@ class ReleaseContext:
         return Thresholds.of(self.config)
 
     @cached_property
-    def building(self) -> Run:
-        aside, how = NestedConsole(**vars(self.console)), {**self.options.how, "force": False}
-        return Run(aside, self.store, self.config, self.thresholds, state_folder(self.config_path), how)
+    def building(self) -> BuildRun:
+        console, folder = NestedConsole(**vars(self.console)), state_folder(self.config_path)
+        return BuildRun(console, self.store, self.config, self.thresholds, folder, self.options.how)
 
     @cached_property
-    def plan(self) -> "Plan | None":
+    def plan(self) -> "BuildPlan | None":
         """The build plan at the start; None for a release from a channel."""
         if self.options.source is not None:
             return None
@@ -180,7 +178,7 @@ class ReleaseContext:
         return self._source_candidates() if self.plan is None else planned_candidates(self.plan.artifacts)
 
     @cached_property
-    def trust(self) -> Trust:
+    def trust(self) -> ChannelVerifier:
         return trust_in(self.config, self.folder, self.store, self.console.say)
 
     def found(self, candidate: ReleaseCandidate) -> "Published | None":

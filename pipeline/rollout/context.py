@@ -15,7 +15,7 @@ from nxpipe.artifact_store import Published, Store
 from nxpipe.artifact_store.channel import change
 from nxpipe.artifact_store.channel.generation import Generation, Served
 from nxpipe.artifact_store.errors import NotFound, Refused
-from nxpipe.artifact_store.transfer.believed import Trust
+from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
 from nxpipe.pipeline.artifacts.channels import ServedModel, environment_channel
 from nxpipe.pipeline.artifacts.signing import author_signature, trust_in
 from nxpipe.pipeline.config import Config, ServingFleet
@@ -138,7 +138,7 @@ class FleetArtifacts:
         return self._trust.tip(self.store, channel)
 
     @cached_property
-    def _trust(self) -> Trust:
+    def _trust(self) -> ChannelVerifier:
         return trust_in(self.config, self.folder, self.store)
 
     def _of(self, tip: Generation | None) -> Served | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.artifacts.channels import model_id
 from nxpipe.pipeline.artifacts.signing import trust_in
-from nxpipe.pipeline.util.suggest import did_you_mean
+from nxpipe.pipeline.util.text import did_you_mean
 from nxpipe.pipeline.verify.judged import shortfall
 from nxpipe.pipeline.verify.verify import Thresholds
 
@@ -38,7 +38,7 @@ def artifact_requirements(store: "Store", config: "Config", folder: Path, channe
     policy = trust.policy
     if policy is None:
         return Requirements(judge=judge, trust=trust)
-    from nxpipe.artifact_store.trust.testimony import believing
+    from nxpipe.artifact_store.trust.policy import believing
 
     return Requirements(
         doubt=policy.judge(store, channel),

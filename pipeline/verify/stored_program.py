@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store.manifest import Manifest
     from nxpipe.emulator.compile import Program
     from nxpipe.emulator.executable.executable import Executable
-    from nxpipe.emulator.executable.port import Port
+    from nxpipe.emulator.executable.tables import Port
     from nxpipe.emulator.isa.program import Buffer
 
 _AGAIN = "build the model again"

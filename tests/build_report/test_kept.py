@@ -8,14 +8,12 @@ import pytest
 from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.backends.local import LocalFolder
 from nxpipe.artifact_store.backends.protocol import Payload
+from nxpipe.artifact_store.builds import store_report, timestamp_of
 from nxpipe.artifact_store.errors import InvalidDocument
 from nxpipe.artifact_store.layout import REPORTS
-from nxpipe.artifact_store.reports import moment_of, store_report
-from nxpipe.artifact_store.upkeep.gc import carry_out, plan
-from nxpipe.artifact_store.upkeep.rules import Rules
+from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
 from nxpipe.pipeline.build.report import html
-from nxpipe.pipeline.build.report.keeping import keep_report
-from nxpipe.pipeline.build.report.recorder import Recorder
+from nxpipe.pipeline.build.report.document import write_report
 from tests.artifact_store.samples import put
 from tests.build_report.world import BEGAN, course, ends, matrix, results
 from tests.pipeline.in_process import InProcess, nxpipe
@@ -28,11 +26,11 @@ MOMENT = "20261121T190147.250000Z"
 def test_a_report_is_kept_whole_in_a_folder_named_after_its_beginning(tmp_path: Path) -> None:
     of = matrix(1, [1], [64])
     done = results(of, ends(course(of)))
-    files = keep_report(done, Recorder(), tmp_path / "builds")
+    files = write_report(done, tmp_path / "builds")
     assert files.json.parent == files.html.parent == tmp_path / "builds" / MOMENT
     assert json.loads(files.json.read_bytes())["verdict"] == "complete"
     assert files.html.read_bytes().startswith(b"<!doctype html>")
-    assert keep_report(done, Recorder(), tmp_path / "builds") == files
+    assert write_report(done, tmp_path / "builds") == files
     assert sorted(path.name for path in files.json.parent.iterdir()) == ["report.html", "report.json"]
 
 
@@ -40,7 +38,7 @@ def test_a_report_that_cannot_be_written_leaves_the_earlier_one_and_nothing_half
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of = matrix(1, [1], [64])
-    files = keep_report(results(of, ends(course(of))), Recorder(), tmp_path)
+    files = write_report(results(of, ends(course(of))), tmp_path)
     before = files.json.read_bytes()
 
     def full(path: Path, data: bytes) -> int:
@@ -49,7 +47,7 @@ def test_a_report_that_cannot_be_written_leaves_the_earlier_one_and_nothing_half
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="no space"):
-        keep_report(results(of), Recorder(), tmp_path)
+        write_report(results(of), tmp_path)
     assert files.json.read_bytes() == before
     assert sorted(path.name for path in files.json.parent.iterdir()) == ["report.html", "report.json"]
 
@@ -91,7 +89,7 @@ def test_a_report_said_again_replaces_what_was_said(tmp_path: Path) -> None:
 )
 def test_only_a_time_in_utc_names_a_report(began_at: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidDocument):
-        moment_of(began_at)
+        timestamp_of(began_at)
     with pytest.raises(InvalidDocument):
         store_report(Store(LocalFolder(tmp_path)), "0" * 64, began_at, html=b"", json=b"")
 
@@ -102,8 +100,8 @@ def test_a_report_lies_beside_a_manifest_or_nowhere(tmp_path: Path) -> None:
 
 
 def test_a_time_names_files_that_every_system_can_hold() -> None:
-    assert moment_of(BEGAN) == MOMENT
-    assert moment_of("2026-11-21T19:01:47Z") == "20261121T190147Z"
+    assert timestamp_of(BEGAN) == MOMENT
+    assert timestamp_of("2026-11-21T19:01:47Z") == "20261121T190147Z"
 
 
 def test_the_report_of_an_artifact_is_read_back_the_newest_of_several(tmp_path: Path, nxpipe: InProcess) -> None:
@@ -112,9 +110,9 @@ def test_the_report_of_an_artifact_is_read_back_the_newest_of_several(tmp_path: 
     name, where = published.request_key[:12], ("--store", str(tmp_path / "store"))
     bare = nxpipe("store", "report", name, *where)
     assert bare.code == 21
-    assert "no report of a build is kept" in bare.err
+    assert "has no build report" in bare.err
     of = matrix(1, [1], [64])
-    files = keep_report(results(of, ends(course(of))), Recorder(), tmp_path / "builds")
+    files = write_report(results(of, ends(course(of))), tmp_path / "builds")
     for year, document in (("2026", b"{}"), ("2027", files.json.read_bytes())):
         store_report(store, published.manifest_digest, f"{year}{BEGAN[4:]}", html=b"<p>of somebody", json=document)
     assert nxpipe("store", "report", name, *where).out == files.json.read_text() + "\n"

@@ -12,14 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nxpipe.artifact_store import Store, open_store
+from nxpipe.artifact_store.builds import keep_step_result, record_failure
 from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.artifact_store.failures import remember_failure
 from nxpipe.artifact_store.manifest import Executable, Manifest, ModelRef
-from nxpipe.artifact_store.parts import keep_part
 from nxpipe.pipeline.build.asked import Asked, Backend
-from nxpipe.pipeline.build.plan import make_plan
-from nxpipe.pipeline.build.planned import PlannedArtifact, PlannedCell
-from nxpipe.pipeline.build.timings import Timings, name_of
+from nxpipe.pipeline.build.estimates import Timings, timing_key
+from nxpipe.pipeline.build.plan import PlannedArtifact, PlannedCell, make_plan
+from nxpipe.pipeline.build.status import CellStatus, FailureClass
 from nxpipe.pipeline.order import Order
 from nxpipe.pipeline.request import Shape
 from nxpipe.pipeline.util.errors import BuildRefused, VerificationFailed
@@ -76,11 +75,11 @@ def cells(store: Store, asked: Asked, *, force: bool = False) -> dict[Shape, Pla
 
 
 def states(store: Store, asked: Asked, *, force: bool = False) -> list[tuple[str, str]]:
-    return [(cell.state, cell.why) for cell in cells(store, asked, force=force).values()]
+    return [(cell.status.value, cell.why) for cell in cells(store, asked, force=force).values()]
 
 
 def commit(store: Store, key: str) -> None:
-    keep_part(store, key, {"program": store.put_blob(key.encode())}, {"degree": 1})
+    keep_step_result(store, key, {"program": store.put_blob(key.encode())}, {"degree": 1})
 
 
 def commit_cell(store: Store, asked: Asked, shape: Shape) -> None:
@@ -116,12 +115,12 @@ def publish(store: Store, asked: Asked) -> None:
 
 
 def test_what_nobody_made_is_to_do_with_its_reason(store: Store, asked: Asked) -> None:
-    assert states(store, asked) == [("to do", "not in the store")] * 2
+    assert states(store, asked) == [("queued", "cache miss")] * 2
     publish(store, but(asked, autocast="all"))
     (said,) = {why for _, why in states(store, asked)}
-    assert 'options.autocast: "all" there, "none" here' in said
+    assert 'options.autocast ("all" there, "none" here)' in said
     (unexplained,) = make_plan([asked], store, THRESHOLDS, Timings(Path("no file"))).artifacts
-    assert {cell.why for cell in unexplained.cells} == {"not in the store"}
+    assert {cell.why for cell in unexplained.cells} == {"cache miss"}
 
 
 def test_a_cell_is_committed_when_its_program_and_its_evidence_are_there(store: Store, asked: Asked) -> None:
@@ -129,20 +128,20 @@ def test_a_cell_is_committed_when_its_program_and_its_evidence_are_there(store: 
     commit(store, asked.request().program_key(E16))
     assert states(store, asked) == [
         ("committed", ""),
-        ("to do", "compiled, and not yet verified with these weights"),
+        ("queued", "compiled, and not yet verified with these weights"),
     ]
     assert {state for state, _ in states(store, replace(asked, verified=False))} == {"committed"}
 
 
 def test_a_cell_whose_program_is_gone_is_to_do_though_its_evidence_is_there(store: Store, asked: Asked) -> None:
     commit(store, asked.request().evidence_key(E8))
-    assert cells(store, asked)[E8].state == "to do"
+    assert cells(store, asked)[E8].status is CellStatus.QUEUED
 
 
 def test_a_published_artifact_is_no_work_and_force_makes_all_of_it(store: Store, asked: Asked) -> None:
     publish(store, asked)
     assert states(store, asked) == [("published", "")] * 2
-    assert states(store, asked, force=True) == [("to do", "forced")] * 2
+    assert states(store, asked, force=True) == [("queued", "forced")] * 2
 
 
 @pytest.mark.parametrize(
@@ -157,14 +156,14 @@ def test_a_remembered_failure_is_told_with_its_exit_code_and_force_forgets_it(
     key_of: Callable[[object], str], error: Exception, code: int, store: Store, asked: Asked
 ) -> None:
     asked_for = {"verify": {"min_cosine": 0.9, "max_relative_error": 0.1, "max_kl": None, "min_top1": None}}
-    remember_failure(store, key_of(asked.request()), error, log=canonical_json(asked_for))
+    record_failure(store, key_of(asked.request()), error, log=canonical_json(asked_for))
     failed = cells(store, asked)[E8]
-    assert failed.state == "failed"
-    assert failed.fault is not None
-    assert (failed.fault.code, failed.fault.sort) == (code, "deterministic")
-    assert str(error) in failed.fault.message
-    assert cells(store, asked)[E16].state == "to do"
-    assert cells(store, asked, force=True)[E8].state == "to do"
+    assert failed.status is CellStatus.FAILED
+    assert failed.failure is not None
+    assert (failed.failure.code, failed.failure.failure_class) == (code, FailureClass.DETERMINISTIC)
+    assert str(error) in failed.failure.message
+    assert cells(store, asked)[E16].status is CellStatus.QUEUED
+    assert cells(store, asked, force=True)[E8].status is CellStatus.QUEUED
 
 
 @pytest.mark.parametrize(
@@ -181,13 +180,13 @@ def test_what_cannot_be_asked_is_refused_beside_what_can(
     words: dict[str, object], code: int, says: str, store: Store, asked: Asked
 ) -> None:
     refused, fine = planned(store, but(asked, **words), asked)
-    assert {cell.state for cell in refused.cells} == {"refused"}
+    assert {cell.status for cell in refused.cells} == {CellStatus.REFUSED}
     assert len(refused.cells) == 2
     for cell in refused.cells:
-        assert cell.fault is not None
-        assert cell.fault.code == code
-        assert says in cell.fault.message
-    assert {cell.state for cell in fine.cells} == {"to do"}
+        assert cell.failure is not None
+        assert cell.failure.code == code
+        assert says in cell.failure.message
+    assert {cell.status for cell in fine.cells} == {CellStatus.QUEUED}
 
 
 def test_artifacts_that_share_a_cell_name_it_alike(store: Store, asked: Asked) -> None:
@@ -196,7 +195,7 @@ def test_artifacts_that_share_a_cell_name_it_alike(store: Store, asked: Asked) -
     assert both.cells[1].key == one.cells[0].key
     commit_cell(store, asked, E16)
     both, one = planned(store, asked, but(asked, buckets=(16,)))
-    assert [cell.state for cell in (*both.cells, *one.cells)] == ["to do", "committed", "committed"]
+    assert [cell.status.value for cell in (*both.cells, *one.cells)] == ["queued", "committed", "committed"]
 
 
 def test_a_listing_says_of_many_cells_what_a_look_at_each_says(store: Store, asked: Asked) -> None:
@@ -204,15 +203,15 @@ def test_a_listing_says_of_many_cells_what_a_look_at_each_says(store: Store, ask
     chosen = Random(0).sample(range(1, 65), 20)
     for bucket in chosen:
         commit_cell(store, many, Shape("forward", 1, bucket))
-    by_listing = {shape.sequence: cell.state for shape, cell in cells(store, many).items()}
-    assert sorted(bucket for bucket, state in by_listing.items() if state == "committed") == sorted(chosen)
+    by_listing = {shape.sequence: cell.status for shape, cell in cells(store, many).items()}
+    assert sorted(bucket for bucket, state in by_listing.items() if state is CellStatus.COMMITTED) == sorted(chosen)
     for bucket in range(1, 65, 7):
-        assert cells(store, but(asked, buckets=(bucket,)))[Shape("forward", 1, bucket)].state == by_listing[bucket]
+        assert cells(store, but(asked, buckets=(bucket,)))[Shape("forward", 1, bucket)].status is by_listing[bucket]
 
 
 def test_what_was_done_alike_before_is_estimated(store: Store, asked: Asked, tmp_path: Path) -> None:
     timings = Timings(tmp_path / "timings.json")
-    timings.note({name_of(asked.request(), E8): (1.0, 7.0)})
+    timings.note({timing_key(asked.request(), E8): (1.0, 7.0)})
     (only,) = make_plan([asked], store, THRESHOLDS, timings).artifacts
     assert only.cells[0].seconds == 7.0
     assert only.cells[1].seconds is not None

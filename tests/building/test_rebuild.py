@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 from nxpipe.artifact_store import Store, open_store
+from nxpipe.artifact_store.builds import step_result
 from nxpipe.artifact_store.layout import PARTS, action_path, blob_path, part_path
-from nxpipe.artifact_store.parts import part_of
-from nxpipe.pipeline.build.agenda import Agenda
 from nxpipe.pipeline.build.asked import Asked
-from nxpipe.pipeline.build.drive import Policy, drive
-from nxpipe.pipeline.build.executors.inline import InlineExecutor
+from nxpipe.pipeline.build.estimates import Timings
 from nxpipe.pipeline.build.plan import make_plan
-from nxpipe.pipeline.build.timings import Timings
+from nxpipe.pipeline.build.scheduler import JobQueue, RetryPolicy, run_jobs
+from nxpipe.pipeline.build.state import BuildState
+from nxpipe.pipeline.build.status import REPORT_WORDS
+from nxpipe.pipeline.build.worker import InlineExecutor
 from nxpipe.pipeline.order import Order
 from nxpipe.pipeline.request import digest_of
 from tests.building.plans import THRESHOLDS
@@ -41,10 +42,10 @@ class Here:
         """By program."""
         asked = Asked(replace(self.order, **changes))  # type: ignore[arg-type]
         plan = make_plan([asked], self.store, THRESHOLDS, Timings(Path("no file")))
-        executor = InlineExecutor(lambda event: None)
-        results = drive(plan, Agenda.of(plan, THRESHOLDS), executor, Policy(retries=0), lambda event: None)
+        state = BuildState(plan)
+        results = run_jobs(state, JobQueue.of(plan, THRESHOLDS), InlineExecutor(state.apply), RetryPolicy(retries=0))
         assert results.exit_code == 0, results.missing()
-        return {one.cell.shape.name: one.fate for one in results.cells()}
+        return {one.cell.shape.name: REPORT_WORDS[one.status] for one in results.cells()}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,7 @@ def test_a_committed_cell_that_has_lost_a_blob_is_made_anew_when_its_artifact_is
     """No listing shows it: what was planned is to publish."""
     assert here.fates(buckets=(32,)) == {"forward-b1-s32": "built"}
     request = Asked(replace(here.order, buckets=(32,))).request()
-    part = part_of(here.store, request.program_key(request.shapes[0]))
+    part = step_result(here.store, request.program_key(request.shapes[0]))
     assert part is not None
     root = Path(here.store.url.removeprefix("file://"))
     (root / blob_path(part.blob("program"))).unlink()
@@ -153,4 +154,4 @@ def test_no_cluster_is_started_for_a_build_that_has_nothing_to_do(tmp_path: Path
     world.build_all()
     assert world.build("--executor", "ray", "--address", "127.0.0.1:1").code == 0
     refused = world.build("--executor", "ray", "--address", "127.0.0.1:1", "--force")
-    assert (refused.code, "No Ray cluster" in refused.err) == (17, True)
+    assert (refused.code, "no Ray cluster" in refused.err) == (17, True)

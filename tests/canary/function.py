@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from nxpipe.stacks.rollout.judge import archive
+from nxpipe.stacks.rollout.stack import archive
 
 # Questions come line by line, and each answer has beside it what it says of each metric's ratio. What an operator may
 # add to a Python, `-I` and `-S` leave out.

@@ -21,7 +21,7 @@ from nxpipe.pipeline.canary.metrics import start_of
 from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.canary.record import replay
 from nxpipe.pipeline.canary.state import RolloutState
-from nxpipe.stacks.rollout.judge import RUNTIME
+from nxpipe.stacks.rollout.stack import RUNTIME
 from tests.canary.function import Function, found, function
 from tests.canary.samples import plan_with
 

@@ -99,7 +99,7 @@ def test_the_command_replays_a_record_and_explains_each_step(here: InProcess, tm
     file.write_text(lines(recorded()))
     answer = here("rollout", "replay", str(file))
     assert answer.code == 0, answer.err
-    assert "12 judgements, all of them the same again" in answer.err
+    assert "12 evaluations, all reproduced" in answer.err
     assert "step 1 of 4" in answer.out
     assert "step 2 of 4" in answer.out
 
@@ -111,7 +111,7 @@ def test_the_command_ends_in_its_own_code_at_a_difference(here: InProcess, tmp_p
     file.write_text(lines(records))
     answer = here("rollout", "replay", str(file), "--json")
     assert answer.code == 35
-    assert "judgement 5 of" in answer.err
+    assert "evaluation 5 of" in answer.err
     assert json.loads(answer.out)[4]["same"] is False
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from nxpipe.emulator.core import Machine
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.parse import program
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.isa.totals import totals
 from nxpipe.emulator.numerics import Array
+from tests.isa.assembler import program
 from tests.isa.page import EXAMPLES
 
 BFLOAT = DType.BFLOAT16.stored

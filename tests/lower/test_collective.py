@@ -2,11 +2,11 @@
 
 import pytest
 
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.lower import NotLowered, lower
 from nxpipe.emulator.ops import AllGather, AllReduce, RankSlice, ReduceScatter, Unary
-from nxpipe.emulator.ops.shares import Share, uneven
+from nxpipe.emulator.ops.collective import Share, uneven
 from tests.lower.harness import case, wholes
 from tests.lower.sweep import FLOATS, INTEGERS, Draw, Row, sweep
 
@@ -91,5 +91,5 @@ def test_what_ranks_do_together_is_what_fast_makes_of_it_in_many_forms(row: Row)
 
 def test_a_program_for_another_number_of_ranks_is_refused() -> None:
     of_one = case(lambda builder, x: builder.add(AllReduce(2), x), wholes(3, 4))
-    with pytest.raises(NotLowered, match="for 2 ranks, but the program is for 1"):
+    with pytest.raises(NotLowered, match="for 2 ranks: the program is for 1"):
         lower(of_one.graph, "v2")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nxpipe.artifact_store import Store, open_store
-from nxpipe.artifact_store.leases import Leases
+from nxpipe.artifact_store.builds import Leases
 from nxpipe.emulator.errors import CaptureError
 from nxpipe.emulator.hardware import instance
 from nxpipe.pipeline.models.source import resolve
@@ -104,7 +104,7 @@ def test_a_failure_of_the_request_itself_is_answered_without_work_and_force_trie
 ) -> None:
     failing(request_, store, CaptureError("the model decides by a value"))
     steps = Steps()
-    with pytest.raises(BuildRefused, match=r"decides by a value \(found out on .* UTC.*--force tries again\)"):
+    with pytest.raises(BuildRefused, match=r"decides by a value \(known failure of .* UTC.*--force tries again\)"):
         build(request_, store, steps, nobody, thresholds=ALLOWED)
     assert not steps.taken
     assert not build(request_, store, steps, nobody, thresholds=ALLOWED, force=True).cached
@@ -169,7 +169,7 @@ def test_whoever_comes_second_waits_says_for_whom_and_finds_what_the_first_publi
     assert build(request_, store, steps, first_finishes, thresholds=ALLOWED).cached
     assert not steps.taken
     assert len(heard) == 1
-    assert "builder-7:4711 builds the same" in heard[0]
+    assert "waiting for builder-7:4711, which has held the lease" in heard[0]
     assert "0123456789abcdef" not in heard[0]
 
 

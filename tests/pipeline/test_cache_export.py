@@ -13,10 +13,9 @@ import pytest
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.local import LocalFolder
 from nxpipe.artifact_store.backends.protocol import Backend, nobody
-from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.channel.generation import Served
 from nxpipe.artifact_store.channel.log import ChannelLog
-from nxpipe.artifact_store.digest import sha256_hex
 from nxpipe.artifact_store.manifest import Executable, File, Manifest, ModelRef
 from nxpipe.pipeline.artifacts.neuron_cache import (
     ExportedEntry,
@@ -259,9 +258,9 @@ def test_two_exporters_of_the_same_program_do_each_others_work(store: Store, cac
         (
             {"model.log": b"[NCC_EOOM001]", "model.hlo_module.pb": b"module" * 50},
             ExportResult.HELD,
-            "failed compilation",
+            "a failed compilation",
         ),
-        ({"model.done": b""}, ExportResult.HELD, "failed compilation"),
+        ({"model.done": b""}, ExportResult.HELD, "a failed compilation"),
         ({"model.neff": b"half of a ne"}, ExportResult.HELD, "a different model.neff"),
         ({"model.hlo_module.pb": b"x" * 300}, ExportResult.HELD, "a different model.hlo_module.pb"),
     ],

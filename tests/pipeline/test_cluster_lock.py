@@ -11,7 +11,7 @@ from botocore.session import Session
 from botocore.stub import Stubber
 
 from nxpipe.pipeline.config import ConfigInvalid, load_config
-from nxpipe.pipeline.config.cluster_lock import ADDONS, read_cluster_lock
+from nxpipe.pipeline.config.locks import ADDONS, read_cluster_lock
 from nxpipe.pipeline.fleet.lock_files import find_cluster
 from nxpipe.pipeline.util.errors import AwsError
 from tests.pipeline.cluster_project import DIGESTS, IMAGES, LOCK, REGION, project
@@ -88,7 +88,7 @@ def test_an_image_that_is_not_in_the_mirror_is_told_by_its_name() -> None:
     empty = Stubber(amazon.clients["ecr"])
     empty.add_client_error("describe_images", "ImageNotFoundException")
     empty.activate()
-    with pytest.raises(AwsError, match=r"AWS was to find the image 123456789012\.dkr.*neuron-device-plugin:2\.32"):
+    with pytest.raises(AwsError, match=r"AWS: cannot find the image 123456789012\.dkr.*neuron-device-plugin:2\.32"):
         find_cluster(REGION, "1.34", tuple(IMAGES.values()), amazon)
 
 
@@ -108,5 +108,5 @@ def test_the_command_writes_the_lock_that_synthesis_reads(
 def test_a_lock_without_a_version_of_an_add_on_is_refused(project: Path) -> None:
     path = project / "nxpipe.cluster.lock"
     path.write_text("".join(line for line in LOCK.text().splitlines(keepends=True) if "coredns" not in line))
-    with pytest.raises(ConfigInvalid, match="found nothing about coredns"):
+    with pytest.raises(ConfigInvalid, match="found no entry for coredns"):
         read_cluster_lock(load_config(project / "nxpipe.toml", {}), path)

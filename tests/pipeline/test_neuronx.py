@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from nxpipe.artifact_store import Store, open_store
-from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.emulator.capture import capture, example_inputs
 from nxpipe.emulator.hardware import instance
-from nxpipe.pipeline.cli import installation
+from nxpipe.pipeline.cli import doctor
 from nxpipe.pipeline.compile.made import PROGRAM
 from nxpipe.pipeline.compile.neuronx.cache_entry import entries_of
 from nxpipe.pipeline.compile.neuronx.compile import compile_neff
@@ -210,7 +209,7 @@ def test_what_this_backend_cannot_do_is_refused_before_any_work(bert: Path, monk
 @pytest.mark.parametrize("missing", ["neuronx-cc", "torch-neuronx", "the program neuronx-cc on the PATH"])
 def test_what_is_missing_is_named_by_doctor_and_build(missing: str, toolchain: Toolchain, bert: Path) -> None:
     def state() -> str:
-        return next(each.state for each in installation.examine() if each.need.needed_for.endswith("--backend neuronx"))
+        return next(each.state for each in doctor.examine() if each.need.needed_for.endswith("--backend neuronx"))
 
     asked(bert).check()
     assert state() == "ok"

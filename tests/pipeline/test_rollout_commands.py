@@ -297,7 +297,7 @@ def test_interrupted_waiting_says_how_to_come_back(capsys: pytest.CaptureFixture
 def test_what_a_user_gets_wrong_is_one_sentence_with_the_way_out(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {
         "did you mean 'search'?": (exit_codes.USAGE, fleet.rollout("status", "serch")),
-        "name one ARTIFACT": (exit_codes.USAGE, fleet.rollout("start", "search")),
+        "pass either ARTIFACT": (exit_codes.USAGE, fleet.rollout("start", "search")),
         "there is no artifact": (exit_codes.NOT_FOUND, fleet.rollout("start", "search", f"{MODEL}@ffffffff")),
         "omit --to": (exit_codes.ROLLOUT_REFUSED, fleet.start(1, "--to", "blue")),
         "there is no rollout lost": (

@@ -8,11 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from nxpipe.artifact_store import Published, open_store
-from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
+from nxpipe.pipeline.artifacts.store_url import store_url
 from nxpipe.pipeline.cli.main import cli
-from nxpipe.pipeline.cli.store_url import store_url
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.exit_codes import CONFIGURATION, CORRUPT, NOT_FOUND, OK, STORE, ExitCode, exit_code_of
 from tests.artifact_store.samples import publish_verified

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.protocol import nobody
-from nxpipe.pipeline.build.cell import Maker
+from nxpipe.pipeline.build.worker import CellBuilder
 from nxpipe.pipeline.request import BuildRequest, digest_of
 from nxpipe.pipeline.verify.evidence import Step
 from nxpipe.pipeline.verify.verify import Thresholds
@@ -29,7 +29,7 @@ def build(
 ) -> Built:
     """Publish the artifact of this request, or find it published."""
     request.check()
-    maker = Maker(store, step, say, thresholds, force=force)
+    maker = CellBuilder(store, step, say, thresholds, force=force)
     if not force and _is_published(request, store):
         return Built(cached=True)
     made = [maker.make(request, shape) for shape in sorted(request.shapes)]

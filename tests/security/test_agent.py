@@ -39,7 +39,7 @@ def attempt(*ids: str) -> Any:
 
 def is_one_sentence(said: str) -> bool:
     """In one line, without a traceback, and without anything that a terminal would obey."""
-    return said.count("\n") == 1 and said[:-1].isprintable() and "did not foresee" not in said
+    return said.count("\n") == 1 and said[:-1].isprintable() and "internal error" not in said
 
 
 # The metadata service

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from nxpipe.pipeline.cli.main import cli
 from nxpipe.pipeline.util import console, escape, exit_codes
-from nxpipe.pipeline.util.console import Console, table
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.text import table
 from tests.conftest import ROOT
 from tests.pipeline import command
 from tests.pipeline.in_process import InProcess, nxpipe

@@ -15,8 +15,8 @@ from typing import Any, Final
 import pytest
 import torch
 
-from nxpipe.emulator.capture.exported import capture_exported, exported_parameters, run_exported
-from nxpipe.emulator.capture.exported_document import NODES
+from nxpipe.emulator.capture.pt2 import capture_exported, exported_parameters, run_exported
+from nxpipe.emulator.capture.pt2_document import NODES
 from nxpipe.emulator.errors import CaptureError, CompileError
 from nxpipe.emulator.ir.graph import Graph
 from tests.pipeline.in_process import InProcess, nxpipe

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from nxpipe import emulator
-from nxpipe.emulator.capture.exported import capture_exported, exported_parameters
+from nxpipe.emulator.capture.pt2 import capture_exported, exported_parameters
 from nxpipe.emulator.errors import CompileError
 from tests.security.audit import watched
 from tests.security.hostile_pt2 import GADGETS, MARK, good_files, variant

@@ -12,8 +12,8 @@ import pytest
 from moto import mock_aws
 
 from nxpipe.pipeline.config import Config, ServingFleet
-from nxpipe.stacks.observe import ObserveStack
-from nxpipe.stacks.rollout import RolloutStack
+from nxpipe.stacks.observability.stack import ObserveStack
+from nxpipe.stacks.rollout.stack import RolloutStack
 from tests.canary.samples import plan_with
 from tests.cloud.formation.provider import client_of
 from tests.cloud.install import install

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from app import main
-from nxpipe.pipeline.config.amis import FLEETS_PARAMETER, TRAINING_PARAMETER
-from nxpipe.pipeline.templates.configuration import configuration
-from nxpipe.stacks.reading import Templates, read
-from nxpipe.stacks.rules import Facts, lint
+from nxpipe.pipeline.cli.init import configuration
+from nxpipe.pipeline.config.locks import FLEETS_PARAMETER, TRAINING_PARAMETER
+from nxpipe.stacks.lint.finding import Facts
+from nxpipe.stacks.lint.rules import lint
+from nxpipe.stacks.lint.template import Templates, read
 from tests.conftest import ROOT
 from tests.stacks.local import new_app
 

@@ -12,8 +12,9 @@ import pytest
 
 from nxpipe.pipeline.canary.constants import EVALUATIONS_PER_EXECUTION
 from nxpipe.pipeline.rollout.aws import ListenerRule
-from nxpipe.stacks.rollout.judge import archive
-from nxpipe.stacks.rules import Facts, lint
+from nxpipe.stacks.lint.finding import Facts
+from nxpipe.stacks.lint.rules import lint
+from nxpipe.stacks.rollout.stack import archive
 from tests.stacks.local import template_of
 from tests.stacks.rollout_world import rolled
 
@@ -233,7 +234,7 @@ def test_the_archive_of_the_judge_is_its_source_and_has_the_same_bytes_each_time
 
 @pytest.mark.runs
 def test_our_rules_and_cfn_lint_find_nothing_to_say(template: dict[str, Any], tmp_path: Path) -> None:
-    from nxpipe.stacks.reading import Templates, read
+    from nxpipe.stacks.lint.template import Templates, read
 
     found = lint(Templates((read("demo-rollout-search", template, "us-east-2"),)), Facts(project="demo"))
     assert [str(each) for each in found] == []

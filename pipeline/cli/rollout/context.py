@@ -15,15 +15,15 @@ def open_context(
 ) -> "RolloutContext":
     """The fleet that a command names, with its state machine and its channels."""
     from nxpipe.artifact_store import Store
-    from nxpipe.pipeline.cli.fleets import serving_fleet
-    from nxpipe.pipeline.cli.store_url import open_the_store
+    from nxpipe.pipeline.artifacts.store_url import open_configured_store
     from nxpipe.pipeline.config import load_config
+    from nxpipe.pipeline.config.fleets import serving_fleet
     from nxpipe.pipeline.rollout.aws import StateMachine
     from nxpipe.pipeline.rollout.context import FleetArtifacts, RolloutContext
 
     config = load_config(config_path, os.environ)
     served = serving_fleet(config, fleet, "FLEET")
-    itself = Store(open_the_store(store, config_path, console).backend)
+    itself = Store(open_configured_store(store, config_path, console).backend)
     artifacts = FleetArtifacts(itself, config, config_path.parent, served, actor, key)
     return RolloutContext(config, served, StateMachine(config, served), artifacts)
 

@@ -1,4 +1,4 @@
-"""`nxpipe rollout start`."""
+"""`nxpipe rollout start`: start a rollout, and wait for its end with --wait."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,20 +17,24 @@ if TYPE_CHECKING:
 @click.command(cls=Command)
 @click.argument("fleet")
 @click.argument("artifact", required=False)
-@click.option("--channel", type=Label("channel"), help="Instead of ARTIFACT: what another channel serves.")
-@click.option("--to", type=click.Choice(("blue", "green")), help="Refuse unless this colour is the one to fill.")
-@click.option("--again", is_flag=True, help="Also what the fleet runs already, or what was rolled back before.")
-@click.option("--wait", is_flag=True, help="Stay until it has ended, or needs a person.")
+@click.option(
+    "--channel", type=Label("channel"), help="Roll out the artifact that this channel serves, instead of ARTIFACT."
+)
+@click.option("--to", type=click.Choice(("blue", "green")), help="Fail unless this is the idle environment.")
+@click.option(
+    "--again", is_flag=True, help="Also if the fleet runs the artifact already, or it was rolled back before."
+)
+@click.option("--wait", is_flag=True, help="Wait until the rollout ends or needs an operator.")
 @click.option(
     "--minute",
     type=click.Choice(("1", "5", "10", "30", "60")),
     default="60",
     show_default=True,
     metavar="SECONDS",
-    help="How long a minute is. Fewer than 60 are for rehearsals: a load balancer counts by the minute.",
+    help="The length of a minute. Fewer than 60 seconds are for rehearsals: load balancers count per minute.",
 )
-@click.option("--reason", type=REASON, default="", help="Why, for whoever reads of it.")
-@click.option("--actor", type=ACTOR, help="Who, for whoever reads of it.  [default: as for nxpipe promote]")
+@click.option("--reason", type=REASON, default="", help="The reason, for the records.")
+@click.option("--actor", type=ACTOR, help="The identity, for the records.  [default: as for nxpipe promote]")
 @key_option
 @store_option
 @config_option
@@ -50,27 +54,28 @@ def start(
     store: str | None,
     config_path: Path,
 ) -> None:
-    """Move a fleet's traffic to another artifact, step by step.
+    """Start a canary rollout of an artifact on a fleet.
 
-    The plan is [rollout] of nxpipe.toml. The latencies that it judges are frozen first, from how the old version has
-    done by CloudWatch; where there is too little of that, errors alone are judged, and it says so.
+    The plan is [rollout] of nxpipe.toml. Latency thresholds are frozen first, from the old version's metrics in
+    CloudWatch; if there are too few, only errors are evaluated, and the command reports it.
 
-    The fleet's channel moves when the rollout has promoted: by this command with --wait, else by `nxpipe rollout
-    status --wait` or the next start. Repeating a start is harmless: the same rollout is told of, whatever became of
-    it. With --wait the exit code tells how it ended; Ctrl-C leaves the rollout alone.
+    The fleet's channel is updated once the rollout has promoted: by this command with --wait, else by `nxpipe rollout
+    status --wait` or the next start. Repeating a start is idempotent: it reports the same rollout, whatever its state.
+    With --wait the exit code is that of the rollout's end; Ctrl-C does not affect the rollout.
 
     \b
     Example:
       nxpipe rollout start search bert-base-uncased@4e9ce0 --wait
       nxpipe rollout start search --channel staging --to green
     """
+
     from nxpipe.pipeline.artifacts.identity import current_identity
     from nxpipe.pipeline.cli.rollout.context import open_context
     from nxpipe.pipeline.rollout.start import AlreadyServed, StartRequest, report_already_served, start_rollout
 
     console: Console = ctx.obj
     if (artifact is None) == (channel is None):
-        raise click.UsageError("name one ARTIFACT, or a --channel that serves it", ctx)
+        raise click.UsageError("pass either ARTIFACT or --channel", ctx)
     one = open_context(console, fleet, store, config_path, actor=actor or current_identity(), key=key)
     found = one.artifacts.resolve(artifact) if artifact else one.artifacts.served_and_signed(str(channel))
     begun = start_rollout(console, one, StartRequest(found, to, again, int(minute), reason))
@@ -81,7 +86,7 @@ def start(
 
 
 def _watched(console: Console, one: "RolloutContext", begun: "StartedRollout", wait: bool) -> int:
-    """To its end, or by whoever looks at it later."""
+    """Wait for the end with --wait, else print how to watch the rollout."""
     from nxpipe.pipeline.rollout.finish import finish
     from nxpipe.pipeline.rollout.follow import follow
 

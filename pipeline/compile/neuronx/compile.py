@@ -17,16 +17,17 @@ from nxpipe.pipeline.compile.neuronx.limited import Limits, OutOfMemory, OutOfTi
 from nxpipe.pipeline.compile.neuronx.request import NeuronxRequest
 from nxpipe.pipeline.models.weights import Tensors
 from nxpipe.pipeline.request import Shape
-from nxpipe.pipeline.util.console import human_bytes
 from nxpipe.pipeline.util.errors import BuildRefused, NotEnoughMemory
-from nxpipe.pipeline.util.machine import available_memory
+from nxpipe.pipeline.util.process import available_memory
+from nxpipe.pipeline.util.text import human_bytes
 from nxpipe.pipeline.verify.evidence import Step
 from nxpipe.pipeline.verify.verify import Arrays
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.emulator.capture import CaptureRequest
-    from nxpipe.emulator.ir.graph import Graph, Value
+    from nxpipe.emulator.ir.graph import Graph
+    from nxpipe.emulator.ir.nodes import Value
 
 LONGEST: Final = 2 * 3600.0  # seconds that one program may take
 _READ: Final = 1 << 20  # bytes of the end of a log, where the errors are
@@ -37,7 +38,7 @@ _HEADER: Final = 1024  # bytes, before the archive that a NEFF is
 
 
 @dataclass(frozen=True)
-class Job:
+class CompilerJob:
     """All that the process is told."""
 
     capture: "CaptureRequest"
@@ -92,7 +93,7 @@ def compile_neff(
     from nxpipe.emulator.capture import example_inputs
 
     with TemporaryDirectory(prefix="nxpipe-neuronx-") as name:
-        job = Job(
+        job = CompilerJob(
             capture=request.capture(shape),
             tensors=tensors,
             inputs=example_inputs(graph, request.source.config, seed=0),
@@ -105,7 +106,7 @@ def compile_neff(
         return {PROGRAM: neff, **cache_entries(job.cache, shape.name)}
 
 
-def _neff(model: str, program: str, job: Job, limits: Limits) -> bytes:
+def _neff(model: str, program: str, job: CompilerJob, limits: Limits) -> bytes:
     try:
         return _compiled(model, program, job, limits)
     except BuildRefused as error:
@@ -113,7 +114,7 @@ def _neff(model: str, program: str, job: Job, limits: Limits) -> bytes:
         raise
 
 
-def _compiled(model: str, program: str, job: Job, limits: Limits) -> bytes:
+def _compiled(model: str, program: str, job: CompilerJob, limits: Limits) -> bytes:
     try:
         status = run_limited(carry_out, job, job.folder / _SAID, limits)
     except OutOfTime as error:
@@ -139,7 +140,7 @@ def _compiled(model: str, program: str, job: Job, limits: Limits) -> bytes:
     return neff
 
 
-def carry_out(job: Job) -> None:
+def carry_out(job: CompilerJob) -> None:
     """Inside the process. The folder is the place of the files that neuronx-cc leaves where it is called."""
     os.chdir(job.folder)
     os.environ.clear()

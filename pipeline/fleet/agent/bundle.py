@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.canonical import sha256_hex
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store

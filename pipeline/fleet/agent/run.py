@@ -21,23 +21,23 @@ from nxpipe.pipeline.util.errors import NotReady
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.fetch.selection import Wanted
     from nxpipe.artifact_store.manifest import Manifest
-    from nxpipe.artifact_store.transfer.believed import Trust
-    from nxpipe.artifact_store.transfer.wanted import Wanted
+    from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
 
 
-def fetch_artifact(store: "Store", model: ServedModel, trust: "Trust", folder: Path) -> "Manifest":
+def fetch_artifact(store: "Store", model: ServedModel, trust: "ChannelVerifier", folder: Path) -> "Manifest":
     """Fetches the artifact into the folder and verifies every byte against its digest."""
-    from nxpipe.artifact_store.transfer.fetch import fetch
+    from nxpipe.artifact_store.fetch.folder import fetch
 
     selected = _resolve(store, model, trust)
     fetch(store.blobs, selected.manifest, folder)
     return selected.manifest
 
 
-def _resolve(store: "Store", model: ServedModel, trust: "Trust") -> "Wanted":
+def _resolve(store: "Store", model: ServedModel, trust: "ChannelVerifier") -> "Wanted":
     """The artifact of the first channel that is not empty. An unreadable or untrusted channel is an error."""
-    from nxpipe.artifact_store.transfer.wanted import by_channel
+    from nxpipe.artifact_store.fetch.selection import by_channel
 
     *preferred, last = model.channels
     for channel in preferred:
@@ -91,7 +91,7 @@ Step: TypeAlias = Callable[[str], AbstractContextManager[None]]
 class Agent:
     store: "Store"
     model: ServedModel
-    trust: "Trust"
+    trust: "ChannelVerifier"
     folder: Path
     devices: Path
     command: tuple[str, ...]

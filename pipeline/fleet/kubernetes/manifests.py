@@ -13,9 +13,9 @@ from typing import Final
 
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config import Config
+from nxpipe.pipeline.config.cloud import ExistingNetwork
 from nxpipe.pipeline.config.cluster import Cluster, Mirror, NodeGroup
-from nxpipe.pipeline.config.cluster_lock import ClusterLock
-from nxpipe.pipeline.config.network import ExistingNetwork
+from nxpipe.pipeline.config.locks import ClusterLock
 from nxpipe.pipeline.fleet.kubernetes.objects import (
     SYSTEM,
     KubernetesObject,
@@ -31,7 +31,7 @@ from nxpipe.pipeline.fleet.kubernetes.objects import (
     to_yaml,
 )
 from nxpipe.pipeline.util.errors import WouldOverwrite
-from nxpipe.pipeline.util.whole_file import write_whole
+from nxpipe.pipeline.util.files import write_whole
 from nxpipe.stacks.names import NAMESPACE, NEURON, PROJECT_TAG, SERVICE_ACCOUNT, cluster_name, efa_group, node_profile
 
 PLUGIN: Final = "neuron-device-plugin"

@@ -1,0 +1,229 @@
+"""Graph memory: the memory that a model takes of a NeuronCore, estimated from graphs without loading a weight, and the
+capacity of a core.
+
+Weights and states are those that the program will have. An intermediate value counts in HBM for its whole life,
+although the compiler keeps many in SBUF; a few copies into another order are not counted. `analysis.program_memory`
+measures a program. Views, and weights that are only cast on their way into an engine, take nothing.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+from nxpipe.emulator.hardware import CORES, Instance
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Value
+from nxpipe.emulator.ir.types import TensorType
+from nxpipe.emulator.ops import (
+    Binary,
+    Broadcast,
+    Cast,
+    IndexUpdate,
+    Reshape,
+    Slice,
+    SliceUpdate,
+    Transpose,
+    Unary,
+    Where,
+)
+from nxpipe.emulator.passes.shard import NO_PADDING, Padding, ShardPlan, divide, padding, worst
+
+_MIB: Final = 1 << 20
+_GIB: Final = 1 << 30
+CODE_PER_PHYSICAL_CORE: Final = 96 * _MIB  # instructions and their rings, by the runtime's documentation
+
+_VIEWS: Final = (Reshape, Broadcast, Slice, Transpose)
+_UPDATES: Final = (SliceUpdate, IndexUpdate)
+_IN_PLACE: Final = (Unary, Binary, Where, Cast)
+
+Size: TypeAlias = Callable[[Value], int]  # bytes of a value on one rank
+
+
+def capacity(target: Instance) -> int:
+    """Bytes of HBM behind one logical core."""
+    return target.device_memory_gib * _GIB // target.logical_cores
+
+
+def code_bytes(target: Instance) -> int:
+    """Bytes that programs' code takes on one logical core."""
+    return CODE_PER_PHYSICAL_CORE * CORES[target.core].lnc_default
+
+
+def room(target: Instance) -> int:
+    """Bytes that one logical core has for programs' data: weights, states and scratch."""
+    return capacity(target) - code_bytes(target)
+
+
+@dataclass(frozen=True)
+class GraphMemory:
+    """Bytes that all programs of a model together take on each logical core, at one tensor-parallel degree."""
+
+    degree: int
+    weights: int
+    state: int
+    constants: int
+    interface: int
+    activations: int
+    padding: Padding = NO_PADDING
+
+    @property
+    def data(self) -> int:
+        return self.weights + self.state + self.constants + self.interface + self.activations
+
+    def on(self, target: Instance) -> int:
+        """The same with code, whose size depends on the target."""
+        return self.data + code_bytes(target)
+
+
+def footprints(
+    programs: Sequence[Graph], degrees: Sequence[int], published: Mapping[str, str] | None = None
+) -> tuple[list[GraphMemory], dict[int, str]]:
+    """The memory at each degree, with the published plan if there is one; or the reason why a degree is impossible."""
+    found, refused = [], {}
+    several = programs if max(degrees, default=1) > 1 else ()
+    divisions = {graph: divide(_first_iteration(graph), published) for graph in several}
+    for degree in degrees:
+        plans = {graph: division.plan(degree) for graph, division in divisions.items() if degree > 1}
+        reasons = [str(plan.refusal) for plan in plans.values() if plan.refusal]
+        if reasons:
+            refused[degree] = reasons[0]
+        else:
+            sizes = {graph: _size_on_rank(graph, plans[graph]) if plans else _whole for graph in programs}
+            most = worst(padding(graph, plan) for graph, plan in plans.items())
+            found.append(replace(footprint(degree, sizes), padding=most))
+    return found, refused
+
+
+def footprint(degree: int, sizes: Mapping[Graph, Size]) -> GraphMemory:
+    """Weights and states are shared by all programs; scratch is that of the largest, because one runs at a time."""
+    weights: dict[str, int] = {}
+    state: dict[str, int] = {}
+    constants = interface = activations = 0
+    for graph, size in sizes.items():
+        weights |= {name: size(value) for name, value in graph.parameters.items()}
+        state |= {name: max(state.get(name, 0), size(value)) for name, value in states(graph).items()}
+        constants += sum(value.type.nbytes for value in graph.constants)
+        interface = max(interface, _interface_bytes(graph))
+        activations = max(activations, peak_bytes(graph, size))
+    return GraphMemory(degree, sum(weights.values()), sum(state.values()), constants, interface, activations)
+
+
+def _whole(value: Value) -> int:
+    return value.type.nbytes
+
+
+def _first_iteration(graph: Graph) -> Graph:
+    """A graph without its repeats: the sharding of the first layer is that of all."""
+    inside = {value: first for repeat in graph.repeats for first, value in _counterparts(repeat.given)}
+    later = {value for repeat in graph.repeats for row in repeat.given.values() for value in row[1:]}
+    outputs = {name: inside.get(value, value) for name, value in graph.outputs.items() if value not in later}
+    nodes = (replace(node, operands=tuple(inside.get(one, one) for one in node.operands)) for node in graph.nodes)
+    return replace(graph, nodes=tuple(nodes), outputs=outputs, repeats=())
+
+
+def _size_on_rank(graph: Graph, plan: ShardPlan) -> Size:
+    # What later iterations of a repeat take or give lies across ranks as its counterpart in the first does.
+    alike = {
+        value: first
+        for repeat in graph.repeats
+        for rows in (repeat.taken, repeat.given)
+        for first, value in _counterparts(rows)
+    }
+
+    def size(value: Value) -> int:
+        layout = plan.walk.layout(alike.get(value, value))
+        shape = value.type.shape if layout is None else layout.local(value.type.shape, plan.degree)
+        return TensorType(shape, value.type.dtype).nbytes
+
+    return size
+
+
+def _counterparts(rows: Mapping[Value, tuple[Value, ...]]) -> Iterator[tuple[Value, Value]]:
+    for first, row in rows.items():
+        yield from ((first, value) for value in row)
+
+
+def states(graph: Graph) -> dict[str, Value]:
+    """The values carried from one run to the next, by name: an input and an output that share one."""
+    return {name: value for name, value in graph.inputs.items() if name in graph.outputs}
+
+
+def _interface_bytes(graph: Graph) -> int:
+    held = states(graph)
+    ends = (*graph.inputs.items(), *graph.outputs.items())
+    return sum(value.type.nbytes for name, value in ends if name not in held)
+
+
+def peak_bytes(graph: Graph, size: Size = _whole) -> int:
+    """The peak of live intermediate values in program order."""
+    changes: dict[int, int] = {}
+    for value, (first, last) in _lifetimes(graph).items():
+        changes[first] = changes.get(first, 0) + size(value)
+        changes[last + 1] = changes.get(last + 1, 0) - size(value)
+    live = most = 0
+    for _, change in sorted(changes.items()):
+        live += change
+        most = max(most, live)
+    return most
+
+
+def _lifetimes(graph: Graph) -> dict[Value, tuple[int, int]]:
+    """The life of each buffer. A node reads at an even time and may write at the next, odd one."""
+    buffer = _buffers(graph)
+    born: dict[Value, int] = {}
+    for step, node in enumerate(graph.nodes):
+        if buffer[node.result] == node.result:
+            # An elementwise result may take the place of an operand that nobody reads any more.
+            born[node.result] = 2 * step + isinstance(node.op, _IN_PLACE)
+    for repeat in graph.repeats:
+        born |= {value: 2 * repeat.stop - 1 for row in repeat.given.values() for value in row if buffer[value] == value}
+    last = dict(born)
+    for step, node in enumerate(graph.nodes):
+        for operand in node.operands:
+            if (owner := buffer[operand]) is not None:
+                last[owner] = max(last[owner], 2 * step)
+    for value, moment in _kept_by_repeats(graph):
+        if (owner := buffer[value]) is not None:
+            last[owner] = max(last[owner], moment)
+    return {value: (first, last[value]) for value, first in born.items()}
+
+
+def _kept_by_repeats(graph: Graph) -> Iterator[tuple[Value, int]]:
+    """Values that the next iteration needs live until this one ends: loop-carried values, and those from before the
+    repeat."""
+    for repeat in graph.repeats:
+        end = 2 * repeat.stop - 1
+        body = graph.nodes[repeat.start : repeat.stop]
+        inside = {node.result for node in body}
+        yield from ((value, end) for value in repeat.carried.values())
+        for node in body:
+            yield from ((value, end) for value in node.operands if value not in inside and value not in repeat.carried)
+
+
+def _buffers(graph: Graph) -> dict[Value, Value | None]:
+    """The value in whose storage each value is; None for a value that takes no scratch."""
+    buffer: dict[Value, Value | None] = dict.fromkeys(_resident(graph))
+    for repeat in graph.repeats:
+        for row in repeat.given.values():
+            buffer |= {value: value for value in row if value not in buffer}
+    for node in graph.nodes:
+        if node.result not in buffer:
+            buffer[node.result] = _storage(node, buffer)
+    return buffer
+
+
+def _resident(graph: Graph) -> Iterator[Value]:
+    """Weights, constants and the interface of a program have storage of their own."""
+    ends = set(graph.outputs.values())
+    yield from (*graph.inputs.values(), *graph.parameters.values(), *graph.constants, *ends)
+    for repeat in graph.repeats:
+        yield from (value for value, row in repeat.given.items() if ends.intersection(row))
+
+
+def _storage(node: Node, buffer: Mapping[Value, Value | None]) -> Value | None:
+    """A view shares its operand's storage; so does an updated state, and a weight that is cast as it is loaded."""
+    if not node.operands:
+        return node.result
+    source = buffer[node.operands[0]]
+    shares = isinstance(node.op, _VIEWS) or (source is None and isinstance(node.op, (Cast, *_UPDATES)))
+    return source if shares else node.result

@@ -1,0 +1,174 @@
+"""Lock files: AMIs of instances (`nxpipe ami lock`), and versions and digests of a cluster (`nxpipe infra lock`).
+
+AWS resolves names and defaults to the newest image, release or add-on, so instances that start on different days, or
+clusters that are created in different weeks, would differ. The lock files are committed; reading them needs no AWS.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import Field, ValidationError
+
+from nxpipe.pipeline.config.cluster import Cluster
+from nxpipe.pipeline.config.faults import ConfigInvalid, Fault
+from nxpipe.pipeline.config.kinds import Region
+from nxpipe.pipeline.config.root import Config
+from nxpipe.pipeline.config.schema import Table, text
+from nxpipe.pipeline.util.files import MiB, read_file, toml_of
+
+# Public SSM parameters with the newest AMI of a region: with all frameworks and the driver; with ECS and the driver.
+FLEETS_PARAMETER: Final = "/aws/service/neuron/dlami/multi-framework/ubuntu-24.04/latest/image_id"
+TRAINING_PARAMETER: Final = "/aws/service/ecs/optimized-ami/amazon-linux-2023/neuron/recommended/image_id"
+
+_HEAD: Final = "# Written by `nxpipe ami lock`: the machine images that instances start from. Commit it.\n"
+_AMI = Annotated[str, text("ami-[0-9a-f]{8,17}", 'the id of an AMI, such as "ami-0a1b2c3d4e5f60718"')]
+
+
+class LockedImage(Table):
+    """One AMI and its origin."""
+
+    region: Region = Field(description="The region.")
+    sdk: str | None = Field(
+        default=None,
+        description="The version of its Neuron SDK. Hosts of training containers have the driver only.",
+    )
+    id: _AMI = Field(description="The id.")
+    name: str = Field(description="The name.")
+    created: date = Field(description="The creation date.")
+    expires: date = Field(description="The deprecation date.")
+    source: str = Field(description="The public parameter, or the search, that resolved it.")
+
+
+@dataclass(frozen=True)
+class AmiLock:
+    """The lock file of AMIs."""
+
+    path: Path
+    images: tuple[LockedImage, ...] = ()
+
+    def image(self, region: str, sdk: str | None) -> LockedImage | None:
+        """The AMI with a version of the SDK, or for hosts of training if `sdk` is None; None if it is not locked."""
+        return next((each for each in self.images if (each.region, each.sdk) == (region, sdk)), None)
+
+    def with_images(self, found: Iterable[LockedImage], sdks: Iterable[str]) -> "AmiLock":
+        """Replace the images of the given regions, and drop those of unused SDK versions."""
+        new, kept = tuple(found), frozenset((None, *sdks))
+        regions = {each.region for each in new}
+        old = [each for each in self.images if each.region not in regions and each.sdk in kept]
+        return AmiLock(self.path, tuple(sorted([*new, *old], key=lambda each: (each.region, each.sdk or ""))))
+
+    def text(self) -> str:
+        """The text of the file, in a stable order."""
+        return _HEAD + "".join(map(_written, self.images))
+
+
+def read_lock(path: Path) -> AmiLock:
+    """Read the lock file of AMIs; a missing file is empty."""
+    try:
+        document = toml_of(read_file(path, limit=4 * MiB).decode())
+        images = tuple(LockedImage.model_validate(each) for each in document.pop("image", ()))
+    except FileNotFoundError:
+        return AmiLock(path)
+    except (ValueError, ValidationError, UnicodeDecodeError) as error:
+        first = str(error).splitlines()[0]
+        raise _invalid(
+            path, f"an unreadable file ({first})", "the output of `nxpipe ami lock`; run it again"
+        ) from error
+    if document:
+        raise _invalid(path, f"the key {next(iter(document))}", "the output of `nxpipe ami lock`; run it again")
+    return AmiLock(path, images)
+
+
+def _written(image: LockedImage) -> str:
+    values: dict[str, Any] = image.model_dump(exclude_none=True)
+    rows = (f"{key} = {_value(value)}\n" for key, value in values.items())
+    return "\n[[image]]\n" + "".join(rows)
+
+
+def _value(value: str | date) -> str:
+    if isinstance(value, date):
+        return value.isoformat()
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _invalid(path: Path, found: str, allowed: str) -> ConfigInvalid:
+    return ConfigInvalid([Fault(str(path), None, "", found, allowed)])
+
+
+_CLUSTER_LOCK_HEAD: Final = "# Written by `nxpipe infra lock`: what the cluster is made of. Commit it.\n"
+_RUN: Final = "the output of `nxpipe infra lock`; run it"
+ADDONS: Final = ("aws-efs-csi-driver", "coredns", "eks-pod-identity-agent", "kube-proxy", "vpc-cni")
+
+_Release = Annotated[str, text(r"1\.[0-9]+\.[0-9]+-[0-9]{8}", 'a release of node images such as "1.34.1-20261012"')]
+_Ami = Annotated[str, text("ami-[0-9a-f]{8,17}", 'the id of an AMI, such as "ami-0a1b2c3d4e5f60718"')]
+_AddonVersion = Annotated[str, text(r"v[0-9][0-9a-z.-]*", 'the version of an add-on such as "v1.20.4-eksbuild.1"')]
+_Digest = Annotated[str, text("sha256:[0-9a-f]{64}", "a digest such as sha256:...")]
+
+
+class LockedNodes(Table):
+    """The locked image of one kind of nodes."""
+
+    release: _Release = Field(description="The release, for node groups.")
+    image: _Ami = Field(description="The AMI of that release, for Karpenter.")
+
+
+class ClusterLock(Table):
+    """The lock file of a cluster."""
+
+    region: Region = Field(description="The region.")
+    kubernetes: str = Field(description="The Kubernetes version.")
+    neuron: LockedNodes = Field(description="Nodes with accelerators.")
+    system: LockedNodes = Field(description="Nodes without.")
+    addons: dict[str, _AddonVersion] = Field(description="The versions of the add-ons.")
+    images: dict[str, _Digest] = Field(
+        default_factory=dict, description="The digests of the images of [cluster.images]."
+    )
+
+    def text(self) -> str:
+        """The text of the file, in a stable order."""
+        plain = self.model_dump()
+        top = {key: value for key, value in plain.items() if isinstance(value, str)}
+        tables = {key: value for key, value in plain.items() if isinstance(value, dict) and value}
+        return _CLUSTER_LOCK_HEAD + _rows(top) + "".join(f"\n[{key}]\n{_rows(table)}" for key, table in tables.items())
+
+
+def _rows(values: dict[str, str]) -> str:
+    """Key-value lines. Values need no escapes; image names need quotes as keys."""
+    names = {key: f'"{key}"' if "/" in key else key for key in values}
+    return "".join(f'{names[key]} = "{value}"\n' for key, value in sorted(values.items()))
+
+
+def cluster_of(config: Config, file: str) -> tuple[Cluster, str]:
+    """The cluster and its region; `file` names nxpipe.toml in faults."""
+    if config.cluster is None:
+        raise ConfigInvalid([Fault(file, None, "cluster", "no such table", "a table that describes the cluster")])
+    if config.project.region is None:
+        raise ConfigInvalid([Fault(file, None, "project.region", "nothing", "the region of the cluster")])
+    return config.cluster, config.project.region
+
+
+def read_cluster_lock(config: Config, path: Path) -> ClusterLock:
+    """The lock file of `[cluster]`, which must match the configuration."""
+    try:
+        lock = ClusterLock.model_validate(toml_of(read_file(path, limit=MiB).decode()))
+    except FileNotFoundError:
+        raise _invalid(path, "no such file", _RUN) from None
+    except (ValueError, ValidationError, UnicodeDecodeError) as error:
+        raise _invalid(path, f"an unreadable file ({str(error).splitlines()[0]})", f"{_RUN} again") from error
+    cluster, region = cluster_of(config, str(path))
+    _require_match(lock, cluster, region, path)
+    return lock
+
+
+def _require_match(lock: ClusterLock, cluster: Cluster, region: str, path: Path) -> None:
+    for key, wanted in (("kubernetes", cluster.kubernetes), ("region", region)):
+        if (found := getattr(lock, key)) != wanted:
+            raise _invalid(path, f"{key} {found}", f"{wanted}, as in nxpipe.toml; run `nxpipe infra lock` again")
+    images = cluster.images.all if cluster.images else ()
+    for known, names in ((lock.addons, ADDONS), (lock.images, images)):
+        if missing := [each for each in names if each not in known]:
+            raise _invalid(path, f"no entry for {missing[0]}", f"{_RUN} again")
