@@ -21,12 +21,12 @@ from nxpipe.pipeline.artifacts.channels import (
     ENVIRONMENTS,
     environment_channel,
     model_id,
-    serving_fleets,
     unknown_channel,
 )
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.build.matrix import of_file
 from nxpipe.pipeline.build.run import BuildRun
+from nxpipe.pipeline.config.fleets import serving_fleets
 from nxpipe.pipeline.release.options import ExpectedGeneration, ReleaseOptions
 from nxpipe.pipeline.request import compiler_digest
 from nxpipe.pipeline.util.console import Console
