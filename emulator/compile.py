@@ -15,7 +15,7 @@ from nxpipe.emulator.run.inputs import NOT_DIVIDED, require_inputs
 
 
 @dataclass(frozen=True)
-class Program:
+class CompiledGraph:
     """A compiled model: the graph that each rank runs, and the whole graph that all ranks together compute.
 
     Weights and states that are not listed are whole on every rank.
@@ -33,7 +33,7 @@ class Program:
         require_inputs(self.whole, given, self.states if self.whole is self.graph else NOT_DIVIDED)
 
 
-def compile_program(request: CaptureRequest, options: PassOptions) -> Program:
+def compile_program(request: CaptureRequest, options: PassOptions) -> CompiledGraph:
     """Run all passes, and shard the result as the options ask; a published tensor-parallel plan of the model takes
     precedence."""
     whole = compile_graph(request, replace(options, tensor_parallel=1))
@@ -44,14 +44,14 @@ def compile_program(request: CaptureRequest, options: PassOptions) -> Program:
     return divided(whole, options)
 
 
-def divided(whole: Graph, options: PassOptions) -> Program:
+def divided(whole: Graph, options: PassOptions) -> CompiledGraph:
     """A compiled graph as a program for the options' tensor-parallel degree."""
     if options.tensor_parallel == 1:
-        return Program(whole, whole, 1, {}, {})
+        return CompiledGraph(whole, whole, 1, {}, {})
     layers = unroll(whole)
     found = plan(layers, options.tensor_parallel, dict(options.published_plan))
     graph = run_passes(apply(layers, found), options, (roll,))
-    return Program(whole, graph, found.degree, found.parameters, found.states, padding(layers, found))
+    return CompiledGraph(whole, graph, found.degree, found.parameters, found.states, padding(layers, found))
 
 
 def compile_graph(request: CaptureRequest, options: PassOptions) -> Graph:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from nxpipe.emulator.analysis.graph_memory import states
 from nxpipe.emulator.analysis.program_memory import require_room
-from nxpipe.emulator.compile import Program
+from nxpipe.emulator.compile import CompiledGraph
 from nxpipe.emulator.executable.executable import Executable
 from nxpipe.emulator.executable.tables import Port
 from nxpipe.emulator.isa.program import Role
@@ -16,7 +16,7 @@ from nxpipe.emulator.passes.shard import Sharding
 
 
 def emit(
-    program: Program, core: str, sizes: Mapping[str, tuple[str, ...]] | None = None, room: int | None = None
+    program: CompiledGraph, core: str, sizes: Mapping[str, tuple[str, ...]] | None = None, room: int | None = None
 ) -> Executable:
     """Lower a program. `sizes` names, for inputs and outputs, axes along which a request may be shorter than the
     program; name an axis only where zeros behind a request do not change its result. `room`: bytes of HBM behind each
@@ -37,7 +37,7 @@ def _piece(op: RankSlice) -> Sharding:
     return Sharding(op.axis, *(each * op.outer for each in (op.sizes, op.parts, op.slots, op.lengths)))
 
 
-def ports_of(program: Program, sizes: Mapping[str, tuple[str, ...]] | None = None) -> tuple[Port, ...]:
+def ports_of(program: CompiledGraph, sizes: Mapping[str, tuple[str, ...]] | None = None) -> tuple[Port, ...]:
     """The interface of a compiled program: whole tensors in the caller's types. `sizes` as in `emit`."""
     graph, named = program.whole, sizes or {}
     held = states(graph)

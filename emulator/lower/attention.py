@@ -75,10 +75,10 @@ class AttentionTiling:
         left = k.left(Memory.SBUF)
         for buffers in (2, 1):
             for heads in range(most, 0, -1):
-                if sizes.room(heads, keys.shape[1], buffers) <= left:
+                if sizes.nbytes(heads, keys.shape[1], buffers) <= left:
                     return AttentionTiling(heads, keys.shape[1], buffers)
         pieces = range(keys.shape[1] // PARTITIONS * PARTITIONS, PARTITIONS, -PARTITIONS)
-        fitting = (piece for piece in pieces if sizes.room(1, piece, 1, loads=2) <= left)
+        fitting = (piece for piece in pieces if sizes.nbytes(1, piece, 1, loads=2) <= left)
         return AttentionTiling(1, next(fitting, PARTITIONS), 1)
 
 
@@ -98,7 +98,7 @@ class _AttentionCosts:
     out: View
     mask: View | None
 
-    def room(self, heads: int, piece: int, buffers: int, loads: int = 1) -> int:
+    def nbytes(self, heads: int, piece: int, buffers: int, loads: int = 1) -> int:
         """Bytes of each partition, with keys and values in `loads` buffers."""
         return loads * self._keys(heads, piece) + self._queries(heads) + buffers * self._scores(piece) + 4096
 
@@ -111,14 +111,18 @@ class _AttentionCosts:
     def _queries(self, heads: int) -> int:
         each, elements = heads * self.q.shape[1], self.q.shape[-1]
         straight = each * elements * transpose_type(self.q.dtype).itemsize
-        turned = chunks_of(elements) * each * PARTITIONS * self.q.dtype.itemsize
-        return 2 * (straight + turned + each * self.out.shape[-1] * self.out.dtype.itemsize)
+        columns = chunks_of(elements) * each * PARTITIONS * self.q.dtype.itemsize
+        return 2 * (straight + columns + each * self.out.shape[-1] * self.out.dtype.itemsize)
 
     def _scores(self, piece: int) -> int:
         size, passing = self.op.probabilities.itemsize, transpose_type(self.op.probabilities).itemsize
-        turned = 4 if not is_matched(self.op, self.values.dtype) else size
+        columns = 4 if not is_matched(self.op, self.values.dtype) else size
         each = (
-            4 + size + (passing if passing != size else 0) + turned + 2 * (self.mask.dtype.itemsize if self.mask else 0)
+            4
+            + size
+            + (passing if passing != size else 0)
+            + columns
+            + 2 * (self.mask.dtype.itemsize if self.mask else 0)
         )
         return (piece + PARTITIONS) * each
 
@@ -130,11 +134,11 @@ _STAIRS: Final = 8  # of causal attention: groups of query rows, each of which s
 def _attention(low: Lowering, node: Node, op: Attention) -> None:
     q, k, v = map(low.view, node.operands[:3])
     mask = low.view(node.operands[3]) if len(node.operands) > 3 else None
-    home = low.turned_home(node.result)
+    home = low.transposable_home(node.result)
     if not home.elements:
         return
     causal = op.causal and home.shape[-2] > 1
-    if op.causal:  # nobody sees keys behind the last row's own; the one row of a decoder sees the first alone
+    if op.causal:  # no row sees keys behind the last row's own; the single row of a decoder sees the first key alone
         seen = min(k.shape[-2], home.shape[-2])
         k, v = (view.cut(*((0, size) for size in view.shape[:-2]), (0, seen)) for view in (k, v))
         if mask is not None and mask.shape[-1] > 1:
@@ -221,10 +225,10 @@ class _Block:
     def write(self) -> None:
         k, whole, (heads, each, count) = self.k, self.whole, (self.heads[1], self.whole.q.shape[1], self.rows[1])
         elements, width = whole.q.shape[-1], whole.values.shape[-1]
-        turned = k.tile(whole.q.dtype, PARTITIONS, max(chunks_of(elements), 1), heads * each, count, buffers=2)
+        columns = k.tile(whole.q.dtype, PARTITIONS, max(chunks_of(elements), 1), heads * each, count, buffers=2)
         rows = whole.q.cut(self.heads, (0, each), self.rows)
         for query in range(each):
-            transpose_heads(k, turned, rows.pick(1, query), query * heads)
+            transpose_heads(k, columns, rows.pick(1, query), query * heads)
         made = k.tile(whole.out.dtype, count, heads * each, width, buffers=2)
         seen = None if self.nowhere else whole.mask
         masked = self._mask_of_all(seen) if seen and self.there else None
@@ -233,20 +237,20 @@ class _Block:
                 at = head + query * heads
                 mask = None if seen is None else seen.pick(1, query).pick(0, self.heads[0] + head)
                 place = made.cut(count, (at, 1))
-                scores = self._scores(turned, mask, masked, head, at)
+                scores = self._scores(columns, mask, masked, head, at)
                 _Rows(self, scores).write(place)
         for query in range(each):
             out = whole.out.cut(self.heads, (query, 1), self.rows).pick(1, 0)
             k.copy(out.transposed((1, 0, 2)).far(), made.cut(count, (query * heads, heads)))
 
-    def _scores(self, turned: Block, mask: View | None, masked: Block | None, head: Affine, query: Affine) -> Scores:
+    def _scores(self, columns: Block, mask: View | None, masked: Block | None, head: Affine, query: Affine) -> Scores:
         whole = self.whole
         return Scores(
             k=self.k,
             op=whole.op,
             causal=whole.causal,
             buffers=whole.plan.buffers,
-            queries=turned,
+            queries=columns,
             elements=whole.q.shape[-1],
             query=query,
             head=head,
@@ -336,14 +340,16 @@ class _Rows:
     def _multiply(self, sums: Block, probabilities: Block, values: Block, start: Affine, size: int) -> None:
         k, whole = self.k, self.block.whole
         dtype = whole.op.probabilities if is_matched(whole.op, whole.values.dtype) else DType.FLOAT32
-        turned = k.tile(dtype, PARTITIONS, chunks_of(size), self.count, buffers=whole.plan.buffers)
+        columns = k.tile(dtype, PARTITIONS, chunks_of(size), self.count, buffers=whole.plan.buffers)
         (full, rest), lanes = divmod(size, PARTITIONS), (0, self.count)
         if full:
-            transpose_block(k, turned, replace(probabilities, shape=(full, PARTITIONS)), Affine(), lanes, Engine.SCALAR)
+            transpose_block(
+                k, columns, replace(probabilities, shape=(full, PARTITIONS)), Affine(), lanes, Engine.SCALAR
+            )
         if rest:
             last = probabilities.offset + full * PARTITIONS * probabilities.dtype.itemsize
             transpose_block(
-                k, turned, replace(probabilities, shape=(1, rest), offset=last), Affine(full), lanes, Engine.SCALAR
+                k, columns, replace(probabilities, shape=(1, rest), offset=last), Affine(full), lanes, Engine.SCALAR
             )
         for chunk, depth in each_chunk(k, size):
             for bank, wide in self._banks():
@@ -351,7 +357,7 @@ class _Rows:
                     Matmul(
                         engine=Engine.TENSOR,
                         dst=sums.cut(self.count, (bank, 1), (0, wide)),
-                        stationary=turned.cut(depth, (chunk, 1)),
+                        stationary=columns.cut(depth, (chunk, 1)),
                         moving=values.cut(depth, (chunk, 1), (self.scores.head, 1), (bank * BANK, wide)),
                         accumulate=start + chunk,
                     )

@@ -237,10 +237,10 @@ def _convolution(low: Lowering, node: Node, op: Convolution) -> None:
         work.write(low)
 
 
-def slab_rows(room: int, over: Windows, by_place: int) -> int:
+def slab_rows(budget: int, over: Windows, by_place: int) -> int:
     """Rows of results whose inputs fit SBUF; at least one."""
     rows = over.places[0]
-    while rows > 1 and prod(over.reach(rows)) * by_place > room:
+    while rows > 1 and prod(over.reach(rows)) * by_place > budget:
         rows = rows // 2
     return rows
 
@@ -270,9 +270,9 @@ class _Convolution:
         lanes, places = (channels * window[0], prod(window[1:])) if self.fold else (channels, prod(window))
         with k.loop(self.groups) as group, k.scope():
             own = matrices.cut((0, channels), (0, window[0]), (0, shape[2]), (group * each, each))
-            room, by_output = k.left(Memory.SBUF) // 4, chunks_of(lanes) * places * own.dtype.itemsize
-            kept = self._weights(own, 1) if by_output * each <= room else None
-            step = PARTITIONS if kept else max(min(room // (2 * by_output), PARTITIONS), 1)
+            budget, by_output = k.left(Memory.SBUF) // 4, chunks_of(lanes) * places * own.dtype.itemsize
+            kept = self._weights(own, 1) if by_output * each <= budget else None
+            step = PARTITIONS if kept else max(min(budget // (2 * by_output), PARTITIONS), 1)
             with k.loop(self.x.shape[0]) as image:
                 source = self.x.pick(0, image).cut((group * channels, channels))
                 for rows in k.spans(self.over.places[0], self.rows):

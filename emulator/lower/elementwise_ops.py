@@ -124,8 +124,8 @@ def _unary(lanes: Lanes, node: Node, dst: Tile, operands: Sequence[Operand]) -> 
         COMPOSED[function](lanes, x, dst)
     elif function == "reciprocal":
         lanes.reciprocal(x, dst)
-    elif function in _ASKED:
-        _ASKED[function](lanes, x, dst)
+    elif function in _PREDICATES:
+        _PREDICATES[function](lanes, x, dst)
     elif dtype.is_float:
         _ON_FLOATS[function](lanes, x, dst)
     else:
@@ -144,7 +144,7 @@ def _isfinite(lanes: Lanes, x: Tile, dst: Tile) -> None:
     lanes.then(x, Alu.ABS, 0.0, Alu.LESS, inf, dst)
 
 
-_ASKED: Final[Mapping[str, Callable[[Lanes, Tile, Tile], Any]]] = {
+_PREDICATES: Final[Mapping[str, Callable[[Lanes, Tile, Tile], Any]]] = {
     "isfinite": _isfinite,
     "isinf": _isinf,
     "isnan": lambda lanes, x, dst: lanes.two(Alu.NOT_EQUAL, x, x, dst),

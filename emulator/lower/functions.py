@@ -139,10 +139,10 @@ def _half_turns(lanes: Lanes, x: Tile) -> tuple[Tile, Tile]:
     source = lanes.floats(x)
     shifted = lanes.then(source, Alu.MULTIPLY, 1 / pi, Alu.ADD, _MAGIC)
     odd = lanes.two(Alu.LEFT_SHIFT, bits(shifted), 31, lanes.tile(DType.UINT32))
-    turns = lanes.two(Alu.SUBTRACT, shifted, _MAGIC)
+    multiples = lanes.two(Alu.SUBTRACT, shifted, _MAGIC)
     rest = source
     for part in _PI:
-        rest = lanes.mixed(turns, Alu.MULTIPLY, -part, Alu.ADD, rest)
+        rest = lanes.mixed(multiples, Alu.MULTIPLY, -part, Alu.ADD, rest)
     return lanes.then(rest, Alu.MAXIMUM, -_END, Alu.MINIMUM, _END), odd
 
 
@@ -202,7 +202,7 @@ def _acos(lanes: Lanes, x: Tile, dst: Tile) -> None:
     inverse = lanes.reciprocal(lanes.then(source, Alu.ABS, 0.0, Alu.ADD, 1.0))
     half = lanes.function(Function.ARCTAN, lanes.two(Alu.MULTIPLY, across, inverse))
     angle = lanes.two(Alu.MULTIPLY, half, 2.0)
-    left = lanes.asked(Alu.LESS, source, 0.0)
+    left = lanes.compared(Alu.LESS, source, 0.0)
     lanes.choose(angle, left, lanes.then(angle, Alu.MULTIPLY, -1.0, Alu.ADD, pi))
     lanes.copy(angle, dst)
 
@@ -244,8 +244,8 @@ def _log1p(lanes: Lanes, x: Tile, dst: Tile) -> None:
     kept = lanes.two(Alu.SUBTRACT, whole, 1.0)
     ratio = lanes.two(Alu.MULTIPLY, source, lanes.reciprocal(kept))
     made = lanes.two(Alu.MULTIPLY, lanes.function(Function.LOG, whole), ratio)
-    lanes.choose(made, lanes.asked(Alu.EQUAL, kept, 0.0), source)
-    lanes.choose(made, lanes.asked(Alu.EQUAL, source, inf), source)
+    lanes.choose(made, lanes.compared(Alu.EQUAL, kept, 0.0), source)
+    lanes.choose(made, lanes.compared(Alu.EQUAL, source, inf), source)
     lanes.copy(made, dst)
 
 

@@ -64,8 +64,8 @@ def row_numbers(low: Lowering, addresses: Sequence[Address], shape: tuple[int, .
                 term = words.with_number(Alu.MULTIPLY, index, each.stride // step)
                 total = term if total is None else words.two(Alu.ADD, total, term)
             assert total is not None  # something is addressed
-            for asked in outside:
-                words.lanes.choose(total, bits(asked), -1)
+            for breach in outside:
+                words.lanes.choose(total, bits(breach), -1)
             low.k.copy(to.far(), bits(total))
     return made, step
 

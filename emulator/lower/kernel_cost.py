@@ -68,9 +68,9 @@ def load_cost(core: CoreSpec, view: View, chunks: int, width: int) -> KernelCost
 
 def transpose_cost(core: CoreSpec, dtype: DType, chunks: int, width: int) -> KernelCost:
     """Cost of transposing it on the tensor engine."""
-    turned = ceil(width / PARTITIONS) * chunks * PARTITIONS
+    transposed = ceil(width / PARTITIONS) * chunks * PARTITIONS
     slow = core.fp32_cycle_factor if dtype is DType.FLOAT32 else 1
-    return KernelCost(0.0, slow * turned / core.tensor_ghz, turned / core.vector_ghz)
+    return KernelCost(0.0, slow * transposed / core.tensor_ghz, transposed / core.vector_ghz)
 
 
 def sbuf_tile(dtype: DType, lanes: int, *shape: int) -> Tile:

@@ -126,7 +126,7 @@ class Lanes:
         self.k.emit(CopyPredicated(engine=Engine.VECTOR, dst=dst, src=source, predicate=predicate, reverse=reverse))
         return dst
 
-    def asked(self, op: Alu, left: Operand, right: Operand) -> Tile:
+    def compared(self, op: Alu, left: Operand, right: Operand) -> Tile:
         """A comparison as bytes, 1 where it holds."""
         return self.two(op, left, right, self.tile(DType.UINT8))
 

@@ -67,13 +67,13 @@ class Lowering:
 
     def view(self, value: Value) -> View:
         """The view of a value in its own type; a value that is stored narrower is widened by a copy."""
-        view, dtype = self.lying(value), value.type.dtype.on_device
+        view, dtype = self.stored_view(value), value.type.dtype.on_device
         if view.dtype is not dtype:
             self.places.views[value] = self.scratch(dtype, view.shape)
             self.copy(self.places.views[value], view)
         return self.places.views[value]
 
-    def lying(self, value: Value) -> View:
+    def stored_view(self, value: Value) -> View:
         """The view of a value in the type in which it is stored. The result of an exact cast is stored in its operand's
         type, and readers widen it as they load it."""
         return self.places.views[value]
@@ -86,7 +86,7 @@ class Lowering:
         self.places.views[value] = homes[value]
         return homes[value]
 
-    def turned_home(self, value: Value) -> View:
+    def transposable_home(self, value: Value) -> View:
         """The location of a result that can be written in any order of axes: if its one reader is a transpose, the
         result is written transposed, to the location of the transpose's result."""
         transpose = self.groups.only_reader(value)
@@ -95,7 +95,7 @@ class Lowering:
         self.groups.fuse([transpose.result])
         back = tuple(transpose.op.order.index(axis) for axis in range(value.type.rank))
         self.places.views[value] = self.home(transpose.result).transposed(back)
-        return self.lying(value)
+        return self.stored_view(value)
 
     def constant(self, data: Array, dtype: DType) -> View:
         return self.places.constant(data, dtype)
@@ -158,7 +158,7 @@ class Lowering:
         if whole is not None and isinstance(whole.op, Concat):
             if whole.result not in homes:
                 homes[whole.result] = self.scratch(value.type.dtype, whole.result.type.shape)
-            place = laid_out(homes[whole.result], whole)[whole.operands.index(value)]
+            place = operand_views(homes[whole.result], whole)[whole.operands.index(value)]
             if place.reshaped(shape) is not None:
                 homes[value] = place
         return self.home(value)
@@ -167,8 +167,8 @@ class Lowering:
         """A view with contiguous runs: where each piece would be loaded one element at a time, the whole is transposed
         in HBM first."""
         (flat,) = view.merged()
-        turned = transposed_axis(replace(flat, offset=Affine(), strides=packed(flat.shape)), flat)
-        return view if turned is None else self.packed(view)
+        transposed = transposed_axis(replace(flat, offset=Affine(), strides=packed(flat.shape)), flat)
+        return view if transposed is None else self.packed(view)
 
     def updated(self, node: Node) -> View:
         """The location of the result of an update. If nothing reads the first operand later, that is the operand
@@ -219,7 +219,7 @@ class Lowering:
             self._copy_inside(dst.pick(0, index), src.pick(0, index), outer - 1)
 
 
-def laid_out(whole: View, node: Node) -> list[View]:
+def operand_views(whole: View, node: Node) -> list[View]:
     """The views of a concatenation's operands in its result."""
     assert isinstance(node.op, Concat)
     sizes = [operand.type.shape[node.op.axis] for operand in node.operands]

@@ -39,7 +39,7 @@ _PASSES: Final = 2  # of the vector engine over a row, beside what follows it
 def write_row_kernel(low: Lowering, node: Node, axes: int, fold: Callable[[RowBlock], None], between: int = 0) -> None:
     """Emit a row kernel over the last `axes` axes of the first operand; the other operands are rows that all rows are
     combined with."""
-    x = low.lying(node.operands[0])
+    x = low.stored_view(node.operands[0])
     width = prod(x.shape[x.rank - axes :])
     flat = as_matrix(low, x, x.elements // width if width else 0, width)
     shared = [low.packed(low.view(operand)).packed_as((width,)) for operand in node.operands[1:]]
@@ -57,22 +57,20 @@ def _write_with_matmuls(low: Lowering, rows: RowKernel, tile: Value, consumers: 
     """Emit a row kernel with the matmuls that read its rows. The rows are stored first where that is cheaper, or where
     SBUF has no space for both."""
     k, dtype = low.k, consumers.value.type.dtype.on_device
-    lying, parts = low.places.views.get(tile), _consumer_groups(low, rows, consumers.matmuls)
+    location, parts = low.places.views.get(tile), _consumer_groups(low, rows, consumers.matmuls)
     flat = whole(0, tile.type.dtype.on_device, rows.x.shape)
-    storing = ComputedRows(rows, tile, dtype).made(k.core, rows.x.shape[0]) + KernelCost(
-        bytes=0 if lying else moved(flat.far())
-    )
+    store = KernelCost(bytes=0 if location else moved(flat.far()))
+    storing = ComputedRows(rows, tile, dtype).made(k.core, rows.x.shape[0]) + store
     stored = [MatmulKernel(k, each, parts).ns for each in _row_sources(low, HbmRows(k, flat, dtype), consumers)]
     later = min(stored, default=inf) + storing.ns(k.core)
-    made = [
-        each for narrow in rows.narrower() for each in _row_sources(low, ComputedRows(narrow, tile, dtype), consumers)
-    ]
-    at_once = min((MatmulKernel(k, each, parts) for each in made), key=lambda each: each.ns, default=None)
-    if at_once is not None and at_once.ns <= later and tile.type.dtype.itemsize > 1:  # bytes cannot be turned
+    computed = [ComputedRows(narrow, tile, dtype) for narrow in rows.narrower()]
+    sources = [each for own in computed for each in _row_sources(low, own, consumers)]
+    at_once = min((MatmulKernel(k, each, parts) for each in sources), key=lambda each: each.ns, default=None)
+    if at_once is not None and at_once.ns <= later and tile.type.dtype.itemsize > 1:  # bytes cannot be transposed
         at_once.write()
         return
-    flat = as_matrix(low, lying or low.scratch(tile.type.dtype, rows.x.shape), *rows.x.shape)
-    rows.write(None if lying else _store_rows(low, tile, flat))
+    flat = as_matrix(low, location or low.scratch(tile.type.dtype, rows.x.shape), *rows.x.shape)
+    rows.write(None if location else _store_rows(low, tile, flat))
     if consumers.sharding:
         write_gathered_matmuls(low, flat, dtype, parts, consumers.sharding)
     else:
@@ -119,12 +117,12 @@ class ComputedRows:
         return 1
 
     @property
-    def kept(self) -> int:
-        return self.source.kept
+    def resident_bytes(self) -> int:
+        return self.source.resident_bytes
 
     @property
-    def room(self) -> int:
-        return self.source.room
+    def transient_bytes(self) -> int:
+        return self.source.transient_bytes
 
     def begun(self, core: CoreSpec) -> KernelCost:
         return KernelCost()
@@ -146,9 +144,9 @@ class ComputedRows:
     def begin(self) -> LoadRows:
         common = self.source.begin()
 
-        def fill(turned: Block, rows: Span) -> None:
+        def fill(transposed: Block, rows: Span) -> None:
             def take(tiles: Mapping[Value, Tile], row: Span, left: Span) -> None:
-                transpose_tile(self.source.k, turned, tiles[self.tile], left[0], row)
+                transpose_tile(self.source.k, transposed, tiles[self.tile], left[0], row)
 
             self.source.make(rows, common, take)
 
@@ -236,7 +234,7 @@ def _across(low: Lowering, node: Node, axis: int, work: Callable[[RowBlock], Non
     a copy brings it to its strided location."""
     rank = node.result.type.rank
     order = (*(other for other in range(rank) if other != axis), axis)
-    x, home = low.lying(node.operands[0]).transposed(order), low.home(node.result).transposed(order)
+    x, home = low.stored_view(node.operands[0]).transposed(order), low.home(node.result).transposed(order)
     width = x.shape[-1]
     made = low.scratch(node.result.type.dtype, x.shape)
     target = made.packed_as((made.elements // width, width))

@@ -129,7 +129,7 @@ def _truths(low: Lowering, x: View) -> View:
     for rows, width, (to, source) in each_tile(low.k, [made, x]):
         with low.k.scope():
             tile = load_tile(low.k, source)
-            low.k.copy(to.far(), Lanes(low.k, rows, width).asked(Alu.NOT_EQUAL, tile, 0.0))
+            low.k.copy(to.far(), Lanes(low.k, rows, width).compared(Alu.NOT_EQUAL, tile, 0.0))
     return made
 
 
@@ -295,7 +295,10 @@ def _places(k: Kernel, tile: Block, extreme: Tile, left: Affine, fold: Fold) -> 
         words = Words(lanes, fold.dtype)
         apart = lanes.copy(words.two(Alu.NOT_EQUAL, words.load(tile.whole), column), lanes.tile(DType.UINT8))
     else:
-        unlike, number = lanes.asked(Alu.NOT_EQUAL, tile.whole, column), lanes.asked(Alu.EQUAL, tile.whole, tile.whole)
+        unlike, number = (
+            lanes.compared(Alu.NOT_EQUAL, tile.whole, column),
+            lanes.compared(Alu.EQUAL, tile.whole, tile.whole),
+        )
         apart = lanes.two(Alu.MINIMUM, unlike, number, unlike)
     lanes.choose(block.whole, apart, _LEAST.start)
     return block

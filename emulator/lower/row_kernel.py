@@ -79,7 +79,7 @@ class RowKernel:
         whole = RowKernel(k, x, shared, epilogue, out, fold, between, width, width)
         for buffers, strip in product((2, 1), (width, *_STRIPS)):
             each = replace(whole, strip=min(strip, width), buffers=buffers)
-            if each.kept + each.room <= left:
+            if each.resident_bytes + each.transient_bytes <= left:
                 return each
         single = replace(whole, buffers=1)
         piece = left // (single._by_column + single._by_strip + 2 * single._by_shared)
@@ -98,12 +98,12 @@ class RowKernel:
         return self.piece == self.x.shape[1]
 
     @property
-    def kept(self) -> int:
+    def resident_bytes(self) -> int:
         """Bytes of each partition that all rows share."""
         return self._by_shared * self.x.shape[1]
 
     @property
-    def room(self) -> int:
+    def transient_bytes(self) -> int:
         """Bytes of each partition for the rows in flight."""
         return self._by_column * self.x.shape[1] + self._by_strip * self.strip
 
@@ -158,7 +158,7 @@ class RowBlock:
     rows: RowKernel
     span: Span
     first: Affine  # of those that are made
-    loaded: RowPiece | None  # all of them, if there is room
+    loaded: RowPiece | None  # all of them, if SBUF has space
     take: ConsumeStrip | None
 
     @property

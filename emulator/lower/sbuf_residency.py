@@ -284,7 +284,7 @@ def _candidates(survey: _Survey, table: Sequence[Buffer]) -> Iterator[_Candidate
             size = -(-size // _ALIGNMENT) * _ALIGNMENT
             if buffer.role is Role.SCRATCH:
                 yield _Candidate(number, matrix, size, use.life, traffic)
-            elif traffic > buffer.nbytes:  # it is loaded once, at the beginning, for all turns of a repeat
+            elif traffic > buffer.nbytes:  # it is loaded once, at the beginning, for all iterations of a repeat
                 last = max(loop[1] if loop else stage for stage, loop in use.stages)
                 yield _Candidate(number, matrix, size, (0, last), traffic - buffer.nbytes)
 
@@ -356,9 +356,9 @@ class _Rewriter:
     def _step(self, step: Instruction, counts: tuple[int, ...]) -> Instruction:
         named = {place.buffer for place in step.places.values() if isinstance(place, Far)}
         if not named.isdisjoint(self._homes):
-            lying = sbuf_copy(step, self._homes, counts)
-            assert lying is not None  # or it would not have been given a place
-            step = lying
+            moved_step = sbuf_copy(step, self._homes, counts)
+            assert moved_step is not None  # promoted buffers have only such copies
+            step = moved_step
         far = {name: place for name, place in step.places.items() if isinstance(place, Far)}
         changed = {name: replace(place, buffer=self.numbers[place.buffer]) for name, place in far.items()}
         return replace(step, **changed) if changed else step  # type: ignore[arg-type]

@@ -85,7 +85,7 @@ def _exchange(k: Kernel, lower: _Pairs, upper: _Pairs) -> None:
             lanes.choose(other, bits(swap), before)
 
 
-def _turned_step(k: Kernel, pairs: _Pairs, length: int, size: int) -> None:
+def _reversed_step(k: Kernel, pairs: _Pairs, length: int, size: int) -> None:
     """The first step of a merge: an element of a run's first half with the one equally far from its end."""
     runs, half = Axis(length // size, size), size // 2
     _exchange(k, pairs.seen(0, runs, Axis(half, 1)), pairs.seen(size - 1, runs, Axis(half, -1)))
@@ -127,7 +127,7 @@ class _Sort:
                 k.emit(numbers)
                 pairs = _Pairs(keys.whole, places.whole)
                 for size in _sizes(2, length):
-                    _turned_step(k, pairs, length, size)
+                    _reversed_step(k, pairs, length, size)
                     _steps(k, pairs, length, size // 2)
                 k.copy(target.cut((top, height)).far(), places.cut(height, (0, count)))
 
@@ -139,7 +139,7 @@ class _Sort:
         inside = keys.packed_as(blocks), places.packed_as(blocks)
         self._inside(*inside, first=True)
         for size in _sizes(2 * _BLOCK, length):
-            self._across_turned(keys, places, size)
+            self._across_reversed(keys, places, size)
             step = size // 2
             while step > _BLOCK:
                 self._across(keys, places, step)
@@ -173,7 +173,7 @@ class _Sort:
                 key, place = (view.cut((top, height)) for view in (keys, places))
                 pairs = _Pairs(load_tile(k, key), load_tile(k, place))
                 for size in _sizes(2, _BLOCK) if first else ():
-                    _turned_step(k, pairs, _BLOCK, size)
+                    _reversed_step(k, pairs, _BLOCK, size)
                     _steps(k, pairs, _BLOCK, size // 2)
                 if not first:
                     _steps(k, pairs, _BLOCK, _BLOCK)
@@ -183,9 +183,9 @@ class _Sort:
     def _across(self, keys: View, places: View, size: int) -> None:
         """Blocks with those half a run further on."""
         halves = [half for view in (keys, places) for half in _halves(view, size)]
-        self._between(halves, turned=False)
+        self._between(halves, backwards=False)
 
-    def _across_turned(self, keys: View, places: View, size: int) -> None:
+    def _across_reversed(self, keys: View, places: View, size: int) -> None:
         """The first half's blocks with the second's from its end, each read backwards."""
         halves = []
         for view in (keys, places):
@@ -193,9 +193,9 @@ class _Sort:
             last = (upper.shape[2] - 1) * upper.strides[2]
             strides = (*upper.strides[:2], -upper.strides[2], upper.strides[3])
             halves += [lower, replace(upper, offset=upper.offset + last, strides=strides)]
-        self._between(halves, turned=True)
+        self._between(halves, backwards=True)
 
-    def _between(self, halves: list[View], *, turned: bool) -> None:
+    def _between(self, halves: list[View], *, backwards: bool) -> None:
         """Blocks across partitions; of all axes of blocks those of the longest."""
         k, order = self.low.k, sorted(range(3), key=lambda axis: halves[0].shape[axis])
         ordered = [half.transposed((*order, 3)) for half in halves]
@@ -205,7 +205,7 @@ class _Sort:
                     pieces = [half.pick(0, outer).pick(0, inner).cut((top, height)) for half in ordered]
                     tiles = [load_tile(k, piece) for piece in pieces]
                     lower, upper = _Pairs(tiles[0], tiles[2]), _Pairs(tiles[1], tiles[3])
-                    _exchange(k, lower, upper.seen(_BLOCK - 1, Axis(_BLOCK, -1)) if turned else upper)
+                    _exchange(k, lower, upper.seen(_BLOCK - 1, Axis(_BLOCK, -1)) if backwards else upper)
                     for piece, tile in zip(pieces, tiles, strict=True):
                         k.copy(piece.far(), tile)
 
@@ -226,7 +226,7 @@ class _Sort:
 def _of_floats(lanes: Lanes, tile: Tile) -> Tile:
     """Integers in the order of floats: below zero, the magnitude bits are reversed. There is one zero and one NaN."""
     values = lanes.two(Alu.ADD, tile, 0.0)
-    lanes.choose(values, lanes.asked(Alu.NOT_EQUAL, values, values), nan)
+    lanes.choose(values, lanes.compared(Alu.NOT_EQUAL, values, values), nan)
     words = Words(lanes, DType.INT32)
     word = bitcast_tile(values, DType.INT32)
     backwards = words.with_number(Alu.MULTIPLY, words.bit(Alu.RIGHT_SHIFT, word, 31), _LAST)

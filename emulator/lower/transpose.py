@@ -172,7 +172,7 @@ def each_chunk(k: Kernel, size: int) -> Iterator[tuple[Affine, int]]:
 
 
 _BLOCK: Final = 512  # elements of either axis: runs of 1 KiB for types of two bytes
-_CORNER: Final = 32  # of what the vector engine turns
+_CORNER: Final = 32  # rows and columns of the vector engine's transpose
 _LEAST: Final = 16  # elements of either axis: below, runs are hardly longer than elements
 
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from nxpipe.emulator.core import Machine, Statistics
+from nxpipe.emulator.core.machine import Machine, Statistics
 from nxpipe.emulator.core.memory import Storage, get, in_hbm, put
 from nxpipe.emulator.errors import MissingTensor
 from nxpipe.emulator.executable.executable import Executable
@@ -20,7 +20,7 @@ from nxpipe.emulator.ir.types import TensorType
 from nxpipe.emulator.isa.legality import check
 from nxpipe.emulator.isa.program import RANK, Buffer, Role
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.run.ranks import States
+from nxpipe.emulator.run.fast import States
 
 # Weights that programs of one model share, by content and layout: the storage on each rank.
 Shelf: TypeAlias = MutableMapping[object, Sequence[Storage]]

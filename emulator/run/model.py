@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from nxpipe.emulator.analysis.graph_memory import peak_bytes, states
-from nxpipe.emulator.compile import Program
+from nxpipe.emulator.compile import CompiledGraph
 from nxpipe.emulator.errors import ExecutionError, IndexOutOfRange, MissingTensor, WrongTensor
 from nxpipe.emulator.executable.tables import Port
 from nxpipe.emulator.ir.types import TensorType
@@ -22,8 +22,8 @@ from nxpipe.emulator.isa.constraints import ProgramInvalid
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.passes.shard import Sharding
+from nxpipe.emulator.run.fast import LoadedRanks, Runnable, States
 from nxpipe.emulator.run.isa import Resident, Shelf
-from nxpipe.emulator.run.ranks import LoadedRanks, Runnable, States
 from nxpipe.emulator.run.status import (
     BadInput,
     CoreBusy,
@@ -69,7 +69,7 @@ class Code(Protocol):
 class Fast:
     """A compiled graph, run by the operators' numerics; it runs on any generation."""
 
-    program: Program
+    program: CompiledGraph
     ports: tuple[Port, ...]
 
     @property

@@ -21,9 +21,9 @@ from nxpipe.artifact_store.builds import record_failure as store_failure
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.errors import StoreError
 from nxpipe.pipeline.build.status import is_caused_by_machine
+from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.util.errors import BuildRefused, DoesNotFit, PipelineError, VerificationFailed
 from nxpipe.pipeline.util.files import json_of
-from nxpipe.pipeline.verify.verify import Thresholds
 
 _POLL: Final = 1.0  # seconds between two attempts to acquire a lease
 # Known failures that are raised again as what they were, for their exit codes; all others as BuildRefused.

@@ -10,7 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
-from nxpipe.pipeline.request import BuildRequest, Shape, digest_of
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.versions import digest_of
 from nxpipe.pipeline.util.files import MiB, json_of, read_file, write_whole
 
 _ALONE: Final = 900 << 20  # bytes of a worker with its libraries and a small model, measured on two small encoders
@@ -33,7 +35,7 @@ def parameters_of(config: Mapping[str, object]) -> int:
     return inner + vocabulary * hidden + layers * (4 * hidden * hidden + 3 * experts * hidden * wide)
 
 
-def cell_work(request: BuildRequest, shape: Shape) -> float:
+def cell_work(request: BuildSpec, shape: Shape) -> float:
     """Multiply-adds of one run, plus the fixed cost."""
     tokens = shape.batch * (1 if shape.phase == "decode" else shape.sequence)
     hidden = _first(request.source.config, "hidden_size", "d_model", "n_embd", "dim")
@@ -41,7 +43,7 @@ def cell_work(request: BuildRequest, shape: Shape) -> float:
     return _BASE + (parameters_of(request.source.config) + attention / max(tokens, 1)) * tokens
 
 
-def worker_memory(request: BuildRequest) -> int:
+def worker_memory(request: BuildSpec) -> int:
     """Bytes of a worker that builds one of its cells."""
     return _ALONE + (_PER_PARAMETER * parameters_of(request.source.config) if request.verified else 0)
 
@@ -94,7 +96,7 @@ class Timings:
             write_whole(self._path, json.dumps(kept).encode())
 
 
-def timing_key(request: BuildRequest, shape: Shape) -> str:
+def timing_key(request: BuildSpec, shape: Shape) -> str:
     """Key of a cell without its compiler and its weights."""
     return digest_of(
         {

@@ -12,7 +12,9 @@ from nxpipe.artifact_store.index.segments import Report
 from nxpipe.artifact_store.layout import part_path
 from nxpipe.pipeline.build.plan import PlannedArtifact, PlannedCell, shorten
 from nxpipe.pipeline.build.status import CellStatus
-from nxpipe.pipeline.request import BuildRequest, Shape, cache_room, digest_of
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.shapes import Shape, cache_capacity
+from nxpipe.pipeline.models.versions import digest_of
 from nxpipe.pipeline.util.escape import for_terminal
 from nxpipe.pipeline.util.text import table
 
@@ -78,7 +80,7 @@ def look_up_artifact(published: "Published", store: "Store", count: int, report:
 
 
 def look_up_request(
-    request: BuildRequest, planned: PlannedArtifact, store: "Store", count: int, report: Report
+    request: BuildSpec, planned: PlannedArtifact, store: "Store", count: int, report: Report
 ) -> CacheLookup:
     inputs = request.key_inputs()
     near = nearest_artifacts(store, inputs, count=max(count, _SEARCHED), report=report)
@@ -92,7 +94,7 @@ def look_up_request(
     return CacheLookup(request.source.id, digest_of(inputs), planned.is_published, near[:count], programs)
 
 
-def _needs_no_compiler(request: BuildRequest, cell: PlannedCell, store: "Store") -> bool:
+def _needs_no_compiler(request: BuildSpec, cell: PlannedCell, store: "Store") -> bool:
     """A failed or refused cell has a reason of its own."""
     if cell.status is not CellStatus.QUEUED:
         return True
@@ -100,9 +102,9 @@ def _needs_no_compiler(request: BuildRequest, cell: PlannedCell, store: "Store")
 
 
 def _nearest_program(
-    request: BuildRequest, cell: PlannedCell, asked: Sequence[tuple[NearestArtifact, Mapping[str, Any]]]
+    request: BuildSpec, cell: PlannedCell, asked: Sequence[tuple[NearestArtifact, Mapping[str, Any]]]
 ) -> NearestProgram | None:
-    wanted = request.program_question(cell.shape)
+    wanted = request.program_key_inputs(cell.shape)
     found = [
         NearestProgram(one, shape, differences(stored, wanted))
         for one, inputs in asked
@@ -118,7 +120,7 @@ def _program_inputs(inputs: Mapping[str, Any], like: Mapping[str, object]) -> It
     if isinstance(options := shared_inputs.get("options"), dict):
         shared_inputs["options"] = {name: value for name, value in options.items() if name != "verified"}
     for shape in shapes:
-        own = {"shapes": [[shape.phase, shape.batch, shape.sequence]], "cache": cache_room(shape, shapes)}
+        own = {"shapes": [[shape.phase, shape.batch, shape.sequence]], "cache": cache_capacity(shape, shapes)}
         yield shape, {**shared_inputs, **own, "format": like["format"]}
 
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
-from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.status import Failure
-from nxpipe.pipeline.request import Shape
-from nxpipe.pipeline.verify.verify import Thresholds
+from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.spec import ModelSpec
+from nxpipe.pipeline.models.thresholds import Thresholds
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Job:
 
     key: str
     title: str
-    asked: Asked
+    asked: ModelSpec
     shape: Shape | None
     store: str
     thresholds: Thresholds
@@ -43,7 +43,7 @@ class Job:
         return cls(
             **dict(document)
             | {
-                "asked": Asked.from_document(document["asked"]),
+                "asked": ModelSpec.from_document(document["asked"]),
                 "shape": None if shape is None else Shape(**shape),
                 "thresholds": Thresholds(**document["thresholds"]),
             }

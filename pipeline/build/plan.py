@@ -13,18 +13,19 @@ from nxpipe.artifact_store import Published, Store
 from nxpipe.artifact_store.errors import StoreError
 from nxpipe.artifact_store.evidence import is_covered
 from nxpipe.artifact_store.layout import ACTIONS, FAILURES, PARTS, action_path, failure_path, part_path
-from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.cache import raise_known_failure
 from nxpipe.pipeline.build.estimates import Timings, cell_work, timing_key, worker_memory
 from nxpipe.pipeline.build.status import CellStatus, Failure, failure_from
-from nxpipe.pipeline.order import USUAL_BUCKET
-from nxpipe.pipeline.request import BuildRequest, Shape, digest_of, shapes_of
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.shapes import Shape, shapes_of
+from nxpipe.pipeline.models.source import DEFAULT_BUCKET
+from nxpipe.pipeline.models.spec import ModelSpec
+from nxpipe.pipeline.models.thresholds import Thresholds, evidence_shortfall
+from nxpipe.pipeline.models.versions import digest_of
 from nxpipe.pipeline.util.errors import VerificationFailed
 from nxpipe.pipeline.util.escape import for_terminal
 from nxpipe.pipeline.util.exit_codes import one_code
 from nxpipe.pipeline.util.process import no_collection
-from nxpipe.pipeline.verify.judged import shortfall
-from nxpipe.pipeline.verify.verify import Thresholds
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.index.nearest import NearestArtifact
@@ -50,7 +51,7 @@ class PlannedArtifact:
 
     key: str
     title: str
-    asked: Asked
+    asked: ModelSpec
     cells: tuple[PlannedCell, ...]
     memory: int = 0
 
@@ -95,16 +96,14 @@ class Unverified:
     beyond: VerificationFailed | None = None
 
 
-def find_unverified(
-    published: Published, store: Store, request: BuildRequest, allowed: Thresholds
-) -> Unverified | None:
+def find_unverified(published: Published, store: Store, request: BuildSpec, allowed: Thresholds) -> Unverified | None:
     """None: the artifact is all that this request would leave in the store."""
     if not request.verified:
         return None
     manifest, evidence = published.manifest, store.evidence(published.manifest_digest)
     if is_covered(manifest, evidence) is not None:
         return Unverified()
-    sentence = shortfall(manifest, evidence, allowed)
+    sentence = evidence_shortfall(manifest, evidence, allowed)
     if not sentence:
         return None
     text = f"{published.name} was published with other thresholds: {sentence}; try --autocast none, or change [verify]"
@@ -116,8 +115,8 @@ class _Lookup:
     """A resolved artifact, its cells' cache keys, and its state in the store. `cells`: shape, program key and evidence
     key ("" without verification)."""
 
-    asked: Asked
-    request: BuildRequest
+    asked: ModelSpec
+    request: BuildSpec
     key: str
     is_published: bool = False
     unverified: Unverified | None = None
@@ -134,7 +133,7 @@ class _Lookup:
 
 
 def make_plan(
-    asked: Sequence[Asked],
+    asked: Sequence[ModelSpec],
     store: Store,
     thresholds: Thresholds,
     timings: Timings,
@@ -158,21 +157,20 @@ def make_plan(
     return BuildPlan(store.url, tuple(planner.artifact(one) if isinstance(one, _Lookup) else one for one in found))
 
 
-def _resolve(asked: Asked) -> _Lookup | PlannedArtifact:
+def _resolve(asked: ModelSpec) -> _Lookup | PlannedArtifact:
     try:
-        request = asked.request()
+        request = BuildSpec.of(asked)
         request.check()
         return _Lookup(asked, request, digest_of(request.key_inputs()))
     except Exception as error:
         return _refused(asked, failure_from(error))
 
 
-def _refused(asked: Asked, failure: Failure) -> PlannedArtifact:
+def _refused(asked: ModelSpec, failure: Failure) -> PlannedArtifact:
     """Its cells as far as they are known without the model."""
-    order = asked.order
-    shapes = shapes_of(order.phases or ("forward",), order.batches, order.buckets or (USUAL_BUCKET,))
+    shapes = shapes_of(asked.phases or ("forward",), asked.batches, asked.buckets or (DEFAULT_BUCKET,))
     cells = tuple(PlannedCell("", shape, CellStatus.REFUSED, failure=failure) for shape in sorted(shapes))
-    return PlannedArtifact("", f"{asked.name or order.model_id} on {order.target}, tp {order.tp or 1}", asked, cells)
+    return PlannedArtifact("", f"{asked.title} on {asked.target}, tp {asked.tp or 1}", asked, cells)
 
 
 def _unverified(store: Store, thresholds: Thresholds, one: _Lookup) -> Unverified | None:
@@ -181,7 +179,7 @@ def _unverified(store: Store, thresholds: Thresholds, one: _Lookup) -> Unverifie
     return find_unverified(published, store, one.request, thresholds) if published else Unverified()
 
 
-def _cache_keys(request: BuildRequest, shape: Shape) -> tuple[str, ...]:
+def _cache_keys(request: BuildSpec, shape: Shape) -> tuple[str, ...]:
     """Of the program, and of its evidence if it is verified: the last one is the cell's."""
     program = request.program_key(shape)
     return (program, request.evidence_key(shape, program)) if request.verified else (program,)
@@ -239,7 +237,7 @@ class _Planner:
                 return failure_from(error)
         return None
 
-    def _nearest(self, request: BuildRequest) -> str:
+    def _nearest(self, request: BuildSpec) -> str:
         if not self.hints_left:
             return _MISS
         self.hints_left -= 1

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nxpipe.artifact_store.errors import StoreUnavailable
-from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.estimates import Timings, timing_key
 from nxpipe.pipeline.build.jobs import JobLimits
 from nxpipe.pipeline.build.options import BuildOptions
@@ -21,11 +20,12 @@ from nxpipe.pipeline.build.scheduler import ExecutorOptions, JobQueue, RetryPoli
 from nxpipe.pipeline.build.state import BuildState, Results
 from nxpipe.pipeline.build.status import CellStatus
 from nxpipe.pipeline.compile import utilisation
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.spec import ModelSpec
+from nxpipe.pipeline.models.thresholds import Thresholds, report_of
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import BuildRefused
 from nxpipe.pipeline.util.files import MiB, json_of, read_file, write_whole
-from nxpipe.pipeline.verify.judged import report_of
-from nxpipe.pipeline.verify.verify import Thresholds
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
@@ -47,7 +47,7 @@ class BuildRun:
     def timings(self) -> Timings:
         return Timings.kept_in(self.state_folder)
 
-    def plan(self, asked: Sequence[Asked]) -> BuildPlan:
+    def plan(self, asked: Sequence[ModelSpec]) -> BuildPlan:
         return make_plan(asked, self.store, self.thresholds, self.timings, force=self.options.force, hints=True)
 
     def show(self, plan: BuildPlan) -> int:
@@ -116,7 +116,7 @@ class BuildRun:
 def _record_timings(results: Results, timings: Timings) -> None:
     """For the estimates of the next plan."""
     built = [one for one in results.cells() if one.status is CellStatus.BUILT and one.seconds]
-    keys = [timing_key(one.artifact.asked.request(), one.cell.shape) for one in built]
+    keys = [timing_key(BuildSpec.of(one.artifact.asked), one.cell.shape) for one in built]
     timings.note({key: (one.cell.work, one.seconds) for key, one in zip(keys, built, strict=True)})
 
 

@@ -27,10 +27,10 @@ from nxpipe.pipeline.build.plan import BuildPlan, PlannedArtifact, PlannedCell
 from nxpipe.pipeline.build.state import BuildState, Results
 from nxpipe.pipeline.build.status import CellStatus, Failure, FailureClass
 from nxpipe.pipeline.build.worker import InlineExecutor
+from nxpipe.pipeline.models.thresholds import Thresholds
 from nxpipe.pipeline.util.errors import PipelineError
 from nxpipe.pipeline.util.exit_codes import STORE
 from nxpipe.pipeline.util.process import processors
-from nxpipe.pipeline.verify.verify import Thresholds
 
 _PUBLISH_FIRST: Final = 1e30  # work of an artifact whose cells are all there: before every cell
 _PATIENCE: Final = 1.0  # seconds to wait for events
@@ -59,7 +59,7 @@ class JobQueue:
             return Job(
                 key=cell.key if cell else artifact.key,
                 title=f"{artifact.title}, {cell.shape.name}" if cell else artifact.title,
-                asked=artifact.asked.anywhere(),
+                asked=artifact.asked.absolute(),
                 shape=cell.shape if cell else None,
                 store=plan.store,
                 thresholds=thresholds,

@@ -29,22 +29,21 @@ from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog, JobStart
 from nxpipe.pipeline.build.plan import find_unverified
 from nxpipe.pipeline.build.status import failure_from
 from nxpipe.pipeline.compile.artifact_files import UTILISATION
-from nxpipe.pipeline.compile.made import PROGRAM, Made, backend_of, compared
+from nxpipe.pipeline.compile.backend import PROGRAM, Backend, BackendOutput
+from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.compile.utilisation import to_bytes as utilisation_file
-from nxpipe.pipeline.request import BuildRequest, Shape
-from nxpipe.pipeline.util.progress import Watch
+from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.thresholds import Thresholds, require_within
+from nxpipe.pipeline.util.progress import Step, Watch
 from nxpipe.pipeline.util.text import human_bytes
-from nxpipe.pipeline.verify.evidence import Step
-from nxpipe.pipeline.verify.judged import insist
-from nxpipe.pipeline.verify.materials import Shelf
-from nxpipe.pipeline.verify.verify import Thresholds
+from nxpipe.pipeline.verify.evidence import WeightCache, collect_evidence, compared
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.backends.protocol import Sent
     from nxpipe.pipeline.models.weights import Tensors
 
 
-_WEIGHTS: Final = Shelf()  # of this process, which mostly builds cells of one model in a row
+_WEIGHTS: Final = WeightCache()  # of this process, which mostly builds cells of one model in a row
 _LOG_INTERVAL: Final = 2.0  # seconds
 _KIB: Final = 1024
 
@@ -72,7 +71,7 @@ def _run(job: Job, tell: Callable[[Event], None]) -> bool:
         log(title)
         yield
 
-    request = job.asked.request()
+    request = BuildSpec.of(job.asked)
     request.check()
     store = _store(job.store, job.kms_key)
     builder = CellBuilder(store, step, log, job.thresholds, force=job.force, shelf=_WEIGHTS)
@@ -129,26 +128,26 @@ class CellBuilder:
         thresholds: Thresholds,
         *,
         force: bool = False,
-        shelf: Shelf | None = None,
+        shelf: WeightCache | None = None,
     ) -> None:
         self._store = store
         self._step = step
         self._log = log
         self._thresholds = thresholds
         self._force = force
-        self._shelf = shelf or Shelf()
+        self._shelf = shelf or WeightCache()
 
-    def make(self, request: BuildRequest, shape: Shape) -> bool:
+    def make(self, request: BuildSpec, shape: Shape) -> bool:
         """False: a cache hit for every step."""
-        backend = backend_of(request)
-        front: Callable[[], Any] = cache(partial(backend.front, request, shape, self._step))
+        backend = _backend_of(request.backend)
+        front: Callable[[], Any] = cache(partial(backend.frontend, request, shape, self._step))
 
-        def program() -> Made:
+        def program() -> BackendOutput:
             return backend.program(request, shape, front(), self._store, self._step, force=self._force)
 
-        def evidence() -> Made:
+        def evidence() -> BackendOutput:
             materials = self._shelf.of(request, self._step)
-            return backend.evidence(request, shape, front(), materials, self._store, self._step, self._thresholds)
+            return collect_evidence(request, shape, front(), materials, self._store, self._step, self._thresholds)
 
         key = request.program_key(shape)
         built = self._build_step(key, program)
@@ -158,7 +157,7 @@ class CellBuilder:
             self._require_thresholds(request, shape, key)
         return built
 
-    def publish(self, request: BuildRequest, watch: Watch) -> Published:
+    def publish(self, request: BuildSpec, watch: Watch) -> Published:
         """Publish an artifact whose cells are all committed. A cell that lost a blob, which no listing shows, is built
         again."""
         tensors = self._shelf.of(request, self._step).tensors
@@ -170,7 +169,7 @@ class CellBuilder:
             return publish(request, tensors, self._store, self._step, watch, self._thresholds)
 
     def _build_step(
-        self, key: str, make: Callable[[], Made], find: _Find = step_result, keep: _Keep = keep_step_result
+        self, key: str, make: Callable[[], BackendOutput], find: _Find = step_result, keep: _Keep = keep_step_result
     ) -> bool:
         if self._force:
             self._commit(key, make, keep)
@@ -189,16 +188,16 @@ class CellBuilder:
         raise_known_failure(self._store, key, self._thresholds)
         return False
 
-    def _commit(self, key: str, make: Callable[[], Made], keep: _Keep) -> None:
+    def _commit(self, key: str, make: Callable[[], BackendOutput], keep: _Keep) -> None:
         with record_failure(self._store, key, self._thresholds):
             made = make()
         keep(self._store, key, made.files, dict(made.facts))
 
-    def _require_thresholds(self, request: BuildRequest, shape: Shape, key: str) -> None:
+    def _require_thresholds(self, request: BuildSpec, shape: Shape, key: str) -> None:
         """Evidence that was committed first stays, and may be beyond the thresholds of today."""
         part = observed(self._store, key)
         if part is not None:
-            insist(request.source.id, [compared(shape, part)], self._thresholds)
+            require_within(request.source.id, [compared(shape, part)], self._thresholds)
 
 
 @dataclass(frozen=True)
@@ -228,7 +227,7 @@ class _Program:
 
 
 def publish(
-    request: BuildRequest, tensors: "Tensors", store: Store, step: Step, watch: Watch, allowed: Thresholds
+    request: BuildSpec, tensors: "Tensors", store: Store, step: Step, watch: Watch, allowed: Thresholds
 ) -> Published:
     """Evidence first, then the manifest that makes the artifact visible."""
     programs = [_program(request, shape, store) for shape in sorted(request.shapes)]
@@ -243,14 +242,14 @@ def publish(
         return store.publish(manifest)
 
 
-def _evidence(request: BuildRequest, programs: list[_Program], manifest: Manifest, allowed: Thresholds) -> Evidence:
+def _evidence(request: BuildSpec, programs: list[_Program], manifest: Manifest, allowed: Thresholds) -> Evidence:
     found = tuple(compared(each.shape, each.evidence) for each in programs if each.evidence)
-    insist(request.source.id, found, allowed)
+    require_within(request.source.id, found, allowed)
     limits = Limits.model_validate(asdict(allowed))
     return Evidence(manifest=manifest.digest, kind=EMULATED, programs=found, limits=limits)
 
 
-def _program(request: BuildRequest, shape: Shape, store: Store) -> _Program:
+def _program(request: BuildSpec, shape: Shape, store: Store) -> _Program:
     part = step_result(store, request.program_key(shape))
     evidence = observed(store, request.evidence_key(shape)) if request.verified else None
     if part is None or (request.verified and evidence is None):
@@ -261,7 +260,7 @@ def _program(request: BuildRequest, shape: Shape, store: Store) -> _Program:
     return _Program(shape, part, evidence)
 
 
-def _manifest(request: BuildRequest, programs: list[_Program], weights: tuple[Tensor, ...], store: Store) -> Manifest:
+def _manifest(request: BuildSpec, programs: list[_Program], weights: tuple[Tensor, ...], store: Store) -> Manifest:
     source = request.source
     files: dict[str, Blob] = {}
     for program in programs:
@@ -316,3 +315,13 @@ class InlineExecutor:
 
     def close(self) -> None:
         """Jobs run only inside `events`."""
+
+
+def _backend_of(name: str) -> Backend:
+    if name == "neuronx":
+        from nxpipe.pipeline.compile.neuronx.backend import NeuronxBackend
+
+        return NeuronxBackend()
+    from nxpipe.pipeline.compile.emulator import EmulatorBackend
+
+    return EmulatorBackend()

@@ -78,9 +78,9 @@ def build(
       nxpipe build --model-id ./my-llama --target inf2.48xlarge,trn2.48xlarge --tp 2,8 --buckets 128,512 --dry-run
       nxpipe build --model-id ./encoder.onnx --axis batch=1
     """
-    from nxpipe.pipeline.build.matrix import of_words
+    from nxpipe.pipeline.build.matrix import specs_of_options
     from nxpipe.pipeline.build.run import BuildRun, UnfinishedBuild
-    from nxpipe.pipeline.verify.verify import Thresholds
+    from nxpipe.pipeline.models.thresholds import Thresholds
 
     console: Console = ctx.obj
     state = state_folder(config_path)
@@ -90,12 +90,12 @@ def build(
         return
     config = load_config(config_path, os.environ, missing_ok=options.model_id is not None)
     options.require_applicable()
-    asked = of_words(options.build_values(backend, no_verify), config, options.names, config_path.parent)
-    if asked and asked[0].backend == "neuronx":
+    specs = specs_of_options(options.build_values(backend, no_verify), config, options.names, config_path.parent)
+    if specs and specs[0].backend == "neuronx":
         console.say("  A NEFF runs on Neuron devices only; nothing is verified on this machine.")
     opened = open_uncached_store(store, config_path, console)
     run = BuildRun(console, opened, config, Thresholds.of(config), state, replace(build_options, force=force))
-    plan = run.plan(asked)
+    plan = run.plan(specs)
     if dry_run:
         ctx.exit(run.show(plan))
     unfinished.begin(ctx.meta[_ARGUMENTS])

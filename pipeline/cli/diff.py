@@ -47,7 +47,7 @@ def diff(console: Console, before: str, after: str, tensors: bool, store: str | 
     from nxpipe.artifact_store.index.leaves import differences
     from nxpipe.pipeline.artifacts.difference import program_differences, tensor_changes
     from nxpipe.pipeline.artifacts.lookup import pair
-    from nxpipe.pipeline.verify.judged import report_of
+    from nxpipe.pipeline.models.thresholds import report_of
 
     opened = open_configured_store(store, config_path, console)
     old, new = pair((before, after), opened, config_path)

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.index.nearest import NearestArtifact
     from nxpipe.artifact_store.index.segments import Report
-    from nxpipe.pipeline.build.asked import Asked
     from nxpipe.pipeline.build.explain import CacheLookup, ProgramLookup
     from nxpipe.pipeline.config import Config
+    from nxpipe.pipeline.models.spec import ModelSpec
 
 
 @click.command(cls=Command)
@@ -95,7 +95,7 @@ def explain(
         raise click.UsageError("MODEL, --model-id and --only cannot be combined; pass one of them", ctx)
     subject = _Subject(model, options, options.build_values(backend, no_verify), config_path)
     if after is not None:
-        _print_programs(ctx.obj, subject.asked(), after)
+        _print_programs(ctx.obj, subject.specs(), after)
         return
     with no_collection():
         opened = open_configured_store(store, config_path, ctx.obj)
@@ -129,24 +129,25 @@ class _Subject:
             return False
         return is_artifact(self.model) or self.model not in [model.name for model in self.config.models]
 
-    def asked(self) -> "tuple[Asked, ...]":
-        from nxpipe.pipeline.build.matrix import of_words
+    def specs(self) -> "tuple[ModelSpec, ...]":
+        from nxpipe.pipeline.build.matrix import specs_of_options
 
         names = (self.model,) if self.model else self.options.names
-        return of_words(self.values, self.config, names, self.config_path.parent)
+        return specs_of_options(self.values, self.config, names, self.config_path.parent)
 
     def answers(self, store: "Store", count: int, report: "Report") -> "Iterator[CacheLookup]":
         from nxpipe.pipeline.build.estimates import Timings
         from nxpipe.pipeline.build.explain import look_up_artifact, look_up_request
         from nxpipe.pipeline.build.plan import make_plan
-        from nxpipe.pipeline.verify.verify import Thresholds
+        from nxpipe.pipeline.compile.spec import BuildSpec
+        from nxpipe.pipeline.models.thresholds import Thresholds
 
         if self.is_stored:
             yield look_up_artifact(store.resolve(str(self.model)), store, count, report)
             return
         timings = Timings.kept_in(state_folder(self.config_path))
-        for one in make_plan(self.asked(), store, Thresholds.of(self.config), timings).artifacts:
-            yield look_up_request(one.asked.request(), one, store, count, report)
+        for one in make_plan(self.specs(), store, Thresholds.of(self.config), timings).artifacts:
+            yield look_up_request(BuildSpec.of(one.asked), one, store, count, report)
 
 
 def _page(answer: "CacheLookup", url: str) -> Iterator[str]:
@@ -231,32 +232,33 @@ def _program_as_json(program: "ProgramLookup") -> dict[str, object]:
 
 
 def _list_passes(console: Console) -> None:
-    from nxpipe.emulator.passes import PASSES
-    from nxpipe.pipeline.compile.after_pass import labels
+    from nxpipe.pipeline.compile.frontend import backend_steps, pass_names
 
-    listed = labels(PASSES)
+    listed = [*pass_names(), *backend_steps()]
     console.data(listed) if console.json else console.result(*listed)
 
 
-def _print_programs(console: Console, asked: "Sequence[Asked]", after: str) -> None:
-    from nxpipe.emulator.passes import PASSES
-    from nxpipe.pipeline.compile.after_pass import backend_labels, labels, lowered, programs
+def _print_programs(console: Console, specs: "Sequence[ModelSpec]", after: str) -> None:
+    from nxpipe.pipeline.compile.frontend import backend_steps, compile_shape, lowered_text, pass_names
+    from nxpipe.pipeline.compile.spec import BuildSpec
 
-    backend = backend_labels()
-    known = [*labels(PASSES), *backend]
+    known = [*pass_names(), *backend_steps()]
     if after not in known:
         raise click.BadParameter(f"unknown pass {after!r}; the passes are {', '.join(known)}", param_hint="--after")
-    answers = []
-    for one in asked:
-        model, steps = one.order.model_id, PASSES[: known.index(after)]
-        for program, graph, padding in programs(one, steps, console.step):
-            text = lowered(one, graph, after) if after in backend else str(graph)
-            kind = "lowered" if after in backend else "graph"
-            about = {"model": model, "program": program, "after": after, kind: text}
-            answers.append(about | {"padding": asdict(padding)})
+    is_lowered = after in backend_steps()
+    documents = []
+    for each in specs:
+        spec = BuildSpec.without_weights(each)
+        for shape in spec.shapes:
+            with console.step(f"compile {shape.name}"):
+                program = compile_shape(spec, shape, until=None if is_lowered else after)
+                text = lowered_text(spec, program.graph, after) if is_lowered else str(program.graph)
+            kind = "lowered" if is_lowered else "graph"
+            document = {"model": each.model_id, "program": shape.name, "after": after, kind: text}
+            documents.append(document | {"padding": asdict(program.padding)})
             if not console.json:
-                padded = f"; padded with zeros: {padding}" if padding else ""
-                head = f"{model} {program} after {after}: {len(graph.nodes)} nodes{padded}"
+                padded = f"; padded with zeros: {program.padding}" if program.padding else ""
+                head = f"{each.model_id} {shape.name} after {after}: {len(program.graph.nodes)} nodes{padded}"
                 console.page(f"{for_terminal(head)}\n{text}\n")
     if console.json:
-        console.data(answers)
+        console.data(documents)

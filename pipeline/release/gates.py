@@ -5,7 +5,7 @@ or was killed continues with the same command.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 from nxpipe.pipeline.build.report.summary import counted, headline, tally
@@ -86,11 +86,11 @@ class CheckGate:
         return f"check {counted(len(_to_build(release)), 'artifact')}, without weights"
 
     def run(self, release: "ReleaseContext") -> GateOutcome:
-        from nxpipe.pipeline.check import check
-        from nxpipe.pipeline.check.text import as_text
+        from nxpipe.pipeline.check.checker import check
+        from nxpipe.pipeline.check.formats import as_text
 
-        orders = dict.fromkeys(artifact.asked.order for artifact in _to_build(release))
-        reports = [check(order, release.console.step) for order in orders]
+        specs = dict.fromkeys(replace(artifact.asked, name=None) for artifact in _to_build(release))
+        reports = [check(spec, release.console.step) for spec in specs]
         figures = [report.as_json() for report in reports]
         wrong = [report for report in reports if report.exit_code.number]
         if not wrong:
@@ -235,15 +235,15 @@ def _unverified(release: "ReleaseContext") -> "list[ReleaseCandidate]":
 
 
 def _faults(release: "ReleaseContext", name: str, published: "Published", figures: list[dict[str, Any]]) -> list[str]:
+    from nxpipe.pipeline.verify.execution import FAST
     from nxpipe.pipeline.verify.replay import compare_artifact
-    from nxpipe.pipeline.verify.runner import FAST
 
     faults: list[str] = []
     for done in compare_artifact(published, release.store, release.console.step, FAST):
         wrong = [fault for run in done.emulated for fault in run.faults(release.thresholds)]
         program, near = done.program, [found.as_json() for run in done.emulated for found in run.outputs]
-        figures.append({"artifact": name, "program": program, "against": done.yardstick, "near": near})
-        faults += (f"{program} against {done.yardstick}, {fault}" for fault in wrong)
+        figures.append({"artifact": name, "program": program, "against": done.reference, "near": near})
+        faults += (f"{program} against {done.reference}, {fault}" for fault in wrong)
     return faults
 
 

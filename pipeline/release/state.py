@@ -24,14 +24,15 @@ from nxpipe.pipeline.artifacts.channels import (
     unknown_channel,
 )
 from nxpipe.pipeline.artifacts.signing import trust_in
-from nxpipe.pipeline.build.matrix import of_file
+from nxpipe.pipeline.build.matrix import specs_of_config
 from nxpipe.pipeline.build.run import BuildRun
+from nxpipe.pipeline.compile.spec import BuildSpec
 from nxpipe.pipeline.config.fleets import serving_fleets
+from nxpipe.pipeline.models.thresholds import Thresholds
+from nxpipe.pipeline.models.versions import compiler_digest
 from nxpipe.pipeline.release.options import ExpectedGeneration, ReleaseOptions
-from nxpipe.pipeline.request import compiler_digest
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.files import state_folder, write_whole
-from nxpipe.pipeline.verify.verify import Thresholds
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
@@ -81,7 +82,7 @@ def planned_candidates(artifacts: "Sequence[PlannedArtifact]") -> tuple[ReleaseC
 def _described(artifacts: "Sequence[PlannedArtifact]") -> Iterable[ReleaseCandidate]:
     for artifact in artifacts:
         if artifact.key:
-            request = artifact.asked.request()
+            request = BuildSpec.of(artifact.asked)
             yield ReleaseCandidate(request.source.id, request.target.compiler_target, artifact.key, artifact.asked.name)
 
 
@@ -171,7 +172,7 @@ class ReleaseContext:
         """The build plan at the start; None for a release from a channel."""
         if self.options.source is not None:
             return None
-        return self.building.plan(of_file(self.config, self.options.names, self.folder))
+        return self.building.plan(specs_of_config(self.config, self.options.names, self.folder))
 
     @cached_property
     def candidates(self) -> tuple[ReleaseCandidate, ...]:

@@ -6,12 +6,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from nxpipe.artifact_store.backends.protocol import Sent
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.escape import for_terminal
 from nxpipe.pipeline.util.text import human_bytes
+
+if TYPE_CHECKING:
+    pass
+
 
 _BAR: Final = 24  # characters
 _SHOWN_EVERY: Final = 0.1  # seconds, on a terminal
@@ -96,3 +100,6 @@ def _in_one_row(bar: str, words: str) -> str:
 def _duration(seconds: float) -> str:
     whole = round(seconds)
     return f"{whole} s" if whole < 60 else f"{whole // 60}:{whole % 60:02} min"
+
+
+Step: TypeAlias = Callable[[str], AbstractContextManager[None]]

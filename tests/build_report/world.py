@@ -4,13 +4,13 @@ import hashlib
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 
-from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.jobs import BuildEvent, Event, JobFinished, JobLog, JobRetry, JobStarted, JobSubmitted
 from nxpipe.pipeline.build.plan import BuildPlan, PlannedArtifact, PlannedCell
 from nxpipe.pipeline.build.state import BuildState, Results
 from nxpipe.pipeline.build.status import CellStatus, Failure, FailureClass
-from nxpipe.pipeline.order import Order
-from nxpipe.pipeline.request import Shape, shapes_of
+from nxpipe.pipeline.models.shapes import Shape, shapes_of
+from nxpipe.pipeline.models.spec import ModelSpec
+from nxpipe.pipeline.models.weights import WeightsSource
 
 BEGAN = "2026-11-21T19:01:47.250000Z"
 TOO_LARGE = Failure(
@@ -33,8 +33,9 @@ def cell(title: str, one: Shape, status: CellStatus = CellStatus.QUEUED, **more:
 
 
 def artifact(title: str, *cells: PlannedCell, tp: int = 1) -> PlannedArtifact:
-    order = Order(title, None, None, "inf2.xlarge", tp, None, (1,), None, "matmult", "bf16", "random:0")
-    return PlannedArtifact(key_of(title, "artifact"), title, Asked(order), cells)
+    seed = WeightsSource.parse("random:0")
+    spec = ModelSpec(title, None, None, "inf2.xlarge", tp, None, (1,), None, "matmult", "bf16", seed)
+    return PlannedArtifact(key_of(title, "artifact"), title, spec, cells)
 
 
 def plan(*artifacts: PlannedArtifact) -> BuildPlan:

@@ -5,16 +5,17 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.plan import BuildPlan, PlannedArtifact, PlannedCell
 from nxpipe.pipeline.build.status import CellStatus, Failure, FailureClass
-from nxpipe.pipeline.order import Order
-from nxpipe.pipeline.request import Shape
+from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.spec import ModelSpec
+from nxpipe.pipeline.models.thresholds import Thresholds
+from nxpipe.pipeline.models.weights import WeightsSource
 from nxpipe.pipeline.util.exit_codes import STORE
-from nxpipe.pipeline.verify.verify import Thresholds
 
 THRESHOLDS = Thresholds(0.9, 0.1)
-ASKED = Asked(Order("m", None, None, "inf2.xlarge", 1, None, (1,), None, "none", "bf16", "random:0"))
+SEED = WeightsSource.parse("random:0")
+ASKED = ModelSpec("m", None, None, "inf2.xlarge", 1, None, (1,), None, "none", "bf16", SEED)
 REMEMBERED = Failure(FailureClass.DETERMINISTIC, "BuildRefused", "it failed before", 11)
 
 

@@ -11,16 +11,17 @@ from hypothesis import strategies as st
 
 from nxpipe.emulator.hardware import instance
 from nxpipe.pipeline.build.estimates import Timings, cell_work, parameters_of, worker_memory
-from nxpipe.pipeline.models.source import ModelSource
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.source import PretrainedModel
 from nxpipe.pipeline.models.weights import RandomWeights
-from nxpipe.pipeline.request import BuildRequest, Shape
 from tests.pipeline.conftest import BERT, LLAMA
 
 SIZES = ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size")
 
 
-def request(config: dict[str, Any], *shapes: Shape) -> BuildRequest:
-    return BuildRequest(ModelSource("m", None, config, "fill-mask", None), RandomWeights(0), shapes, INF2)
+def request(config: dict[str, Any], *shapes: Shape) -> BuildSpec:
+    return BuildSpec(PretrainedModel("m", None, config, "fill-mask", None), RandomWeights(0), shapes, INF2)
 
 
 INF2 = instance("inf2.xlarge")

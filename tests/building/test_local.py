@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.executors.local import LocalExecutor
 from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLimits, JobStarted
-from nxpipe.pipeline.order import Order
-from nxpipe.pipeline.request import Shape
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.spec import ModelSpec
 from tests.building.plans import THRESHOLDS
 from tests.executors.following import is_there, until_ended, wait_for
 from tests.pipeline.saved_programs import write_onnx
@@ -20,12 +20,11 @@ from tests.pipeline.saved_programs import write_onnx
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    order = Order(
-        str(write_onnx(tmp_path / "m.onnx")), None, None, "inf2.xlarge", 1, None, (1,), None, "none", "bf16", None
-    )
-    asked = Asked(order, axes=(("batch", 2),), verified=False)
-    (shape,) = asked.request().shapes
-    key, store = asked.request().program_key(shape), f"file://{tmp_path}/store"
+    path = str(write_onnx(tmp_path / "m.onnx"))
+    asked = ModelSpec(path, None, None, "inf2.xlarge", 1, None, (1,), None, "none", "bf16", axes=(("batch", 2),))
+    asked = replace(asked, verified=False)
+    (shape,) = BuildSpec.of(asked).shapes
+    key, store = BuildSpec.of(asked).program_key(shape), f"file://{tmp_path}/store"
     return Job(key, "m.onnx", asked, shape, store, THRESHOLDS, False, 1.0, 2**20)
 
 
@@ -80,7 +79,7 @@ def test_an_item_larger_than_the_memory_waits_until_it_is_alone(pool: LocalExecu
 def test_an_item_that_cannot_be_carried_out_is_a_fault_of_its_own_and_its_worker_lives_on(
     pool: LocalExecutor, job: Job
 ) -> None:
-    lost = replace(job.asked, order=replace(job.asked.order, model_id="/nowhere/m.onnx"))
+    lost = replace(job.asked, model_id="/nowhere/m.onnx")
     pool.start(replace(job, asked=lost, shape=Shape("program", 1, 1)))
     failed = until_ended(pool)
     failure = end(failed).failure

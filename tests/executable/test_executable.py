@@ -13,8 +13,19 @@ from hypothesis import strategies as st
 from nxpipe.emulator.errors import ExecutableInvalid
 from nxpipe.emulator.executable import code
 from nxpipe.emulator.executable.code import kind_of
-from nxpipe.emulator.executable.container import BODY, LONGEST_FILE, MAGIC, VERSION, Section, packed
-from nxpipe.emulator.executable.executable import LARGE_CONSTANT, Executable, from_bytes, read, to_bytes
+from nxpipe.emulator.executable.executable import (
+    BODY,
+    LARGE_CONSTANT,
+    LONGEST_FILE,
+    MAGIC,
+    VERSION,
+    Executable,
+    Section,
+    from_bytes,
+    packed,
+    read,
+    to_bytes,
+)
 from nxpipe.emulator.executable.field_codecs import LONGEST_TEXT, Reader, Writer
 from nxpipe.emulator.executable.tables import MOST_RANKS, MOST_TENSORS
 from nxpipe.emulator.ir.types import DType

@@ -13,12 +13,13 @@ from moto.batch.models import batch_backends
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.canonical import sha256_hex
 from nxpipe.artifact_store.layout import PARTS
-from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.executors.batch import BatchExecutor
 from nxpipe.pipeline.build.jobs import Event, Job, JobFinished
-from nxpipe.pipeline.order import Order
-from nxpipe.pipeline.request import Shape
-from nxpipe.pipeline.verify.verify import Thresholds
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.shapes import Shape
+from nxpipe.pipeline.models.spec import ModelSpec
+from nxpipe.pipeline.models.thresholds import Thresholds
+from nxpipe.pipeline.models.weights import WeightsSource
 from tests.cloud.mends.batch_jobs import IMAGES
 from tests.conftest import ROOT
 
@@ -86,16 +87,16 @@ def the_image() -> Iterator[None]:
         del IMAGES["nxpipe"]
 
 
-def asked(model: str = "bert-base-uncased", weights: str | None = "random:0") -> Asked:
-    order = Order(model, None, None, "inf2.xlarge", 1, None, (1,), (128,), "matmult", "bf16", weights)
-    return Asked(order)
+def asked(model: str = "bert-base-uncased", weights: str | None = "random:0") -> ModelSpec:
+    source = WeightsSource.parse(weights)
+    return ModelSpec(model, None, None, "inf2.xlarge", 1, None, (1,), (128,), "matmult", "bf16", source)
 
 
-def job(title: str, memory: int = 0, what: Asked | None = None) -> Job:
+def job(title: str, memory: int = 0, what: ModelSpec | None = None) -> Job:
     """Each title is a question of its own."""
     own, shape = asked(weights=f"random:{int(sha256_hex(title.encode())[:12], 16)}"), Shape("forward", 1, 128)
     return Job(
-        key=own.request().evidence_key(shape),
+        key=BuildSpec.of(own).evidence_key(shape),
         title=title,
         asked=what or own,
         shape=shape,

@@ -7,19 +7,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog
 from nxpipe.pipeline.build.status import Failure, FailureClass
-from nxpipe.pipeline.order import Order
-from nxpipe.pipeline.verify.verify import Thresholds
+from nxpipe.pipeline.models.spec import ModelSpec
+from nxpipe.pipeline.models.thresholds import Thresholds
 
 FAULT = Failure(FailureClass.DETERMINISTIC, "BuildRefused", "it cannot be lowered", 11, "Traceback:\n  a line\n")
-_ORDER = Order("m", None, None, "inf2.xlarge", None, None, (1,), None, "none", "bf16", None)
+_SPEC = ModelSpec("m", None, None, "inf2.xlarge", None, None, (1,), None, "none", "bf16")
 _FOREVER = 600
 
 
 def job(key: str, what: str, memory: int = 2**20) -> Job:
-    return Job(key, what, Asked(_ORDER), None, "file:///nowhere", Thresholds(0.9, 0.1), False, 1.0, memory)
+    return Job(key, what, _SPEC, None, "file:///nowhere", Thresholds(0.9, 0.1), False, 1.0, memory)
 
 
 def work(job: Job, tell: Callable[[Event], None]) -> JobFinished:

@@ -14,13 +14,13 @@ from moto import mock_aws
 
 from nxpipe.artifact_store.store import Store
 from nxpipe.artifact_store.url import open_store
-from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.executors.batch import PROJECT_TAG, BatchExecutor, BuildFarm, JobSize, find_farm
 from nxpipe.pipeline.build.executors.batch_jobs import failure_from_job
 from nxpipe.pipeline.build.executors.batch_worker import put_jobs, read_job
 from nxpipe.pipeline.build.jobs import JobLimits
 from nxpipe.pipeline.cli.main import cli
 from nxpipe.pipeline.cli.worker import worker
+from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import AwsError, BuildRefused
 from nxpipe.stacks import names
@@ -54,13 +54,13 @@ def local(tmp_path: Path) -> Store:
     [
         (asked("./my-model"), "a folder of this machine"),
         (asked("~/my-model"), "a folder of this machine"),
-        (asked("program.onnx"), "a file of this machine"),
-        (asked("dir/program.pt2", None), "a file of this machine"),
+        (asked("program.onnx"), "a program file of this machine"),
+        (asked("dir/program.pt2", None), "a program file of this machine"),
         (asked(weights="/data/bert"), "its weights are in /data/bert of this machine"),
     ],
 )
 def test_what_lies_on_this_machine_alone_is_refused_before_anything_is_submitted(
-    farm: BuildFarm, what: Asked, way_out: str
+    farm: BuildFarm, what: ModelSpec, way_out: str
 ) -> None:
     runs = BatchExecutor(open_store(STORE), farm, JobLimits())
     with pytest.raises(BuildRefused, match=way_out):

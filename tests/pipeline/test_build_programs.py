@@ -18,7 +18,7 @@ from nxpipe.emulator.isa.program import Loop, Role, Step
 from nxpipe.emulator.isa.vector import TensorTensor
 from nxpipe.emulator.lower import LOWERINGS
 from nxpipe.emulator.ops import LayerNorm
-from nxpipe.pipeline.verify.stored_program import read_instructions
+from nxpipe.pipeline.verify.stored_artifact import read_instructions
 from tests.pipeline.conftest import BERT, LLAMA, write_model
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.pipeline.test_build import built, words

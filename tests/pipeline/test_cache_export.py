@@ -24,8 +24,7 @@ from nxpipe.pipeline.artifacts.neuron_cache import (
     export_entries,
     remove_abandoned_files,
 )
-from nxpipe.pipeline.compile.neuronx.cache_entry import EntryState, entries_of
-from nxpipe.pipeline.compile.neuronx.cached import cache_entries
+from nxpipe.pipeline.compile.neuronx.cache_entry import EntryState, cache_entries, entries_of
 from nxpipe.pipeline.util.errors import ProgramInvalid
 from tests.artifact_store.afar import first_generation
 from tests.artifact_store.samples import Place, bucket, folder, s3_server, watched

@@ -13,7 +13,8 @@ from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.emulator.errors import CaptureError
 from nxpipe.pipeline.build.plan import explain_cache_miss
 from nxpipe.pipeline.build.worker import CellBuilder
-from nxpipe.pipeline.order import Order
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.spec import ModelSpec
 from nxpipe.pipeline.util.exit_codes import NOT_FOUND, OK, STORE, USAGE
 from tests.artifact_store.samples import publish_verified
 from tests.pipeline.test_store_commands import here, nxpipe, publish
@@ -80,7 +81,7 @@ def test_an_artifact_is_explained_by_the_one_most_like_it(here: Path) -> None:
 
 def test_a_build_is_explained_before_it_is_made(here: Path, bert: Path) -> None:
     wanted = ["--model-id", str(bert), "--weights", "random:0", "--buckets", "16"]
-    stored = Order.from_flags(str(bert), {**FLAGS, "buckets": (32,)}).request()
+    stored = BuildSpec.of(ModelSpec.from_options(str(bert), {**FLAGS, "buckets": (32,)}))
     found = publish_inputs(here / "s", stored.key_inputs())
     (explained,) = json.loads(nxpipe("store", "explain", *wanted, "--store", "s", "--json").out)
     assert explained["in_store"] is False

@@ -55,15 +55,15 @@ class GatheredRows:
         """True if SBUF has space for the rank's own rows, transposed, in whole chunks: a partial chunk would leave
         undefined bytes on the other partitions."""
         whole = self.shape[1] % PARTITIONS == 0 < self.shape[1]
-        room = self.kept + self.own.kept + self.own.room
-        return whole and self.dtype.itemsize > 1 and room <= self.k.left(Memory.SBUF)
+        budget = self.resident_bytes + self.own.resident_bytes + self.own.transient_bytes
+        return whole and self.dtype.itemsize > 1 and budget <= self.k.left(Memory.SBUF)
 
     @property
-    def kept(self) -> int:
+    def resident_bytes(self) -> int:
         return chunks_of(self.shape[1]) * self.own.shape[0] * self.dtype.itemsize
 
     @property
-    def room(self) -> int:
+    def transient_bytes(self) -> int:
         return 0
 
     def begun(self, core: CoreSpec) -> KernelCost:
@@ -76,19 +76,19 @@ class GatheredRows:
         gather = cost(CollectiveAllGather(engine=Engine.COLLECTIVE, dst=run, src=own), core).ns
         return KernelCost(links=(START_NS + gather) * (height // self.run))
 
-    def block(self, height: int, turns: int) -> Block:
-        return self._tiled(allocate_rows(self.k, self, height, turns))
+    def block(self, height: int, buffers: int) -> Block:
+        return self._tiled(allocate_rows(self.k, self, height, buffers))
 
     def begin(self) -> LoadRows:
         own = self._tiled(allocate_rows(self.k, self.own, self.own.shape[0], 1))
         with self.k.scope():
             self.own.begin()(own, (0, self.own.shape[0]))
 
-        def fill(turned: Block, rows: Span) -> None:
-            assert isinstance(turned, RunMajorBlock)  # as `block` made it
+        def fill(transposed: Block, rows: Span) -> None:
+            assert isinstance(transposed, RunMajorBlock)  # as `block` made it
             for at, count in self.k.spans(rows[1], self.run):
                 mine = own.run(divided(at + rows[0], self.sharing.ranks), self.sharing.rows)
-                gather = CollectiveAllGather(engine=Engine.COLLECTIVE, dst=turned.run(at, count), src=mine)
+                gather = CollectiveAllGather(engine=Engine.COLLECTIVE, dst=transposed.run(at, count), src=mine)
                 self.k.emit(gather)
 
         return fill

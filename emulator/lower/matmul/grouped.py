@@ -52,12 +52,12 @@ class _Groups:
         chunks = chunks_of(self.x.shape[1])
         for top, height in k.spans(rows, self._height(chunks)):
             with k.scope():
-                turned = k.tile(self.x.dtype, PARTITIONS, max(chunks, 1), height)
-                load_matrix(k, turned, self.x.cut((top, height)).transposed((1, 0)))
+                transposed = k.tile(self.x.dtype, PARTITIONS, max(chunks, 1), height)
+                load_matrix(k, transposed, self.x.cut((top, height)).transposed((1, 0)))
                 owned = self._owned(top, height)
                 for left, width in k.spans(self.matrices.shape[2], self._width(chunks, height)):
                     with k.scope():
-                        self._write_block(turned, owned, (top, height), (left, width))
+                        self._write_block(transposed, owned, (top, height), (left, width))
 
     def _height(self, chunks: int) -> int:
         """Rows whose sums fit half of SBUF, one PSUM bank wide: the more rows, the fewer times each matrix is
@@ -96,32 +96,32 @@ class _Groups:
                 )
         return owned
 
-    def _write_block(self, turned: Block, owned: Block, rows: Span, columns: Span) -> None:
+    def _write_block(self, transposed: Block, owned: Block, rows: Span, columns: Span) -> None:
         k, height, width, (groups, inner, _) = self.k, rows[1], columns[1], self.matrices.shape
         kept = k.tile(DType.FLOAT32, PARTITIONS, chunks_of(height), width)
         k.emit(Memset(engine=Engine.VECTOR, dst=kept.whole, value=0.0))
         if groups and inner:
             with k.loop(groups) as index, k.scope():
                 group = index * -1 + (groups - 1)
-                weight = k.tile(self.matrices.dtype, PARTITIONS, turned.shape[0], width, buffers=2)
+                weight = k.tile(self.matrices.dtype, PARTITIONS, transposed.shape[0], width, buffers=2)
                 load_matrix(k, weight, self.matrices.pick(0, group).cut((0, inner), columns))
                 for row, count in self._tiles(height):
                     with k.scope():
-                        self._keep(self._sums(turned, weight, (row * PARTITIONS, count)), kept, owned, row, group)
+                        self._keep(self._sums(transposed, weight, (row * PARTITIONS, count)), kept, owned, row, group)
         for row, count in self._tiles(height):
             with k.scope():
                 made = k.tile(self.out, count, width, buffers=2).whole
                 k.emit(TensorCopy(engine=Engine.VECTOR, dst=made, src=kept.cut(count, (row, 1))))
                 self.epilogue.store(made, (row * PARTITIONS + rows[0], count), columns)
 
-    def _sums(self, turned: Block, weight: Block, row: Span) -> Tile:
+    def _sums(self, transposed: Block, weight: Block, row: Span) -> Tile:
         sums = self.k.psum(row[1], weight.shape[1]).whole
         for chunk, depth in each_chunk(self.k, self.x.shape[1]):
             self.k.emit(
                 Matmul(
                     engine=Engine.TENSOR,
                     dst=sums,
-                    stationary=turned.cut(depth, (chunk, 1), row),
+                    stationary=transposed.cut(depth, (chunk, 1), row),
                     moving=weight.cut(depth, (chunk, 1)),
                     accumulate=chunk,
                 )

@@ -16,7 +16,7 @@ from nxpipe.emulator.lower.matmul.tiling import TileCosts
 from nxpipe.emulator.lower.transpose import chunks_of, load_matrix, must_transpose, transpose_bytes
 from nxpipe.emulator.lower.view import View
 
-LoadRows = Callable[[Block, Span], None]  # writes some rows, turned, into [128, chunks, rows]
+LoadRows = Callable[[Block, Span], None]  # writes some rows, transposed, into [128, chunks, rows]
 
 
 class LoadableRows(tiling.RowSource, Protocol):
@@ -47,11 +47,11 @@ class HbmRows:
         return 1
 
     @property
-    def kept(self) -> int:
+    def resident_bytes(self) -> int:
         return 0
 
     @property
-    def room(self) -> int:
+    def transient_bytes(self) -> int:
         return transpose_bytes(self.dtype) if self._must_turn else 0
 
     def begun(self, core: CoreSpec) -> KernelCost:
@@ -66,7 +66,7 @@ class HbmRows:
         return loading + transpose_cost(core, self.dtype, chunks, height) if self._must_turn else loading
 
     def begin(self) -> LoadRows:
-        return lambda turned, rows: load_matrix(self.k, turned, self.view.cut(rows).transposed((1, 0)))
+        return lambda transposed, rows: load_matrix(self.k, transposed, self.view.cut(rows).transposed((1, 0)))
 
     @property
     def _must_turn(self) -> bool:

@@ -6,13 +6,13 @@ The list is one blob of the store; a child's index is its place in it.
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.jobs import Event, Job, JobFinished, JobLog, JobStarted, to_document
 from nxpipe.pipeline.build.status import failure_from
-from nxpipe.pipeline.request import digest_of
+from nxpipe.pipeline.compile.spec import BuildSpec
+from nxpipe.pipeline.models.spec import ModelSpec
+from nxpipe.pipeline.models.versions import digest_of
 from nxpipe.pipeline.util.errors import BuildRefused, MissingSoftware
 from nxpipe.pipeline.util.files import json_of
 
@@ -50,21 +50,18 @@ def read_job(store: "Store", digest: str, place: int) -> Job:
     return Job.from_document(document["items"][place])
 
 
-def require_remote_sources(asked: Asked) -> None:
+def require_remote_sources(asked: ModelSpec) -> None:
     """A worker on another machine has the hub and the store, and none of the files here."""
-    from nxpipe.pipeline.models.source import looks_like_folder
-    from nxpipe.pipeline.saved import is_saved
-
-    model, weights = asked.order.model_id, asked.order.weights
-    if is_saved(model):
+    model, folder = asked.model_id, asked.weights.folder
+    if asked.kind == "file":
         raise BuildRefused(
             f"{model}: a program in a file of this machine, which the build farm cannot read; use another executor"
         )
-    if looks_like_folder(model):
+    if asked.kind == "folder":
         raise BuildRefused(f"{model}: a folder of this machine, which the build farm cannot read; {_INSTEAD}")
-    if weights is not None and weights != "hub" and not weights.startswith("random:"):
+    if folder is not None:
         raise BuildRefused(
-            f"{model}: its weights are in {Path(weights)} of this machine, which the build farm cannot read; {_INSTEAD}"
+            f"{model}: its weights are in {folder} of this machine, which the build farm cannot read; {_INSTEAD}"
         )
 
 
@@ -100,7 +97,7 @@ def run_array_job(url: str, jobs: str, place: int, log: Callable[[str], None]) -
 
 def _require_same_key(job: Job) -> None:
     """An image of another version would commit its result under another cache key."""
-    request = job.asked.request()
+    request = BuildSpec.of(job.asked)
     if job.shape is None:
         own = digest_of(request.key_inputs())
     else:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from nxpipe.pipeline.build.state import ArtifactResult, CellResult, Results
 from nxpipe.pipeline.build.status import REPORT_WORDS, RESULT_WORDS, CellStatus, Failure, FailureClass
 from nxpipe.pipeline.compile import utilisation
-from nxpipe.pipeline.request import SAVED, Shape
+from nxpipe.pipeline.models.shapes import SAVED_PROGRAM, Shape
+from nxpipe.pipeline.models.thresholds import Report, sentences
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.escape import plain, style
 from nxpipe.pipeline.util.exit_codes import INCOMPLETE, INTERNAL, INTERRUPTED, TABLE
 from nxpipe.pipeline.util.text import human_bytes
-from nxpipe.pipeline.verify.verify import Report, sentences
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
@@ -92,7 +92,7 @@ def _grids(batches: dict[int, list[T]], shape: Callable[[T], Shape]) -> Iterable
 
 
 def _name(phase: str, batches: Sequence[int], sequences: Sequence[int]) -> str:
-    return phase if phase == SAVED else f"{phase}-b{_braced(batches)}-s{_braced(sequences)}"
+    return phase if phase == SAVED_PROGRAM else f"{phase}-b{_braced(batches)}-s{_braced(sequences)}"
 
 
 def _braced(numbers: Sequence[int]) -> str:
@@ -321,10 +321,10 @@ def _artifact_json(
 def _missing_json(one: ArtifactResult) -> dict[str, object]:
     artifact = one.artifact
     return {
-        "model": artifact.asked.name or artifact.asked.order.model_id,
+        "model": artifact.asked.title,
         "request_key": artifact.key or None,
         "cache": "missing",
-        "target": artifact.asked.order.target,
+        "target": artifact.asked.target,
         "cells": [_cell_json(cell) for cell in one.cells],
     }
 
