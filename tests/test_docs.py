@@ -11,20 +11,20 @@ from nxpipe.pipeline.cli.main import cli
 from nxpipe.pipeline.cli.reference import stale, walk
 from tests.conftest import ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def test_generated_pages_are_fresh() -> None:
     assert stale() == [], "run `make docs` and commit the result"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_to_a_file_of_ours_leads_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_line_on_a_page_parses(page: Path) -> None:
     """Names and options of every `nxpipe ...` line of an example are those of the real command."""
     blocks = re.findall(r"^```(?:bash|sh|console)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)

@@ -44,7 +44,7 @@ def dis(
 
     The program is in a FILE.nxe, or in an ARTIFACT of the store, named as MODEL@KEY. Nothing is run: totals are each
     instruction times the turns of the loops around it, at the documented cost, and the last line says how well they
-    use the machine. docs/isa.md explains the text. With --json, totals and text are one document.
+    use the machine. docs/reference/isa.md explains the text. With --json, totals and text are one document.
 
     \b
     Example:

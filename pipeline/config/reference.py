@@ -95,7 +95,7 @@ name = "search"
 
 
 def configuration_page() -> str:
-    """The text of docs/configuration.md."""
+    """The text of docs/reference/configuration.md."""
     chapters = [_chapter(path, tag, table) for path, tag, table in tables(Config)]
     return "\n".join([_INTRODUCTION, *dict.fromkeys(chapters)])  # what two kinds of fleet share is explained once
 

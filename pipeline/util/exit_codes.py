@@ -85,7 +85,7 @@ EXECUTABLE: Final = ExitCode(
     14,
     "bad-executable",
     "What claims to be an executable is none, its bytes were changed, or it is another than its artifact describes.",
-    "Build the model again, or fetch the artifact again; docs/nxe.md says what the message's byte is.",
+    "Build the model again, or fetch the artifact again; docs/reference/nxe.md says what the message's byte is.",
     ("nxpipe.emulator.errors:ExecutableInvalid", "nxpipe.pipeline.util.errors:ProgramInvalid"),
 )
 INCOMPLETE: Final = ExitCode(

@@ -252,7 +252,7 @@ def test_field_help_is_the_text_of_all_three_places() -> None:
 
 
 def test_the_page_is_fresh() -> None:
-    page = ROOT / "docs" / "configuration.md"
+    page = ROOT / "docs" / "reference" / "configuration.md"
     assert page.read_text() == configuration_page(), "run `make docs` and commit the result"
 
 
