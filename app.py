@@ -13,23 +13,20 @@ from typing import Final
 from aws_cdk import App, Environment, Stack
 
 from nxpipe.pipeline.config import Config, ConfigInvalid, ServingFleet, TrainingFleet
-from nxpipe.pipeline.config.amis import AmiLock
+from nxpipe.pipeline.config.cloud import ExistingNetwork
+from nxpipe.pipeline.config.crosschecks import check_placement, has_network, zones_of
 from nxpipe.pipeline.config.load import load, read_source
-from nxpipe.pipeline.config.network import ExistingNetwork
-from nxpipe.pipeline.config.place import has_network, misplaced, zones_of
+from nxpipe.pipeline.config.locks import AmiLock
 from nxpipe.pipeline.util.escape import for_log
 from nxpipe.pipeline.util.exit_codes import CONFIGURATION, FINDINGS
-from nxpipe.stacks.agents import NoAgentLocked, locked_agent
-from nxpipe.stacks.amis import fleet_image, lock_of, training_image
-from nxpipe.stacks.costs import load_prices
-from nxpipe.stacks.guards import guard
 from nxpipe.stacks.handles import CacheHandle, EndpointHandle, ObserveHandle, ReleaseHandle, ServeHandle, StoreHandle
-from nxpipe.stacks.reach import Unreachable
-from nxpipe.stacks.site import Site, store_prefix
+from nxpipe.stacks.lint.costs import load_prices
+from nxpipe.stacks.lint.egress import Unreachable
+from nxpipe.stacks.lint.validation import guard
+from nxpipe.stacks.locks import NoAgentLocked, fleet_image, lock_of, locked_agent, training_image
+from nxpipe.stacks.project import Site, store_prefix, warn_of_image
 from nxpipe.stacks.store import StoreStack
-from nxpipe.stacks.unlocked import warn_of_image
-from nxpipe.stacks.user_data.fleet_file import NoPublicKey
-from nxpipe.stacks.user_data.script import TooLong
+from nxpipe.stacks.user_data.fleet_file import NoPublicKey, TooLong
 
 _A_FLAG: Final = "@aws-cdk/aws-s3:createDefaultLoggingPolicy"  # without which no bucket of logs can be made
 
@@ -65,7 +62,7 @@ def deployable(path: Path) -> Config:
     """The file, with all that a deployment needs to know beyond what a build does."""
     source = read_source(path, os.environ)
     config = load(source)
-    if faults := [source.fault(finding) for finding in misplaced(config)]:
+    if faults := [source.fault(finding) for finding in check_placement(config)]:
         raise ConfigInvalid(faults)
     return config
 
@@ -79,8 +76,7 @@ def add_stacks(app: App, config: Config, folder: Path) -> None:
     store = StoreStack(app, f"{name}-storage", project=name, env=env, termination_protection=True).handle
     release = add_release(app, config, store, env)
     if has_network(config):
-        from nxpipe.stacks.endpoints import Endpoints
-        from nxpipe.stacks.network import NetworkStack
+        from nxpipe.stacks.network import Endpoints, NetworkStack
 
         place = NetworkStack(
             app, f"{name}-network", project=name, network=config.network, zones=zones_of(config), env=env
@@ -94,7 +90,7 @@ def add_stacks(app: App, config: Config, folder: Path) -> None:
 def add_release(app: App, config: Config, store: StoreHandle, env: Environment) -> ReleaseHandle | None:
     if not config.release:
         return None
-    from nxpipe.stacks.release import ReleaseStack
+    from nxpipe.stacks.github_roles import ReleaseStack
 
     made = ReleaseStack(
         app,
@@ -124,7 +120,7 @@ def add_fleets(site: Site, release: ReleaseHandle | None) -> None:
 
 def add_farm(site: Site, release: ReleaseHandle | None) -> None:
     if site.config.farm:
-        from nxpipe.stacks.farm import FarmStack
+        from nxpipe.stacks.build_farm import FarmStack
 
         FarmStack(
             site.app,
@@ -143,7 +139,7 @@ def add_training(site: Site, lock: AmiLock) -> None:
     fleets = [fleet for fleet in site.config.fleets if isinstance(fleet, TrainingFleet)]
     if not fleets:
         return
-    from nxpipe.stacks.train import TrainStack
+    from nxpipe.stacks.training import TrainStack
 
     image = training_image(site.config, lock)
     for fleet in fleets:
@@ -183,7 +179,7 @@ def add_serving(site: Site, lock: AmiLock, cache: CacheHandle | None) -> list[Se
     fleets = serving_fleets(site)
     if not fleets:
         return []
-    from nxpipe.stacks.serve import ServeStack, Software
+    from nxpipe.stacks.serving.stack import ServeStack, Software
 
     image, agent = fleet_image(site.config, lock), locked_agent(site.folder)
     software = Software(image=image, agent=agent, folder=site.folder.absolute())
@@ -209,8 +205,8 @@ def add_serving(site: Site, lock: AmiLock, cache: CacheHandle | None) -> list[Se
 
 def add_cluster(site: Site, cache: CacheHandle) -> None:
     if site.config.cluster:
-        from nxpipe.pipeline.config.cluster_lock import read_cluster_lock
-        from nxpipe.stacks.cluster import ClusterStack
+        from nxpipe.pipeline.config.locks import read_cluster_lock
+        from nxpipe.stacks.eks import ClusterStack
 
         ClusterStack(
             site.app,
@@ -229,7 +225,7 @@ def add_cluster(site: Site, cache: CacheHandle) -> None:
 def add_endpoints(site: Site) -> list[EndpointHandle]:
     if not site.config.endpoints:
         return []
-    from nxpipe.stacks.endpoint import EndpointStack
+    from nxpipe.stacks.sagemaker import EndpointStack
 
     return [
         EndpointStack(
@@ -248,7 +244,7 @@ def add_endpoints(site: Site) -> list[EndpointHandle]:
 
 
 def add_alarms(site: Site, serving: list[ServeHandle], hosted: list[EndpointHandle]) -> ObserveHandle:
-    from nxpipe.stacks.observe import ObserveStack
+    from nxpipe.stacks.observability.stack import ObserveStack
 
     prices = load_prices()
     hourly = {fleet.name: prices.dearest(site.env.region, fleet.instance_types) for fleet in serving_fleets(site)}
@@ -270,7 +266,7 @@ def add_alarms(site: Site, serving: list[ServeHandle], hosted: list[EndpointHand
 def add_rollouts(site: Site, serving: list[ServeHandle], watched: ObserveHandle) -> None:
     if not serving:
         return
-    from nxpipe.stacks.rollout import RolloutStack
+    from nxpipe.stacks.rollout.stack import RolloutStack
 
     for fleet, handle in zip(serving_fleets(site), serving, strict=True):
         RolloutStack(

@@ -1,5 +1,6 @@
-"""Blobs in and out of one backend: nothing is kept twice, nothing leaves that is not what its name says."""
+"""Blobs of one backend: written once, verified by digest on every read."""
 
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -7,11 +8,39 @@ from typing import Final
 
 from nxpipe.artifact_store.backends.files import new_file, os_errors, scratch, write_at
 from nxpipe.artifact_store.backends.protocol import Backend, Payload, Sent, Stat, in_turn, nobody
-from nxpipe.artifact_store.digest import sha256_of_chunks
+from nxpipe.artifact_store.canonical import sha256_of_chunks
 from nxpipe.artifact_store.documents import Blob
-from nxpipe.artifact_store.errors import NotFound
+from nxpipe.artifact_store.errors import Corrupt, InvalidDocument, NotFound
 from nxpipe.artifact_store.layout import blob_path
-from nxpipe.artifact_store.verified import checked
+
+
+def checked(chunks: Iterable[bytes], blob: Blob, where: str, way_out: str) -> Iterator[bytes]:
+    """The same chunks; raises at the end, or as soon as there are too many, if they are not this blob."""
+    hasher = hashlib.sha256()
+    size = 0
+    for chunk in chunks:
+        hasher.update(chunk)
+        size += len(chunk)
+        if size > blob.size:
+            raise Corrupt(where, f"it has more than its {blob.size} bytes", way_out)
+        yield chunk
+    if size < blob.size:
+        raise Corrupt(where, f"it has {size} of its {blob.size} bytes", way_out)
+    if hasher.hexdigest() != blob.sha256:
+        raise Corrupt(where, f"its {size} bytes have the SHA-256 {hasher.hexdigest()}", way_out)
+
+
+def read_at_most(limit: int, chunks: Iterable[bytes]) -> bytes:
+    """All of a document, without taking a huge stranger into memory."""
+    parts: list[bytes] = []
+    size = 0
+    for chunk in chunks:
+        size += len(chunk)
+        if size > limit:
+            raise InvalidDocument(f"it has more than the allowed {limit} bytes")
+        parts.append(chunk)
+    return b"".join(parts)
+
 
 GRACE: Final = 24 * 3600.0  # seconds in which nothing is collected
 PUBLISH_AGAIN: Final = "publish the artifact again to repair it"

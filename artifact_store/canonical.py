@@ -1,10 +1,25 @@
-"""JSON with exactly one spelling, because digests of it are names. Section 3 of docs/store-format.md defines it."""
+"""Canonical JSON and SHA-256: one spelling of each document, because digests of it are names."""
 
+import hashlib
 import json
 import math
+from collections.abc import Iterable
 from typing import Final, NoReturn
 
 from nxpipe.artifact_store.errors import InvalidDocument
+
+
+def sha256_hex(data: bytes | memoryview) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_of_chunks(chunks: Iterable[bytes]) -> str:
+    """The digest of bytes that need not fit in memory."""
+    hasher = hashlib.sha256()
+    for chunk in chunks:
+        hasher.update(chunk)
+    return hasher.hexdigest()
+
 
 MAX_DEPTH: Final = 64
 MAX_INTEGER: Final = 2**53 - 1  # the largest that every JSON reader, JavaScript's included, holds exactly

@@ -1,4 +1,4 @@
-"""What two manifests do not have in common, section by section."""
+"""Differences between two manifests, section by section."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _NAMED: Final = 3  # parts that a summary names
 
 
 @dataclass(frozen=True)
-class Part:
+class EntryChange:
     """One executable, weight or file, by its content and by what the manifest says of it; None where it is absent."""
 
     name: str
@@ -23,13 +23,13 @@ class Part:
 @dataclass(frozen=True)
 class Section:
     title: str
-    same: tuple[Part, ...]
-    changed: tuple[Part, ...]
-    added: tuple[Part, ...]
-    removed: tuple[Part, ...]
+    same: tuple[EntryChange, ...]
+    changed: tuple[EntryChange, ...]
+    added: tuple[EntryChange, ...]
+    removed: tuple[EntryChange, ...]
 
     @property
-    def differing(self) -> tuple[Part, ...]:
+    def differing(self) -> tuple[EntryChange, ...]:
         return (*self.changed, *self.added, *self.removed)
 
 
@@ -82,9 +82,9 @@ def _files(manifest: Manifest) -> _Described:
 def _section(title: str, before: _Described, after: _Described) -> Section:
     both = sorted(before.keys() & after.keys())
 
-    def parts(names: Iterable[str]) -> tuple[Part, ...]:
+    def parts(names: Iterable[str]) -> tuple[EntryChange, ...]:
         return tuple(
-            Part(name, *(side[name][0] if name in side else None for side in (before, after))) for name in names
+            EntryChange(name, *(side[name][0] if name in side else None for side in (before, after))) for name in names
         )
 
     return Section(

@@ -1,4 +1,4 @@
-"""What all documents of a store have in common: strict fields, one spelling, and a seal where no name proves them.
+"""Document base class: strict fields, canonical spelling, and a seal for documents that no name verifies.
 
 The models are strict: a reader that guesses what a malformed document means is a reader that can be steered.
 """
@@ -9,8 +9,7 @@ from typing import Annotated, ClassVar, Final, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from nxpipe.artifact_store.canonical import MAX_INTEGER, canonical_json, parse_canonical_json
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.canonical import MAX_INTEGER, canonical_json, parse_canonical_json, sha256_hex
 from nxpipe.artifact_store.errors import InvalidDocument, NotUnderstood
 
 MAX_MODEL_ID_BYTES: Final = 200

@@ -1,4 +1,4 @@
-"""What can go wrong with a store. Every message is one sentence with what, where and the way out."""
+"""Errors of the store. Each message is one sentence: what, where, and the remedy."""
 
 from collections.abc import Sequence
 

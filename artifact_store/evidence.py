@@ -1,8 +1,7 @@
-"""What was found out about an artifact: documents beside its manifest, and never in it.
+"""Evidence documents: the results of verifying an artifact, stored beside its manifest and never in it.
 
-How near an answer is to the yardstick's depends on the processor, its threads and the build of numpy. An artifact does
-not: equal inputs make equal manifests, and any number of builders may say what they found. Section 19 of
-docs/store-format.md.
+Differences from the reference depend on the processor, its threads and the build of numpy; an artifact does not: equal
+inputs make equal manifests, and any number of builders may add evidence. Section 19 of docs/reference/store-format.md.
 """
 
 from collections import Counter
@@ -11,8 +10,7 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
-from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.documents import Blob, Digest, Document, ForeignName, Label, Name, Sealed, Text
 from nxpipe.artifact_store.layout import evidence_path
 from nxpipe.artifact_store.manifest import MAX_EXECUTABLES, MAX_OUTPUTS, Manifest

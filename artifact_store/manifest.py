@@ -1,4 +1,4 @@
-"""What one artifact is: a manifest that names every blob by digest. Section 4 of docs/store-format.md."""
+"""Manifest of an artifact: every blob by digest. Section 4 of docs/reference/store-format.md."""
 
 import json
 import math
@@ -9,8 +9,7 @@ from unicodedata import normalize
 
 from pydantic import Field, model_validator
 
-from nxpipe.artifact_store.canonical import MAX_INTEGER, canonical_json, parse_canonical_json
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.canonical import MAX_INTEGER, canonical_json, parse_canonical_json, sha256_hex
 from nxpipe.artifact_store.documents import (
     Blob,
     Count,

@@ -1,4 +1,4 @@
-"""What a person types for an artifact, and which one is meant."""
+"""Artifact names as users type them, resolved to one artifact."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Names that keep manifests from being collected: for good, or while something is going on."""
+"""Pins: names that exempt manifests from garbage collection, permanently or for the time of an operation."""
 
 import secrets
 from collections.abc import Iterator, Sequence

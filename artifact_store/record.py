@@ -1,4 +1,4 @@
-"""What makes an artifact visible: the action record, and what a store tells of the artifact behind it."""
+"""Action record: the object that makes an artifact visible under its request key."""
 
 import secrets
 from collections.abc import Callable

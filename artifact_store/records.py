@@ -1,11 +1,11 @@
-"""Sealed documents in and out of one backend, each at the one path that it itself names."""
+"""Sealed documents of one backend, each at the path that its own fields give."""
 
 from typing import Final, TypeVar
 
 from nxpipe.artifact_store.backends.protocol import Backend, Payload
+from nxpipe.artifact_store.blobs import read_at_most
 from nxpipe.artifact_store.documents import Sealed
 from nxpipe.artifact_store.errors import Corrupt, InvalidDocument, NotUnderstood, StoreUnavailable
-from nxpipe.artifact_store.verified import read_at_most
 
 _REMOVE: Final = "remove that one object, then do again what made it"
 _OTHER_VERSION: Final = "read it with the version of nxpipe that wrote it"

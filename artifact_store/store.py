@@ -1,10 +1,12 @@
-"""The store: blobs in and out, and one protocol for publishing. docs/store-format.md is what this file carries out."""
+"""The store: reads, and the publish protocol of docs/reference/store-format.md (blobs, manifest, signature, action
+record).
+"""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from nxpipe.artifact_store.backends.protocol import Backend, Payload
-from nxpipe.artifact_store.blobs import GRACE, PUBLISH_AGAIN, Blobs
+from nxpipe.artifact_store.blobs import GRACE, PUBLISH_AGAIN, Blobs, read_at_most
 from nxpipe.artifact_store.canonical import parse_canonical_json
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import (
@@ -15,14 +17,12 @@ from nxpipe.artifact_store.errors import (
     NotFound,
 )
 from nxpipe.artifact_store.evidence import Evidence
-from nxpipe.artifact_store.index.listed import all_records
-from nxpipe.artifact_store.index.segments import Report, unheard
+from nxpipe.artifact_store.index.segments import Report, all_records, unheard
 from nxpipe.artifact_store.layout import action_path, blob_path, evidence_folder, is_key, listing_path
 from nxpipe.artifact_store.manifest import MAX_KEY_INPUTS_BYTES, MAX_MANIFEST_BYTES, Manifest
 from nxpipe.artifact_store.names import choose
 from nxpipe.artifact_store.record import ActionRecord, Published
 from nxpipe.artifact_store.records import Records
-from nxpipe.artifact_store.verified import read_at_most
 
 _OTHER_VERSION = "read it with the version of nxpipe that wrote it"
 

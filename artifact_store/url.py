@@ -1,4 +1,4 @@
-"""From a URL to a store."""
+"""Store URLs: a folder or s3://bucket/prefix, opened as a store."""
 
 import re
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from typing import Final
 from nxpipe.artifact_store.backends.local import LocalFolder
 from nxpipe.artifact_store.backends.protocol import Backend
 from nxpipe.artifact_store.errors import BadUrl
+from nxpipe.artifact_store.fetch.cached_store import CachedStore, MirroredBlobs
+from nxpipe.artifact_store.fetch.mirrors import Notice, Sources, unnoticed
+from nxpipe.artifact_store.fetch.offline_index import OfflineIndex
+from nxpipe.artifact_store.fetch.read_cache import DEFAULT_LIMIT, ReadCache
 from nxpipe.artifact_store.store import Store
-from nxpipe.artifact_store.transfer.reading import BlobsFromAfar, StoreFromAfar
-from nxpipe.artifact_store.transfer.remembered import Remembered
-from nxpipe.artifact_store.transfer.source import Notice, Sources, unnoticed
-from nxpipe.artifact_store.transfer.tier import DEFAULT_LIMIT, Tier
 
 _FILE: Final = "file://"
 _S3: Final = "s3://"
@@ -39,17 +39,17 @@ def open_store(
     in `cache`; a folder is near enough.
     """
     backend = _backend(url, kms_key)
-    tier = Tier(cache, cache_limit) if cache and is_remote(url) else None
+    tier = ReadCache(cache, cache_limit) if cache and is_remote(url) else None
     if not mirrors and not tier:
         return Store(backend)
     sources = Sources([backend, *(_backend(mirror, None) for mirror in mirrors)], notice)
-    return StoreFromAfar(backend, BlobsFromAfar(backend, sources, tier), sources)
+    return CachedStore(backend, MirroredBlobs(backend, sources, tier), sources)
 
 
 def open_offline(url: str, cache: Path, cache_limit: int = DEFAULT_LIMIT) -> Store:
     """What this machine has seen of a store on S3: no network is used, and nothing can be written."""
-    seen = Remembered(cache, url)
-    return StoreFromAfar(seen, BlobsFromAfar(seen, Sources(()), Tier(cache, cache_limit)), Sources([seen]))
+    seen = OfflineIndex(cache, url)
+    return CachedStore(seen, MirroredBlobs(seen, Sources(()), ReadCache(cache, cache_limit)), Sources([seen]))
 
 
 def is_remote(url: str) -> bool:

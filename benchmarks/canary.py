@@ -17,15 +17,15 @@ from canary_cells import Cells
 from canary_peers import RULES, TITLES, caught
 from canary_plots import Curve, Panel, drawn
 
-from nxpipe.pipeline.canary.plan import Plan
-from nxpipe.pipeline.rollout.latency import AS_BEFORE, Slowness
-from nxpipe.pipeline.rollout.simulate import simulate
-from nxpipe.pipeline.rollout.world import Scenario, World
+from nxpipe.pipeline.config import Rollout
+from nxpipe.pipeline.rollout.input import plan_of
+from nxpipe.pipeline.rollout.planner import UNCHANGED_LATENCY, Slowness
+from nxpipe.pipeline.rollout.simulate import Scenario, TrafficModel, simulate
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
 RESULTS: Final = DOCS / "results"
 BASE: Final = 0.005
-PLAN: Final = Plan.of()
+PLAN: Final = plan_of(Rollout())
 TRAFFIC: Final = (5, 50)
 SCALED, TAIL = Slowness(scale=1.2), Slowness(tail=1.5)
 
@@ -38,15 +38,15 @@ HEALTHY: Final[tuple[tuple[Scenario, float], ...]] = (
 )
 # rps, name, the canary's errors, its latencies
 FAULTS: Final = (
-    (5, "errors 0.5 → 1 %", 0.01, AS_BEFORE),
-    (5, "errors 0.5 → 2 %", 0.02, AS_BEFORE),
-    (5, "errors 0.5 → 5 %", 0.05, AS_BEFORE),
-    (5, "broken: errors 0.5 → 50 %", 0.5, AS_BEFORE),
+    (5, "errors 0.5 → 1 %", 0.01, UNCHANGED_LATENCY),
+    (5, "errors 0.5 → 2 %", 0.02, UNCHANGED_LATENCY),
+    (5, "errors 0.5 → 5 %", 0.05, UNCHANGED_LATENCY),
+    (5, "broken: errors 0.5 → 50 %", 0.5, UNCHANGED_LATENCY),
     (5, "p99 + 20 %, all latencies", BASE, SCALED),
     (5, "p99 + 50 %, tail alone", BASE, TAIL),
-    (50, "errors 0.5 → 1 %", 0.01, AS_BEFORE),
-    (50, "errors 0.5 → 2 %", 0.02, AS_BEFORE),
-    (50, "errors 0.5 → 5 %", 0.05, AS_BEFORE),
+    (50, "errors 0.5 → 1 %", 0.01, UNCHANGED_LATENCY),
+    (50, "errors 0.5 → 2 %", 0.02, UNCHANGED_LATENCY),
+    (50, "errors 0.5 → 5 %", 0.05, UNCHANGED_LATENCY),
     (50, "p99 + 20 %, all latencies", BASE, SCALED),
     (50, "p99 + 50 %, tail alone", BASE, TAIL),
 )
@@ -77,7 +77,7 @@ def false_rollbacks(cells: Cells, rollouts: int) -> list[str]:
     for scenario, burst in HEALTHY:
         row = [title_of(scenario, burst)]
         for rps in TRAFFIC:
-            world = World(scenario, rps, BASE, BASE, burst=burst)
+            world = TrafficModel(scenario, rps, BASE, BASE, burst=burst)
             name = f"healthy-{scenario}-{burst:g}-{rps}-{rollouts}"
             found = cells.of(name, partial(_ended, world, rollouts, 1))
             limit = found["false_rollback_rate_upper_95"]
@@ -98,7 +98,7 @@ def whole_rollouts(cells: Cells, runs: int) -> list[str]:
         late = ", from the 50 % step on" if scenario == "late" else ""
         row = [f"{base:.1%} → {error:.1%}{late}"]
         for rps in TRAFFIC:
-            world = World(scenario, rps, base, error)
+            world = TrafficModel(scenario, rps, base, error)
             name = f"whole-{scenario}-{base:g}-{error:g}-{rps}-{runs}"
             found = cells.of(name, partial(_ended, world, runs, 2))
             row.append(_ends(found, runs))
@@ -106,7 +106,7 @@ def whole_rollouts(cells: Cells, runs: int) -> list[str]:
     return lines
 
 
-def _ended(world: World, rollouts: int, seed: int) -> dict[str, Any]:
+def _ended(world: TrafficModel, rollouts: int, seed: int) -> dict[str, Any]:
     return simulate(PLAN, world, rollouts, seed).as_json()
 
 
@@ -130,7 +130,7 @@ def one_step(cells: Cells, runs: int) -> list[str]:
         "|---|---|---|---|---|",
     ]
     columns = [
-        _minutes(cells, World(scenario, rps, BASE, BASE), 4 * runs)
+        _minutes(cells, TrafficModel(scenario, rps, BASE, BASE), 4 * runs)
         for rps in TRAFFIC
         for scenario in ("steady", "incident")
     ]
@@ -145,12 +145,12 @@ def one_step(cells: Cells, runs: int) -> list[str]:
         f"|---|---|{'---|' * len(RULES)}",
     ]
     for rps, name, error, slowness in FAULTS:
-        column = _minutes(cells, World("steady", rps, BASE, error, slowness), runs)
+        column = _minutes(cells, TrafficModel("steady", rps, BASE, error, slowness), runs)
         faulty.append(f"| {rps} | {name} | {' | '.join(_caught(column[rule]) for rule in RULES)} |")
     return healthy + faulty
 
 
-def _minutes(cells: Cells, world: World, runs: int) -> dict[str, Any]:
+def _minutes(cells: Cells, world: TrafficModel, runs: int) -> dict[str, Any]:
     slow = world.slowness
     name = f"step-{world.scenario}-{world.rps}-{world.canary_error:g}-{slow.scale:g}-{slow.tail:g}-{runs}"
     return cells.of(name, lambda: caught(PLAN, world, runs, 3))
@@ -167,17 +167,17 @@ def _caught(minutes: Sequence[int | None]) -> str:
 
 
 def plots(cells: Cells, runs: int) -> None:
-    def panel(title: str, world: World, count: int) -> Panel:
+    def panel(title: str, world: TrafficModel, count: int) -> Panel:
         column = _minutes(cells, world, count)
         return Panel(title, tuple(Curve(TITLES[rule], rule, tuple(column[rule])) for rule in RULES))
 
     healthy = [
-        panel(f"{rps} rps, {scenario}", World(scenario, rps, BASE, BASE), 4 * runs)
+        panel(f"{rps} rps, {scenario}", TrafficModel(scenario, rps, BASE, BASE), 4 * runs)
         for rps in TRAFFIC
         for scenario in ("steady", "incident")
     ]
     faulty = [
-        panel(f"{rps} rps, {name}", World("steady", rps, BASE, error, slowness), runs)
+        panel(f"{rps} rps, {name}", TrafficModel("steady", rps, BASE, error, slowness), runs)
         for rps, name, error, slowness in FAULTS
         if (rps, name)
         in {

@@ -16,11 +16,10 @@ import numpy as np
 
 from nxpipe.pipeline.canary.counts import Arm, Batch
 from nxpipe.pipeline.canary.evidence import Evidence
-from nxpipe.pipeline.canary.judge import Moment, judge
-from nxpipe.pipeline.canary.plan import Plan
-from nxpipe.pipeline.canary.verdict import Decision
-from nxpipe.pipeline.rollout.latency import AS_BEFORE, FROZEN, P95, SPREAD, Slowness
-from nxpipe.pipeline.rollout.world import INCIDENT, INCIDENT_BEGINS, INCIDENT_ERRORS, INCIDENT_MINUTES, World
+from nxpipe.pipeline.canary.judge import Decision, Moment, judge
+from nxpipe.pipeline.canary.plan import CanaryPlan
+from nxpipe.pipeline.rollout.planner import LOG_THRESHOLDS, P95, SPREAD, UNCHANGED_LATENCY, Slowness
+from nxpipe.pipeline.rollout.simulate import INCIDENT, INCIDENT_BEGINS, INCIDENT_ERRORS, INCIDENT_MINUTES, TrafficModel
 
 RULES: Final = ("ours", "kayenta", "kayenta-peek", "fixed", "tuned")
 TITLES: Final = {
@@ -36,7 +35,7 @@ _TUNING: Final = 1000  # hours
 _LOOKS: Final = 5  # minutes between two of Kayenta's
 _Z: Final = 2.326  # 98 %, two-sided
 _TOLERANCE: Final = 0.25
-_LATENCIES: Final = np.exp(np.array(FROZEN))
+_LATENCIES: Final = np.exp(np.array(LOG_THRESHOLDS))
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Hour:
     baseline: np.ndarray[Any, Any]
 
 
-def hour(world: World, random: np.random.Generator) -> Hour:
+def hour(world: TrafficModel, random: np.random.Generator) -> Hour:
     begins = int(random.integers(INCIDENT_BEGINS))
     trouble = range(begins, begins + INCIDENT_MINUTES) if world.scenario == "incident" else range(0)
     requests = random.poisson(60 * world.rps, MINUTES)
@@ -93,7 +92,7 @@ def _counted(random: np.random.Generator, requests: int, error: float, slow: Slo
     return Arm(requests, int(random.binomial(requests, min(error, 1))), requests, slower)
 
 
-def caught(plan: Plan, world: World, runs: int, seed: int) -> dict[str, list[int | None]]:
+def caught(plan: CanaryPlan, world: TrafficModel, runs: int, seed: int) -> dict[str, list[int | None]]:
     """For each rule the minute at which it rolled back, run by run."""
     seeds = np.random.SeedSequence(seed).spawn(runs)
     thresholds = tuned(world.rps, world.base_error)
@@ -104,7 +103,7 @@ def caught(plan: Plan, world: World, runs: int, seed: int) -> dict[str, list[int
 
 
 def _run(
-    plan: Plan, world: World, thresholds: tuple[float, float], seed: np.random.SeedSequence
+    plan: CanaryPlan, world: TrafficModel, thresholds: tuple[float, float], seed: np.random.SeedSequence
 ) -> dict[str, int | None]:
     drawn = hour(world, np.random.default_rng(seed))
     fixed = (2 * world.base_error, 1.2 * float(_LATENCIES[4]))
@@ -117,7 +116,7 @@ def _run(
     }
 
 
-def _ours(plan: Plan, drawn: Hour) -> int | None:
+def _ours(plan: CanaryPlan, drawn: Hour) -> int | None:
     evidence = Evidence()
     for batch in drawn.batches:
         judged = judge(plan, evidence, [batch], Moment(0, 0, batch.minute + 1))
@@ -151,13 +150,13 @@ def _alarm(drawn: Hour, thresholds: tuple[float, float]) -> int | None:
 @cache
 def tuned(rps: float, base_error: float) -> tuple[float, float]:
     """Each of two alarms may fail half a percent of healthy hours."""
-    world = World("steady", rps, base_error, base_error, AS_BEFORE)
+    world = TrafficModel("steady", rps, base_error, base_error, UNCHANGED_LATENCY)
     worst = np.array(list(_worst(world)))
     errors, p99 = np.quantile(worst, 0.995, axis=0)
     return float(errors), float(p99)
 
 
-def _worst(world: World) -> Iterator[np.ndarray[Any, Any]]:
+def _worst(world: TrafficModel) -> Iterator[np.ndarray[Any, Any]]:
     """The lowest threshold that an hour would not have crossed in two of three minutes."""
     for seed in np.random.SeedSequence(4).spawn(_TUNING):
         seen = hour(world, np.random.default_rng(seed)).canary

@@ -247,13 +247,13 @@ def _captured(request: Any) -> Any:
 def _emulated(case: str) -> tuple[Callable[[], object], int]:
     """A compiled graph needs no PyTorch to run, so it is captured in a process of its own."""
     from nxpipe.emulator.capture import example_inputs
-    from nxpipe.emulator.ir.graph import Graph
+    from nxpipe.emulator.ir.decoding import decode
     from nxpipe.emulator.run.fast import LoadedGraph
     from nxpipe.pipeline.models.weights import RandomWeights, Tensors
 
     request = _request(case)
     capturing = subprocess.run([sys.executable, __file__, case, "--capture"], capture_output=True, check=True)
-    graph = Graph.from_bytes(base64.b64decode(capturing.stdout.splitlines()[-1]))
+    graph = decode(base64.b64decode(capturing.stdout.splitlines()[-1]))
     tensors = Tensors(RandomWeights(0), {name: value.type for name, value in graph.parameters.items()})
     loaded = LoadedGraph(graph, tensors)
     inputs = example_inputs(graph, request.config, seed=0)

@@ -62,9 +62,9 @@ def fuzz(name: str, runs: int) -> int:
     with atheris.instrument_imports(include=["artifact_store", "emulator"]):
         from nxpipe.artifact_store.errors import InvalidDocument
         from nxpipe.emulator.errors import ExecutableInvalid
-        from nxpipe.emulator.isa.scan import TextInvalid
         from tests.executable.parsers import parsers as executables
         from tests.faults.parsers import parsers
+        from tests.isa.assembler import TextInvalid
         from tests.isa.parsers import parsers as programs
     parser = {**parsers(), **executables(), **programs()}[name]
 

@@ -18,8 +18,7 @@ import time
 from pathlib import Path
 
 from nxpipe.artifact_store import Store, open_store
-from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.layout import blob_path
 from nxpipe.artifact_store.manifest import Executable, Manifest, ModelRef

@@ -294,7 +294,9 @@ def summary(rows: list[dict[str, Any]]) -> str:
 def floor(rows: list[dict[str, Any]]) -> str:
     """What no check can go below, because it imports what plain export imports."""
     small = [row for row in rows if comparable(row) and ratio(row) > GOAL]
-    imports = "import gc; gc.disable(); from nxpipe.emulator.capture import depth; gc.freeze()"  # as a check does
+    imports = (
+        "import gc; gc.disable(); from nxpipe.emulator.capture import repeated_layers; gc.freeze()"  # as a check does
+    )
     seconds = run([sys.executable, "-c", imports]).get("processor", 0.0)
     names = ", ".join(f"`{row['model']}` {ratio(row):.2f}" for row in small)
     above = f"Above the goal of {GOAL}: {names}. " if small else ""

@@ -61,7 +61,7 @@ def page(verdicts: Sequence[Verdict], each: int, seed: int) -> Iterator[str]:
 def _judges() -> Iterator[str]:
     yield "## Judges\n"
     yield "Asked in this order; the first that objects has caught it.\n"
-    yield "- **Validator**: `emulator.isa.limits`, which does not run the program."
+    yield "- **Validator**: `emulator.isa.legality`, which does not run the program."
     yield "- **Hostile memory**: reads of what nobody has written, accesses outside, sums not begun, deadlocks."
     yield "- **Race check**: two accesses that no wait puts in order. The memory may stop a run before it does."
     yield "- **Outputs**: all outputs and states of every rank beside `emulator.fast`, within what sums in another"
@@ -113,7 +113,8 @@ def _missed(verdicts: Sequence[Verdict]) -> Iterator[str]:
 def _waits() -> Iterator[str]:
     yield "## Waits that others imply\n"
     yield "Where whoever is waited for has itself waited for another, waiting for that one too says nothing new."
-    yield "`emulator.implied` leaves such waits out; carrying out all turns of all loops finds what it overlooks.\n"
+    yield "`eliminate_redundant_waits` removes such waits; "
+    yield "carrying out all iterations of all loops finds what it overlooks.\n"
     yield from ("| Program | Waits | Implied by others |", "| --- | ---: | ---: |")
     for sample, program in samples():
         total = sum(len(each.waits) for each in instructions(program.body))

@@ -166,10 +166,9 @@ def _work(channel: Connection, name: str, task: str, model_type: str) -> None:
 def _tried(name: str, task: str, model_type: str) -> tuple[str, str, int]:
     import torch
 
-    from nxpipe.emulator.capture.export import capture_module
+    from nxpipe.emulator.capture.export import capture_module, input_types
     from nxpipe.emulator.capture.packed import hold_grid
     from nxpipe.emulator.capture.request import CaptureRequest
-    from nxpipe.emulator.capture.signature import input_types
     from nxpipe.emulator.errors import CompileError, UnsupportedOperators
     from nxpipe.emulator.passes import check
 

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from nxpipe.emulator.capture import CaptureRequest, capture
-from nxpipe.emulator.capture.elsewhere import of_model
+from nxpipe.emulator.capture.confined import of_model
 from nxpipe.emulator.given import NOT_DIVIDED, require_inputs
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.passes import PassOptions, run_passes
 from nxpipe.emulator.passes.roll import roll
-from nxpipe.emulator.passes.shard import NO_PADDING, Padding, Piece, apply, padding, plan
+from nxpipe.emulator.passes.shard import NO_PADDING, Padding, Sharding, apply, padding, plan
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Program:
     whole: Graph
     graph: Graph
     degree: int
-    parameters: Mapping[str, Piece]
-    states: Mapping[str, Piece]
+    parameters: Mapping[str, Sharding]
+    states: Mapping[str, Sharding]
     padding: Padding = NO_PADDING
 
     def require_inputs(self, given: Mapping[str, Array]) -> None:
@@ -37,7 +37,7 @@ def compile_program(request: CaptureRequest, options: PassOptions) -> Program:
     """All passes, and the division among ranks that the options ask for, by the authors' own plan if they made one."""
     whole = compile_graph(request, replace(options, tensor_parallel=1))
     if options.tensor_parallel > 1 and not options.published_plan:
-        from nxpipe.emulator.capture.published import published_plan
+        from nxpipe.emulator.capture.model import published_plan
 
         options = replace(options, published_plan=published_plan(request))
     return divided(whole, options)
@@ -60,7 +60,7 @@ def compile_graph(request: CaptureRequest, options: PassOptions) -> Graph:
 
 def compile_graph_here(request: CaptureRequest, options: PassOptions) -> Graph:
     """The same, in this process."""
-    from nxpipe.emulator.capture.depth import compile_by_depth
+    from nxpipe.emulator.capture.repeated_layers import compile_by_depth
 
     def finish(graph: Graph) -> Graph:
         return run_passes(graph, options)

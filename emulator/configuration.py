@@ -1,10 +1,9 @@
-"""What of a model's config.json counts: what chooses code is left out, and sizes have limits.
+"""Model configuration (config.json) as the compiler uses it: settings that select code are dropped, sizes are limited.
 
-A configuration comes from strangers. It describes a model in words and numbers; which implementation computes it is
-chosen by the compiler alone. So nothing that names code, a repository, a path or an implementation reaches a library,
-at whatever depth it stands; and as nothing of it can change the graph, it is in no cache key either.
-
-Light: a cached build imports this too.
+A configuration is untrusted input. It describes a model in words and numbers; which implementation computes it is the
+compiler's choice alone. So nothing that names code, a repository, a path or an implementation reaches a library, at
+whatever depth it stands; since it cannot change the graph, it is in no cache key either. Importing this is light: a
+cached build does.
 """
 
 import re

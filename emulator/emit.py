@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping
 
-from nxpipe.emulator.analysis.footprint import require_room
-from nxpipe.emulator.analysis.memory import states
+from nxpipe.emulator.analysis.graph_memory import states
+from nxpipe.emulator.analysis.program_memory import require_room
 from nxpipe.emulator.compile import Program
 from nxpipe.emulator.executable.executable import Executable
-from nxpipe.emulator.executable.port import Port
+from nxpipe.emulator.executable.tables import Port
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.lower import lower
 from nxpipe.emulator.lower.parameters import sliced_parameters
 from nxpipe.emulator.ops import RankSlice
-from nxpipe.emulator.passes.shard import Piece
+from nxpipe.emulator.passes.shard import Sharding
 
 
 def emit(
@@ -32,8 +32,8 @@ def emit(
     return Executable(lowered, ports_of(program, sizes), divisions)
 
 
-def _piece(op: RankSlice) -> Piece:
-    return Piece(op.axis, *(each * op.outer for each in (op.sizes, op.parts, op.slots, op.lengths)))
+def _piece(op: RankSlice) -> Sharding:
+    return Sharding(op.axis, *(each * op.outer for each in (op.sizes, op.parts, op.slots, op.lengths)))
 
 
 def ports_of(program: Program, sizes: Mapping[str, tuple[str, ...]] | None = None) -> tuple[Port, ...]:

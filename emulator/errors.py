@@ -1,4 +1,4 @@
-"""What can go wrong between a model and its numbers. Messages are one sentence; exit codes are the command line's."""
+"""Errors of the compiler and emulator. Messages are one sentence; exit codes belong to the command line."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from nxpipe.emulator.errors import InputsInvalid
-from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array, round_to
 from nxpipe.emulator.ops import (
@@ -30,14 +31,14 @@ from nxpipe.emulator.ops import (
 )
 
 if TYPE_CHECKING:
-    from nxpipe.emulator.passes.shard import Piece
+    from nxpipe.emulator.passes.shard import Sharding
 
-NOT_DIVIDED: Final[Mapping[str, "Piece"]] = {}
+NOT_DIVIDED: Final[Mapping[str, "Sharding"]] = {}
 # What these give are numbers of their operand, none of them changed.
 _ARRANGING = (Broadcast, Cast, Flip, Reshape, Slice, Transpose)
 
 
-def require_inputs(graph: Graph, given: Mapping[str, Array], states: Mapping[str, "Piece"] = NOT_DIVIDED) -> None:
+def require_inputs(graph: Graph, given: Mapping[str, Array], states: Mapping[str, "Sharding"] = NOT_DIVIDED) -> None:
     """Refuse what the program does not take, lacks, or would read wrongly.
 
     The graph may be a rank's share: then `states` says how its states were divided.

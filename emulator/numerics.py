@@ -1,4 +1,4 @@
-"""The arithmetic of the engines, in numpy.
+"""Arithmetic of the engines, in numpy.
 
 A value of a narrow float type is held as a float32 array whose every element is exactly representable in that type.
 Tensor engine: operands are already rounded to their type, products are summed in float32, so a float32 matrix product
@@ -34,7 +34,7 @@ def pieces(size: int) -> Iterator[slice]:
 
 
 def map_pieces(function: Callable[[Floats], Array], values: Array) -> Floats:
-    """A function of single elements, piece by piece: a chain of operations then never waits for memory."""
+    """A function of single elements, applied piece by piece, so that a chain of operations stays in the cache."""
     source = np.asanyarray(values, np.float32)
     if source.size <= _PIECE:
         return np.asarray(function(np.atleast_1d(source)), np.float32).reshape(source.shape)
@@ -45,7 +45,7 @@ def map_pieces(function: Callable[[Floats], Array], values: Array) -> Floats:
 
 
 def _alike(source: Floats) -> tuple[Floats, Floats, Floats]:
-    """An empty array laid out as `source` is, and the elements of both as they lie in memory, side by side."""
+    """An empty array with the memory layout of `source`, and flat views of both in the order of memory."""
     order = sorted(range(source.ndim), key=lambda axis: -abs(source.strides[axis]))
     packed = np.array(source.transpose(order), copy=None, order="C", subok=True)
     empty = np.empty_like(packed)
@@ -54,13 +54,13 @@ def _alike(source: Floats) -> tuple[Floats, Floats, Floats]:
 
 @dataclass(frozen=True)
 class _Format:
-    """What sets a narrow float type apart. Below 2**lowest the distance between neighbours stays the same."""
+    """A narrow float type. Below 2**lowest (subnormal numbers) the distance between neighbours is constant."""
 
     mantissa: int
     lowest: int = -126  # float32's own
     largest: float = math.inf  # for float32's exponents, the rounding itself carries into infinity
     beyond: float = math.inf
-    strict: bool = False  # whether a number over the largest is lost even when the nearest is the largest
+    strict: bool = False  # a number above the largest overflows even where the largest is the nearest
 
     @property
     def dropped(self) -> int:
@@ -88,8 +88,12 @@ def largest_finite(dtype: DType) -> float:
 
 
 class Draws:
-    """Random words: the n-th rounding takes its words from stream n of the seed, element i always the same one. Work
-    that has no order of its own counts its roundings at each place anew."""
+    """Random words for stochastic rounding, by counter (Philox) and not by state.
+
+    The n-th rounding takes its words from stream n of the seed, and element i always gets word i, so that neither the
+    size of pieces nor the memory layout changes a result. Work without an order of its own, such as engines that may
+    run in any order, counts its roundings anew at each place.
+    """
 
     def __init__(self, seed: int, run: int = 0) -> None:
         self._seed, self._run = seed, run
@@ -100,7 +104,7 @@ class Draws:
         self._place, self._roundings = place, 0
 
     def apart(self) -> "Draws":
-        """For a run whose roundings do not count among those of the others."""
+        """Draws of a run of its own, whose roundings do not advance the streams of others."""
         return Draws(self._seed, self.next_stream())
 
     def next_stream(self) -> int:
@@ -108,7 +112,7 @@ class Draws:
         return self._roundings
 
     def words(self, stream: int, piece: slice) -> _Words:
-        """Pieces start at multiples of eight elements: one step of the counter makes eight words."""
+        """The words of a piece, which starts at a multiple of eight: one step of Philox's counter makes eight words."""
         bits = np.random.Philox(key=[self._seed, stream], counter=[piece.start // 8, self._run, *self._place])
         count = piece.stop - piece.start
         words: _Words = bits.random_raw(-(-count // 2)).astype("<u8", copy=False).view("<u4")[:count]
@@ -119,25 +123,19 @@ _DRAWS: ContextVar[Draws | None] = ContextVar("stochastic rounding", default=Non
 
 
 @contextmanager
-def stochastic_rounding(seed: int) -> Iterator[None]:
-    """Inside, rounding goes up or down with the chances that keep the mean, as the engines do when told to.
-
-    The same seed and the same work give the same bits on every machine.
-    """
-    with _drawing(Draws(seed)):
-        yield
-
-
-@contextmanager
 def rounding_by_place() -> Iterator[Draws | None]:
-    """Inside, draws follow the places that the caller goes to, not the order of the work; None where none are made."""
+    """Make draws follow the places that the caller goes to, not the order of the work; None where none are made."""
     draws = _DRAWS.get()
-    with _drawing(draws.apart() if draws else None) as own:
+    with stochastic_rounding(draws.apart() if draws else None) as own:
         yield own
 
 
 @contextmanager
-def _drawing(draws: Draws | None) -> Iterator[Draws | None]:
+def stochastic_rounding(draws: Draws | None) -> Iterator[Draws | None]:
+    """Round up or down with the probabilities that keep the mean, as the engines can; with None, to nearest even.
+
+    The same seed and the same work give the same bits on every machine.
+    """
     token = _DRAWS.set(draws)
     try:
         yield draws
@@ -146,7 +144,7 @@ def _drawing(draws: Draws | None) -> Iterator[Draws | None]:
 
 
 def settle(values: Array, dtype: DType) -> Array:
-    """Bring a computed result into the form in which values of `dtype` are held: cast, then rounded."""
+    """A computed result in the form in which values of `dtype` are held: cast, then rounded."""
     if dtype.is_float:
         return round_to(values.astype(np.float32, copy=False), dtype)
     if dtype.is_integer and np.issubdtype(values.dtype, np.floating):
@@ -155,10 +153,11 @@ def settle(values: Array, dtype: DType) -> Array:
 
 
 def to_integer(values: Array, dtype: DType) -> Array:
-    """Floats to integers as the engines do it: to nearest even, saturating; not-a-number becomes zero."""
+    """Floats converted to integers as the engines do: to nearest even, saturating; NaN becomes zero."""
     limits = np.iinfo(dtype.value)
     whole = np.rint(np.nan_to_num(values, posinf=np.inf, neginf=-np.inf)).astype(np.float64)
-    # 2**63 - 1 is no float64, so whatever reaches the limit is set to it afterwards.
+    # 2**63 - 1 is no float64: its nearest one is 2**63, which would overflow in the cast. So values at or beyond a
+    # limit are cast as 0 and set to the limit afterwards.
     over, under = whole >= float(limits.max), whole <= float(limits.min)
     result: Array = np.where(over | under, 0, whole).astype(dtype.held)
     result[over], result[under] = limits.max, limits.min
@@ -166,12 +165,12 @@ def to_integer(values: Array, dtype: DType) -> Array:
 
 
 def round_to(values: Array, dtype: DType) -> Floats:
-    """Round float32 values to a float type: to nearest even, or stochastically where that is switched on."""
+    """Float32 values rounded to a float type: to nearest even, or stochastically inside `stochastic_rounding`."""
     source = np.asarray(values, np.float32)
     if dtype is DType.FLOAT32:
         return source
     draws = _DRAWS.get()
-    # Chance follows an element's position, not where it happens to lie in memory.
+    # A random word belongs to an element's index, not to its place in memory, so the layout is made canonical first.
     result, flat, rounded = _alike(np.ascontiguousarray(source).reshape(source.shape) if draws else source)
     stream = draws.next_stream() if draws else 0
     for piece in pieces(flat.size):
@@ -190,15 +189,18 @@ def _round_piece(x: Floats, out: Floats, form: _Format, random: _Words | None) -
         if not highest <= form.largest:
             lost = np.abs(x if form.strict else out) > form.largest
             out[lost] = np.copysign(np.float32(form.beyond), x[lost])
-    # A NaN's payload may carry into its sign or be cut to an infinity; put NaN back, in the rare piece that has one.
+    # The carry of a NaN's payload may reach its sign, and cutting the payload may leave an infinity: restore NaN.
+    # `highest` is NaN exactly if the piece has one, so that the usual piece pays for no second pass.
     if np.isnan(highest):
         out[np.isnan(x)] = np.nan
 
 
 def _round_mantissa(words: _Words, out: _Words, dropped: int, random: _Words | None) -> None:
-    """Add something below one unit of the last kept bit, then cut; carries do the rest.
+    """Round the bits of float32 numbers by integer addition: add an increment below the last kept bit, then cut.
 
-    Just under half, plus one when that bit is odd, is to nearest even; a random number is stochastic.
+    A float's exponent lies above its mantissa, so the carry of a mantissa that overflows increments the exponent, which
+    is the correct result, up to infinity. The increment is just under half a unit of the last kept bit, plus one if
+    that bit is odd (to nearest, ties to even), or a random number below one unit (stochastic: P(up) is the fraction).
     """
     if random is None:
         np.right_shift(words, np.uint32(dropped), out=out)
@@ -211,7 +213,11 @@ def _round_mantissa(words: _Words, out: _Words, dropped: int, random: _Words | N
 
 
 def _round_tiny(x: Floats, form: _Format, random: _Words | None) -> Floats:
-    """Round to multiples of the smallest number of the type."""
+    """Subnormal numbers of the type: multiples of its smallest number.
+
+    The addition above assumes a mantissa of full length. Here the spacing is constant instead, so numbers are scaled by
+    a power of two until it is 1 and rounded to integers.
+    """
     scale = np.float32(2.0 ** (form.mantissa - form.lowest))
     steps = np.abs(x) * scale  # exact: a power of two
     if random is None:
@@ -236,7 +242,7 @@ def erf(values: Array) -> Floats:
 
 
 def atanh_erf(x: Floats) -> Floats:
-    """What erf is the hyperbolic tangent of: a distribution's tail is an exponential of it, without cancellation."""
+    """atanh(erf(x)): the tail of a normal distribution is an exponential of it, without cancellation."""
     result = _polynomial(_ATANH_ERF, x * x)
     result *= x
     return result

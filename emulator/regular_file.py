@@ -1,6 +1,6 @@
-"""Opening files that strangers name or supply: regular ones only.
+"""Opening of files with untrusted names: regular files only.
 
-A FIFO in place of a model would hang whoever opens it, and a device has no end.
+A FIFO in place of a model would block its reader for ever, and a device has no end.
 """
 
 import errno

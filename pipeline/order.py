@@ -10,7 +10,7 @@ from nxpipe.pipeline.config import Model
 from nxpipe.pipeline.models.source import ModelSource, resolve
 from nxpipe.pipeline.models.weights import parse_weights
 from nxpipe.pipeline.request import BuildRequest, Shape, default_phases, longest_sequence, shapes_of
-from nxpipe.pipeline.util.folders import expanded
+from nxpipe.pipeline.util.files import expanded
 
 ALL: Final = "all"  # in place of an instance: every one of the catalogue
 USUAL_BUCKET: Final = 128

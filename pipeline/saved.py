@@ -6,19 +6,13 @@ Such a file holds one program, whose shapes are its own; ONNX may leave axes ope
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import click
-from click.core import ParameterSource
-
-from nxpipe.emulator.errors import CompileError
 from nxpipe.emulator.regular_file import open_regular
 from nxpipe.pipeline.models.file_digest import sha256_of_file
-from nxpipe.pipeline.util.console import human_bytes
 from nxpipe.pipeline.util.errors import BuildRefused, ModelSourceError, NotEnoughMemory
-from nxpipe.pipeline.util.folders import expanded
-from nxpipe.pipeline.util.machine import available_memory
-from nxpipe.pipeline.util.suggest import did_you_mean
+from nxpipe.pipeline.util.process import available_memory
+from nxpipe.pipeline.util.text import did_you_mean, human_bytes
 from nxpipe.pipeline.verify.verify import Arrays
 
 if TYPE_CHECKING:
@@ -26,9 +20,6 @@ if TYPE_CHECKING:
     from nxpipe.emulator.passes import Pass, PassOptions
 
 _SUFFIXES: Final = (".pt2", ".onnx")
-# Options that choose among the programs of a Hugging Face model, or its weights.
-_LARGEST_AXIS: Final = 2**31 - 1  # what the hardware counts elements with
-_OF_MODELS: Final = ("task", "batches", "buckets", "phases", "weights", "revision")
 
 
 class UnknownAxis(BuildRefused):
@@ -130,59 +121,3 @@ class SavedProgram:
 def is_saved(model_id: str) -> bool:
     """Whether it names a file with a program in it."""
     return Path(model_id).suffix in _SUFFIXES and not Path(model_id).is_dir()
-
-
-class Axis(click.ParamType[tuple[str, int]]):
-    """An open axis of an ONNX file and the size that it is to have."""
-
-    name = "NAME=SIZE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        name, _, size = str(value).rpartition("=")
-        is_number = size.isascii() and size.isdecimal() and len(size) <= len(str(_LARGEST_AXIS))
-        if not name or not is_number or not 1 <= int(size) <= _LARGEST_AXIS:
-            self.fail(f"{value!r} is not an axis and its size up to {_LARGEST_AXIS:,}, as in batch=1", param, ctx)
-        return name, int(size)
-
-
-axis_option = click.option(
-    "--axis",
-    "axes",
-    multiple=True,
-    type=Axis(),
-    help="Fix an axis that an ONNX file leaves open, by its name there; may be repeated.",
-)
-
-
-def saved_program(
-    ctx: click.Context, model_id: str | None, flags: Mapping[str, Any], axes: Sequence[tuple[str, int]]
-) -> SavedProgram | None:
-    """The file that --model-id names, if it is one; words that say nothing about it are refused."""
-    if model_id is None or not is_saved(model_id):
-        if axes:
-            raise click.UsageError("--axis fixes the open axes of an ONNX file; pass one by --model-id FILE.onnx", ctx)
-        return None
-    typed = [name for name in flags if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT]
-    useless = [name for name in typed if name in _OF_MODELS]
-    if useless:
-        raise click.UsageError(
-            f"--{useless[0].replace('_', '-')} says nothing about {Path(model_id).name}, a program with shapes and "
-            "weights of its own; leave it out, and fix open axes of an ONNX file by --axis NAME=SIZE",
-            ctx,
-        )
-    _refuse_two_sizes(ctx, axes)
-    program = SavedProgram(expanded(model_id), dict(axes))
-    try:
-        program.require_axes()
-    except UnknownAxis as error:
-        raise click.UsageError(f"--axis: {error}", ctx) from error
-    except CompileError:  # a file that cannot be read is said where it is read
-        pass
-    return program
-
-
-def _refuse_two_sizes(ctx: click.Context, axes: Sequence[tuple[str, int]]) -> None:
-    given: dict[str, int] = {}
-    for name, size in axes:
-        if given.setdefault(name, size) != size:
-            raise click.UsageError(f"--axis gives {name!r} two sizes, {given[name]} and {size}; keep one", ctx)

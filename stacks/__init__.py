@@ -1,1 +1,1 @@
-"""CDK stacks: what the project runs on in AWS. Only app.py knows which world they are made for."""
+"""CDK stacks of the product. Only app.py composes them; a stack takes what it needs as handles."""

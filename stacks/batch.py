@@ -1,12 +1,12 @@
-"""What the farm and training fleets have in common: as whom instances and jobs run, and what ends or repeats a job."""
+"""AWS Batch parts that the build farm and training fleets share: roles, retry strategy, job timeouts."""
 
 from typing import Final
 
 from aws_cdk import aws_batch, aws_iam
 from constructs import Construct
 
-from nxpipe.stacks.kept_log import kept_log
-from nxpipe.stacks.trust import for_us
+from nxpipe.stacks.iam import for_us
+from nxpipe.stacks.project import kept_log
 
 _Job = aws_batch.CfnJobDefinition
 

@@ -1,6 +1,6 @@
-"""The compile cache: a file system near the fleets that spares each new instance the way to the bucket.
+"""Compile cache: an EFS file system beside the fleets, so that a new instance need not read the bucket.
 
-The bucket has everything that is in here, so this stack may be destroyed and made again at any time.
+The bucket holds everything that is in the cache, so this stack may be destroyed and created again at any time.
 """
 
 from typing import Any, Final
@@ -9,7 +9,7 @@ from aws_cdk import CfnOutput, RemovalPolicy, Stack, aws_ec2, aws_efs, aws_iam
 from constructs import Construct
 
 from nxpipe.stacks.handles import CacheHandle, NetworkHandle, StoreHandle
-from nxpipe.stacks.project_tag import tag_project
+from nxpipe.stacks.project import tag_project
 
 # Whoever mounts is this user, so that what one instance wrote the next one may replace.
 _OWNER: Final = "7200"

@@ -1,4 +1,4 @@
-"""What one stack gives to another: constructs, and nothing that it would have to look up."""
+"""Handles: the constructs that one stack passes to another, so that no stack looks anything up."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
-"""Launch templates: what an instance of a fleet is made of, from its row of the catalogue.
+"""Launch templates of accelerator instances, derived from the instance catalogue.
 
-Made of CloudFormation's own properties, for the library's templates know neither interfaces of the Elastic Fabric
-Adapter nor capacity blocks.
+Written with L1 constructs: the L2 launch template supports neither EFA interfaces nor capacity blocks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from aws_cdk import Fn, aws_ec2, aws_iam
 from constructs import Construct
 
 from nxpipe.emulator.hardware import INSTANCES
-from nxpipe.pipeline.config.capacity import Capacity
+from nxpipe.pipeline.config.fleets import Capacity
 
 Template: TypeAlias = aws_ec2.CfnLaunchTemplate
 _Interface: TypeAlias = aws_ec2.CfnLaunchTemplate.NetworkInterfaceProperty

@@ -1,4 +1,4 @@
-"""Names that stacks give and that others ask for. Light: whoever writes files of a project needs no CDK."""
+"""Resource names that stacks give and other tools refer to. Needs no CDK."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""The stateful stack: the bucket that keeps artifacts, the key that encrypts them, the images that run them."""
+"""Store stack (stateful): the artifact bucket, its KMS key, the image repository."""
 
 from typing import Any, Final
 
@@ -6,7 +6,7 @@ from aws_cdk import CfnOutput, Duration, RemovalPolicy, Stack, aws_ecr, aws_iam,
 from constructs import Construct
 
 from nxpipe.stacks.handles import StoreHandle
-from nxpipe.stacks.project_tag import tag_project
+from nxpipe.stacks.project import tag_project
 
 # Long enough to resume a large upload after a weekend; unfinished parts cost money and no listing shows them.
 UNFINISHED_UPLOADS = Duration.days(7)

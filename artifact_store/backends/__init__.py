@@ -1,1 +1,1 @@
-"""Where bytes lie: a folder or a bucket, behind one protocol."""
+"""Storage backends: a folder or an S3 bucket behind one protocol."""

@@ -1,4 +1,4 @@
-"""Writing files so that nobody ever sees half of one, and saying what the operating system said."""
+"""Atomic file writes, and messages for errors of the operating system."""
 
 import errno
 import hashlib
@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final
 
-from nxpipe.artifact_store.backends.beneath import Beneath
+from nxpipe.artifact_store.backends.no_symlinks import SafeFolder
 from nxpipe.artifact_store.backends.protocol import CHUNK, Payload
 from nxpipe.artifact_store.errors import Denied, StoreUnavailable
 
@@ -78,7 +78,7 @@ class Scratch:
 
 
 @contextmanager
-def new_file(folder: Path, mode: int = 0o666, within: Beneath | None = None) -> Iterator[NewFile]:
+def new_file(folder: Path, mode: int = 0o666, within: SafeFolder | None = None) -> Iterator[NewFile]:
     """A new file in `folder` that is gone at the end, unless it was moved away; however the block ends.
 
     With `within`, whose root the folder lies below, no symlink on the way from there is followed.
@@ -104,7 +104,7 @@ def new_file(folder: Path, mode: int = 0o666, within: Beneath | None = None) -> 
 
 
 @contextmanager
-def scratch(folder: Path, mode: int = 0o666, within: Beneath | None = None) -> Iterator[Scratch]:
+def scratch(folder: Path, mode: int = 0o666, within: SafeFolder | None = None) -> Iterator[Scratch]:
     with new_file(folder, mode, within) as file:
         yield Scratch(file)
 

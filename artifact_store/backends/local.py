@@ -1,4 +1,4 @@
-"""A store in a folder, safe for any number of processes without a lock. Section 13 of docs/store-format.md."""
+"""Local backend: a store in a folder, safe for concurrent processes without a lock (store-format.md, section 13)."""
 
 import errno
 import os
@@ -11,15 +11,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from nxpipe.artifact_store.backends.beneath import Beneath, NotAFile
-from nxpipe.artifact_store.backends.clock import Clock
 from nxpipe.artifact_store.backends.files import chunks_of, flush_to_disk, new_file, os_errors, scratch, write_at
-from nxpipe.artifact_store.backends.protocol import Found, Payload, Sent, Stat, nobody
+from nxpipe.artifact_store.backends.no_symlinks import NotAFile, SafeFolder
+from nxpipe.artifact_store.backends.protocol import Clock, Found, Payload, Sent, Stat, nobody
 from nxpipe.artifact_store.errors import Changed, Corrupt, Denied, StoreUnavailable
 from nxpipe.artifact_store.layout import SCRATCH, is_object
 
 if TYPE_CHECKING:
-    from nxpipe.artifact_store.backends.probes import Probe
+    from nxpipe.artifact_store.backends.protocol import Probe
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -42,7 +41,7 @@ class LocalFolder:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._files = Beneath(root)
+        self._files = SafeFolder(root)
         self._scratch = root / SCRATCH
         self.url = f"file://{root}"
         self._clock = Clock(self._time_of_a_new_file)

@@ -1,4 +1,4 @@
-"""What a folder must be able to do: links, renames and flushes, on the file system that it is on."""
+"""Probes of a local folder: hard links, renames and flushes of its file system."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from nxpipe.artifact_store.backends.files import flush_to_disk, os_errors
-from nxpipe.artifact_store.backends.probes import Probe, Violated, insist
+from nxpipe.artifact_store.backends.protocol import Probe, Violated, insist
 
 _ENOUGH: Final = 1024**3  # bytes
 _LONGEST_NAME: Final = 255

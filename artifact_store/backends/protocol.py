@@ -1,18 +1,69 @@
-"""The seam between the store's rules and where the bytes lie: what a folder and a bucket must both be able to do.
+"""Backend protocol: the operations that a folder and a bucket both offer, their clock, and named probes.
 
-Paths are relative, with `/`, and come from `layout`. A backend knows nothing of manifests or of what is valid: it
-moves bytes, and raises `StoreUnavailable` when it cannot. Its one conditional operation is `create`: every race of the
-store is settled by it.
+Paths are relative, with `/`, and come from `layout`. A backend knows nothing of manifests or of what is valid: it moves
+bytes, and raises `StoreUnavailable` when it cannot. Its one conditional operation is `create`: every race of the store
+is settled by it.
 """
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar, runtime_checkable
 
-from nxpipe.artifact_store.digest import sha256_hex, sha256_of_chunks
+from nxpipe.artifact_store.canonical import sha256_hex, sha256_of_chunks
+
+_HOLDS: Final = 60.0  # seconds; no two steady clocks drift apart in that time
+
+
+class Clock:
+    def __init__(self, look: Callable[[], float]) -> None:
+        self._look = look
+        self._looked = -_HOLDS
+        self._seen = 0.0
+
+    def now(self) -> float:
+        if time.monotonic() - self._looked >= _HOLDS:
+            self._seen, self._looked = self._look(), time.monotonic()
+        return self._seen + time.monotonic() - self._looked
+
+
+class NotApplicable(Exception):
+    """This kind of backend has no such property, and needs none."""
+
+
+class Violated(Exception):
+    """The experiment came out wrong; says what was seen."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A property by name, and why it matters. `run` raises, or tells what is worth telling.
+
+    A store on a backend without a vital property may lose or mix up artifacts; without another one it is worse to
+    live with.
+    """
+
+    name: str
+    why: str
+    run: Callable[[], str | None]
+    vital: bool = True
+
+
+@runtime_checkable
+class Probed(Protocol):
+    """A backend with properties of its own beyond those that all of them share."""
+
+    def probes(self, folder: str) -> Iterable[Probe]:
+        """Experiments below `folder`, which ends in `/`; whoever makes them cleans up."""
+
+
+def insist(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise Violated(otherwise)
+
 
 CHUNK: Final = 1024**2  # large enough that hashing, not calling, takes the time; small enough for any machine
 

@@ -1,4 +1,4 @@
-"""A payload on its way out: read where it lies, a little at a time, by several streams at once."""
+"""Request bodies of uploads: read in chunks from where they lie, by several threads at once."""
 
 import os
 import threading

@@ -1,6 +1,6 @@
-"""Connections to one server that are kept, and a strict reader of its plain answers.
+"""Persistent HTTPS connections to one server, and a strict parser of simple HTTP/1.1 responses.
 
-What is not plain is a `Doubt`, as is every fault of the network: whoever asked asks again in another way.
+Anything but a simple response, and every fault of the network, raises `FallBackToBotocore`.
 """
 
 import re
@@ -24,7 +24,7 @@ _CHUNK_SIZE: Final = re.compile(rb"([0-9a-fA-F]{1,8})(?:;[^\r]*)?\r\n")
 _STATUS: Final = re.compile(rb"HTTP/1\.1 ([2-5]\d\d)[ \r]")
 
 
-class Doubt(Exception):
+class FallBackToBotocore(Exception):
     """This is no answer that we understand."""
 
 
@@ -52,7 +52,7 @@ class Connections:
             return connection.exchange(method, request)
         except (OSError, ValueError) as error:
             connection.close()
-            raise Doubt(str(error)) from error
+            raise FallBackToBotocore(str(error)) from error
         except BaseException:
             connection.close()
             raise
@@ -69,7 +69,7 @@ class Connections:
         try:
             return Connection(self._server, self._resting)
         except OSError as error:
-            raise Doubt(str(error)) from error
+            raise FallBackToBotocore(str(error)) from error
 
 
 class Connection:
@@ -119,7 +119,7 @@ class Connection:
     def _status(self) -> int:
         found = _STATUS.match(self._file.readline(_LONGEST_LINE))
         if found is None:
-            raise Doubt("no plain answer")
+            raise FallBackToBotocore("no plain answer")
         return int(found[1])
 
     def _headers(self) -> dict[str, str]:
@@ -131,14 +131,14 @@ class Connection:
             name, colon, value = line.partition(b":")
             key, text = name.decode("latin-1").lower(), value.decode("latin-1").strip()
             if not colon or not line.endswith(b"\r\n") or key != key.strip():
-                raise Doubt("no plain header")
+                raise FallBackToBotocore("no plain header")
             headers[key] = f"{headers[key]}, {text}" if key in headers else text
-        raise Doubt("too many headers")
+        raise FallBackToBotocore("too many headers")
 
     def _in_chunks(self, status: int, headers: Mapping[str, str]) -> bytes:
         """S3 likes to say in this way why it refuses; an object it never sends so."""
         if status < _REFUSED or "content-length" in headers or headers["transfer-encoding"].lower() != "chunked":
-            raise Doubt("a body of unknown length")
+            raise FallBackToBotocore("a body of unknown length")
         said = b""
         while size := self._size_of_a_chunk(_LONGEST_ERROR - len(said)):
             said += self._file.read(size)
@@ -149,12 +149,12 @@ class Connection:
     def _size_of_a_chunk(self, most: int) -> int:
         found = _CHUNK_SIZE.fullmatch(self._file.readline(_LONGEST_LINE))
         if found is None or int(found[1], 16) > most:
-            raise Doubt("no plain chunk")
+            raise FallBackToBotocore("no plain chunk")
         return int(found[1], 16)
 
     def _end_of_line(self) -> None:
         if self._file.readline(_LONGEST_LINE) != b"\r\n":
-            raise Doubt("no end of a chunk")
+            raise FallBackToBotocore("no end of a chunk")
 
 
 class Body:
@@ -183,7 +183,7 @@ class Body:
     def error(self) -> bytes:
         """All of it, where it says why something was refused."""
         if self.left > _LONGEST_ERROR:
-            raise Doubt("too long an error")
+            raise FallBackToBotocore("too long an error")
         return b"".join(self.iter_chunks(_LONGEST_ERROR))
 
     def finish(self) -> None:
@@ -213,7 +213,7 @@ def _length(method: str, status: int, headers: Mapping[str, str]) -> int:
         return 0
     text = headers.get("content-length", "")
     if not text.isdecimal():
-        raise Doubt("a body of unknown length")
+        raise FallBackToBotocore("a body of unknown length")
     return int(text)
 
 

@@ -1,13 +1,12 @@
-"""What an S3 server must be able to do beyond what every backend shows: checksums, parts, versions, conditions."""
+"""Probes of an S3 server: checksums, multipart uploads, versioning, conditional writes."""
 
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from typing import Any, Final
 
-from nxpipe.artifact_store.backends.probes import NotApplicable, Probe, Violated, insist
-from nxpipe.artifact_store.backends.s3_client import Place
-from nxpipe.artifact_store.backends.s3_faults import FAULTS, code_of, is_refused, status_of
-from nxpipe.artifact_store.backends.s3_parts import WRITE_ID, spelled
+from nxpipe.artifact_store.backends.protocol import NotApplicable, Probe, Violated, insist
+from nxpipe.artifact_store.backends.s3_client import FAULTS, Place, code_of, is_refused, status_of
+from nxpipe.artifact_store.backends.s3_multipart import WRITE_ID, spelled
 
 _CONTENT: Final = b"bytes of an experiment"
 _CHECKSUM: Final = spelled(sha256(_CONTENT).digest())

@@ -1,12 +1,13 @@
-"""The three requests that move small objects, sent without the SDK's machinery, which costs more than all the rest.
+"""Fast path for the three requests that move small objects: SigV4 and HTTP without botocore's per-request overhead.
 
-It is one attempt. The SDK makes the first request, and shows how: where to, for which region, with whose credentials.
-The like of it is then sent from here. Whatever comes back that is not a plain answer, or does not come back, counts for
-nothing: the SDK asks again in its own way, with its patience and its errors. So nothing depends on this but time.
-
-Where something unusual is configured, all goes the SDK's way. Who hooks into its requests at `before-send` sees these.
+botocore makes the first request and so resolves endpoint, region and credentials; equal requests are then sent from
+here, once each. Anything but a simple response falls back to botocore with its retries and errors, so nothing but
+time depends on this module. It is off where requests are configured in unusual ways, and `before-send` hooks see
+these requests too. `benchmarks/store.py` measures what it saves; docs/results/store-speed.md has the figures.
 """
 
+import hashlib
+import hmac
 import re
 import ssl
 import threading
@@ -22,8 +23,52 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies
 
-from nxpipe.artifact_store.backends.s3_connection import Answer, Connections, Doubt, Server
-from nxpipe.artifact_store.backends.s3_signature import Signer
+from nxpipe.artifact_store.backends.s3_connection import Answer, Connections, FallBackToBotocore, Server
+
+# The signature covers the body's checksum, and so need not cover the body.
+_BODY: Final = "UNSIGNED-PAYLOAD"
+_ALGORITHM: Final = "AWS4-HMAC-SHA256"
+
+
+class RequestSigner:
+    """For one region and service; several threads may use it at once."""
+
+    def __init__(self, region: str, service: str) -> None:
+        self._region = region
+        self._service = service
+        self._of_today: tuple[str, str, bytes] = ("", "", b"")  # the secret, the day, and the key made of both
+
+    def sign(self, credentials: Any, method: str, path: str, headers: dict[str, str], now: float | None = None) -> None:
+        """Add to headers, whose names are in lower case, what proves who asks. `path` is encoded and has no query."""
+        moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
+        headers["x-amz-date"] = moment
+        headers["x-amz-content-sha256"] = _BODY
+        if credentials.token:
+            headers["x-amz-security-token"] = credentials.token
+        names = sorted(headers)
+        signed = ";".join(names)
+        lines = "".join([f"{name}:{' '.join(headers[name].split())}\n" for name in names])
+        request = f"{method}\n{path}\n\n{lines}\n{signed}\n{_BODY}"
+        scope = f"{moment[:8]}/{self._region}/{self._service}/aws4_request"
+        text = f"{_ALGORITHM}\n{moment}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}"
+        signature = _mac(self._key(credentials.secret_key, moment[:8]), text).hex()
+        headers["authorization"] = (
+            f"{_ALGORITHM} Credential={credentials.access_key}/{scope}, SignedHeaders={signed}, Signature={signature}"
+        )
+
+    def _key(self, secret: str, day: str) -> bytes:
+        known_secret, known_day, key = self._of_today
+        if (known_secret, known_day) != (secret, day):
+            key = f"AWS4{secret}".encode()
+            for part in (day, self._region, self._service, "aws4_request"):
+                key = _mac(key, part)
+            self._of_today = (secret, day, key)
+        return key
+
+
+def _mac(key: bytes, text: str) -> bytes:
+    return hmac.digest(key, text.encode(), "sha256")
+
 
 R = TypeVar("R")
 
@@ -100,11 +145,11 @@ class _Way:
     host: str
     user_agent: str
     credentials: Callable[[], Any]
-    signer: Signer
+    signer: RequestSigner
     connections: Connections
 
 
-class Quick:
+class FastPath:
     """For the objects of one bucket; any number of threads may ask at once."""
 
     def __init__(self, client: Any) -> None:
@@ -125,7 +170,7 @@ class Quick:
         try:
             answer = self._sent(way, method, name, key, headers, body)
             return _understood(name, answer, parameters)
-        except (Doubt, BotoCoreError, ValueError):
+        except (FallBackToBotocore, BotoCoreError, ValueError):
             self._way, self._rests_until = None, time.monotonic() + _RESTS
             return None
 
@@ -168,7 +213,7 @@ class Quick:
             host,
             shown.user_agent,
             lambda: shown.signer.get_auth_instance("s3", shown.region, "s3v4").credentials,
-            Signer(shown.region, "s3"),
+            RequestSigner(shown.region, "s3"),
             connections,
         )
 
@@ -192,13 +237,13 @@ class Quick:
         headers["host"] = way.host
         credentials = way.credentials()
         if credentials is None:
-            raise Doubt("nobody to ask as")
+            raise FallBackToBotocore("nobody to ask as")
         way.signer.sign(credentials, method, path, headers)
         headers["user-agent"] = way.user_agent
         request = AWSPreparedRequest(method, way.base + quote(key), HeadersDict(headers), body, False)
         answered = self._client.meta.events.emit_until_response(f"before-send.s3.{name}", request=request)[1]
         if answered is not None:
-            raise Doubt("somebody else answers")
+            raise FallBackToBotocore("somebody else answers")
         lines = "".join([f"{header}: {value}\r\n" for header, value in headers.items()])
         return way.connections.send(method, f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode("latin-1") + body)
 
@@ -231,7 +276,7 @@ def _understood(name: str, answer: Answer, asked: Mapping[str, Any]) -> dict[str
     if refused or absent:
         about = {"Error": {"Code": code, "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": status}}
         raise ClientError(about, name)
-    raise Doubt(f"{status} {code}")
+    raise FallBackToBotocore(f"{status} {code}")
 
 
 def _told(name: str, answer: Answer) -> dict[str, Any]:

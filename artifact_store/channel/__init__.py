@@ -1,1 +1,1 @@
-"""Channels: what runs somewhere, as an append-only log that is never wrong about the present."""
+"""Channels: append-only logs of generations; the newest generation is what the channel serves."""

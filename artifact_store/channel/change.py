@@ -1,4 +1,4 @@
-"""Promotion and rollback: the two ways to add a generation, and what is refused."""
+"""Promotion and rollback: the two operations that append a generation, and their preconditions."""
 
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,7 +15,7 @@ from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.artifact_store.pins import Pins
 from nxpipe.artifact_store.record import ActionRecord, Published
 from nxpipe.artifact_store.store import Store
-from nxpipe.artifact_store.transfer.believed import ALL, Trust
+from nxpipe.artifact_store.trust.channel_trust import ALL, ChannelVerifier
 
 _LONGEST_REASON: Final = 4096  # characters of a document's text
 
@@ -45,7 +45,7 @@ class Requirements:
 
     targets: Mapping[str, Collection[str]] = field(default_factory=dict)
     doubt: Doubt | None = None
-    trust: Trust = ALL
+    trust: ChannelVerifier = ALL
     judge: Judge = is_covered
     believe: Believe | None = None
 
@@ -91,7 +91,7 @@ def rollback(
     expected: int | None = None,
     doubt: Doubt | None = None,
     despite: str | None = None,
-    trust: Trust = ALL,
+    trust: ChannelVerifier = ALL,
 ) -> Appended:
     """Bring back the state of an earlier generation: `to`, or the newest one that differs from what is served.
 
@@ -126,7 +126,7 @@ def rollback(
     return _marked(log.append(follow), trust)
 
 
-def _believable(new: Generation, trust: Trust) -> Generation:
+def _believable(new: Generation, trust: ChannelVerifier) -> Generation:
     """Nothing is written that its own author would refuse: such as by a key that has expired by the date of the tip."""
     fault = trust.policy.fault(new) if trust.policy else None
     if fault:
@@ -137,7 +137,7 @@ def _believable(new: Generation, trust: Trust) -> Generation:
     return new
 
 
-def _marked(appended: Appended, trust: Trust) -> Appended:
+def _marked(appended: Appended, trust: ChannelVerifier) -> Appended:
     """Whoever has written a generation has seen it."""
     trust.mark(appended.generation)
     return appended
@@ -237,7 +237,7 @@ def _insist_on_artifact(store: Store, one: Published, channel: str, requirements
 
 
 def _insist_on_what_stays(
-    log: ChannelLog, tip: Generation, news: Sequence[Served], trust: Trust, store: Store, fault: str
+    log: ChannelLog, tip: Generation, news: Sequence[Served], trust: ChannelVerifier, store: Store, fault: str
 ) -> None:
     """A signature is for the whole state: what only a generation says that is not believed must be named as well."""
     believed = next((one for one in log.back_from(tip) if not trust.fault(store.backend, one)), None)

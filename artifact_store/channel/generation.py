@@ -1,12 +1,11 @@
-"""One entry of a channel's log: the whole state of the channel from that moment on."""
+"""Generation: one entry of a channel's log, the complete state of the channel from that entry on."""
 
 from collections.abc import Iterable
 from typing import ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
-from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.documents import (
     Blob,
     Count,
@@ -23,10 +22,14 @@ from nxpipe.artifact_store.documents import (
 from nxpipe.artifact_store.layout import generation_path, head_path
 from nxpipe.artifact_store.names import short_name
 from nxpipe.artifact_store.record import Published
-from nxpipe.artifact_store.trust.dsse import pre_authentication_encoding
+from nxpipe.artifact_store.trust.envelope import pre_authentication_encoding
 
 MAX_GENERATION_BYTES: Final = 1024**2
+
+
 MAX_SERVED: Final = 1000
+
+
 PAYLOAD_TYPE: Final = "application/vnd.nxpipe.generation+json"
 
 

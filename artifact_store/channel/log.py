@@ -1,4 +1,4 @@
-"""The log of one channel: finding its end, reading it back, and adding to it in a race with others."""
+"""Log of one channel: finding its head, reading it back, appending by conditional create."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -7,8 +7,11 @@ from typing import Final
 
 from nxpipe.artifact_store.backends.protocol import Backend, Found
 from nxpipe.artifact_store.channel.generation import Generation, Head
-from nxpipe.artifact_store.channel.marks import Mark, Marks
-from nxpipe.artifact_store.documents import parse_document, seconds_since_1970
+from nxpipe.artifact_store.channel.watermarks import Mark, Marks
+from nxpipe.artifact_store.documents import (
+    parse_document,
+    seconds_since_1970,
+)
 from nxpipe.artifact_store.errors import Corrupt, InvalidDocument, StoreUnavailable
 from nxpipe.artifact_store.layout import CHANNELS, generation_path, head_path, log_folder, number_of
 from nxpipe.artifact_store.records import Records

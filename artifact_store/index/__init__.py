@@ -1,1 +1,1 @@
-"""A shortcut through many small objects, which can be made anew at any time. Section 9 of docs/store-format.md."""
+"""Indexes over many small objects; each can be rebuilt at any time. Section 9 of docs/reference/store-format.md."""

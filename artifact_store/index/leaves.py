@@ -1,4 +1,4 @@
-"""Nested JSON as flat fields, each with a path and one plain value, so that two documents can be compared by them."""
+"""Nested JSON as flat fields, path and value, so that two documents can be compared."""
 
 import json
 import re

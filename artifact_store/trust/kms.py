@@ -1,4 +1,4 @@
-"""AWS KMS keys: the private half never leaves the service. Whoever verifies needs the public half, and no AWS."""
+"""AWS KMS signing keys: the private half never leaves KMS."""
 
 import hashlib
 from collections.abc import Iterator

@@ -1,17 +1,22 @@
-"""The signatures that a store holds: for each manifest one file of each key, so that nobody overwrites another's."""
+"""Signatures of a store: one object for each manifest and key."""
 
 from typing import Final
 
 from nxpipe.artifact_store.backends.protocol import Backend, Payload
+from nxpipe.artifact_store.blobs import read_at_most
 from nxpipe.artifact_store.errors import Corrupt, InvalidDocument
+from nxpipe.artifact_store.fetch.cached_store import sources_of
 from nxpipe.artifact_store.layout import is_key, signature_folder
 from nxpipe.artifact_store.record import Published
 from nxpipe.artifact_store.store import Store
-from nxpipe.artifact_store.transfer.reading import sources_of
-from nxpipe.artifact_store.trust.envelope import MAX_SIGNATURE_BYTES, Envelope, sign
+from nxpipe.artifact_store.trust.envelope import (
+    MAX_SIGNATURE_BYTES,
+    Envelope,
+    Statement,
+    sign,
+    statement_of,
+)
 from nxpipe.artifact_store.trust.keys import PublicKey, Signer
-from nxpipe.artifact_store.trust.statement import Statement, statement_of
-from nxpipe.artifact_store.verified import read_at_most
 
 _SIGN_AGAIN: Final = "find out who changed it, then have the same key sign the artifact again"
 

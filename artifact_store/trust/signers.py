@@ -1,4 +1,4 @@
-"""From what a person writes for a signing key, `file:PATH` or `kms:ARN`, to the key."""
+"""Signing keys by name: `file:PATH` or `kms:ARN`."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ def open_signer(key: str, folder: Path) -> Signer:
     """A relative path starts at `folder`."""
     kind, _, name = key.partition(":")
     if kind == "file" and name:
-        from nxpipe.artifact_store.trust.key_files import KeyFile
+        from nxpipe.artifact_store.trust.keys import KeyFile
 
         try:
             return KeyFile.open(folder / Path(name).expanduser())

@@ -1,13 +1,10 @@
-"""From a model's configuration to a graph: torch.export on fake tensors, no weights, seconds.
-
-Importing this package is light; torch and transformers are loaded by the first call that needs them.
-"""
+"""Capture: from a model's configuration to a graph by torch.export on fake tensors, without weights, in seconds."""
 
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nxpipe.emulator.capture.elsewhere import of_file, of_folder, of_model
+from nxpipe.emulator.capture.confined import of_file, of_folder, of_model
 from nxpipe.emulator.capture.inputs import example_inputs
 from nxpipe.emulator.capture.request import TASKS, CaptureRequest
 from nxpipe.emulator.errors import CaptureError

@@ -1,8 +1,8 @@
-"""How much a stranger's configuration may make a library do: objects, buffers, and no connection.
+"""Limits on what an untrusted configuration may make a library allocate: modules, buffers, no connection.
 
-Parameters live on the meta device and cost nothing, whatever their size. What costs are the modules, which Python makes
-one by one, and buffers, which get their true values. The names of settings do not tell all of that beforehand, so it is
-counted while the model is built.
+Parameters live on the meta device and cost nothing, whatever their size. Modules, which Python creates one by one,
+and buffers, which get their true values, do cost. The names of settings do not reveal all of that beforehand, so it
+is counted while the model is built.
 """
 
 import contextlib

@@ -1,9 +1,9 @@
-"""A decoder as two pure functions over a key-value cache: prefill reads a prompt, decode reads one token.
+"""Decoder as two pure functions over a KV cache: prefill reads a prompt, decode reads one token.
 
-transformers' own static cache keeps its tensors to itself and writes them in place. Here the cache's layers are made
-of a call's arguments, writing makes new tensors, and those are results: what a compiled program calls state. All of a
-batch's rows are at places of their own: prompts are padded on the right, and `position` says for each row which place
-its token takes. What lies beyond a row's position is never looked at, so nothing else needs masking.
+The static cache of transformers keeps its tensors to itself and writes them in place. Here the cache's layers are
+arguments of a call, a write makes new tensors, and those are results: the state of a compiled program. The rows of a
+batch have independent positions: prompts are padded on the right, and `position` gives each row's write position.
+Attention never reads beyond a row's position, so nothing else needs masking.
 """
 
 import inspect

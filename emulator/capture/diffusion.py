@@ -1,7 +1,7 @@
-"""Diffusion models of the diffusers library: the denoising U-Net, and the two halves of the image autoencoder.
+"""Diffusion models of the diffusers library: the denoising U-Net, and encoder and decoder of the autoencoder.
 
-A program is a function of plain tensors, so the classes here differ from diffusers' own in how `forward` is called,
-and in nothing else: parameters keep their names. `sequence` counts the tokens of the prompt.
+A program is a function of plain tensors, so the classes here differ from those of diffusers in the signature of
+`forward` and in nothing else: parameters keep their names. `sequence` counts the tokens of the prompt.
 """
 
 import importlib

@@ -1,4 +1,6 @@
-"""From torch.export's program to our graph, one call at a time; what cannot be expressed is collected, not raised."""
+"""Importer of torch.export programs into the graph IR, one call at a time; unsupported operators are collected, not
+raised.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -9,12 +11,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from nxpipe.emulator.capture.aten import Complex, NotExpressible, Site, complex_importer_of, importer_of, states_a_fact
-from nxpipe.emulator.capture.host import HostValues
+from nxpipe.emulator.capture.constants import HostValues
 from nxpipe.emulator.capture.model import tensor_type
 from nxpipe.emulator.capture.provenance import origin_of
 from nxpipe.emulator.errors import CaptureError, Finding, IllTyped, UnsupportedOperators
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Graph, Origin, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Origin, Value
 from nxpipe.emulator.ir.types import TensorType
 from nxpipe.emulator.numerics import Array
 

@@ -1,11 +1,12 @@
-"""Inputs to try a graph with: random ids of the vocabulary, the same for the same seed on every machine."""
+"""Sample inputs of a graph: random token ids of the vocabulary, equal for equal seeds on every machine."""
 
 from collections.abc import Mapping
 
 import numpy as np
 
 from nxpipe.emulator.given import lookups
-from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.numerics import Array, round_to
 
 

@@ -1,4 +1,6 @@
-"""A transformers model without weights: parameters on the meta device, buffers with their true values."""
+"""Transformers model without weights: parameters on the meta device, buffers with their true values; its published
+tensor-parallel plan.
+"""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -9,9 +11,10 @@ import transformers
 from transformers.utils.hub import OfflineModeIsEnabled
 
 from nxpipe.emulator.capture.budget import bounded, require_modest_buffers, require_modest_settings
+from nxpipe.emulator.capture.confined import of_model
+from nxpipe.emulator.capture.constants import Portable
 from nxpipe.emulator.capture.diffusion import DIFFUSION, build_diffusion_model
 from nxpipe.emulator.capture.packed import hold_grid
-from nxpipe.emulator.capture.portable import Portable
 from nxpipe.emulator.capture.provenance import where_and_why
 from nxpipe.emulator.capture.request import TASKS, CaptureRequest
 from nxpipe.emulator.configuration import quantised, relevant
@@ -177,3 +180,18 @@ def quiet_libraries() -> Iterator[None]:
         yield
     finally:
         transformers.logging.set_verbosity(before)
+
+
+def published_plan(request: CaptureRequest) -> tuple[tuple[str, str], ...]:
+    """(pattern of modules or parameters, style) pairs, in a fixed order; none if the model publishes no plan.
+
+    Models of diffusers know nothing of plans.
+    """
+    return of_model(tuple, "published_plan", request)
+
+
+def published_plan_here(request: CaptureRequest) -> tuple[tuple[str, str], ...]:
+    """The same, in this process."""
+
+    plan: dict[str, str] = dict(getattr(build_model(request), "tp_plan", None) or {})
+    return tuple(sorted(plan.items()))

@@ -1,4 +1,4 @@
-"""A model handed to AWS's compiler: the PyTorch module with its weights, called by position."""
+"""Module for AWS's compiler: the PyTorch model with its weights, called by position."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,8 +1,9 @@
-"""Image towers that read an image as a row of patches, beside a table of each image's grid.
+"""Image towers that take an image as a sequence of patches with a table of image grids.
 
-Their processors choose the grid by the size of a picture, so no configuration tells it; and the grid decides shapes, so
-a compiled program has one. It is square: that of images of the configured size (224 without one), or what a table of so
-many positions holds. There is a picture for each row of the batch, and the grid is a constant of the program.
+Their processors choose the grid by the size of a picture, so no configuration gives it; the grid decides shapes, so a
+compiled program has exactly one. It is square: that of images of the configured size (224 by default), or the largest
+that the position table holds. There is one picture for each row of the batch, and the grid is a constant of the
+program.
 """
 
 import inspect

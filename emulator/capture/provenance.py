@@ -1,4 +1,6 @@
-"""Where a traced operation, or a failure to trace, stands in the user's model; never a path of this machine."""
+"""Provenance of a traced operation or failure: module path and source line in the user's model, never a path of this
+machine.
+"""
 
 import inspect
 import linecache
@@ -12,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from nxpipe.emulator.ir.graph import Origin
+from nxpipe.emulator.ir.nodes import Origin
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _READ = re.compile(r"\b((?:self\.)?config|self)\.(\w+)")

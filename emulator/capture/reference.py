@@ -1,4 +1,4 @@
-"""The oracle: the same model in PyTorch, eager; in float32, and in the narrower types that its users would take."""
+"""Reference outputs: the same model in PyTorch eager mode, in float32 and in the narrower types that users deploy."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from nxpipe.emulator.capture.answer import Answer
 from nxpipe.emulator.capture.decoder import make_stepwise
 from nxpipe.emulator.capture.model import build_model, quiet_libraries, tensor_type
-from nxpipe.emulator.capture.request import CaptureRequest
+from nxpipe.emulator.capture.request import Answer, CaptureRequest
 from nxpipe.emulator.errors import MissingTensor
 from nxpipe.emulator.numerics import Array
 

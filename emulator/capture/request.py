@@ -1,9 +1,10 @@
-"""What to capture: a model's own configuration, and the static shapes to trace it with."""
+"""Capture request: a model's configuration and the static shapes to trace it with; and the type of its results."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from nxpipe.emulator.errors import CaptureError
+from nxpipe.emulator.numerics import Array
 
 # Hugging Face's task names, and the transformers class that turns a configuration into a model for each.
 TASKS: Mapping[str, str] = {
@@ -87,3 +88,11 @@ class CaptureRequest:
                 longest = None if _BY_DISTANCE in config else config.get(key)
                 if isinstance(longest, int) and self.cache_length > longest:
                     raise CaptureError(f"sequence {self.cache_length} is longer than the model's {key} of {longest}")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Outputs by name, and what each layer gave, by the layer's module path, where that was watched."""
+
+    outputs: Mapping[str, Array]
+    layers: Mapping[str, Array]

@@ -1,12 +1,29 @@
-"""What importers of any source work with: one call in the model, and the graph that it is written into."""
+"""Import site: one call in the source model and the graph it is imported into; with the size limit of constant tables.
 
+The limit is checked from sizes alone, before a table is allocated.
+"""
+
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Origin, Value
+from nxpipe.emulator.ir.nodes import Origin, Value
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import Binary, Broadcast, Cast, Operator, Reshape, Slice, Unary
+
+# The mask of 8,192 tokens takes 64 MiB. What makes a table holds several like it for a moment.
+MOST_TABLE_BYTES: Final = 256 * 2**20
+
+
+def require_room(sizes: Sequence[int], itemsize: int = 8) -> None:
+    """A table of these sizes is about to be made. A size of nothing excuses no other: parts of it are made first."""
+    need = math.prod(max(size, 1) for size in sizes) * itemsize
+    if need > MOST_TABLE_BYTES:
+        raise NotExpressible(
+            f"it needs a table of {need:,} bytes, and the limit is {MOST_TABLE_BYTES:,}; use smaller sizes"
+        )
 
 
 class NotExpressible(Exception):

@@ -1,4 +1,4 @@
-"""Text to token ids, by the tokenizer that a model's folder holds."""
+"""Tokenisation: text to token ids by the tokenizer in a model's folder."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""What each capture needs of PyTorch and transformers, loaded once by the process that is forked for each model."""
+"""Modules of PyTorch and transformers that every capture needs, imported once by the process that forks for each
+model.
+"""
 
 import contextlib
 from functools import cache

@@ -1,7 +1,8 @@
-"""Strangers' models are read by a process without credentials: docs/security.md says what it may do and what it cannot.
+"""Confinement: untrusted models are read by a process without credentials; docs/guides/security.md states its
+permissions.
 
-Whoever asks for a capture inside of `confined()` has it made there; elsewhere it is made in this process, as a library
-and its tests want it. Importing this package is light.
+Captures inside `confined()` run in that process; elsewhere they run in this one, for libraries and tests. Importing
+this package is light.
 """
 
 import sys

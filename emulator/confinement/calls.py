@@ -1,4 +1,4 @@
-"""The questions that may be put to the other process, each with what its answer has to be."""
+"""Closed list of calls to the confined process, each with the type of its result."""
 
 import importlib
 from collections.abc import Callable
@@ -49,18 +49,18 @@ class Call(NamedTuple):
 
 WARM: Final = "nxpipe.emulator.capture.warm"
 _MODEL: Final = (WARM,)
-_PT2: Final = ("nxpipe.emulator.capture.exported",)
+_PT2: Final = ("nxpipe.emulator.capture.pt2",)
 _ONNX: Final = ("nxpipe.emulator.capture.onnx.reader",)
 
 CALLS: Final = {
     "capture": Call("nxpipe.emulator.capture.export", "capture_model", _MODEL, _graph),
     "compile_graph": Call("nxpipe.emulator.compile", "compile_graph_here", _MODEL, _graph),
     "parameter_specs": Call("nxpipe.emulator.capture.model", "weight_types", _MODEL, _table(TensorType)),
-    "published_plan": Call("nxpipe.emulator.capture.published", "published_plan_here", _MODEL, _pairs),
+    "published_plan": Call("nxpipe.emulator.capture.model", "published_plan_here", _MODEL, _pairs),
     "token_ids": Call("nxpipe.emulator.capture.tokens", "token_ids_here", ("nxpipe.emulator.capture.tokens",), _tokens),
-    "capture_pt2": Call("nxpipe.emulator.capture.exported", "capture_exported", _PT2, _graph),
-    "parameters_pt2": Call("nxpipe.emulator.capture.exported", "exported_parameters", _PT2, _table(np.ndarray)),
-    "outputs_pt2": Call("nxpipe.emulator.capture.exported", "run_exported", _PT2, _table(np.ndarray)),
+    "capture_pt2": Call("nxpipe.emulator.capture.pt2", "capture_exported", _PT2, _graph),
+    "parameters_pt2": Call("nxpipe.emulator.capture.pt2", "exported_parameters", _PT2, _table(np.ndarray)),
+    "outputs_pt2": Call("nxpipe.emulator.capture.pt2", "run_exported", _PT2, _table(np.ndarray)),
     "capture_onnx": Call("nxpipe.emulator.capture.onnx", "capture_onnx", _ONNX, _graph),
     "data_onnx": Call("nxpipe.emulator.capture.onnx", "onnx_data_files", _ONNX, _sizes),
     "names_onnx": Call("nxpipe.emulator.capture.onnx", "onnx_data_names", _ONNX, _names),

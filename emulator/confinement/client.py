@@ -1,4 +1,4 @@
-"""This side: one other process for as long as this one lives, and in it a confined copy for each model."""
+"""Client side: one zygote process for the lifetime of this process, which forks a confined child for each model."""
 
 import atexit
 import json

@@ -1,10 +1,10 @@
-"""Errors on their way between two processes: a name of a closed list, a sentence, and texts and numbers beside it."""
+"""Errors across the process boundary: a name of a closed list, a message, and texts and numbers beside it."""
 
 import traceback
 from typing import Any, Final
 
 from nxpipe.emulator import errors
-from nxpipe.emulator.passes.legalise import ConstantTooLarge
+from nxpipe.emulator.passes.precision import ConstantTooLarge
 
 # Of other errors of ours the nearest of these stands for them: what they have beside a sentence is not told.
 _TOLD: Final = (*vars(errors).values(), ConstantTooLarge)

@@ -1,22 +1,119 @@
-"""The other side: a process that imports what reads models, and then makes of itself a confined one for each model.
+"""Server side: the zygote, and the kernel restrictions of each forked child: rlimits, no_new_privs, Landlock.
 
-It is started without the environment of the process that asks, imports libraries before any byte of a stranger's is
-opened, and forks. The copies answer; the original opens nothing but its socket.
+The zygote starts without the caller's environment, imports libraries before any untrusted byte is opened, and forks;
+children answer calls, the zygote opens nothing but its socket. A restriction cannot be undone by the process it
+applies to, nor by its children.
 """
 
+import ctypes
 import gc
 import importlib
 import os
+import resource
 import shutil
+import signal
 import socket
+import stat
+import struct
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from nxpipe.emulator.confinement import Limits, rules, wire
+from nxpipe.emulator.confinement import Limits, server, wire
 from nxpipe.emulator.confinement.calls import CALLS, WARM, answer
 from nxpipe.emulator.confinement.faults import described
+
+_OPEN_FILES: Final = 512
+_SET_PDEATHSIG, _SET_NO_NEW_PRIVS = 1, 38  # of prctl(2)
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system calls, equal on all architectures
+_BENEATH: Final = 1
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
+_OF_FILES: Final = _EXECUTE | _WRITE_FILE | _READ_FILE | 1 << 14  # and truncation; all else is about folders
+# The rights that each version of Landlock knows: 13 at first, then moving between folders, truncation, and ioctl.
+_RIGHTS: Final = {1: 13, 2: 14, 3: 15, 4: 15}
+_LATEST_RIGHTS: Final = 16
+_CONNECT_AND_BIND_TCP: Final = 3
+_ABSTRACT_SOCKETS_AND_SIGNALS: Final = 3
+# What libraries ask of a machine: its processors, its memory, randomness, the loader's list.
+_SYSTEM: Final = (
+    *("/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/lib", "/lib64", "/etc/ld.so.cache"),
+    *("/etc/localtime", "/proc/cpuinfo", "/proc/meminfo", "/proc/self", "/sys/devices/system"),
+    *("/dev/null", "/dev/urandom", "/dev/random", "/dev/zero"),
+)
+
+
+def end_with(parent: int) -> None:
+    """End at once when the process that started this one does."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def limit(limits: Limits) -> None:
+    def set_to(kind: int, value: int) -> None:
+        _, hard = resource.getrlimit(kind)
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (value, value))
+
+    set_to(resource.RLIMIT_CORE, 0)
+    set_to(resource.RLIMIT_FSIZE, limits.written)
+    set_to(resource.RLIMIT_NOFILE, _OPEN_FILES)
+    if limits.memory is not None:
+        set_to(resource.RLIMIT_DATA, limits.memory)
+
+
+def libraries(home: Path) -> list[str]:
+    """The folders that Python, its packages and this program lie in."""
+    return [sys.prefix, sys.base_prefix, *(path for path in sys.path if path), str(home)]
+
+
+def confine(readable: Iterable[str], scratch: str) -> bool:
+    """From now on read nothing but these, write nothing but the folder `scratch`, start no program, open no port.
+
+    False where the kernel has no Landlock; privileges can then still not be gained.
+    """
+    if sys.platform != "linux":
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
+    if version < 1:
+        return False
+    rights = (1 << _RIGHTS.get(version, _LATEST_RIGHTS)) - 1
+    fields = [rights]
+    fields += [_CONNECT_AND_BIND_TCP] if version >= 4 else []
+    fields += [_ABSTRACT_SOCKETS_AND_SIGNALS] if version >= 6 else []
+    attributes = struct.pack(f"={len(fields)}Q", *fields)
+    ruleset = libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
+    if ruleset < 0:
+        raise OSError(ctypes.get_errno(), "Landlock refuses a set of rules")
+    for path in {*readable, *_SYSTEM}:
+        _allow(libc, ruleset, path, _READ_FILE | _READ_DIR)
+    _allow(libc, ruleset, "/dev/null", _READ_FILE | _WRITE_FILE)
+    _allow(libc, ruleset, scratch, rights & ~_EXECUTE)
+    if libc.syscall(_RESTRICT_SELF, ruleset, 0) != 0:
+        raise OSError(ctypes.get_errno(), "Landlock cannot be entered")
+    os.close(ruleset)
+    return True
+
+
+def _allow(libc: ctypes.CDLL, ruleset: int, path: str, rights: int) -> None:
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:  # what is not there need not be allowed
+        return
+    try:
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            rights &= _OF_FILES
+        rule = struct.pack("=Qi", rights, descriptor)
+        if libc.syscall(_ADD_RULE, ruleset, _BENEATH, rule, 0) != 0:
+            raise OSError(ctypes.get_errno(), "Landlock refuses a rule", path)
+    finally:
+        os.close(descriptor)
+
 
 _ORDER: Final = 2**16  # bytes
 _GARBAGE_AFTER: Final = 200_000  # objects: most of what importing and tracing makes stays
@@ -78,15 +175,15 @@ def _status(pid: int) -> int:
 def _read_models(asked: socket.socket, document: Any, parent: int) -> None:
     """Never returns: the copy must not go on where the original would."""
     try:
-        rules.end_with(parent)
+        server.end_with(parent)
         limits = Limits(**document["limits"])
         nowhere = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
             os.dup2(nowhere, number)
         os.chdir(document["scratch"])
         os.environ["TMPDIR"] = os.environ["HOME"] = document["scratch"]
-        rules.limit(limits)
-        rules.confine([*rules.libraries(_HOME), *document["reads"]], document["scratch"])
+        server.limit(limits)
+        server.confine([*server.libraries(_HOME), *document["reads"]], document["scratch"])
         while True:
             asked.settimeout(None)
             name, arguments = wire.receive(asked, sys.maxsize)

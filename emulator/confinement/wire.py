@@ -1,7 +1,7 @@
-"""What the two sides tell each other: a document of JSON, and the bytes that it speaks of. Never a pickle.
+"""Wire format between client and server: a JSON document and its binary buffers. Never a pickle.
 
-A message is the length of the document, the number of buffers and the length of each, as integers of 64 bits, then the
-document and the buffers. Whatever comes from the other side is checked against a closed list of kinds.
+A message is the length of the document, the number of buffers and the length of each, as 64-bit integers, then the
+document and the buffers. Whatever the other side sends is checked against a closed list of types.
 """
 
 import json
@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from nxpipe.emulator.capture.request import CaptureRequest
+from nxpipe.emulator.ir.decoding import decode
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.passes import PassOptions
@@ -147,7 +148,7 @@ _KINDS: Final[dict[str, Callable[[Any, Buffers], Any]]] = {
     "tuple": lambda parts, buffers: tuple(_unpacked(part, buffers) for part in parts),
     "dict": _mapping,
     "array": _array,
-    "graph": lambda number, buffers: Graph.from_bytes(bytes(buffers[number])),
+    "graph": lambda number, buffers: decode(bytes(buffers[number])),
     "type": lambda parts, _: TensorType(tuple(_size(each) for each in parts[0]), DType(parts[1])),
     "path": lambda text, _: Path(_text(text)),
     "request": lambda parts, buffers: CaptureRequest(*(_unpacked(part, buffers) for part in parts)),

@@ -1,11 +1,11 @@
-"""The emulated NeuronCore: carries a program out, instruction by instruction, and assumes the worst.
+"""The emulated NeuronCore: executes a program instruction by instruction, under the least favourable legal conditions.
 
-`Machine` is the door. `memory` and `places` are where elements lie, `dma`, `tensor`, `scalar`, `vector`, `folds`,
-`search` and `gpsimd` what instructions mean, `schedule` who goes next, and `race` the proof that it did not matter.
+`machine.Machine` is the entry point. `memory` holds the poisoned memories and `access` the places of instructions in
+them, `engines` has the semantics of each instruction, `scheduler` chooses the next engine, and `races` proves that the
+choice did not matter.
 """
 
 from nxpipe.emulator.core.faults import Deadlock, MachineFault, OutOfBounds, Race, SumNotBegun, Unwritten
-from nxpipe.emulator.core.machine import Machine
-from nxpipe.emulator.core.statistics import Statistics
+from nxpipe.emulator.core.machine import Machine, Statistics
 
 __all__ = ["Deadlock", "Machine", "MachineFault", "OutOfBounds", "Race", "Statistics", "SumNotBegun", "Unwritten"]

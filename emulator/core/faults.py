@@ -1,4 +1,4 @@
-"""What a program can do wrong on a core that hides nothing."""
+"""Faults of a program that the emulated core reports, where a real core would compute silently and wrongly."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,13 @@ from nxpipe.emulator.errors import ExecutionError
 
 
 class MachineFault(ExecutionError):
-    """Something that a real core would do silently, and wrongly. `where` is the instruction that did it."""
+    """The root of these faults. `where` is the instruction at fault."""
 
-    way_out = ""
+    remedy = ""
 
     def __init__(self, what: str, where: str = "") -> None:
         self.what, self.where = what, where
-        super().__init__(f"{where}: {what}; {self.way_out}" if where else f"{what}; {self.way_out}")
+        super().__init__(f"{where}: {what}; {self.remedy}" if where else f"{what}; {self.remedy}")
 
     def at(self, where: str) -> "MachineFault":
         """The same, as the fault of an instruction."""
@@ -20,39 +20,39 @@ class MachineFault(ExecutionError):
 
 
 class Unwritten(MachineFault):
-    """A read of bytes that nobody has written since the run began."""
+    """A read of bytes that have not been written since the run began."""
 
-    way_out = "write them first, or wait for whoever does"
+    remedy = "write them first, or wait for the instruction that does"
 
 
 class OutOfBounds(MachineFault):
     """An access outside of a partition or of a buffer."""
 
-    way_out = "move it, or make it smaller"
+    remedy = "move it, or make it smaller"
 
 
 class SumNotBegun(MachineFault):
-    """A matmul that adds to what no matmul has begun."""
+    """A matmul that accumulates where no matmul has begun a sum."""
 
-    way_out = "let the first matmul of a sum not accumulate, and nothing else write there before the last"
+    remedy = "let the first matmul of a sum not accumulate, and let nothing else write there before the last"
 
 
-class Malformed(MachineFault):
-    """An instruction whose operands do not go together."""
+class MalformedInstruction(MachineFault):
+    """An instruction whose operands do not fit each other."""
 
-    way_out = "check the program with emulator.isa.limits, which says what each instruction takes"
+    remedy = "check the program with emulator.isa.legality"
 
 
 class Race(MachineFault):
-    """Two accesses to the same bytes, one of them a write, that no wait has put in order."""
+    """Two accesses to the same bytes, one of them a write, that no semaphore wait orders."""
 
-    way_out = "let the later one wait for the earlier one"
+    remedy = "let the later one wait for the earlier one"
 
 
 class Deadlock(MachineFault):
-    """Engines have work left, and none of them can go on."""
+    """Engines with instructions left, none of which can proceed."""
 
-    way_out = "let nobody wait for more than what comes before it in the program"
+    remedy = "wait only for instructions that come before in the program"
 
     def __init__(self, what: str, where: str = "", waiting: Sequence[str] = ()) -> None:
         self.waiting = tuple(waiting)

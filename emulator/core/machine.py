@@ -1,31 +1,82 @@
-"""Carries a program out: one core, or as many as there are ranks, which meet at the collectives.
+"""The emulated core as a whole: loads a program, runs it on as many cores as it has ranks, and counts the work.
 
-What the host loads stays between runs, and so do states; the cores' own memories are fresh at the beginning of each.
+What the host loads stays between runs, and so do states; the cores' own memories are poisoned before each run. A rank
+is a generator that yields its contribution to a collective: the ranks run one after the other up to the same
+collective, and none of them needs a thread.
 """
 
-from collections.abc import Generator, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
-from nxpipe.emulator.core.bound import Bound
-from nxpipe.emulator.core.collective import COLLECTIVES, bring, take
+from nxpipe.emulator.core.access import Bound
+from nxpipe.emulator.core.engines import HANDLERS
+from nxpipe.emulator.core.engines.collective import EXCHANGES, contribution
 from nxpipe.emulator.core.faults import MachineFault
-from nxpipe.emulator.core.meanings import MEANINGS
 from nxpipe.emulator.core.memory import Memories, Storage, require_readonly
-from nxpipe.emulator.core.race import Races
-from nxpipe.emulator.core.schedule import Due, Order, Streams, ordering
-from nxpipe.emulator.core.statistics import Statistics, count
+from nxpipe.emulator.core.races import Races
+from nxpipe.emulator.core.scheduler import Due, Order, Streams, ordering
 from nxpipe.emulator.errors import IndexOutOfRange
-from nxpipe.emulator.isa.instructions import Instruction
-from nxpipe.emulator.isa.operands import Far
+from nxpipe.emulator.isa.cost import moved
+from nxpipe.emulator.isa.instruction import Engine, Instruction
+from nxpipe.emulator.isa.operands import Far, Place
 from nxpipe.emulator.isa.program import Program, instructions
+from nxpipe.emulator.isa.tensor import Matmul
 from nxpipe.emulator.isa.text import line
 from nxpipe.emulator.numerics import Array, Draws, rounding_by_place
 
 
+@dataclass(frozen=True)
+class Statistics:
+    """Counts of one core: executed instructions by name and by engine, bytes read and written by memory. A byte that a
+    pattern reads several times counts several times."""
+
+    instructions: Mapping[str, int] = field(default_factory=dict)
+    engines: Mapping[Engine, int] = field(default_factory=dict)
+    read: Mapping[str, int] = field(default_factory=dict)
+    written: Mapping[str, int] = field(default_factory=dict)
+
+    def __add__(self, other: "Statistics") -> "Statistics":
+        """The counts of both runs together."""
+        both = ((getattr(self, each.name), getattr(other, each.name)) for each in fields(self))
+        return Statistics(*(dict(Counter(one) + Counter(more)) for one, more in both))
+
+    def document(self) -> dict[str, object]:
+        """For a report, in an order that does not change."""
+        return {
+            "instructions": sum(self.engines.values()),
+            "by_engine": dict(sorted(self.engines.items())),
+            "by_kind": dict(sorted(self.instructions.items())),
+            "bytes_read": dict(sorted(self.read.items())),
+            "bytes_written": dict(sorted(self.written.items())),
+        }
+
+
+def count(everything: Iterable[Bound]) -> Statistics:
+    """Statistics from how often each instruction was executed."""
+    names, engines, read, written = Counter[str](), Counter[Engine](), Counter[str](), Counter[str]()
+    for bound in everything:
+        instruction = bound.instruction
+        names[instruction.name] += bound.times
+        engines[instruction.engine] += bound.times
+        for place in instruction.read():
+            # A matmul reads its sums only when it adds to them.
+            times = bound.added if isinstance(instruction, Matmul) and place is instruction.dst else bound.times
+            read[_memory(place)] += times * moved(place)
+        for place in instruction.written():
+            written[_memory(place)] += bound.times * moved(place)
+    return Statistics(dict(+names), dict(+engines), dict(+read), dict(+written))
+
+
+def _memory(place: Place) -> str:
+    return "hbm" if isinstance(place, Far) else place.memory.value
+
+
 class Machine:
-    """A legal program (`emulator.isa.limits`), loaded. `order` says which engine goes when several may: `hostile`,
-    `program` or `random:SEED`. Without `check` nobody looks for races, which is faster; every other rule holds."""
+    """A legal program (`emulator.isa.legality`), loaded. `order` chooses among the engines that may proceed: `hostile`,
+    `program` or `random:SEED`. `check=False` skips the race detection, which is faster; every other rule holds."""
 
     def __init__(self, program: Program, *, order: str = "hostile", check: bool = True) -> None:
         self._order = order
@@ -45,42 +96,43 @@ class Machine:
         return len(self._cores)
 
     def write(self, name: str, array: Array, rank: int | None = None) -> None:
-        """An input, a state or a parameter, as the host knows it: to one rank, or to all."""
+        """Write an input, a state or a parameter in the host's layout: to one rank, or to all."""
         for core in self._cores if rank is None else [self._cores[rank]]:
             core.memories.write(name, array)
 
     def read(self, name: str, rank: int = 0) -> Array:
-        """An output or a state; floats of any type as float32."""
+        """Read an output or a state; floats of any type come as float32."""
         return self._cores[rank].memories.read(name)
 
     def storage(self, number: int, rank: int) -> Storage:
-        """Where a buffer of the program is on a rank; between runs it may `become` another."""
-        return self._cores[rank].memories.lies(number)[0]
+        """The storage of a buffer on a rank; between runs it may become an `alias` of another."""
+        return self._cores[rank].memories.location(number)[0]
 
     def execute(self) -> Statistics:
-        """One run on every core. What one of them amounted to: all carry out the same instructions."""
-        # The engines follow IEEE 754 and never trap; and no order of theirs is the order of their draws.
+        """One run on every core. The statistics are those of one core, as all of them execute the same instructions."""
+        # The engines follow IEEE 754 and never trap. Random draws depend on an instruction's place in the stream of its
+        # engine, so that they are the same in every order of the engines.
         with np.errstate(all="ignore"), rounding_by_place() as draws:
             runs = [core.run(ordering(self._order, core.body, core.rank), draws) for core in self._cores]
-            brought: list[Array] | None = None
-            while (meeting := [_go_on(run, brought) for run in runs]) and meeting[0] is not None:
-                brought = [each for each in meeting if each is not None]
+            contributions: list[Array] | None = None
+            while (meeting := [_resume(run, contributions) for run in runs]) and meeting[0] is not None:
+                contributions = [each for each in meeting if each is not None]
         return self._cores[0].statistics()
 
 
 _Run = Generator[Array, Sequence[Array], None]
 
 
-def _go_on(run: _Run, brought: Sequence[Array] | None) -> Array | None:
-    """Up to the next collective: what the rank brings there; None when the rank has done everything."""
+def _resume(run: _Run, contributions: Sequence[Array] | None) -> Array | None:
+    """Run a rank up to its next collective: its contribution there, or None at the end of its program."""
     try:
-        return next(run) if brought is None else run.send(brought)
+        return next(run) if contributions is None else run.send(contributions)
     except StopIteration:
         return None
 
 
 class _Core:
-    """One rank's memories, and the program bound to them."""
+    """One rank: its memories, and the program bound to them."""
 
     def __init__(self, program: Program, rank: int, *, check: bool) -> None:
         self.rank, self.body = rank, program.body
@@ -97,7 +149,7 @@ class _Core:
             raise fault.at(self._describe(instruction, ())) from None
 
     def run(self, order: Order, draws: Draws | None) -> _Run:
-        self.memories.freshen()
+        self.memories.poison()
         everything = list(self._bound.values())
         for bound in everything:
             bound.forget()
@@ -106,7 +158,7 @@ class _Core:
         while (engine := order.choose(streams)) is not None:
             due = streams.head(engine)
             try:
-                yield from self._carry_out(due, streams, races, draws)
+                yield from self._execute(due, streams, races, draws)
             except MachineFault as fault:
                 raise fault.at(self._describe(due.bound.instruction, due.indices)) from None
             except IndexOutOfRange as fault:
@@ -116,8 +168,10 @@ class _Core:
         if streams.working:
             raise streams.deadlock(lambda due: self._describe(due.bound.instruction, due.indices))
 
-    def _carry_out(self, due: Due, streams: Streams, races: Races | None, draws: Draws | None) -> _Run:
+    def _execute(self, due: Due, streams: Streams, races: Races | None, draws: Draws | None) -> _Run:
         bound = due.bound
+        # Row numbers are an operand like any other: they are read, and their own places checked for races, before
+        # the rows that they select are known and can be checked themselves.
         bound.locate(due.indices)
         bound.times += 1
         if races is not None:
@@ -126,13 +180,14 @@ class _Core:
             rows.read_rows()
         if races is not None:
             races.note(bound, bound.indirect)
-        brought = (yield bring(bound)) if isinstance(bound.instruction, COLLECTIVES) else None
+        exchange = EXCHANGES.get(type(bound.instruction))
+        contributions = (yield contribution(bound)) if exchange else []
         if draws is not None:
             draws.go_to((bound.engine, streams.done[bound.engine] + 1))
-        if brought is not None:
-            take(bound.instruction, bound, brought, self.rank)
+        if exchange:
+            exchange(bound.instruction, bound, contributions, self.rank)
         else:
-            MEANINGS[type(bound.instruction)](bound.instruction, bound)
+            HANDLERS[type(bound.instruction)](bound.instruction, bound)
         if races is not None:
             races.end(bound)
 
@@ -140,9 +195,9 @@ class _Core:
         return count(self._bound.values())
 
     def _describe(self, instruction: Instruction, indices: tuple[int, ...]) -> str:
-        """Its text and the turn of the loops; no waits, which are another matter."""
+        """The text of an instruction without its waits, the iteration of its loops, its rank and its origin."""
         shown = " ".join(line(instruction.after(), self.memories.labels).split())
-        turn = f" with {', '.join(f'i{depth}={index}' for depth, index in enumerate(indices))}" if indices else ""
+        iteration = f" with {', '.join(f'i{depth}={index}' for depth, index in enumerate(indices))}" if indices else ""
         rank = f" on rank {self.rank}" if self._program.ranks > 1 else ""
         note = self._program.notes[instruction.note] if instruction.note < len(self._program.notes) else ""
-        return f"{shown}{turn}{rank}{f', at {note}' if note else ''}"
+        return f"{shown}{iteration}{rank}{f', at {note}' if note else ''}"

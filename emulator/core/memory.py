@@ -1,8 +1,10 @@
-"""The memories of one core: SBUF, PSUM and its part of HBM, rows of bytes that know which were written.
+"""The memories of one core: SBUF, PSUM and its part of HBM, with the bytes that were written.
 
-Fresh bytes are all ones: NaN, or -1. What the host loads stays from run to run, and so do states; everything else is
-fresh again at the beginning of each run. In HBM scratch lies together, since it may overlap; any other buffer has a
-storage of its own, so that programs beside each other can have weights and states in common.
+Memory starts poisoned: every byte is 0xFF, which is NaN in every float type and -1 in every integer, so that a value
+that was used without being written spoils the result visibly; and a byte map of what was written turns such a read into
+an error at once. What the host loads stays from run to run, and so do states; everything else is poisoned again before
+each run, so that no result depends on the run before. Scratch buffers of HBM share one storage, since they may overlap;
+any other buffer has its own, so that programs loaded side by side can share weights and states.
 """
 
 from collections import Counter
@@ -13,8 +15,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from nxpipe.emulator.core.cells import decode, encode, raw
-from nxpipe.emulator.core.faults import Malformed, Unwritten
+from nxpipe.emulator.core.arithmetic import decode, encode, raw
+from nxpipe.emulator.core.faults import MalformedInstruction, Unwritten
 from nxpipe.emulator.errors import ExecutionError, MissingTensor, WrongTensor
 from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.ir.types import DType, TensorType
@@ -26,17 +28,17 @@ from nxpipe.emulator.numerics import Array
 Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
 
-FRESH = 0xFF
-_LINE = 64  # partitions begin at multiples of this, as far as alignment goes
+_POISON = 0xFF
+_LINE = 64  # bytes; partitions begin at multiples of it, for aligned access
 _LOADED = (Role.PARAMETER, Role.CONSTANT)
 _KEPT = (Role.INPUT, Role.STATE, *_LOADED)
 
 
 @dataclass(eq=False)
 class Storage:
-    """So many bytes, `pitch` in each of its partitions; they take up room when somebody touches them. `written` and
-    `begun` say of each byte, by 1, that somebody wrote it, and that it is part of a sum that a matmul has begun.
-    `loaded` says of each tensor of a buffer that the host loaded it whole; then nobody asks `written`."""
+    """Bytes, `pitch` in each partition, allocated at the first access. `written` and `begun` map each byte to 1 once it
+    was written, or is part of a sum that a matmul has begun. `loaded` maps each tensor of a buffer that the host loaded
+    whole, for which `written` is not needed."""
 
     name: str
     pitch: int
@@ -52,14 +54,14 @@ class Storage:
     def written(self) -> Bytes:
         return np.zeros(self.size, np.uint8)
 
-    def become(self, other: "Storage") -> None:
-        """From now on it is where the other one is, whose tensors were all loaded."""
+    def alias(self, other: "Storage") -> None:
+        """Share the bytes of another storage, whose tensors were all loaded."""
         self.cells, self.loaded = other.cells, other.loaded
 
-    def freshen(self, low: int = 0, high: int | None = None) -> None:
-        for bits, fresh in ((self.cells, FRESH), (self.written, 0), (self.begun, 0)):
-            if bits is not None:
-                bits[low:high] = fresh
+    def poison(self, low: int = 0, high: int | None = None) -> None:
+        for cells, value in ((self.cells, _POISON), (self.written, 0), (self.begun, 0)):
+            if cells is not None:
+                cells[low:high] = value
 
 
 def in_hbm(size: int, loaded: Flags | None = None) -> Storage:
@@ -77,12 +79,12 @@ class Memories:
         self.core = core
         self.buffers = program.buffers
         self.labels = labelled(program.buffers)
-        self.rooms = {Memory.SBUF: core.sbuf, Memory.PSUM: core.psum}
+        self.capacities = {Memory.SBUF: core.sbuf, Memory.PSUM: core.psum}
         reached = _reached(program.body)
         self.on_chip = {
-            # Of each partition as much as the program reaches; the rest would only have to be freshened.
-            memory: _on_chip(memory, core.partitions, max(min(reached[memory], room), 1))
-            for memory, room in self.rooms.items()
+            # Only as much of each partition as the program reaches: the rest would cost time to poison.
+            memory: _on_chip(memory, core.partitions, max(min(reached[memory], capacity), 1))
+            for memory, capacity in self.capacities.items()
         }
         scratch = [buffer for buffer in program.buffers if buffer.role is Role.SCRATCH]
         self._low = min((buffer.address for buffer in scratch), default=0)
@@ -95,32 +97,32 @@ class Memories:
         ]
         self._load_constants(program.constants)
 
-    def lies(self, number: int) -> tuple[Storage, int]:
-        """Where a buffer is, and at which byte it begins there."""
+    def location(self, number: int) -> tuple[Storage, int]:
+        """The storage of a buffer, and the byte at which it begins there."""
         buffer = self.buffers[number]
         return self._hbm[number], buffer.address - self._low if buffer.role is Role.SCRATCH else 0
 
-    def freshen(self) -> None:
-        """What no run finds as an earlier one left it."""
+    def poison(self) -> None:
+        """Poison everything that a run must not inherit from an earlier one."""
         for storage in self.on_chip.values():
-            storage.freshen()
+            storage.poison()
         for number, buffer in enumerate(self.buffers):
             if buffer.role not in _KEPT:
-                storage, base = self.lies(number)
-                storage.freshen(base, base + buffer.nbytes)
+                storage, base = self.location(number)
+                storage.poison(base, base + buffer.nbytes)
 
     def is_loaded(self, number: int, low: int, high: int) -> bool:
-        """Whether these bytes of a buffer belong to tensors that were all loaded."""
+        """These bytes of a buffer belong to tensors that the host has loaded."""
         loaded, size = self._hbm[number].loaded, max(_size(self.buffers[number]), 1)
         return loaded is not None and bool(loaded[low // size : (high - 1) // size + 1].all())
 
     def write(self, name: str, array: Array) -> None:
-        """A tensor from the host, with its axes in the order in which the host knows them."""
+        """Write a tensor from the host, with its axes in the host's order."""
         for number, index in self._named(name, Role.INPUT, Role.STATE, Role.PARAMETER):
             put(self._hbm[number], self.buffers[number], index, array)
 
     def read(self, name: str) -> Array:
-        """What lies there; floats as float32, whatever their type."""
+        """Read a tensor; floats of any type come as float32."""
         number, index = next(iter(self._named(name, Role.OUTPUT, Role.STATE, Role.INPUT, Role.PARAMETER)))
         buffer = self.buffers[number]
         storage, low = self._hbm[number], index * _size(buffer)
@@ -128,7 +130,7 @@ class Memories:
         if not self.is_loaded(number, low, high) and not storage.written[low:high].all():
             first = int(np.argmin(storage.written[low:high])) // buffer.dtype.itemsize
             at = [int(place) for place in np.unravel_index(first, buffer.shape)]
-            raise Unwritten(f"the {buffer.role} {name!r} is read, and nobody has written its element {at}")
+            raise Unwritten(f"the {buffer.role} {name!r} is read, and its element {at} was never written")
         return get(storage, buffer, index)
 
     def _load_constants(self, constants: Mapping[str, bytes]) -> None:
@@ -140,13 +142,13 @@ class Memories:
                     raise MissingTensor("constant", digest, str(TensorType(buffer.shape, buffer.dtype)))
                 if len(constants[digest]) != _size(buffer):
                     raise WrongTensor("constant", digest, f"{_size(buffer)} bytes", f"{len(constants[digest])} bytes")
-            # Nobody writes there: a single one is read where it is.
+            # Constants are read-only, so a single one needs no copy.
             storage = self._hbm[number]
             storage.cells = np.frombuffer(b"".join(constants[digest] for digest in buffer.names), np.uint8)
             storage.loaded = np.ones(len(buffer.names), np.bool_)
 
     def _named(self, name: str, *roles: Role) -> Iterator[tuple[int, int]]:
-        """Every place of the first of these roles in which something has this name."""
+        """(buffer, index) of every tensor with this name, of the first of these roles that has one."""
         for role in roles:
             found = [
                 (number, buffer.names.index(name))
@@ -162,7 +164,7 @@ class Memories:
 
 
 def _reached(body: Sequence[Step], counts: tuple[int, ...] = ()) -> Counter[Memory]:
-    """How many bytes of a partition lie before the end of the furthest access."""
+    """The end of the furthest access in a partition of each memory, over all iterations of the loops."""
     reached = Counter[Memory]()
     for step in body:
         if isinstance(step, Loop):
@@ -176,15 +178,15 @@ def _reached(body: Sequence[Step], counts: tuple[int, ...] = ()) -> Counter[Memo
 
 
 def require_readonly(program: Program, written: Iterable[int]) -> None:
-    """Weights are loaded once, and are the same in every run."""
+    """Refuse a program that writes to weights or constants: they are loaded once for all runs."""
     for number in written:
         buffer = program.buffers[number]
         if buffer.role in _LOADED:
-            raise Malformed(f"the program writes to the {buffer.role} {buffer.names[0]!r}")
+            raise MalformedInstruction(f"the program writes to the {buffer.role} {buffer.names[0]!r}")
 
 
 def put(storage: Storage, buffer: Buffer, index: int, array: Array) -> None:
-    """One of a buffer's tensors, with its axes in the order in which the host knows them."""
+    """Write one of a buffer's tensors, with its axes in the host's order."""
     name, array = buffer.names[index], np.asarray(array)
     _require_fit(name, buffer, array)
     bits = _as_bits(name, buffer, array.transpose(buffer.order) if buffer.order else array)
@@ -194,7 +196,7 @@ def put(storage: Storage, buffer: Buffer, index: int, array: Array) -> None:
 
 
 def get(storage: Storage, buffer: Buffer, index: int) -> Array:
-    """A copy, as the memory goes on changing; floats as float32, whatever their type."""
+    """A copy of one of a buffer's tensors; floats of any type as float32."""
     bits = storage.cells[index * _size(buffer) : (index + 1) * _size(buffer)].copy()
     numbers = decode(bits.view(raw(buffer.dtype)).reshape(buffer.shape), buffer.dtype)
     return numbers.transpose(np.argsort(buffer.order)) if buffer.order else numbers

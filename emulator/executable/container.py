@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import Final
 
 from nxpipe.emulator.errors import ExecutableInvalid
-from nxpipe.emulator.executable.spelling import Reader
+from nxpipe.emulator.executable.field_codecs import Reader
 
 MAGIC: Final = b"\x89NXE\r\n\x1a\n"
 VERSION: Final = 2

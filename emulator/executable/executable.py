@@ -1,4 +1,5 @@
-"""The executable: a program and how to call it, as canonical bytes. docs/nxe.md is the specification of the file.
+"""The executable: a program and how to call it, as canonical bytes. docs/reference/nxe.md is the specification of
+the file.
 
 Code only: weights are named, not held. Of constants those that the program carries are in the file; large ones are left
 out by `without_large_constants`, kept by their digests like any blob, and given back by `with_constants`.
@@ -11,12 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from nxpipe.emulator.errors import ExecutableInvalid
+from nxpipe.emulator.executable.code import read_code, write_code
 from nxpipe.emulator.executable.container import BODY, LONGEST_FILE, Section, packed, unpacked
-from nxpipe.emulator.executable.port import Port
-from nxpipe.emulator.executable.reading import read_code
-from nxpipe.emulator.executable.shared import Words, Written
-from nxpipe.emulator.executable.spelling import Reader, Writer
+from nxpipe.emulator.executable.field_codecs import Reader, SharedWriter, WordReader, Writer
 from nxpipe.emulator.executable.tables import (
+    Port,
     constant_sizes,
     read_buffers,
     read_constants,
@@ -29,11 +29,10 @@ from nxpipe.emulator.executable.tables import (
     write_notes,
     write_ports,
 )
-from nxpipe.emulator.executable.writing import write_code
 from nxpipe.emulator.ir.types import TensorType
-from nxpipe.emulator.isa.instructions import Engine
+from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.program import Program, Role, counted, instructions
-from nxpipe.emulator.passes.shard import Piece
+from nxpipe.emulator.passes.shard import Sharding
 
 __all__ = ["Counts", "Executable", "Port", "from_bytes", "read", "to_bytes"]
 
@@ -54,7 +53,7 @@ class Executable:
 
     program: Program
     ports: tuple[Port, ...] = ()
-    divisions: Mapping[int, Piece] = field(default_factory=dict)
+    divisions: Mapping[int, Sharding] = field(default_factory=dict)
 
     @property
     def counts(self) -> Counts:
@@ -64,7 +63,7 @@ class Executable:
     def of_role(self, role: Role) -> dict[str, Port]:
         return {port.name: port for port in self.ports if port.role is role}
 
-    def pieces(self, role: Role) -> dict[str, Piece]:
+    def pieces(self, role: Role) -> dict[str, Sharding]:
         """By name which piece a rank has of each tensor that is divided."""
         buffers = self.program.buffers
         divided = ((buffers[number], piece) for number, piece in self.divisions.items())
@@ -143,7 +142,7 @@ def _require_places(executable: Executable, at: int) -> None:
             raise ExecutableInvalid(at, f"buffer {number} does not hold a {port.type} as {port.name[:40]!r} is one")
 
 
-def _on_rank(whole: TensorType, piece: Piece | None) -> TensorType | None:
+def _on_rank(whole: TensorType, piece: Sharding | None) -> TensorType | None:
     if piece is None:
         return whole
     divided = piece.axis < whole.rank and whole.shape[piece.axis] == sum(piece.sizes)
@@ -161,7 +160,7 @@ def _require_canonical(executable: Executable, data: bytes) -> None:
 
 def _write_totals(counts: Counts) -> bytes:
     out = Writer()
-    words = Written(out)
+    words = SharedWriter(out)
     out.number(counts.instructions)
     out.number(len(counts.carried_out))
     for engine, number in counts.carried_out.items():
@@ -171,7 +170,7 @@ def _write_totals(counts: Counts) -> bytes:
 
 
 def _read_totals(source: Reader) -> Counts:
-    words = Words(source)
+    words = WordReader(source)
     count = source.number()
     engines = source.count("engines", len(Engine))
     counts = Counts(count, {words.word(Engine): source.number() for _ in range(engines)})

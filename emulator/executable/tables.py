@@ -1,19 +1,33 @@
-"""What stands beside the code: buffers, ports, divisions, notes and constants, as each is written and as it is read."""
+"""A tensor that goes into a program or comes out of it, as its caller sees it."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from typing import Final
 
-from nxpipe.emulator.executable.port import Port
-from nxpipe.emulator.executable.shared import Words, Written
-from nxpipe.emulator.executable.spelling import Reader, Writer
+from nxpipe.emulator.executable.field_codecs import Reader, SharedWriter, WordReader, Writer
 from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.ir.types import DType, TensorType, is_reasonable
 from nxpipe.emulator.isa.program import Buffer, Role
-from nxpipe.emulator.ops.shares import Share, uneven
-from nxpipe.emulator.passes.shard import Piece
+from nxpipe.emulator.ops.collective import Share, uneven
+from nxpipe.emulator.passes.shard import Sharding
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """`type` is the caller's: of a state that ranks share, the whole; 64-bit integers although they lie narrower.
+
+    `sizes` is empty, or names each axis along which a request may be shorter ("batch", "sequence"; "" where it may
+    not): equally shorter wherever that name stands. The host pads such inputs behind, and cuts outputs back.
+    """
+
+    name: str
+    role: Role
+    type: TensorType
+    sizes: tuple[str, ...] = ()
+
 
 MOST_RANKS: Final = 1 << 16
 MOST_TENSORS: Final = 1 << 16
@@ -23,7 +37,7 @@ _DIGEST: Final = 32  # bytes
 
 def write_ports(ports: Sequence[Port]) -> bytes:
     out = Writer()
-    words = Written(out)
+    words = SharedWriter(out)
     out.number(len(ports))
     for port in ports:
         out.text(port.name)
@@ -37,7 +51,7 @@ def write_ports(ports: Sequence[Port]) -> bytes:
 
 
 def read_ports(source: Reader) -> tuple[Port, ...]:
-    words = Words(source)
+    words = WordReader(source)
     ports = tuple(_read_port(source, words) for _ in range(source.count("ports")))
     if len({(port.name, port.role) for port in ports}) != len(ports):
         raise source.fault("two ports have one name and one role")
@@ -45,7 +59,7 @@ def read_ports(source: Reader) -> tuple[Port, ...]:
     return ports
 
 
-def _read_port(source: Reader, words: Words) -> Port:
+def _read_port(source: Reader, words: WordReader) -> Port:
     name, role, dtype = source.text(), words.word(Role), words.word(DType)
     if role not in (Role.INPUT, Role.OUTPUT, Role.STATE):
         raise source.fault(f"port {name[:40]!r} is {role}, and no input, output or state")
@@ -58,7 +72,7 @@ def _read_port(source: Reader, words: Words) -> Port:
 
 def write_buffers(core: str, ranks: int, buffers: Sequence[Buffer]) -> bytes:
     out = Writer()
-    words = Written(out)
+    words = SharedWriter(out)
     out.text(core)
     out.number(ranks)
     out.number(len(buffers))
@@ -80,13 +94,13 @@ def read_buffers(source: Reader) -> tuple[str, int, tuple[Buffer, ...]]:
         raise source.fault(f"there is no core {core[:40]!r}; known are {', '.join(CORES)}")
     if not 1 <= ranks <= MOST_RANKS:
         raise source.fault(f"a program for {ranks} ranks")
-    words = Words(source)
+    words = WordReader(source)
     buffers = tuple(_read_buffer(source, words) for _ in range(source.count("buffers")))
     source.end()
     return core, ranks, buffers
 
 
-def _read_buffer(source: Reader, words: Words) -> Buffer:
+def _read_buffer(source: Reader, words: WordReader) -> Buffer:
     role, dtype, address = words.word(Role), words.word(DType), source.number()
     shape, order = _read_shape(source, dtype), _read_numbers(source)
     if order and sorted(order) != list(range(len(shape))):
@@ -97,7 +111,7 @@ def _read_buffer(source: Reader, words: Words) -> Buffer:
     return Buffer(role, names, dtype, shape, order, address)
 
 
-def write_divisions(divisions: Mapping[int, Piece]) -> bytes:
+def write_divisions(divisions: Mapping[int, Sharding]) -> bytes:
     out = Writer()
     out.number(len(divisions))
     before = -1
@@ -112,8 +126,8 @@ def write_divisions(divisions: Mapping[int, Piece]) -> bytes:
     return bytes(out.data)
 
 
-def read_divisions(source: Reader, ranks: int, buffers: Sequence[Buffer]) -> dict[int, Piece]:
-    divisions: dict[int, Piece] = {}
+def read_divisions(source: Reader, ranks: int, buffers: Sequence[Buffer]) -> dict[int, Sharding]:
+    divisions: dict[int, Sharding] = {}
     number = -1
     for _ in range(source.count("divisions")):
         number += source.number()
@@ -125,7 +139,7 @@ def read_divisions(source: Reader, ranks: int, buffers: Sequence[Buffer]) -> dic
         if not _fits(axis, shares, buffers[number], ranks):
             raise source.fault(f"a division of axis {axis} does not fit buffer {number} on {ranks} ranks")
         sizes, parts = tuple(share.size for share in shares), tuple(share.parts for share in shares)
-        divisions[number] = Piece(axis, sizes, parts, *uneven(shares, ranks))
+        divisions[number] = Sharding(axis, sizes, parts, *uneven(shares, ranks))
     source.end()
     return divisions
 

@@ -1,11 +1,12 @@
-"""The one way to make graphs: values get fresh numbers, and every node's type comes from its operator's shape rule."""
+"""The builder of graphs: values get fresh numbers, and every node's type comes from its operator's shape rule."""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from nxpipe.emulator.errors import GraphInvalid
-from nxpipe.emulator.ir.graph import NOWHERE, Graph, Node, Origin, Repeat, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import NOWHERE, Node, Origin, Repeat, Value
 from nxpipe.emulator.ir.repeat import require_sound_repeats
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array, settle

@@ -8,37 +8,34 @@
 The header holds `inputs`, `parameters` ([name, dtype, shape] each), `constants` ([dtype, shape]), `nodes` ([operator,
 attributes, operand numbers] and, where known, an index into `origins`), `origins` ([module, source]), `outputs`
 ([name, number]) and `repeats` ([start, stop, count, carried, taken, given], the last three as rows of numbers). Values
-are numbered in order of appearance: inputs, parameters, constants, nodes, where what a repeat gives comes right after
-its last node. Result types are not stored, because the shape rules give them. Floats among the attributes are C99
-hexadecimal strings, which lose no bit. bfloat16 elements take two bytes, tfloat32 elements four, booleans one bit.
+are numbered in order of appearance: inputs, parameters, constants, nodes; the values that a repeat gives come right
+after its last node. Result types are not stored, because the shape rules give them. Floats among the attributes are
+C99 hexadecimal strings, which lose no bit. bfloat16 elements take two bytes, tfloat32 elements four, booleans one bit.
 
-Reading re-encodes what it built and compares, so that of two different byte strings at most one is a given graph.
+`decoding` re-encodes what it has read and compares, so that of two different byte strings at most one is a given graph.
 """
 
 import json
 import struct
-from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
-from functools import cache
-from typing import Any, get_args, get_type_hints
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from nxpipe.emulator.errors import GraphInvalid
-from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import NOWHERE, Graph, Node, Origin, Repeat, Value, renumber
-from nxpipe.emulator.ir.types import DType, TensorType, is_reasonable
+from nxpipe.emulator.ir.nodes import NOWHERE, Node, Origin, Repeat, Value
+from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.ops import OPERATORS, Attribute, Operator, attributes
+from nxpipe.emulator.ops.base import Attribute, attributes
 
-_MAGIC = b"NXGRAPH2"
-_PREFIX = struct.Struct("<8sQ")
+if TYPE_CHECKING:
+    from nxpipe.emulator.ir.graph import Graph
+
+MAGIC: Final = b"NXGRAPH2"
+PREFIX: Final = struct.Struct("<8sQ")
 
 
-def encode(graph: Graph) -> bytes:
-    """The graph as canonical bytes."""
-    graph = renumber(graph)
+def encode(graph: "Graph") -> bytes:
+    """A graph whose values are numbered in order of appearance, as canonical bytes."""
     origins = {
         origin: i for i, origin in enumerate(dict.fromkeys(n.origin for n in graph.nodes if n.origin != NOWHERE))
     }
@@ -53,7 +50,7 @@ def encode(graph: Graph) -> bytes:
     }
     text = json.dumps(header, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
     elements = (_pack(data, value.type.dtype) for value, data in graph.constants.items())
-    return b"".join([_PREFIX.pack(_MAGIC, len(text)), text, *elements])
+    return b"".join([PREFIX.pack(MAGIC, len(text)), text, *elements])
 
 
 def _plain_type(type_: TensorType) -> list[Any]:
@@ -93,184 +90,3 @@ def _pack(data: Array, dtype: DType) -> bytes:
     if dtype is DType.BOOL:
         return np.packbits(data, axis=None, bitorder="little").tobytes()
     return data.astype(data.dtype.newbyteorder("<")).tobytes()
-
-
-def _unpack(data: bytes, type_: TensorType) -> Array:
-    if type_.dtype is DType.BFLOAT16:
-        flat: Array = (np.frombuffer(data, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
-    elif type_.dtype is DType.FLOAT16:
-        flat = np.frombuffer(data, "<f2").astype(np.float32)
-    elif type_.dtype.is_float and type_.dtype.itemsize == 1:
-        flat = np.frombuffer(data, type_.dtype.stored).astype(np.float32)
-    elif type_.dtype is DType.BOOL:
-        flat = np.unpackbits(np.frombuffer(data, np.uint8), count=type_.elements, bitorder="little").astype(np.bool_)
-    else:
-        flat = np.frombuffer(data, type_.dtype.held.newbyteorder("<")).astype(type_.dtype.held)
-    return flat.reshape(type_.shape)
-
-
-def decode(data: bytes) -> Graph:
-    """The graph that these bytes are. Hostile bytes cost no more than their own length, and end in GraphInvalid."""
-    if len(data) < _PREFIX.size:
-        raise GraphInvalid(f"{len(data)} bytes are too few for a graph")
-    magic, length = _PREFIX.unpack_from(data)
-    if magic != _MAGIC or length > len(data) - _PREFIX.size:
-        raise GraphInvalid("the bytes do not start like a graph, or end before its header does")
-    start = _PREFIX.size + length
-    try:
-        header = json.loads(data[_PREFIX.size : start].decode("ascii"))
-    except (ValueError, RecursionError) as fault:
-        raise GraphInvalid(f"the graph's header is not JSON: {fault}") from None
-    graph = _Reader(header, memoryview(data)[start:]).graph()
-    if encode(graph) != data:
-        raise GraphInvalid("the bytes are not the canonical form of the graph that they describe")
-    return graph
-
-
-class _Reader:
-    """Builds a graph from a header, believing nothing that it says."""
-
-    def __init__(self, header: object, elements: memoryview) -> None:
-        self._header = _shaped(header, dict)
-        self._elements = elements
-        self._builder = GraphBuilder()
-        self._values: list[Value] = []
-
-    def graph(self) -> Graph:
-        for name, *type_ in self._rows("inputs", (str, str, list)):
-            self._values.append(self._builder.input(name, _read_type(*type_)))
-        for name, *type_ in self._rows("parameters", (str, str, list)):
-            self._values.append(self._builder.parameter(name, _read_type(*type_)))
-        for type_ in self._rows("constants", (str, list)):
-            self._values.append(self._constant(_read_type(*type_)))
-        origins = [Origin(*row) for row in self._rows("origins", (str, str))]
-        repeats = deque(_row(row, (int, int, int, list, list, list)) for row in self._section("repeats"))
-        for position, row in enumerate(self._section("nodes"), 1):
-            self._node(_shaped(row, list), origins)
-            if repeats and repeats[0][1] == position:
-                self._repeat(*repeats.popleft())
-        if repeats:
-            raise GraphInvalid(f"a repeat ends at node {str(repeats[0][1])[:40]}, where another ended or no node is")
-        for name, number in self._rows("outputs", (str, int)):
-            self._builder.output(name, self._value(number))
-        return self._builder.build()
-
-    def _section(self, name: str) -> list[Any]:
-        section: list[Any] = _shaped(self._header.get(name), list)
-        return section
-
-    def _rows(self, section: str, kinds: tuple[type, ...]) -> Iterable[list[Any]]:
-        for row in self._section(section):
-            yield _row(row, kinds)
-
-    def _constant(self, type_: TensorType) -> Value:
-        size = -(-type_.elements // 8) if type_.dtype is DType.BOOL else type_.nbytes
-        if size > len(self._elements):
-            raise GraphInvalid(f"a constant of type {type_} needs {size} bytes, but {len(self._elements)} are left")
-        data, self._elements = bytes(self._elements[:size]), self._elements[size:]
-        return self._builder.constant(_unpack(data, type_), type_.dtype)
-
-    def _node(self, row: list[Any], origins: list[Origin]) -> None:
-        name, plain, operands = _row(row[:3], (str, dict, list))
-        op = _read_operator(name, plain)
-        place = NOWHERE
-        if len(row) > 3:
-            (index,) = _row(row[3:], (int,))
-            if not 0 <= index < len(origins):
-                raise GraphInvalid(f"a node comes from origin {index} of {len(origins)}")
-            place = origins[index]
-        values = [self._value(_shaped(number, int)) for number in operands]
-        self._values.append(self._builder.add(op, *values, origin=place))
-
-    def _repeat(self, start: int, stop: int, count: int, *tables: list[Any]) -> None:
-        if count < 2:
-            raise GraphInvalid(f"a repeat runs {str(count)[:40]} times")
-        carried, taken, given = (
-            self._links(table, width) for table, width in zip(tables, (2, count, count + 1), strict=True)
-        )
-        self._values += self._builder.repeat(
-            (start, stop, count),
-            carried={self._value(entry): self._value(leaving) for entry, leaving in carried},
-            taken={self._value(first): tuple(map(self._value, later)) for first, *later in taken},
-            # The numbers that follow are those that its values will get; the canonical form admits no others.
-            given=[self._value(computed) for computed, *_ in given],
-        )
-
-    def _links(self, table: list[Any], width: int) -> list[list[int]]:
-        rows = [[_shaped(number, int) for number in _shaped(row, list)] for row in table]
-        if any(len(row) != width for row in rows):
-            raise GraphInvalid(f"a table of a repeat does not have {str(width)[:40]} numbers in each row")
-        return rows
-
-    def _value(self, number: int) -> Value:
-        if not 0 <= number < len(self._values):
-            raise GraphInvalid(f"value {number} is used before it is defined")
-        return self._values[number]
-
-
-def _shaped(plain: object, kind: type) -> Any:
-    # Exactly this type: to Python, True is an int.
-    if type(plain) is not kind:
-        raise GraphInvalid(f"the header has {str(plain)[:40]!r} where a {kind.__name__} belongs")
-    return plain
-
-
-def _row(plain: object, kinds: tuple[type, ...]) -> list[Any]:
-    row: list[Any] = _shaped(plain, list)
-    if len(row) != len(kinds):
-        raise GraphInvalid(f"the header has a row of {len(row)} entries where {len(kinds)} belong")
-    return [_shaped(entry, kind) for entry, kind in zip(row, kinds, strict=True)]
-
-
-def _read_dtype(name: str) -> DType:
-    try:
-        return DType(name)
-    except ValueError:
-        raise GraphInvalid(f"there is no element type {name[:40]!r}") from None
-
-
-def _read_type(dtype: str, sizes: list[Any]) -> TensorType:
-    type_ = TensorType(tuple(_shaped(size, int) for size in sizes), _read_dtype(dtype))
-    if min(type_.shape, default=0) < 0 or not is_reasonable(type_):
-        raise GraphInvalid(f"no tensor can be {type_.rank} axes of sizes {str(type_.shape)[:80]}")
-    return type_
-
-
-@cache
-def _fields(kind: type[Operator]) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    return {field.name: hints[field.name] for field in fields(kind)}
-
-
-def _read_operator(name: str, plain: dict[str, Any]) -> Operator:
-    kind = OPERATORS.get(name)
-    if kind is None or plain.keys() != _fields(kind).keys():
-        raise GraphInvalid(f"there is no operator {name[:40]!r} with attributes {str(sorted(plain))[:80]}")
-    return kind(**{attribute: _read_attribute(hint, plain[attribute]) for attribute, hint in _fields(kind).items()})
-
-
-def _read_attribute(hint: Any, plain: object) -> Attribute:
-    if hint is float:
-        return _read_float(_shaped(plain, str))
-    if hint is DType:
-        return _read_dtype(_shaped(plain, str))
-    if hint in (bool, int, str):
-        result: Attribute = _shaped(plain, hint)
-        _require_word(result)
-        return result
-    numbers: tuple[Any, ...] = tuple(_shaped(entry, get_args(hint)[0]) for entry in _shaped(plain, list))
-    for number in numbers:
-        _require_word(number)
-    return numbers
-
-
-def _require_word(number: object) -> None:
-    if isinstance(number, int | float) and not -(2**63) <= number < 2**63:
-        raise GraphInvalid("an attribute does not fit 64 bits")
-
-
-def _read_float(digits: str) -> float:
-    try:
-        return float.fromhex(digits)
-    except (ValueError, OverflowError):
-        raise GraphInvalid(f"{digits[:40]!r} is not a float in hexadecimal") from None

@@ -1,11 +1,7 @@
-"""The intermediate representation: one small SSA graph of typed tensors.
+"""The graph: a small SSA program of typed tensors, its identity and its normal form.
 
-A node applies an operator to values and defines exactly one value, so nodes and the values they define are the same
-list read twice. Inputs, parameters and outputs go by name, because they are the interface to the outside; everything
-between is numbered, and the numbers mean nothing beyond one graph.
-
-Layers that repeat are stored once: a repeat marks a run of nodes as executed several times. A reader who overlooks the
-marks sees a sound graph, that of the first iteration; one who counts or executes reads `emulator.repeat.unroll(graph)`.
+Inputs, parameters and outputs are named, because they are the interface to the outside; the values between are
+numbered, and the numbers mean nothing beyond one graph.
 """
 
 import hashlib
@@ -13,72 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from nxpipe.emulator.ir.types import TensorType
+from nxpipe.emulator.ir.encoding import encode
+from nxpipe.emulator.ir.nodes import NOWHERE, Node, Repeat, Value
+from nxpipe.emulator.ir.printing import text
+from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.ops.base import Operator
-
-__all__ = [
-    "NOWHERE",
-    "Graph",
-    "Node",
-    "Origin",
-    "Repeat",
-    "TensorType",
-    "Value",
-    "live_nodes",
-    "normal_form",
-    "renumber",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """One tensor in a graph, defined once."""
-
-    id: int
-    type: TensorType
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where in the user's model a node came from. It explains, and never takes part in any identity."""
-
-    module: str = ""
-    source: str = ""
-
-    def __str__(self) -> str:
-        return " ".join(part for part in (self.module, self.source) if part)
-
-
-NOWHERE = Origin()
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """An operator, what it is applied to, and the value that comes of it."""
-
-    result: Value
-    op: Operator
-    operands: tuple[Value, ...]
-    origin: Origin = NOWHERE
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Repeat:
-    """Nodes `start` up to `stop` run `count` times. They are written as the first iteration runs them.
-
-    `carried`: a value from before the run, and the one computed inside that stands in its place from the second
-    iteration on. `taken`: a parameter or an input of the first iteration, and its counterparts in the later ones.
-    `given`: a value computed inside, and names for what it was in each iteration. Seen from after the run, a value
-    computed inside is what the last iteration made of it.
-    """
-
-    start: int
-    stop: int
-    count: int
-    carried: Mapping[Value, Value]
-    taken: Mapping[Value, tuple[Value, ...]]
-    given: Mapping[Value, tuple[Value, ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,29 +33,15 @@ class Graph:
     repeats: tuple[Repeat, ...] = ()
 
     def to_bytes(self) -> bytes:
-        """The canonical bytes, provenance included; docs in `emulator.encoding`."""
-        from nxpipe.emulator.ir.encoding import encode
-
-        return encode(self)
-
-    @staticmethod
-    def from_bytes(data: bytes) -> "Graph":
-        """The graph that `to_bytes` wrote; anything else is GraphInvalid."""
-        from nxpipe.emulator.ir.encoding import decode
-
-        return decode(data)
+        """The canonical bytes, provenance included; `ir.encoding` specifies them, `ir.decoding` reads them."""
+        return encode(renumber(self))
 
     @cached_property
     def key(self) -> str:
-        """The SHA-256 of what this graph computes: free of provenance, numbering, node order, dead code and repeats."""
-        from nxpipe.emulator.ir.encoding import encode
-        from nxpipe.emulator.ir.repeat import unroll
-
+        """The SHA-256 of the computation: without provenance, numbering, node order, dead code and repeats."""
         return hashlib.sha256(encode(normal_form(unroll(self)))).hexdigest()
 
     def __str__(self) -> str:
-        from nxpipe.emulator.ir.printing import text
-
         return text(self)
 
 

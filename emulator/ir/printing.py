@@ -1,26 +1,29 @@
-"""A graph as text: one line a node, as a compiler engineer would like to read it; a repeat shows its body once."""
+"""Text of a graph for readers: one line for each node; a repeat shows its body once."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from nxpipe.emulator.ir.graph import Graph, Node, Repeat, Value
-from nxpipe.emulator.ir.repeat import taken_series
-from nxpipe.emulator.ir.series import series_of
+from nxpipe.emulator.ir.nodes import Node, Repeat, Value
+from nxpipe.emulator.ir.repeat import series_of, taken_series
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops.base import Attribute, attributes
 
-# The line's label and type say these.
-_TOLD_ALREADY = ("dtype", "function", "out", "shape")
+if TYPE_CHECKING:
+    from nxpipe.emulator.ir.graph import Graph
+
+# Attributes that the line's label and type show already.
+_SHOWN_ELSEWHERE = ("dtype", "function", "out", "shape")
 
 
-def text(graph: Graph) -> str:
-    """The whole graph; scalars stand where they are used, larger constants are listed first."""
+def text(graph: "Graph") -> str:
+    """The whole graph; scalars are written where they are used, larger constants are listed first."""
     names = _names(graph)
     constants = [f"  {names[value]}: {value.type} = constant" for value in graph.constants if value.type.rank]
     nodes = list(_node_lines(graph, names))
     return "\n".join([f"graph({_inputs(graph)})", *constants, *nodes, f"return {_outputs(graph, names)}"])
 
 
-def _inputs(graph: Graph) -> str:
+def _inputs(graph: "Graph") -> str:
     named = {value: name for name, value in graph.inputs.items()}
     hidden: set[Value] = set()
     for repeat in graph.repeats:
@@ -31,8 +34,8 @@ def _inputs(graph: Graph) -> str:
     return ", ".join(f"{name}: {value.type}" for value, name in named.items() if value not in hidden)
 
 
-def _outputs(graph: Graph, names: Mapping[Value, str]) -> str:
-    """Outputs that a repeat gives, one an iteration, are one entry if their names count."""
+def _outputs(graph: "Graph", names: Mapping[Value, str]) -> str:
+    """Outputs that a repeat gives, one for each iteration, are one entry if their names are a series."""
     called: dict[Value, list[str]] = {}
     for name, value in graph.outputs.items():
         called.setdefault(value, []).append(name)
@@ -48,7 +51,7 @@ def _outputs(graph: Graph, names: Mapping[Value, str]) -> str:
     return ", ".join(entries.values())
 
 
-def _names(graph: Graph) -> dict[Value, str]:
+def _names(graph: "Graph") -> dict[Value, str]:
     names = {value: name for name, value in graph.inputs.items()}
     names |= {value: f"w:{name}" for name, value in graph.parameters.items()}
     tables = [value for value in graph.constants if value.type.rank]
@@ -66,7 +69,7 @@ def _scalar(data: Array) -> str:
     return str(data[()])
 
 
-def _node_lines(graph: Graph, names: Mapping[Value, str]) -> Iterator[str]:
+def _node_lines(graph: "Graph", names: Mapping[Value, str]) -> Iterator[str]:
     position = 0
     for repeat in graph.repeats:
         yield from _lines(graph.nodes[position : repeat.start], names, "  ")
@@ -93,7 +96,7 @@ def _lines(nodes: Sequence[Node], names: Mapping[Value, str], margin: str) -> It
 def _arguments(node: Node, names: Mapping[Value, str]) -> Iterator[str]:
     yield from (names[operand] for operand in node.operands)
     for name, attribute in attributes(node.op).items():
-        if name not in _TOLD_ALREADY:
+        if name not in _SHOWN_ELSEWHERE:
             yield f"{name}={_attribute(attribute)}"
 
 

@@ -1,18 +1,78 @@
-"""What a repeat means: the rules that make it sound, and its exact expansion."""
+"""Repeats of layers: the rules that make them sound, their exact expansion, and their change to another count.
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+Names count along with the layers: `layers.0.weight`, `layers.1.weight`, ... are one series, and `layers.` is its scope.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import TYPE_CHECKING
 
 from nxpipe.emulator.errors import GraphInvalid
-from nxpipe.emulator.ir.graph import Graph, Node, Origin, Repeat, Value
-from nxpipe.emulator.ir.series import Series, Shift, renamed, series_of
+from nxpipe.emulator.ir.nodes import Node, Origin, Repeat, Value
+
+if TYPE_CHECKING:
+    from nxpipe.emulator.ir.graph import Graph
+
+_NUMBER = re.compile(r"(\d+)")
+
+
+@dataclass(frozen=True)
+class Series:
+    """Names that differ in one number, which grows by `step` from each to the next."""
+
+    prefix: str
+    first: int
+    step: int
+    suffix: str
+
+    def name(self, position: int) -> str:
+        return f"{self.prefix}{self.first + position * self.step}{self.suffix}"
+
+    def text(self, count: int) -> str:
+        """The whole series in one expression: `layers.{0..31}.weight`, or `layers.{0,2..30}.weight`."""
+        second = f",{self.first + self.step}" if self.step > 1 and count > 2 else ""
+        return f"{self.prefix}{{{self.first}{second}..{self.first + (count - 1) * self.step}}}{self.suffix}"
+
+
+def series_of(names: Sequence[str]) -> Series | None:
+    """The series that these names are, in this order; nothing if they are not one."""
+    parts = [_NUMBER.split(name) for name in names[:2]]
+    if len(parts) < 2 or len(parts[0]) != len(parts[1]):
+        return None
+    differing = [place for place, (a, b) in enumerate(zip(*parts, strict=True)) if a != b]
+    if len(differing) != 1 or not differing[0] % 2:
+        return None
+    (place,) = differing
+    first, second = (int(part[place]) for part in parts)
+    series = Series("".join(parts[0][:place]), first, second - first, "".join(parts[0][place + 1 :]))
+    exact = series.step > 0 and all(series.name(position) == name for position, name in enumerate(names))
+    return series if exact else None
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Numbers from `start` on move by `distance`."""
+
+    distance: int
+    start: int = 0
+
+
+def renamed(name: str, shifts: Mapping[str, Shift]) -> str:
+    """A name with the number after its scope shifted, if one of these scopes is its own."""
+    for scope, shift in shifts.items():
+        number = _NUMBER.match(name, len(scope)) if name.startswith(scope) else None
+        if number and int(number[0]) >= shift.start:
+            return f"{scope}{int(number[0]) + shift.distance}{name[number.end() :]}"
+    return name
+
 
 # Reached by no real model; it keeps hostile graphs from asking for absurd amounts of work.
 _MOST_NODES = 1 << 20
 
 
-def unroll(graph: Graph) -> Graph:
+def unroll(graph: "Graph") -> "Graph":
     """The same program with every iteration written out. A graph without repeats is its own expansion."""
     return _Unrolling(graph).run() if graph.repeats else graph
 
@@ -20,14 +80,14 @@ def unroll(graph: Graph) -> Graph:
 class _Unrolling:
     """Walks the nodes in the order in which they run; `_now` says what a value stands for at that moment."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: "Graph") -> None:
         self._graph = graph
         defined = list(_definitions(graph))
         self._now = dict(zip(defined, defined, strict=True))
         self._numbers = count(max((value.id for value in defined), default=0) + 1)
         self._nodes: list[Node] = []
 
-    def run(self) -> Graph:
+    def run(self) -> "Graph":
         position = 0
         for repeat in self._graph.repeats:
             self._copy(self._graph.nodes[position : repeat.start])
@@ -66,14 +126,14 @@ class _Unrolling:
         self._now[node.result] = result
 
 
-def taken_series(graph: Graph, repeat: Repeat) -> dict[Value, Series]:
+def taken_series(graph: "Graph", repeat: Repeat) -> dict[Value, Series]:
     """The parameters and inputs that a repeat takes, by their value in the first iteration, where names count."""
     name_of = {value: name for side in (graph.inputs, graph.parameters) for name, value in side.items()}
     rows = {first: [name_of[value] for value in (first, *later)] for first, later in repeat.taken.items()}
     return {first: series for first, names in rows.items() if (series := series_of(names))}
 
 
-def require_sound_repeats(graph: Graph) -> None:
+def require_sound_repeats(graph: "Graph") -> None:
     """Raise GraphInvalid unless every repeat stands for an expansion in which each value is defined before use.
 
     That the nodes themselves are in order is not asked here.
@@ -115,7 +175,150 @@ def _require(condition: bool, repeat: Repeat, otherwise: str) -> None:
         raise GraphInvalid(f"the repeat of nodes {start} to {stop}, {times} times, {otherwise}")
 
 
-def _definitions(graph: Graph) -> Iterator[Value]:
+def _definitions(graph: "Graph") -> Iterator[Value]:
+    yield from (*graph.inputs.values(), *graph.parameters.values(), *graph.constants)
+    yield from (node.result for node in graph.nodes)
+    yield from (value for repeat in graph.repeats for each in repeat.given.values() for value in each)
+
+
+class NotResizable(Exception):
+    """The graph does not say how it would go on."""
+
+
+def resize(graph: "Graph", growth: Mapping[str, int]) -> "Graph":
+    """The graph with this many layers more (or, below zero, fewer) in each of these scopes, such as `model.layers.`.
+
+    What comes after a repeat and carries the number of a later layer is renamed to that of a still later one.
+    """
+    numbers = count(max(value.id for value in _all_values(graph)) + 1)
+    for scope, layers in growth.items():
+        graph = _resized(graph, scope, layers, numbers)
+    return graph
+
+
+@dataclass
+class _Row:
+    """One tensor an iteration, under names that count."""
+
+    series: Series
+    values: list[Value]  # in the order of iterations, as many as the new count has
+
+
+@dataclass
+class _Change:
+    """How one repeat changes: rows by the value of their first iteration, and what happens to other names."""
+
+    old: int
+    new: int
+    rows: dict[Value, _Row] = field(default_factory=dict)
+    iteration_of: dict[Value, tuple[Value, int]] = field(default_factory=dict)
+
+    def add(self, series: Series, values: tuple[Value, ...], numbers: Iterator[int]) -> None:
+        first = values[0]
+        fresh = [Value(next(numbers), first.type) for _ in range(self.old, self.new)]
+        self.rows[first] = _Row(series, [*values[: self.new], *fresh])
+        self.iteration_of |= {value: (first, iteration) for iteration, value in enumerate(values)}
+
+    @property
+    def shifts(self) -> dict[str, Shift]:
+        """Where each scope's own numbers end, and how far the numbers behind them move."""
+        shifts: dict[str, Shift] = {}
+        for row in self.rows.values():
+            series = row.series
+            end = series.first + self.old * series.step
+            known = shifts.get(series.prefix)
+            distance = (self.new - self.old) * series.step
+            shifts[series.prefix] = Shift(distance, min(end, known.start) if known else end)
+        return shifts
+
+    def side(self, side: Mapping[str, Value]) -> dict[str, Value]:
+        """Inputs, parameters or outputs; tensors of further iterations follow those of the last one there was."""
+        shifts, changed, ending = self.shifts, dict[str, Value](), list[_Row]()
+        for name, value in side.items():
+            first, iteration = self.iteration_of.get(value, (value, -1))
+            if iteration != self.old - 1:
+                self._go_on(ending, changed)
+                ending = []
+            if iteration == -1:
+                changed[renamed(name, shifts)] = value
+            elif iteration < self.new:
+                changed[name] = value
+            if iteration == self.old - 1:
+                ending.append(self.rows[first])
+        self._go_on(ending, changed)
+        return changed
+
+    def _go_on(self, rows: list[_Row], changed: dict[str, Value]) -> None:
+        for iteration in range(self.old, self.new):
+            for row in rows:
+                changed[row.series.name(iteration)] = row.values[iteration]
+
+
+def _resized(graph: "Graph", scope: str, layers: int, numbers: Iterator[int]) -> "Graph":
+    number, repeat = _repeat_of(graph, scope)
+    series = taken_series(graph, repeat)
+    if len(series) < len(repeat.taken):
+        raise NotResizable(f"not all that the repeat of {scope} takes has names that count")
+    step = next(one.step for one in series.values() if one.prefix == scope)
+    change = _Change(repeat.count, repeat.count + layers // step)
+    if layers % step or change.new < 1:
+        raise NotResizable(f"{layers} layers more of {scope} are no whole number of iterations")
+    for first, one in series.items():
+        change.add(one, (first, *repeat.taken[first]), numbers)
+    for each in repeat.given.values():
+        change.add(_output_series(graph, each), each, numbers)
+    rows = change.rows
+    taken = {first: tuple(rows[first].values[1:]) for first in repeat.taken}
+    given = {value: tuple(rows[each[0]].values) for value, each in repeat.given.items()}
+    after = replace(repeat, count=change.new, taken=taken, given=given)
+    nodes = (*graph.nodes[: repeat.stop], *_renamed_origins(graph.nodes[repeat.stop :], change.shifts))
+    changed = replace(
+        graph,
+        inputs=change.side(graph.inputs),
+        parameters=change.side(graph.parameters),
+        nodes=nodes,
+        outputs=change.side(graph.outputs),
+        repeats=(*graph.repeats[:number], after, *graph.repeats[number + 1 :]),
+    )
+    return changed if change.new > 1 else _dissolved(changed, after)
+
+
+def _repeat_of(graph: "Graph", scope: str) -> tuple[int, Repeat]:
+    """The one that takes most layers at a time: what is left over behind it may repeat in smaller steps."""
+    steps = {
+        number: max((one.step for one in taken_series(graph, repeat).values() if one.prefix == scope), default=0)
+        for number, repeat in enumerate(graph.repeats)
+    }
+    largest = max(steps.values(), default=0)
+    found = [number for number, step in steps.items() if step == largest and step]
+    if len(found) != 1:
+        raise NotResizable(f"{len(found)} repeats take weights of {scope}, where one should")
+    return found[0], graph.repeats[found[0]]
+
+
+def _output_series(graph: "Graph", each: tuple[Value, ...]) -> Series:
+    names = {value: name for name, value in graph.outputs.items()}
+    listed = [names[value] for value in each if value in names]
+    series = series_of(listed) if len(listed) == len(each) else None
+    read = {operand for node in graph.nodes for operand in node.operands}
+    if series is None or not read.isdisjoint(each) or sum(v in each for v in graph.outputs.values()) != len(each):
+        raise NotResizable("a repeat gives values other than outputs whose names count")
+    return series
+
+
+def _renamed_origins(nodes: tuple[Node, ...], shifts: Mapping[str, Shift]) -> Iterator[Node]:
+    for node in nodes:
+        yield replace(node, origin=Origin(renamed(node.origin.module, shifts), node.origin.source))
+
+
+def _dissolved(graph: "Graph", repeat: Repeat) -> "Graph":
+    """A single iteration is no repeat: what it gives is what it computes."""
+    computed = {each[0]: value for value, each in repeat.given.items()}
+    outputs = {name: computed.get(value, value) for name, value in graph.outputs.items()}
+    return replace(graph, outputs=outputs, repeats=tuple(other for other in graph.repeats if other is not repeat))
+
+
+def _all_values(graph: "Graph") -> Iterator[Value]:
     yield from (*graph.inputs.values(), *graph.parameters.values(), *graph.constants)
     yield from (node.result for node in graph.nodes)
     yield from (value for repeat in graph.repeats for each in repeat.given.values() for value in each)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RotatingOffset:
     """`step` times (`of` modulo `count`): the place of the buffer whose turn it is."""
 
     step: int
@@ -27,7 +27,7 @@ class Affine:
 
     base: int = 0
     terms: tuple[tuple[int, int], ...] = ()
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[RotatingOffset, ...] = ()
 
     def __add__(self, other: "Affine | int") -> "Affine":
         if isinstance(other, int):
@@ -40,7 +40,7 @@ class Affine:
     __radd__ = __add__
 
     def __mul__(self, factor: int) -> "Affine":
-        turns = tuple(Turn(turn.step * factor, turn.count, turn.of) for turn in self.turns) if factor else ()
+        turns = tuple(RotatingOffset(turn.step * factor, turn.count, turn.of) for turn in self.turns) if factor else ()
         return Affine(self.base * factor, _canonical({d: c * factor for d, c in self.terms}), turns)
 
     __rmul__ = __mul__
@@ -87,11 +87,11 @@ def divided(value: Affine | int, by: int) -> Affine:
     return Affine(start.base // by, tuple((depth, step // by) for depth, step in start.terms))
 
 
-def turning(of: Affine, count: int, step: int) -> Affine:
+def rotating_offset(of: Affine, count: int, step: int) -> Affine:
     """Where the buffer lies whose turn it is, of so many that lie `step` apart."""
     if not of.terms:
         return Affine(of.base % count * step)
-    return Affine(0, (), (Turn(step, count, of),)) if count > 1 and step else Affine()
+    return Affine(0, (), (RotatingOffset(step, count, of),)) if count > 1 and step else Affine()
 
 
 def _canonical(sums: Mapping[int, int]) -> tuple[tuple[int, int], ...]:

@@ -1,4 +1,6 @@
-"""Programs as text: one line an instruction, loops indented, places as in `docs/isa.md`. `parse` reads it again."""
+"""Programs as text: one line an instruction, loops indented, places as in `docs/reference/isa.md`. `parse` reads it
+again.
+"""
 
 import json
 import re
@@ -6,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields
 from enum import Enum
 
-from nxpipe.emulator.ir.series import Series, series_of
+from nxpipe.emulator.ir.repeat import Series, series_of
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import Engine, Instruction
+from nxpipe.emulator.isa.instruction import Engine, Instruction
 from nxpipe.emulator.isa.operands import Axis, Far, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
 

@@ -1,44 +1,38 @@
-"""From graphs to programs of instructions."""
+"""Back end: the program of instructions that a graph is lowered to. Importing the package registers every operator's
+lowering in `LOWERINGS`."""
 
 from nxpipe.emulator.lower import (
-    along,
     attention,
-    collective,
-    convolve,
-    experts,
-    extremes,
-    index,
-    moving,
-    pointwise,
-    pool,
-    products,
+    collectives,
+    convolution,
+    elementwise,
+    gather,
+    movement,
+    norm,
+    pooling,
     reduce,
-    resample,
-    rows,
-    running,
     sort,
 )
+from nxpipe.emulator.lower.backend import BACKEND, lower, record_text
 from nxpipe.emulator.lower.lowering import LOWERINGS, NotLowered
-from nxpipe.emulator.lower.walk import lower
+from nxpipe.emulator.lower.matmul import grouped, linear
 
 __all__ = [
+    "BACKEND",
     "LOWERINGS",
     "NotLowered",
-    "along",
     "attention",
-    "collective",
-    "convolve",
-    "experts",
-    "extremes",
-    "index",
+    "collectives",
+    "convolution",
+    "elementwise",
+    "gather",
+    "grouped",
+    "linear",
     "lower",
-    "moving",
-    "pointwise",
-    "pool",
-    "products",
+    "movement",
+    "norm",
+    "pooling",
+    "record_text",
     "reduce",
-    "resample",
-    "rows",
-    "running",
     "sort",
 ]

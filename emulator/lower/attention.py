@@ -1,29 +1,120 @@
-"""Attention: scores of 128 query rows at a time, whose softmax never leaves SBUF.
+"""Attention's operands as the heads that share keys, and how many of those heads are worked on at once."""
 
-A row's scores stand side by side in SBUF where they fit, so that maximum, sum and rounded probabilities are those of a
-softmax by itself. Where they do not fit, keys pass by three times in pieces: for the maximum, for the sum, and for the
-product. Scores are made anew each time, which costs less than bringing them back from HBM.
-"""
-
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Final
 
-from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import Alu, Engine, Matmul, TensorCopy
-from nxpipe.emulator.isa.operands import Tile
-from nxpipe.emulator.lower.filling import fill
-from nxpipe.emulator.lower.heads import Plan, matched, split
+from nxpipe.emulator.isa.instruction import Alu, Engine
+from nxpipe.emulator.isa.operands import Memory, Tile
+from nxpipe.emulator.isa.tensor import Matmul
+from nxpipe.emulator.isa.vector import TensorCopy
+from nxpipe.emulator.lower.attention_scores import LOWEST, Nowhere, Scores
 from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
 from nxpipe.emulator.lower.lowering import Lowering, lowers
-from nxpipe.emulator.lower.plan import BANK
-from nxpipe.emulator.lower.products import each_of_batch
-from nxpipe.emulator.lower.scores import LOWEST, Nowhere, Scores
-from nxpipe.emulator.lower.turned import chunks_of, each_chunk, turn, turn_heads
+from nxpipe.emulator.lower.matmul.linear import batch_loop
+from nxpipe.emulator.lower.matmul.tiling import BANK
+from nxpipe.emulator.lower.tiles import fill
+from nxpipe.emulator.lower.transpose import chunks_of, each_chunk, transpose_block, transpose_heads, transpose_type
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import Attention
+
+_FULL = (DType.FLOAT32, DType.TFLOAT32)
+_LONG_RUN = 4096  # bytes: so many heads beside each other make DMA fast
+
+
+def split_heads(
+    q: View, k: View, v: View, mask: View | None, home: View
+) -> tuple[int, tuple[View, View, View, View, View | None]]:
+    """How many axes of a batch there are, and views that begin with them: queries, result and mask then go on with
+    [key heads, queries of each, rows, ...], keys and values with [key heads, keys, ...]. Where each query head has one
+    row only, the query heads of a key head are the rows."""
+    *batch, heads, rows, _ = home.shape if home.rank > 2 else (1, *home.shape)
+    shared = k.shape[-3] if k.rank > 2 else 1
+    key_heads = shared if heads % max(shared, 1) == 0 else heads
+
+    def queries(view: View) -> View:
+        wide = view.broadcast((*batch, heads, rows, view.shape[-1]))
+        at, stride = len(batch), wide.strides[len(batch)]
+        shape = (*batch, key_heads, heads // key_heads, *wide.shape[-2:])
+        wide = replace(wide, shape=shape, strides=(*wide.strides[:at], stride * shape[at + 1], *wide.strides[at:]))
+        order = (*range(at + 1), at + 2, at + 1, at + 3)
+        return wide.transposed(order) if rows == 1 else wide
+
+    def keys(view: View) -> View:
+        return view.broadcast((*batch, key_heads, *view.shape[-2:]))
+
+    masks = queries(mask.broadcast((*mask.shape[:-1], k.shape[-2]))) if mask else None
+    return len(batch), (queries(q), keys(k), keys(v), queries(home), masks)
+
+
+@dataclass(frozen=True)
+class AttentionTiling:
+    """How an attention kernel cuts its work: the largest tile that fits SBUF, since all tiles do the same work."""
+
+    heads: int  # key heads at once
+    piece: int  # keys at once
+    buffers: int  # of scores and probabilities
+
+    def __str__(self) -> str:
+        return f"{self.heads} key heads, {self.piece} keys, {self.buffers} score buffers"
+
+    @staticmethod
+    def of(k: Kernel, op: Attention, views: Sequence[View], mask: View | None) -> "AttentionTiling":
+        q, keys, values, out = views
+        most = min(keys.shape[0], max(ceil(_LONG_RUN / (keys.shape[-1] * keys.dtype.itemsize + 1)), 1))
+        sizes = _AttentionCosts(op, q, keys, values, out, mask)
+        left = k.left(Memory.SBUF)
+        for buffers in (2, 1):
+            for heads in range(most, 0, -1):
+                if sizes.room(heads, keys.shape[1], buffers) <= left:
+                    return AttentionTiling(heads, keys.shape[1], buffers)
+        pieces = range(keys.shape[1] // PARTITIONS * PARTITIONS, PARTITIONS, -PARTITIONS)
+        fitting = (piece for piece in pieces if sizes.room(1, piece, 1, loads=2) <= left)
+        return AttentionTiling(1, next(fitting, PARTITIONS), 1)
+
+
+def is_matched(op: Attention, values: DType) -> bool:
+    """Whether probabilities and values can be multiplied as they are; if not, both are float32."""
+    return (op.probabilities in _FULL) == (values in _FULL)
+
+
+@dataclass(frozen=True)
+class _AttentionCosts:
+    op: Attention
+    q: View  # [key heads, queries of each, rows, elements]
+    keys: View  # [key heads, keys, elements]
+    values: View
+    out: View
+    mask: View | None
+
+    def room(self, heads: int, piece: int, buffers: int, loads: int = 1) -> int:
+        """Bytes of each partition, keys and values being there once, or in as many turns as they are loaded."""
+        return loads * self._keys(heads, piece) + self._queries(heads) + buffers * self._scores(piece) + 4096
+
+    def _keys(self, heads: int, piece: int) -> int:
+        elements, width = self.keys.shape[-1], self.values.shape[-1]
+        size = 4 if not is_matched(self.op, self.values.dtype) else self.values.dtype.itemsize
+        standing = chunks_of(elements) * heads * piece * self.keys.dtype.itemsize
+        return standing + chunks_of(piece) * heads * width * size
+
+    def _queries(self, heads: int) -> int:
+        each, elements = heads * self.q.shape[1], self.q.shape[-1]
+        straight = each * elements * transpose_type(self.q.dtype).itemsize
+        turned = chunks_of(elements) * each * PARTITIONS * self.q.dtype.itemsize
+        return 2 * (straight + turned + each * self.out.shape[-1] * self.out.dtype.itemsize)
+
+    def _scores(self, piece: int) -> int:
+        size, passing = self.op.probabilities.itemsize, transpose_type(self.op.probabilities).itemsize
+        turned = 4 if not is_matched(self.op, self.values.dtype) else size
+        each = (
+            4 + size + (passing if passing != size else 0) + turned + 2 * (self.mask.dtype.itemsize if self.mask else 0)
+        )
+        return (piece + PARTITIONS) * each
+
 
 _STAIRS: Final = 8  # of causal attention: groups of query rows, each of which sees as many keys as its last row does
 
@@ -44,10 +135,11 @@ def _attention(low: Lowering, node: Node, op: Attention) -> None:
     if not k.shape[-2]:
         fill(low.k, home, 0.0)
         return
-    axes, views = split(q, k, v, mask, home)
+    axes, views = split_heads(q, k, v, mask, home)
     given = [view for view in views if view is not None]
-    for _, here in each_of_batch(low.k, given, axes):
-        plan = Plan.of(low.k, op, here[:4], here[4] if mask else None)
+    for _, here in batch_loop(low.k, given, axes):
+        plan = AttentionTiling.of(low.k, op, here[:4], here[4] if mask else None)
+        low.k.tilings.append(plan)
         _Attention(low.k, op, causal, plan, *here).write()
 
 
@@ -56,7 +148,7 @@ class _Attention:
     k: Kernel
     op: Attention
     causal: bool  # and of more than one row
-    plan: Plan
+    plan: AttentionTiling
     q: View  # [key heads, queries of each, rows, elements]
     keys: View  # [key heads, keys, elements]
     values: View
@@ -66,28 +158,28 @@ class _Attention:
     def write(self) -> None:
         k, whole = self.k, self.plan.piece == self.keys.shape[1]
         for heads in k.spans(self.keys.shape[0], self.plan.heads):
-            with k.room():
+            with k.scope():
                 nowhere = Nowhere.of(k, self.op, self.q.dtype, self.mask) if self.mask and self.q.shape[-1] else None
                 there = self.load(heads, (0, self.plan.piece)) if whole else None
                 for rows, first, extent in self._blocks():
-                    with k.room():
+                    with k.scope():
                         _Block(self, heads, rows, first, extent, there, nowhere).write()
 
     def load(self, heads: Span, piece: Span) -> tuple[Block, Block]:
         """Keys as [128 elements, chunks, heads, keys], values as [128 keys, chunks, heads, elements]."""
-        turns = 1 if piece[1] == self.keys.shape[1] else 2
-        return self._keys(heads, piece, turns), self._values(heads, piece, turns)
+        buffers = 1 if piece[1] == self.keys.shape[1] else 2
+        return self._keys(heads, piece, buffers), self._values(heads, piece, buffers)
 
-    def _keys(self, heads: Span, piece: Span, turns: int) -> Block:
+    def _keys(self, heads: Span, piece: Span, buffers: int) -> Block:
         k, elements = self.k, self.keys.shape[-1]
-        block = k.tile(self.keys.dtype, PARTITIONS, max(chunks_of(elements), 1), heads[1], piece[1], turns=turns)
-        turn_heads(k, block, self.keys.cut(heads, piece))
+        block = k.tile(self.keys.dtype, PARTITIONS, max(chunks_of(elements), 1), heads[1], piece[1], buffers=buffers)
+        transpose_heads(k, block, self.keys.cut(heads, piece))
         return block
 
-    def _values(self, heads: Span, piece: Span, turns: int) -> Block:
+    def _values(self, heads: Span, piece: Span, buffers: int) -> Block:
         k, width = self.k, self.values.shape[-1]
-        dtype = self.values.dtype if matched(self.op, self.values.dtype) else DType.FLOAT32
-        block = k.tile(dtype, PARTITIONS, chunks_of(piece[1]), heads[1], width, turns=turns)
+        dtype = self.values.dtype if is_matched(self.op, self.values.dtype) else DType.FLOAT32
+        block = k.tile(dtype, PARTITIONS, chunks_of(piece[1]), heads[1], width, buffers=buffers)
         source = self.values.cut(heads, piece).transposed((1, 0, 2))
         for chunk, depth in each_chunk(k, piece[1]):
             k.copy(block.cut(depth, (chunk, 1)), source.cut((chunk * PARTITIONS, depth)).far())
@@ -122,15 +214,15 @@ class _Block:
     def write(self) -> None:
         k, whole, (heads, each, count) = self.k, self.whole, (self.heads[1], self.whole.q.shape[1], self.rows[1])
         elements, width = whole.q.shape[-1], whole.values.shape[-1]
-        turned = k.tile(whole.q.dtype, PARTITIONS, max(chunks_of(elements), 1), heads * each, count, turns=2)
+        turned = k.tile(whole.q.dtype, PARTITIONS, max(chunks_of(elements), 1), heads * each, count, buffers=2)
         rows = whole.q.cut(self.heads, (0, each), self.rows)
         for query in range(each):
-            turn_heads(k, turned, rows.pick(1, query), query * heads)
-        made = k.tile(whole.out.dtype, count, heads * each, width, turns=2)
+            transpose_heads(k, turned, rows.pick(1, query), query * heads)
+        made = k.tile(whole.out.dtype, count, heads * each, width, buffers=2)
         seen = None if self.nowhere else whole.mask
         masked = self._mask_of_all(seen) if seen and self.there else None
         for query in range(each):
-            with k.loop(heads) as head, k.room():
+            with k.loop(heads) as head, k.scope():
                 at = head + query * heads
                 mask = None if seen is None else seen.pick(1, query).pick(0, self.heads[0] + head)
                 place = made.cut(count, (at, 1))
@@ -146,7 +238,7 @@ class _Block:
             k=self.k,
             op=whole.op,
             causal=whole.causal,
-            turns=whole.plan.turns,
+            buffers=whole.plan.buffers,
             queries=turned,
             elements=whole.q.shape[-1],
             query=query,
@@ -162,7 +254,7 @@ class _Block:
         """Where all heads have the same."""
         if any(mask.strides[:2]):
             return None
-        block = self.k.tile(mask.dtype, self.rows[1], self.extent, turns=2)
+        block = self.k.tile(mask.dtype, self.rows[1], self.extent, buffers=2)
         self.k.copy(block.whole, mask.pick(0, 0).pick(0, 0).cut(self.rows, (0, self.extent)).far())
         return block
 
@@ -195,7 +287,7 @@ class _Rows:
         total = self.scores.column()
         self.scores.exponentials(scores, negative, total)
         probabilities = self.scores.probabilities(scores, self.scores.inverse(total))
-        with self.k.room():
+        with self.k.scope():
             sums = self._sums()
             self._multiply(sums, probabilities, values, Affine(), self.block.extent)
             self._bring(dst, sums)
@@ -205,21 +297,21 @@ class _Rows:
         highest, total = self.scores.column(), self.scores.column()
         self.scores.memset(highest, LOWEST)
         for piece in k.spans(self.block.extent, step):
-            with k.room():
+            with k.scope():
                 more = self.scores.highest(self.scores.made(self._loaded(piece)[0], piece))
                 self.scores.combine(highest, highest, Alu.MAXIMUM, more)
         negative = self.scores.negative(highest)
         self.scores.memset(total, 0.0)
         for piece in k.spans(self.block.extent, step):
-            with k.room():
+            with k.scope():
                 scores, some = self.scores.made(self._loaded(piece)[0], piece), self.scores.column()
                 self.scores.exponentials(scores, negative, some)
                 self.scores.combine(total, total, Alu.ADD, some)
         inverse = self.scores.inverse(total)
-        with k.room():
+        with k.scope():
             sums = self._sums()
             for start, size in k.spans(self.block.extent, step):
-                with k.room():
+                with k.scope():
                     keys, values = self._loaded((start, size))
                     scores = self.scores.made(keys, (start, size))
                     self.scores.exponentials(scores, negative, None)
@@ -232,18 +324,20 @@ class _Rows:
     def _sums(self) -> Block:
         width = self.block.whole.values.shape[-1]
         banks = -(-width // BANK)
-        return self.k.psum(self.count, banks, BANK, turns=2 if banks == 1 else 1)
+        return self.k.psum(self.count, banks, BANK, buffers=2 if banks == 1 else 1)
 
     def _multiply(self, sums: Block, probabilities: Block, values: Block, start: Affine, size: int) -> None:
         k, whole = self.k, self.block.whole
-        dtype = whole.op.probabilities if matched(whole.op, whole.values.dtype) else DType.FLOAT32
-        turned = k.tile(dtype, PARTITIONS, chunks_of(size), self.count, turns=whole.plan.turns)
+        dtype = whole.op.probabilities if is_matched(whole.op, whole.values.dtype) else DType.FLOAT32
+        turned = k.tile(dtype, PARTITIONS, chunks_of(size), self.count, buffers=whole.plan.buffers)
         (full, rest), lanes = divmod(size, PARTITIONS), (0, self.count)
         if full:
-            turn(k, turned, replace(probabilities, shape=(full, PARTITIONS)), Affine(), lanes, Engine.SCALAR)
+            transpose_block(k, turned, replace(probabilities, shape=(full, PARTITIONS)), Affine(), lanes, Engine.SCALAR)
         if rest:
             last = probabilities.offset + full * PARTITIONS * probabilities.dtype.itemsize
-            turn(k, turned, replace(probabilities, shape=(1, rest), offset=last), Affine(full), lanes, Engine.SCALAR)
+            transpose_block(
+                k, turned, replace(probabilities, shape=(1, rest), offset=last), Affine(full), lanes, Engine.SCALAR
+            )
         for chunk, depth in each_chunk(k, size):
             for bank, wide in self._banks():
                 k.emit(

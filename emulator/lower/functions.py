@@ -8,9 +8,10 @@ from math import inf, log, pi
 from typing import Final
 
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.instructions import Alu, Function
+from nxpipe.emulator.isa.instruction import Alu
 from nxpipe.emulator.isa.operands import Tile
-from nxpipe.emulator.lower.lanes import Lanes, Operand, bits, seen_as
+from nxpipe.emulator.isa.scalar import Function
+from nxpipe.emulator.lower.lanes import Lanes, Operand, bitcast_tile, bits
 
 _SIGN_BIT: Final = 0x80000000
 _UPPER_HALF: Final = 0xFFFFF000  # of a mantissa, with sign and exponent: products of halves are exact
@@ -28,7 +29,7 @@ _HALF_PI: Final = (1.5707963705062866, -4.371138828673793e-08)
 def rounded(lanes: Lanes, x: Tile, dst: Tile, correct: Alu | None = None) -> Tile:
     """To the nearest whole number; with a comparison, to the one beside it where the nearest compares so to x: floor
     goes back from what is greater, ceil on from what is less."""
-    with lanes.k.room():
+    with lanes.k.scope():
         source = lanes.floats(x)
         near = lanes.copy(lanes.copy(source, lanes.tile(DType.INT32)), lanes.tile())
         if correct is not None:
@@ -74,7 +75,7 @@ def divided(lanes: Lanes, a: Operand, b: Operand, dst: Tile) -> Tile:
 def _rest(lanes: Lanes, a: Tile, q: Tile, b: Tile) -> Tile:
     """a - q * b without any rounding, where the result needs none: products of halves, taken off one by one."""
     rest = lanes.tile()
-    with lanes.k.room():
+    with lanes.k.scope():
         before, product = a, lanes.tile()
         rights = _in_halves(lanes, b)
         for left in _in_halves(lanes, q):
@@ -85,14 +86,14 @@ def _rest(lanes: Lanes, a: Tile, q: Tile, b: Tile) -> Tile:
 
 
 def _in_halves(lanes: Lanes, x: Tile) -> tuple[Tile, Tile]:
-    upper = seen_as(lanes.two(Alu.BITWISE_AND, bits(x), _UPPER_HALF, lanes.tile(DType.UINT32)), DType.FLOAT32)
+    upper = bitcast_tile(lanes.two(Alu.BITWISE_AND, bits(x), _UPPER_HALF, lanes.tile(DType.UINT32)), DType.FLOAT32)
     return upper, lanes.two(Alu.SUBTRACT, x, upper)
 
 
 def _quotient(lanes: Lanes, a: Tile, b: Tile) -> Tile:
     """a / b to nearest, where it is not so large that it is whole anyway."""
     first = lanes.tile()
-    with lanes.k.room():
+    with lanes.k.scope():
         inverse = lanes.reciprocal(b)
         lanes.two(Alu.MULTIPLY, a, inverse, first)
         better = lanes.two(Alu.ADD, first, lanes.two(Alu.MULTIPLY, _rest(lanes, a, first, b), inverse))
@@ -108,7 +109,7 @@ def _floored(lanes: Lanes, a: Operand, b: Operand) -> tuple[Tile, Tile]:
     """Whole quotient and rest, towards zero at first: that rest is exact. It tells where the quotient is below zero, or
     had been rounded up to a whole number."""
     left, right, whole = lanes.floats(a), lanes.floats(b), lanes.tile()
-    with lanes.k.room():
+    with lanes.k.scope():
         truncated(lanes, _quotient(lanes, left, right), whole)
     rest = _rest(lanes, left, whole, right)
     unlike = lanes.two(Alu.NOT_EQUAL, lanes.two(Alu.LESS, rest, 0.0), lanes.two(Alu.LESS, right, 0.0))

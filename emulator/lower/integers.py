@@ -10,10 +10,9 @@ from typing import Final
 import numpy as np
 
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.instructions import Alu
+from nxpipe.emulator.isa.instruction import Alu
 from nxpipe.emulator.isa.operands import Tile
-from nxpipe.emulator.lower.buffers import on_device
-from nxpipe.emulator.lower.lanes import Lanes, Operand, bits, held, seen_as
+from nxpipe.emulator.lower.lanes import Lanes, Operand, bitcast_tile, bits, stored_number
 
 _SIGNED: Final = (DType.INT8, DType.INT16, DType.INT32, DType.INT64)
 EXACT_IN_FLOATS: Final = 2**24
@@ -21,7 +20,7 @@ EXACT_IN_FLOATS: Final = 2**24
 
 def is_wide(dtype: DType) -> bool:
     """Whether float32 does not hold all of its numbers."""
-    return on_device(dtype).itemsize == 4
+    return dtype.on_device.itemsize == 4
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,8 @@ class Words:
         if not isinstance(operand, Tile):
             return self.lanes.filled(operand, self.dtype)
         if operand.dtype.itemsize == 4:
-            return seen_as(operand, self.dtype)
-        return seen_as(self.lanes.copy(operand, self.lanes.tile(DType.INT32)), self.dtype)
+            return bitcast_tile(operand, self.dtype)
+        return bitcast_tile(self.lanes.copy(operand, self.lanes.tile(DType.INT32)), self.dtype)
 
     def two(self, op: Alu, left: Tile, right: Tile, dst: Tile | None = None) -> Tile:
         return self.lanes.exact(op, left, right, dst or self.lanes.tile(self.dtype))
@@ -50,7 +49,7 @@ class Words:
 
     def bit(self, op: Alu, left: Tile, number: int) -> Tile:
         """Combined with the bits of a number, which no conversion touches."""
-        return seen_as(self.lanes.two(op, bits(left), number, self.lanes.tile(DType.UINT32)), self.dtype)
+        return bitcast_tile(self.lanes.two(op, bits(left), number, self.lanes.tile(DType.UINT32)), self.dtype)
 
     def rounded(self, values: Tile) -> Tile:
         """Floats as the nearest words."""
@@ -59,7 +58,7 @@ class Words:
     def store(self, word: Tile, dst: Tile, dtype: DType) -> None:
         """As an element of a type, cut to its width."""
         if dst.dtype.itemsize == 4:
-            self.lanes.copy(word, seen_as(dst, self.dtype))
+            self.lanes.copy(word, bitcast_tile(dst, self.dtype))
             return
         width = 8 * dst.dtype.itemsize
         low = self.bit(Alu.BITWISE_AND, word, 2**width - 1)
@@ -126,7 +125,7 @@ def _raised(words: Words, a: Tile, b: Tile) -> Tile:
     exponent = words.two(Alu.ADD, b, words.load(0))
     one = words.load(1)
     made = words.two(Alu.SUBTRACT, words.two(Alu.ADD, a, one), a)
-    with words.lanes.k.loop(32), words.lanes.k.room():
+    with words.lanes.k.loop(32), words.lanes.k.scope():
         odd = words.bit(Alu.BITWISE_AND, exponent, 1)
         factor = words.two(Alu.MULTIPLY, odd, words.two(Alu.SUBTRACT, base, one))
         words.two(Alu.MULTIPLY, made, words.two(Alu.ADD, factor, one), made)
@@ -152,13 +151,13 @@ _WRITTEN_OUT: Final[Mapping[str, Callable[[Words, Tile, Tile], Tile]]] = {
 
 def fitted(lanes: Lanes, source: DType, target: DType, operand: Operand) -> Operand:
     """An operand in the type that a function works in; a scalar that does not fit wraps."""
-    before, after = on_device(source), on_device(target)
+    before, after = source.on_device, target.on_device
     if np.can_cast(before.stored, after.stored):
         return operand
     if not isinstance(operand, Tile):
-        return held(operand, after)
+        return stored_number(operand, after)
     made = lanes.tile(after)
-    with lanes.k.room():
+    with lanes.k.scope():
         convert(lanes, source, target, made, operand)
     return made
 
@@ -170,7 +169,7 @@ def arithmetic(lanes: Lanes, function: str, dtype: DType, dst: Tile, left: Opera
     if function not in _PLAIN:
         words.store(_WRITTEN_OUT[function](words, a, b), dst, dtype)
     elif dst.dtype.itemsize == 4:
-        words.two(_PLAIN[function], a, b, seen_as(dst, words.dtype))
+        words.two(_PLAIN[function], a, b, bitcast_tile(dst, words.dtype))
     else:
         words.store(words.two(_PLAIN[function], a, b), dst, dtype)
 
@@ -197,12 +196,12 @@ def combine(lanes: Lanes, op: Alu, dtype: DType, dst: Tile, left: Operand, right
         return
     words = Words.of(lanes, dtype)
     made = lanes.two(op, bits(words.load(left)), bits(words.load(right)), lanes.tile(DType.UINT32))
-    words.store(seen_as(made, words.dtype), dst, dtype)
+    words.store(bitcast_tile(made, words.dtype), dst, dtype)
 
 
 def convert(lanes: Lanes, source: DType, target: DType, dst: Tile, src: Operand) -> None:
     """One integer type to another: what is too wide is cut off."""
-    before, after = on_device(source).itemsize, on_device(target).itemsize
+    before, after = source.on_device.itemsize, target.on_device.itemsize
     if (after > before and (target in _SIGNED or source not in _SIGNED)) or (
         after == before and (target in _SIGNED) == (source in _SIGNED)
     ):

@@ -13,8 +13,9 @@ from typing import Final
 from nxpipe.emulator.errors import OutOfMemory
 from nxpipe.emulator.hardware import CoreSpec
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.affine import Affine, affine, index, turning
-from nxpipe.emulator.isa.instructions import DMA_QUEUES, DmaCopy, DmaTranspose, Engine, Instruction
+from nxpipe.emulator.isa.affine import Affine, affine, index, rotating_offset
+from nxpipe.emulator.isa.dma import DmaCopy, DmaTranspose
+from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine, Instruction
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile, contiguous
 from nxpipe.emulator.isa.program import Loop, Step
 
@@ -56,7 +57,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Tiled(Block):
+class RunMajorBlock(Block):
     """Of rows that are turned [128, chunks, rows]: all chunks of the first few rows, then those of the next."""
 
     rows: int
@@ -91,6 +92,7 @@ class Kernel:
         self.most = {Memory.SBUF: 0, Memory.PSUM: 0}
         self._next_queue = 0
         self.withheld = 0  # bytes of each partition of SBUF that are kept for others
+        self.tilings: list[object] = []  # that the kernel being emitted has chosen, for its record
         self.makers: dict[int, object] = {}  # of the steps of this and enclosing bodies, by identity, who wrote each
 
     @property
@@ -116,8 +118,8 @@ class Kernel:
         written once for each."""
         full, rest = divmod(size, step)
         if full:
-            with self.loop(full) as turn:
-                yield turn * step, step
+            with self.loop(full) as index:
+                yield index * step, step
         if rest:
             yield Affine(full * step), rest
 
@@ -131,7 +133,7 @@ class Kernel:
             yield Affine(full), rest
 
     @contextmanager
-    def room(self) -> Iterator[None]:
+    def scope(self) -> Iterator[None]:
         """Tiles made inside are given up at the end."""
         taken = dict(self._taken)
         yield
@@ -150,23 +152,23 @@ class Kernel:
         """Bytes of each partition that nobody has."""
         return self._limit(memory) - self._taken[memory]
 
-    def tile(self, dtype: DType, partitions: int, *shape: int, memory: Memory = Memory.SBUF, turns: int = 1) -> Block:
+    def tile(self, dtype: DType, partitions: int, *shape: int, memory: Memory = Memory.SBUF, buffers: int = 1) -> Block:
         """Room until the end of the innermost `room`. With turns, each turn of the loops around finds another of so
         many: what one turn has written is then read while the next one writes."""
         size = prod(shape) * dtype.itemsize
         step = -(-size // self._unit(memory)) * self._unit(memory)
-        if step * turns > self.left(memory):
+        if step * buffers > self.left(memory):
             what = f"a tile of {partitions} x {list(shape)} {dtype}"
             where = f"each partition of {memory.upper()}"
-            raise OutOfMemory(what, where, step * turns, self.left(memory), (), "make it smaller")
-        offset = turning(self._turn(), turns, step) + self._taken[memory]
-        self._taken[memory] += step * turns
+            raise OutOfMemory(what, where, step * buffers, self.left(memory), (), "make it smaller")
+        offset = rotating_offset(self._iteration(), buffers, step) + self._taken[memory]
+        self._taken[memory] += step * buffers
         self.most[memory] = max(self.most[memory], self._taken[memory])
         return Block(memory, dtype, partitions, shape, offset)
 
-    def psum(self, partitions: int, *shape: int, turns: int = 2) -> Block:
+    def psum(self, partitions: int, *shape: int, buffers: int = 2) -> Block:
         """Sums of products: float32, from the beginning of a bank on."""
-        return self.tile(DType.FLOAT32, partitions, *shape, memory=Memory.PSUM, turns=turns)
+        return self.tile(DType.FLOAT32, partitions, *shape, memory=Memory.PSUM, buffers=buffers)
 
     def emit(self, instruction: Instruction) -> None:
         self._bodies[-1].append(replace(instruction, note=self.note))
@@ -175,7 +177,7 @@ class Kernel:
         """By DMA. Queues take turns, so that several copies are under way at once."""
         self.emit(DmaCopy(engine=self._queue(), dst=dst, src=src))
 
-    def turn(self, dst: Tile, src: Far) -> None:
+    def index(self, dst: Tile, src: Far) -> None:
         """A matrix by DMA, with its two axes changed; from v3 on."""
         self.emit(DmaTranspose(engine=self._queue(), dst=dst, src=src))
 
@@ -184,7 +186,7 @@ class Kernel:
         self._next_queue += 1
         return queue
 
-    def _turn(self) -> Affine:
+    def _iteration(self) -> Affine:
         """How often the innermost loop has begun its body, counted through all loops around it."""
         linear = Affine()
         for depth, count in enumerate(self._counts):

@@ -10,12 +10,11 @@ from typing import Final
 import numpy as np
 
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.instructions import (
-    Activation,
-    Alu,
+from nxpipe.emulator.isa.instruction import Alu, Engine
+from nxpipe.emulator.isa.operands import Axis, Memory, Tile, contiguous
+from nxpipe.emulator.isa.scalar import Activation, Function
+from nxpipe.emulator.isa.vector import (
     CopyPredicated,
-    Engine,
-    Function,
     Memset,
     Reciprocal,
     ScalarTensorTensor,
@@ -23,7 +22,6 @@ from nxpipe.emulator.isa.instructions import (
     TensorScalar,
     TensorTensor,
 )
-from nxpipe.emulator.isa.operands import Axis, Memory, Tile, contiguous
 from nxpipe.emulator.lower.kernel import Kernel
 from nxpipe.emulator.numerics import settle
 
@@ -49,7 +47,7 @@ class Lanes:
         return repeated(self.memset(block.whole, number), self.width)
 
     def memset(self, dst: Tile, number: float) -> Tile:
-        self.k.emit(Memset(engine=Engine.VECTOR, dst=dst, value=held(number, dst.dtype)))
+        self.k.emit(Memset(engine=Engine.VECTOR, dst=dst, value=stored_number(number, dst.dtype)))
         return dst
 
     def copy(self, src: Operand, dst: Tile) -> Tile:
@@ -143,7 +141,7 @@ def _is_column(tile: Tile) -> bool:
     return tile.dtype is DType.FLOAT32 and tile.axes == (Axis(tile.elements, 0),) and tile.memory is Memory.SBUF
 
 
-def held(number: float, dtype: DType) -> float:
+def stored_number(number: float, dtype: DType) -> float:
     """A number as a tile of this type holds it: whole numbers wrap, and floats are rounded."""
     if dtype.is_float:
         return float(settle(np.asarray(number, np.float32), dtype))
@@ -155,6 +153,6 @@ def bits(tile: Tile) -> Tile:
     return replace(tile, dtype=BITS_OF[tile.dtype.itemsize])
 
 
-def seen_as(tile: Tile, dtype: DType) -> Tile:
+def bitcast_tile(tile: Tile, dtype: DType) -> Tile:
     """The same bytes as elements of another type of that size."""
     return replace(tile, dtype=dtype)

@@ -4,27 +4,22 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from math import prod
 from typing import Any, TypeAlias, TypeVar
 
 from nxpipe.emulator.errors import CompileError
 from nxpipe.emulator.hardware import CORES
-from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.lower.buffers import on_device
-from nxpipe.emulator.lower.corners import copy_turned, turned_axis
-from nxpipe.emulator.lower.ending import Chain, Ending, chained, kept_rows
-from nxpipe.emulator.lower.exchange import pays_in_pieces
-from nxpipe.emulator.lower.following import Following
+from nxpipe.emulator.lower.epilogue import ElementwiseChain, Epilogue, broadcast_rows, chain_of
+from nxpipe.emulator.lower.grouping import EpilogueFusion, KernelGrouping
+from nxpipe.emulator.lower.hbm_buffers import Placement
 from nxpipe.emulator.lower.kernel import Kernel
-from nxpipe.emulator.lower.lifetimes import Lifetimes
-from nxpipe.emulator.lower.places import Places
-from nxpipe.emulator.lower.reading import Reading
+from nxpipe.emulator.lower.records import PlacedGraph
+from nxpipe.emulator.lower.transpose import copy_transposed, transposed_axis
 from nxpipe.emulator.lower.view import View, packed
-from nxpipe.emulator.lower.waiting import Waiting
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.ops import AllReduce, Concat, Transpose
+from nxpipe.emulator.ops import Concat, Transpose
 from nxpipe.emulator.ops.base import Operator
 
 Kind = TypeVar("Kind", bound=Operator)
@@ -53,26 +48,14 @@ class NotLowered(CompileError):
 class Lowering:
     """`k` writes instructions; `view` says where a value lies, `home` where it is to be put."""
 
-    def __init__(self, graph: Graph, core: str, ranks: int) -> None:
-        self.graph = graph
-        self.k = Kernel(CORES[core])
-        self.core = core
-        self.ranks = ranks
-        self._lifetimes = Lifetimes(graph)
-        self._reading = Reading(graph)
-        self.places = Places(graph, self._lifetimes)
-        self._waiting = Waiting(graph, self.places, self._reading)
+    def __init__(self, placed: PlacedGraph) -> None:
+        self.ranks = placed.target.ranks
+        self.k = Kernel(CORES[placed.target.core])
+        self.places = Placement(placed)
+        self._lifetimes = placed.liveness
+        self.groups = KernelGrouping(placed, self.places, self.k)
         self._by_row: set[int] = set()  # buffers that are written a row to a lane
-        self._done: set[Value] = set()  # results of nodes that an earlier one has taken in
         self.notes: dict[str, int] = {"": 0}
-
-    def is_due(self, node: Node) -> bool:
-        """Neither the host has done it once and for all, nor an earlier node with its own work."""
-        return node.result not in self.places.stored and node.result not in self._done
-
-    def puts_off(self, node: Node) -> bool:
-        """Whether a later node does it with its own work."""
-        return self._waiting.puts_off(node)
 
     def note(self, node: Node) -> int:
         """The number of the place in the model that it comes from."""
@@ -80,7 +63,7 @@ class Lowering:
 
     def view(self, value: Value) -> View:
         """Where a value lies in its own type."""
-        view, dtype = self.lying(value), on_device(value.type.dtype)
+        view, dtype = self.lying(value), value.type.dtype.on_device
         if view.dtype is not dtype:
             self.places.views[value] = self.scratch(dtype, view.shape)
             self.copy(self.places.views[value], view)
@@ -102,12 +85,12 @@ class Lowering:
     def turned_home(self, value: Value) -> View:
         """As `home`, of a result that may be written in any order: if all that becomes of it is a transposition, it is
         written where that would be."""
-        turn = self.only(value)
-        if turn is None or not isinstance(turn.op, Transpose):
+        transpose = self.groups.only_reader(value)
+        if transpose is None or not isinstance(transpose.op, Transpose):
             return self.home(value)
-        self._done.add(turn.result)
-        back = tuple(turn.op.order.index(axis) for axis in range(value.type.rank))
-        self.places.views[value] = self.home(turn.result).transposed(back)
+        self.groups.fuse([transpose.result])
+        back = tuple(transpose.op.order.index(axis) for axis in range(value.type.rank))
+        self.places.views[value] = self.home(transpose.result).transposed(back)
         return self.lying(value)
 
     def constant(self, data: Array, dtype: DType) -> View:
@@ -128,48 +111,23 @@ class Lowering:
 
     # Elementwise nodes
 
-    def ending(self, result: Value, width: int) -> Ending:
-        """What follows a node whose result is made piece by piece, as a matrix of rows so wide: the elementwise nodes
-        behind it are taken in, and are done with it."""
-        found = self.following(result, width)
-        found.follow(result)
-        return self.ended(found, result)
+    def epilogue(self, result: Value, width: int) -> Epilogue:
+        """The epilogue of a node whose result is computed as a matrix with rows of this width."""
+        return self.fuse_epilogue(self.groups.epilogue(result, width), result)
 
-    def following(self, result: Value, width: int) -> Following:
-        """To find what follows results that are matrices of rows so wide."""
-        return self._following((result.type.elements // width if width else 0, width))
-
-    def ended(self, found: Following, result: Value, read_here: Sequence[Node] = ()) -> Ending:
-        """What was found is done with the result; these nodes read of it what is still in SBUF."""
+    def fuse_epilogue(self, found: EpilogueFusion, result: Value, read_here: Sequence[Node] = ()) -> Epilogue:
+        """Commit to an epilogue; `read_here` are nodes of this kernel that read its tiles from SBUF."""
         chain = self._chained(found, read_here)
-        return Ending(self.k, result, replace(chain, kept=kept_rows(self.k, chain.sources)))
+        return Epilogue(self.k, result, replace(chain, kept=broadcast_rows(self.k, chain.sources)))
 
-    def only(self, value: Value) -> Node | None:
-        """The one node that reads a value, if nobody else wants to find it."""
-        return None if value in self.places.homes else self._reading.only(value)
-
-    def is_needed(self, value: Value, readers: Sequence[Node]) -> bool:
-        """Whether others than these nodes want to find a value in HBM."""
-        return value in self.places.homes or self._reading.is_needed(value, {node.result for node in readers})
-
-    def at_hand(self, value: Value, result: Value) -> list[Node]:
-        """The readers of a value that can be carried out with the node of that result: all else that they need is
-        there."""
-
-        def others(node: Node) -> bool:
-            return all(operand == value or operand in self.places.views for operand in node.operands)
-
-        return [node for node in self._reading.beside(value, result) if self.is_due(node) and others(node)]
-
-    def chain(self, node: Node) -> Chain:
-        """An elementwise node, and those behind it."""
-        found = self._following(node.result.type.shape)
-        if not found.start(node):
+    def chain(self, node: Node) -> ElementwiseChain:
+        """An elementwise node with its epilogue."""
+        found = self.groups.elementwise(node)
+        if found is None:
             raise NotLowered.at(node)
-        found.follow(node.result)
         return self._chained(found)
 
-    def goes_by_row(self, chain: Chain) -> bool:
+    def goes_by_row(self, chain: ElementwiseChain) -> bool:
         """Whether it reads rows as they were made elsewhere, a row to a lane; then it goes on so, since such rows may
         stay where they are."""
         made = any(view.buffer in self._by_row and view.rank > 1 for view in chain.sources)
@@ -177,20 +135,11 @@ class Lowering:
             self._by_row.update(view.buffer for _, view in chain.homes)
         return made
 
-    def _following(self, shape: tuple[int, ...]) -> Following:
-        return Following(shape, self.places, self._reading, self._meets_in_pieces, self._waiting.nodes)
-
-    def _meets_in_pieces(self, node: Node, shape: tuple[int, ...]) -> bool:
-        rows, width = prod(shape[:-1]), shape[-1] if shape else 1
-        degree = node.op.degree if isinstance(node.op, AllReduce) else 0
-        dtype = on_device(node.result.type.dtype)
-        return degree == self.ranks and rows * width > 0 and pays_in_pieces(self.k.core, rows, width, dtype)
-
-    def _chained(self, found: Following, read_here: Sequence[Node] = ()) -> Chain:
+    def _chained(self, found: EpilogueFusion, read_here: Sequence[Node] = ()) -> ElementwiseChain:
         done, stored = found.finished(read_here)
-        self._done.update(done)
+        self.groups.fuse(done)
         found.sources = [self._in_runs(view) for view in found.sources]
-        return chained(found, [(value, self._home_in(value, found.shape)) for value in stored])
+        return chain_of(found, [(value, self._home_in(value, found.shape)) for value in stored])
 
     def _home_in(self, value: Value, shape: tuple[int, ...]) -> View:
         """As `home`, of a result that is made in pieces of this shape: what only becomes a part of a concatenation is
@@ -202,7 +151,7 @@ class Lowering:
 
     def _home_of_pieces(self, value: Value, shape: tuple[int, ...]) -> View:
         homes = self.places.homes
-        whole = self.only(value)
+        whole = self.groups.only_reader(value)
         if whole is not None and isinstance(whole.op, Concat):
             if whole.result not in homes:
                 homes[whole.result] = self.scratch(value.type.dtype, whole.result.type.shape)
@@ -214,7 +163,7 @@ class Lowering:
     def _in_runs(self, view: View) -> View:
         """A view whose pieces do not come one element at a time, if turning it all at once prevents that."""
         (flat,) = view.merged()
-        turned = turned_axis(replace(flat, offset=Affine(), strides=packed(flat.shape)), flat)
+        turned = transposed_axis(replace(flat, offset=Affine(), strides=packed(flat.shape)), flat)
         return view if turned is None else self.packed(view)
 
     def updated(self, node: Node) -> View:
@@ -251,9 +200,9 @@ class Lowering:
         if not dst.elements:
             return
         to, source = dst.merged([src])
-        axis = turned_axis(to, source)
+        axis = transposed_axis(to, source)
         if axis is not None:
-            copy_turned(self.k, to, source, axis)
+            copy_transposed(self.k, to, source, axis)
             return
         outer = max(to.rank - 4, 0)
         self._copy_inside(to, source, outer)
@@ -262,8 +211,8 @@ class Lowering:
         if not outer:
             self.k.copy(dst.far(), src.far())
             return
-        with self.k.loop(dst.shape[0]) as turn:
-            self._copy_inside(dst.pick(0, turn), src.pick(0, turn), outer - 1)
+        with self.k.loop(dst.shape[0]) as index:
+            self._copy_inside(dst.pick(0, index), src.pick(0, index), outer - 1)
 
 
 def laid_out(whole: View, node: Node) -> list[View]:

@@ -7,14 +7,15 @@ convolutions, lies with its inputs first, as the tensor engine wants it.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import Cast, Convolution, Linear, RankSlice
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredParameter:
     """A parameter, or a value that the host makes of one, as it lies: `order` says which of the value's axes each axis
     that lies there is."""
 
@@ -31,13 +32,13 @@ class Stored:
         return lies.transposed(back)
 
 
-def stored_parameters(graph: Graph) -> Mapping[Value, Stored]:
+def stored_parameters(graph: Graph) -> Mapping[Value, StoredParameter]:
     """Of each parameter, and of what the host makes of it."""
     readers: dict[Value, list[Node]] = {}
     for node in graph.nodes:
         for operand in node.operands:
             readers.setdefault(operand, []).append(node)
-    found: dict[Value, Stored] = {}
+    found: dict[Value, StoredParameter] = {}
     for value in graph.parameters.values():
         chain = [value]
         while (following := _host_work(chain[-1], readers, graph)) is not None:
@@ -46,7 +47,7 @@ def stored_parameters(graph: Graph) -> Mapping[Value, Stored]:
         order = _order(last, readers.get(last, []))
         shape = tuple(last.type.shape[axis] for axis in order) if order else last.type.shape
         for each in chain:
-            found[each] = Stored(value, last.type.dtype, shape, order)
+            found[each] = StoredParameter(value, last.type.dtype, shape, order)
     return found
 
 

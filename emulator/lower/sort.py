@@ -13,19 +13,19 @@ from dataclasses import dataclass, replace
 from math import nan
 from typing import Final
 
-from nxpipe.emulator.ir.graph import Node
+from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import Alu, Engine, Iota
+from nxpipe.emulator.isa.gpsimd import IotaPattern
+from nxpipe.emulator.isa.instruction import Alu, Engine
 from nxpipe.emulator.isa.operands import Axis, Tile
-from nxpipe.emulator.lower.ending import load
-from nxpipe.emulator.lower.filling import fill
+from nxpipe.emulator.lower.epilogue import load_tile
 from nxpipe.emulator.lower.integers import Words
 from nxpipe.emulator.lower.kernel import PARTITIONS, Kernel
-from nxpipe.emulator.lower.lanes import Lanes, bits, seen_as
+from nxpipe.emulator.lower.lanes import Lanes, bitcast_tile, bits
 from nxpipe.emulator.lower.lowering import Lowering, lowers
 from nxpipe.emulator.lower.reduce import matrix
-from nxpipe.emulator.lower.sheets import sheets
+from nxpipe.emulator.lower.tiles import each_tile, fill
 from nxpipe.emulator.lower.view import View
 from nxpipe.emulator.ops import ArgSort
 
@@ -71,7 +71,7 @@ def _patterned(tile: Tile, offset: int, axes: tuple[Axis, ...]) -> Tile:
 
 def _exchange(k: Kernel, lower: _Pairs, upper: _Pairs) -> None:
     """So that of each two the lesser is the lower one."""
-    with k.room():
+    with k.scope():
         lanes = Lanes(k, lower.keys.partitions, lower.keys.elements)
         words = Words(lanes, DType.INT32)
         swap = words.two(Alu.GREATER, lower.keys, upper.keys)
@@ -115,13 +115,15 @@ class _Sort:
         """Rows of which each fits one partition."""
         k, count = self.low.k, lines.shape[1]
         for top, height in k.spans(lines.shape[0], PARTITIONS):
-            with k.room():
-                keys, places = (k.tile(DType.INT32, height, length, turns=2) for _ in range(2))
+            with k.scope():
+                keys, places = (k.tile(DType.INT32, height, length, buffers=2) for _ in range(2))
                 if count < length:
                     Lanes(k, height, length).memset(keys.whole, _LAST)
-                with k.room():
-                    self._write_keys(load(k, lines.cut((top, height))), keys.cut(height, (0, count)))
-                numbers = Iota(engine=Engine.GPSIMD, dst=places.whole, start=Affine(), by_partition=0, steps=(1,))
+                with k.scope():
+                    self._write_keys(load_tile(k, lines.cut((top, height))), keys.cut(height, (0, count)))
+                numbers = IotaPattern(
+                    engine=Engine.GPSIMD, dst=places.whole, start=Affine(), by_partition=0, steps=(1,)
+                )
                 k.emit(numbers)
                 pairs = _Pairs(keys.whole, places.whole)
                 for size in _sizes(2, length):
@@ -149,27 +151,27 @@ class _Sort:
         k, (rows, count) = self.low.k, lines.shape
         length = keys.shape[1]
         fill(k, keys.cut((0, rows), (count, length - count)), _LAST)
-        for height, width, (to, source) in sheets(k, [keys.cut((0, rows), (0, count)), lines]):
-            with k.room():
+        for height, width, (to, source) in each_tile(k, [keys.cut((0, rows), (0, count)), lines]):
+            with k.scope():
                 made = k.tile(DType.INT32, height, width).whole
-                self._write_keys(load(k, source), made)
+                self._write_keys(load_tile(k, source), made)
                 k.copy(to.far(), made)
         table = places.packed_as((rows, length // _BLOCK, _BLOCK)).transposed((1, 0, 2))
         for top, height in k.spans(length // _BLOCK, PARTITIONS):
-            with k.room():
+            with k.scope():
                 numbers = k.tile(DType.INT32, height, _BLOCK).whole
                 start = top * _BLOCK
-                k.emit(Iota(engine=Engine.GPSIMD, dst=numbers, start=start, by_partition=_BLOCK, steps=(1,)))
-                with k.loop(rows) as turn:
-                    k.copy(table.cut((top, height)).pick(1, turn).far(), numbers)
+                k.emit(IotaPattern(engine=Engine.GPSIMD, dst=numbers, start=start, by_partition=_BLOCK, steps=(1,)))
+                with k.loop(rows) as index:
+                    k.copy(table.cut((top, height)).pick(1, index).far(), numbers)
 
     def _inside(self, keys: View, places: View, *, first: bool) -> None:
         """Steps inside of blocks: at first a whole sort of each, later the end of a merge."""
         k = self.low.k
         for top, height in k.spans(keys.shape[0], PARTITIONS):
-            with k.room():
+            with k.scope():
                 key, place = (view.cut((top, height)) for view in (keys, places))
-                pairs = _Pairs(load(k, key), load(k, place))
+                pairs = _Pairs(load_tile(k, key), load_tile(k, place))
                 for size in _sizes(2, _BLOCK) if first else ():
                     _turned_step(k, pairs, _BLOCK, size)
                     _steps(k, pairs, _BLOCK, size // 2)
@@ -199,9 +201,9 @@ class _Sort:
         ordered = [half.transposed((*order, 3)) for half in halves]
         with k.loop(ordered[0].shape[0]) as outer, k.loop(ordered[0].shape[1]) as inner:
             for top, height in k.spans(ordered[0].shape[2], PARTITIONS):
-                with k.room():
+                with k.scope():
                     pieces = [half.pick(0, outer).pick(0, inner).cut((top, height)) for half in ordered]
-                    tiles = [load(k, piece) for piece in pieces]
+                    tiles = [load_tile(k, piece) for piece in pieces]
                     lower, upper = _Pairs(tiles[0], tiles[2]), _Pairs(tiles[1], tiles[3])
                     _exchange(k, lower, upper.seen(_BLOCK - 1, Axis(_BLOCK, -1)) if turned else upper)
                     for piece, tile in zip(pieces, tiles, strict=True):
@@ -226,10 +228,10 @@ def _of_floats(lanes: Lanes, tile: Tile) -> Tile:
     values = lanes.two(Alu.ADD, tile, 0.0)
     lanes.choose(values, lanes.asked(Alu.NOT_EQUAL, values, values), nan)
     words = Words(lanes, DType.INT32)
-    word = seen_as(values, DType.INT32)
+    word = bitcast_tile(values, DType.INT32)
     backwards = words.with_number(Alu.MULTIPLY, words.bit(Alu.RIGHT_SHIFT, word, 31), _LAST)
     made = lanes.two(Alu.BITWISE_XOR, bits(word), bits(backwards), lanes.tile(DType.UINT32))
-    return seen_as(made, DType.INT32)
+    return bitcast_tile(made, DType.INT32)
 
 
 def _halves(view: View, size: int) -> tuple[View, View]:

@@ -1,4 +1,4 @@
-"""What an operator is: a frozen record of its attributes that knows its shape rule and its numerics."""
+"""The operator: a frozen record of its attributes with its shape rule and its numerics."""
 
 import inspect
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""Work done on each element by itself: the vector and the scalar engine's daily bread."""
+"""Elementwise operators: the work of the vector and scalar engines."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Work that moves elements to or from places computed at run time: indirect DMA on the hardware."""
+"""Operators with indices computed at run time: indirect DMA on the hardware."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar

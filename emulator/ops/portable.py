@@ -1,9 +1,9 @@
-"""Numerics of constants: the same bits on every processor, for what is computed while compiling is in the program.
+"""Portable numerics for constant folding: the same bits on every processor, as folded constants are in the program.
 
-numpy and BLAS choose their kernels by the processor, and a sine or a sum in float32 may come out with another last bit.
-A sum, a product and a root of single numbers are the same everywhere. All else is computed here in `long double`, for
-which there are no vector instructions, and then rounded once to float32. Such a function errs in about the 64th bit;
-that shows only where the exact result lies as near as that to the middle between two floats.
+numpy and BLAS choose their kernels by the processor, and a sine or a sum in float32 may differ in the last bit. A sum,
+a product and a root of single numbers are the same everywhere. All else is computed here in `long double`, for which
+there are no vector instructions, and then rounded once to float32. Such a function errs in about the 64th bit, which
+shows only where the exact result lies that close to the middle between two floats.
 """
 
 from typing import Any, Final

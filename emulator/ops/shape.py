@@ -1,4 +1,4 @@
-"""Work that only moves elements: on the hardware a copy, a change of access pattern, or nothing at all."""
+"""Operators that only move elements: on the hardware a copy, a change of access pattern, or nothing."""
 
 import math
 from dataclasses import dataclass

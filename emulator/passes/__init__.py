@@ -1,18 +1,20 @@
-"""The middle of the compiler: a visible list of rewrites, with the checker after each one."""
+"""The passes of the front end: a visible list of rewrites, with the checker after each one."""
 
 from collections.abc import Callable, Sequence
 
 from nxpipe.emulator.ir.graph import Graph
-from nxpipe.emulator.passes.autocast import autocast
-from nxpipe.emulator.passes.canonicalise import canonicalise
-from nxpipe.emulator.passes.causal import recognise_causal
 from nxpipe.emulator.passes.check import check, check_interface
-from nxpipe.emulator.passes.clean import eliminate_common_subexpressions, eliminate_dead_code, fold_constants
-from nxpipe.emulator.passes.fuse import fuse
-from nxpipe.emulator.passes.legalise import legalise
+from nxpipe.emulator.passes.fuse import fuse, recognise_causal
 from nxpipe.emulator.passes.options import PassOptions
+from nxpipe.emulator.passes.precision import autocast, legalise
 from nxpipe.emulator.passes.roll import roll
 from nxpipe.emulator.passes.shard import shard
+from nxpipe.emulator.passes.simplify import (
+    canonicalise,
+    eliminate_common_subexpressions,
+    eliminate_dead_code,
+    fold_constants,
+)
 
 Pass = Callable[[Graph, PassOptions], Graph]
 

@@ -1,9 +1,10 @@
-"""What a valid graph is; run on the captured graph and after every pass."""
+"""Validity of a graph: run on the captured graph and after every pass."""
 
 from collections.abc import Iterable
 
 from nxpipe.emulator.errors import GraphInvalid
-from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.repeat import require_sound_repeats
 from nxpipe.emulator.ops.base import result_type
 

@@ -1,4 +1,4 @@
-"""The options that change what passes do."""
+"""Options of the passes."""
 
 from dataclasses import dataclass
 

@@ -1,9 +1,10 @@
-"""How passes change a graph: by building it anew, node by node, from values that are already new."""
+"""Rewriting of graphs: node by node into a new graph, from values that are already new."""
 
 from collections.abc import Callable, Iterable
 
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.repeat import unroll
 
 # Given the new graph so far, an old node and its new operands: the new value that stands for the node's result.

@@ -1,8 +1,8 @@
 """Repeated layers stored once: a repeat is found and proven on the nodes themselves.
 
 A run of nodes repeats with period L when each node applies the operator of the node L places before it to operands
-that stand likewise: L places further on, or the same value, or a parameter of the same name but for a number.
-Candidates for L come from comparing the sequence of operators with itself; the wiring decides.
+that correspond: L places further on, or the same value, or a parameter of the same name but for a number. Candidates
+for L come from comparing the sequence of operators with itself; a candidate is accepted only if the operands prove it.
 """
 
 import re
@@ -12,7 +12,8 @@ from itertools import count
 
 import numpy as np
 
-from nxpipe.emulator.ir.graph import Graph, Node, Repeat, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Repeat, Value
 from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.passes.options import PassOptions

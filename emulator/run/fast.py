@@ -10,7 +10,8 @@ from collections.abc import Container, Iterable, Mapping, MutableMapping
 import numpy as np
 
 from nxpipe.emulator.errors import ExecutionError, IndexOutOfRange, MissingTensor, WrongTensor
-from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.ir.types import TensorType
 from nxpipe.emulator.numerics import Array, round_to, settle

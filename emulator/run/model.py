@@ -1,27 +1,195 @@
-"""A model on its cores: its programs, its weights, and the states that stay there between requests."""
+"""What can be loaded, whichever way it is run: `Fast` runs a compiled graph here, `Isa` instructions, in `isa.py`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from threading import Lock
+from typing import Protocol, TypeVar
 
+import numpy as np
+
+from nxpipe.emulator.analysis.graph_memory import peak_bytes, states
+from nxpipe.emulator.compile import Program
 from nxpipe.emulator.errors import ExecutionError, IndexOutOfRange, MissingTensor, WrongTensor
+from nxpipe.emulator.executable.tables import Port
 from nxpipe.emulator.ir.types import TensorType
-from nxpipe.emulator.isa.faults import ProgramInvalid
+from nxpipe.emulator.isa.constraints import ProgramInvalid
+from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.run.buckets import fit
-from nxpipe.emulator.run.code import Code
-from nxpipe.emulator.run.ranks import Loaded, States
-from nxpipe.emulator.run.resident import Resident, Shelf
+from nxpipe.emulator.passes.shard import Sharding
+from nxpipe.emulator.run.isa import Resident, Shelf
+from nxpipe.emulator.run.ranks import LoadedRanks, Runnable, States
 from nxpipe.emulator.run.status import (
     BadInput,
     CoreBusy,
     DeviceMemoryExhausted,
     ExecutionFailed,
     InvalidLoad,
-    OutOfBounds,
+    LookupOutOfBounds,
+    RequestTooLong,
     Unloaded,
 )
+
+
+class Code(Protocol):
+    """A program as it can be loaded."""
+
+    @property
+    def ports(self) -> tuple[Port, ...]: ...
+
+    @property
+    def ranks(self) -> int: ...
+
+    @property
+    def core(self) -> str | None:
+        """The generation that it is for, if it is for one."""
+
+    @property
+    def weights(self) -> Mapping[str, int]:
+        """The bytes of each on one rank; what two programs call the same they have in common."""
+
+    @property
+    def scratch(self) -> int:
+        """Bytes on one rank that it needs while it runs, beside weights and states."""
+
+    @property
+    def states(self) -> Mapping[str, TensorType]:
+        """One rank's share of each."""
+
+    def load(self, weights: Mapping[str, Array], shelf: Shelf | None = None) -> Runnable:
+        """`shelf`: what programs of the same model have loaded already, on the same cores."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fast:
+    """A compiled graph, run by the operators' numerics; it runs on any generation."""
+
+    program: Program
+    ports: tuple[Port, ...]
+
+    @property
+    def ranks(self) -> int:
+        return self.program.degree
+
+    @property
+    def core(self) -> None:
+        return None
+
+    @cached_property
+    def weights(self) -> Mapping[str, int]:
+        whole = self.program.whole.parameters
+        return {name: _share(value.type, self.program.parameters.get(name)).nbytes for name, value in whole.items()}
+
+    @cached_property
+    def scratch(self) -> int:
+        ends = sum(port.type.nbytes for port in self.ports if port.role is not Role.STATE)
+        constants = sum(value.type.nbytes for value in self.program.graph.constants)
+        return ends + constants + peak_bytes(self.program.graph)
+
+    @cached_property
+    def states(self) -> Mapping[str, TensorType]:
+        return {name: value.type for name, value in states(self.program.graph).items()}
+
+    def load(self, weights: Mapping[str, Array], shelf: Shelf | None = None) -> Runnable:
+        return LoadedRanks(self.program.graph, weights)
+
+
+def _share(whole: TensorType, piece: Sharding | None) -> TensorType:
+    return piece.local(whole) if piece else whole
+
+
+Sizes = Mapping[str, int]
+_Code = TypeVar("_Code", bound=Code)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A request as one of the programs takes it; `sizes` are its own, by the names of axes."""
+
+    code: Code
+    sizes: Sizes
+
+    def padded(self, request: Mapping[str, Array]) -> dict[str, Array]:
+        return {port.name: _padded(request[port.name], port) for port in inputs(self.code)}
+
+    def cut(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
+        ports = {port.name: port for port in self.code.ports if port.role is Role.OUTPUT}
+        return {name: self._cut(array, ports[name]) for name, array in outputs.items()}
+
+    def _cut(self, array: Array, port: Port) -> Array:
+        lengths = [self.sizes.get(name) for name in port.sizes]
+        return array[tuple(slice(length) for length in lengths)]
+
+
+def inputs(code: Code) -> list[Port]:
+    return [port for port in code.ports if port.role is Role.INPUT]
+
+
+def fit(codes: Sequence[Code], request: Mapping[str, Array], *, with_states: bool) -> Fit:
+    """The program with the smallest inputs among those that the request fits into."""
+    able = [code for code in codes if _takes(code, request, with_states=with_states)]
+    if not able:
+        raise BadInput(_nobody(codes, request, with_states=with_states))
+    found = [(code, _sizes(inputs(code), request)) for code in able]
+    fitting = [Fit(code, sizes) for code, sizes in found if _exceeded(code, sizes) is None]
+    if not fitting:
+        raise RequestTooLong(_too_long(found))
+    return min(fitting, key=lambda one: sum(port.type.nbytes for port in inputs(one.code)))
+
+
+def _takes(code: Code, request: Mapping[str, Array], *, with_states: bool) -> bool:
+    has_states = any(port.role is Role.STATE for port in code.ports)
+    return request.keys() == {port.name for port in inputs(code)} and has_states == with_states
+
+
+def _sizes(ports: Sequence[Port], request: Mapping[str, Array]) -> dict[str, int]:
+    """What the request has on axes with a name; all others must be as the program has them."""
+    sizes: dict[str, int] = {}
+    for port in ports:
+        shape = np.shape(request[port.name])
+        names = port.sizes or ("",) * port.type.rank
+        if len(shape) != port.type.rank:
+            raise BadInput(f"input {port.name!r} has {len(shape)} axes, and the program takes {port.type}")
+        for axis, (name, length, full) in enumerate(zip(names, shape, port.type.shape, strict=True)):
+            if not name and length != full:
+                raise BadInput(f"input {port.name!r} is {length} long on axis {axis}, where the program has {full}")
+            if name and (not length or sizes.setdefault(name, length) != length):
+                raise BadInput(
+                    f"input {port.name!r} is {length} long on axis {axis}, its {name}; it must be at least 1, and "
+                    f"equal for all inputs (another has {sizes.get(name, length)})"
+                )
+    return sizes
+
+
+def _exceeded(code: Code, sizes: Sizes) -> tuple[str, int] | None:
+    """The first axis that the program has too little of, and how much it has."""
+    for port in inputs(code):
+        for name, full in zip(port.sizes, port.type.shape, strict=False):
+            if name and sizes[name] > full:
+                return name, full
+    return None
+
+
+def _padded(array: Array, port: Port) -> Array:
+    missing = [(0, full - length) for full, length in zip(port.type.shape, np.shape(array), strict=True)]
+    return np.pad(array, missing) if any(behind for _, behind in missing) else np.asarray(array)
+
+
+def _nobody(codes: Sequence[Code], request: Mapping[str, Array], *, with_states: bool) -> str:
+    known = sorted({", ".join(port.name for port in inputs(code)) for code in codes})
+    states = "with" if with_states else "without"
+    return f"no program takes {', '.join(request) or 'nothing'} {states} states; the model's take {' or '.join(known)}"
+
+
+def _too_long(found: Sequence[tuple[Code, Sizes]]) -> str:
+    """By the largest program: it would have been the last chance."""
+    code, sizes = max(found, key=lambda one: sum(port.type.nbytes for port in inputs(one[0])))
+    name, full = _exceeded(code, sizes) or ("", 0)
+    return (
+        f"the request has a {name} of {sizes[name]}, and the model's largest program for it has {full}; shorten the "
+        "request, or build the model with a larger bucket"
+    )
 
 
 @dataclass(eq=False)
@@ -50,7 +218,7 @@ class Model:
                 f"{_largest(codes)}; divide it among more cores, or load fewer of its programs"
             )
         shelf: Shelf = {}
-        self._loaded: Mapping[Code, Loaded] = {code: _load(code, weights, shelf) for code in codes}
+        self._loaded: Mapping[Code, Runnable] = {code: _load(code, weights, shelf) for code in codes}
         self._states = _common_states(codes)
 
     def allocate(self) -> StateSet:
@@ -85,7 +253,7 @@ class Model:
                     outputs, after = self._loaded[chosen.code].run(
                         chosen.padded(request), _those_of(chosen.code, states)
                     )
-            except (ExecutionFailed, OutOfBounds):
+            except (ExecutionFailed, LookupOutOfBounds):
                 if states is not None:
                     self.free(states)
                 raise
@@ -138,7 +306,7 @@ def _largest(codes: Sequence[Code]) -> str:
     return f" ({named}and scratch with {max(code.scratch for code in codes):,})"
 
 
-def _load(code: Code, weights: Mapping[str, Array], shelf: Shelf) -> Loaded:
+def _load(code: Code, weights: Mapping[str, Array], shelf: Shelf) -> Runnable:
     try:
         return code.load(weights, shelf)
     except (ExecutionError, ProgramInvalid) as fault:
@@ -167,7 +335,7 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except IndexOutOfRange as fault:
-        raise OutOfBounds(str(fault)) from fault
+        raise LookupOutOfBounds(str(fault)) from fault
     except (MissingTensor, WrongTensor) as fault:
         raise BadInput(str(fault)) from fault
     except ExecutionError as fault:

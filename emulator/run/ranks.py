@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 States = Sequence[Mapping[str, Array]]  # of each rank, by name
 
 
-class Loaded(Protocol):
+class Runnable(Protocol):
     """A program with its weights, on all of its ranks, whoever carries it out."""
 
     def run(self, inputs: Mapping[str, Array], states: States | None = None) -> tuple[dict[str, Array], States]:
@@ -116,7 +116,7 @@ class LoadedRanks:
 class LoadedProgram:
     """A compiled program on its ranks, seen from outside: whole tensors go in, and whole ones come out."""
 
-    def __init__(self, program: Program, ranks: Loaded) -> None:
+    def __init__(self, program: Program, ranks: Runnable) -> None:
         self._program = program
         self._ranks = ranks
 
@@ -136,8 +136,3 @@ class LoadedProgram:
             shares = [own[name] for own in after]
             outputs[name] = program.states[name].joined(shares) if name in program.states else shares[0]
         return {name: outputs[name] for name in program.graph.outputs}
-
-
-def execute_ranks(graph: Graph, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """The outputs of a sharded graph without states, by name."""
-    return LoadedRanks(graph, parameters).run(inputs)[0]

@@ -1,4 +1,4 @@
-"""What the runtime refuses, with the numbers that the real one answers with. docs/runtime.md lists when."""
+"""What the runtime refuses, with the numbers that the real one answers with. docs/reference/runtime.md lists when."""
 
 from enum import IntEnum
 from typing import ClassVar
@@ -88,7 +88,7 @@ class CoreBusy(RuntimeFault):
     deterministic = False
 
 
-class OutOfBounds(RuntimeFault):
+class LookupOutOfBounds(RuntimeFault):
     """A lookup behind the end of its table."""
 
     status = Status.NRT_EXEC_OOB

@@ -1,13 +1,13 @@
-"""How long a program takes, worked out without running it: engines beside each other, each waiting for those it names.
+"""Timeline: the latency of a program by event simulation of its engines and waits, without computing any data.
 
-An instruction begins when its engine is free and what it waits for is done, and takes what the documents say. A copy
-needs some time until it starts; then it shares the core's DMA engines with the copies of other queues, first come,
-first served. Not in it: how long a semaphore takes from engine to engine, which is not documented, and the cycles more
-of a short instruction that reads what the one before it on its engine has written.
+An instruction starts when its engine is free and its waits are satisfied, and takes its documented time. A DMA has a
+start-up time; then it shares the core's DMA engines with the DMAs of other queues, first come, first served. Not
+modelled, because it is undocumented: the latency of a semaphore between engines, and the extra cycles of a short
+instruction that reads the result of the one before it on its engine.
 
-A loop that stands in no other, such as that over layers, is gone through until all engines stand to each other as they
-have stood before. From there on every turn repeats what was seen, so that the turns that are left are added at once. A
-program that is not at its end after very many steps is given up.
+An outermost loop, such as the loop over layers, is simulated until the engines' relative state recurs. The simulation
+is deterministic in that state, so every later iteration repeats the interval in between, and the remaining iterations
+are added at once. A program that has not ended after very many steps is given up.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,29 +16,28 @@ from heapq import heappop, heappush
 from typing import Final
 
 from nxpipe.emulator.hardware import CORES, CoreSpec
-from nxpipe.emulator.isa.cycles import cost
-from nxpipe.emulator.isa.instructions import DMA_QUEUES, Engine, Instruction
+from nxpipe.emulator.isa.cost import START_NS, cost, share_of_dma
+from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine, Instruction
 from nxpipe.emulator.isa.program import Loop, Program, Step, counted, instructions, only
-from nxpipe.emulator.isa.transfer import START_NS, share_of_dma
 
 _ENGINES: Final = tuple(Engine)
 _NUMBER: Final = {engine: number for number, engine in enumerate(_ENGINES)}
-_PS: Final = 1000  # times are whole picoseconds, so that equal ones are equal
+_PS: Final = 1000  # times are whole picoseconds, so that states compare exactly
 _START: Final = round(START_NS * _PS)
 _MOST_STEPS: Final = 5_000_000
-_BEHIND: Final = -1  # the place of whoever has done everything
+_BEHIND: Final = -1  # the place of an engine that has completed everything
 
 
 def latency_ns(program: Program) -> float | None:
-    """From the first instruction of a legal program to the end of its last one; None where that was given up."""
+    """Time from the first instruction of a legal program to the end of its last; None if simulating was given up."""
     end = _Timeline(program).run()
     return None if end is None else end / _PS
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """An instruction as time sees it. `dma` is the time that it would take all DMA engines; `waits` are for an engine's
-    count: a base, and a factor for each depth of loops."""
+    """The timing of an instruction. `dma` is the time that it would occupy all DMA engines; `waits` are counts of other
+    engines: a base, and a factor for each loop depth."""
 
     start: int
     takes: int
@@ -55,7 +54,7 @@ class _Task:
 
 
 class _Stream:
-    """What one engine does: its next task, the counts of other engines that this needs, and the loops around it."""
+    """The task sequence of one engine: the next task, the counts of other engines that it needs, the loops around."""
 
     def __init__(self, steps: Sequence[tuple[int, Step]], tasks: dict[int, _Task]) -> None:
         self._tasks = tasks
@@ -71,7 +70,7 @@ class _Stream:
         self._look()
 
     def skip(self, turns: int) -> None:
-        """So many turns of the outermost loop."""
+        """Skip iterations of the outermost loop."""
         self.indices[0] += turns
         self._look()
 
@@ -101,14 +100,15 @@ class _Stream:
 
 
 class _Steady:
-    """Looks for turns of one of the body's own loops in which the engines stand as in an earlier one."""
+    """Steady state of an outermost loop: the iterations after which the engines' relative state recurs."""
 
     def __init__(self, place: int, loop: Loop) -> None:
         each = counted(loop.body)
         self.place, self.count = place, loop.count
         self.each = [each.get(engine, 0) for engine in _ENGINES]
         self.inside = [engine for engine, count in enumerate(self.each) if count]
-        # Whether each wait is for as many turns ago in every turn, or always for the same, which is past in the second.
+        # True if each wait looks back equally far in every iteration, or always at one instruction, which is past by
+        # the second iteration: then equal states have equal futures.
         self._is_regular = all(
             dict(wait.done.terms).get(0, 0) in (0, each.get(wait.engine, 0))
             for instruction in instructions(loop.body)
@@ -117,12 +117,12 @@ class _Steady:
         self._seen: dict[object, tuple[int, int]] = {}
 
     def first_seen(self, state: object, turn: int, now: int) -> tuple[int, int]:
-        """In which turn, and when."""
+        """The iteration in which a state was first seen, and the time."""
         return self._seen.setdefault(state, (turn, now))
 
     def repeatable(self, streams: Sequence[_Stream], done: Sequence[int]) -> int:
-        """How many turns are sure to be as the last ones were: so many that no engine leaves the loop, and that none
-        outside of it comes to know of them."""
+        """The number of iterations that certainly repeat the last ones: no engine leaves the loop during them, and no
+        engine outside of it is released by one."""
         if not self._is_regular or any(streams[engine].place != self.place for engine in self.inside):
             return 0
         left = [self.count - 1 - streams[engine].indices[0] for engine in self.inside]
@@ -150,10 +150,10 @@ class _Timeline:
             for engine in _ENGINES
         ]
         self._done = [0] * len(_ENGINES)
-        self._waiting: list[set[int]] = [set() for _ in _ENGINES]  # who waits for each engine
-        self._ends: list[tuple[int, int]] = []  # when each engine that is at work will be done
+        self._waiting: list[set[int]] = [set() for _ in _ENGINES]  # engines that wait for each engine
+        self._ends: list[tuple[int, int]] = []  # completion times of busy engines
         self._now = 0
-        self._dma = 0  # until when the DMA engines have work
+        self._dma = 0  # time until which the DMA engines are busy
 
     def run(self) -> int | None:
         self._begin(range(len(_ENGINES)))
@@ -168,7 +168,7 @@ class _Timeline:
         return None if self._ends else self._now
 
     def _end(self) -> tuple[set[int], list[_Steady]]:
-        """Who is done by now, and the loops of which that ends a turn."""
+        """The engines that complete an instruction now, and the loops of which that ends an iteration."""
         ended, turned = set[int](), list[_Steady]()
         while self._ends and self._ends[0][0] == self._now:
             _, engine = heappop(self._ends)
@@ -182,12 +182,12 @@ class _Timeline:
         return ended, turned
 
     def _freed(self, engine: int) -> set[int]:
-        """Who need no longer wait for this engine, or for more of it."""
+        """The engines that waited for this one."""
         freed, self._waiting[engine] = self._waiting[engine], set()
         return freed
 
     def _begin(self, engines: Iterable[int]) -> None:
-        """What may begin now; of several copies that of the first queue is served first."""
+        """Start what can start now; of several DMAs that of the first queue is served first."""
         for engine in engines:
             stream = self._streams[engine]
             lacking = next((other for other, count in stream.needs if self._done[other] < count), None)
@@ -203,7 +203,7 @@ class _Timeline:
         return max(begin + task.takes, self._dma if task.dma else 0)
 
     def _leave_out(self, loop: _Steady) -> None:
-        """As many turns as repeat what was seen."""
+        """Advance over the iterations that repeat an interval seen before."""
         turn = self._streams[loop.inside[0]].indices[0]
         state = (
             tuple(done - turn * each for done, each in zip(self._done, loop.each, strict=True)),

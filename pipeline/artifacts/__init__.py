@@ -1,1 +1,1 @@
-"""Channels as people see and change them: what is served, whose word there is for it, and by which rules it moves."""
+"""Artifacts after their build: channels, signatures, comparison, predicted time, export to Neuron's compile cache."""

@@ -1,28 +1,28 @@
-"""What an artifact's programs are predicted to take, held against those of another artifact.
+"""Predicted time of an artifact's programs, compared with those of another artifact.
 
-A prediction is what the compiler worked out when it made the program (`emulator.timeline`), from the documented costs
-of its instructions. It is no measurement; but two predictions differ by nothing but what is different in the programs.
+A prediction is the compiler's own timeline, from documented instruction costs. It is no measurement, but two
+predictions differ only by what differs in the programs.
 """
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from nxpipe.pipeline.artifacts import utilisation
-from nxpipe.pipeline.artifacts.difference.programs import FIGURES, identity, number_at
+from nxpipe.pipeline.artifacts.difference import FIGURES, identity, number_at
+from nxpipe.pipeline.compile import utilisation
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.manifest import Manifest
 
-_ROUNDING: Final = 1e-9  # of the times that are stored
+_ROUNDING: Final = 1e-9  # relative rounding of stored times
 
-# `alone`: held against nothing; `new`: the other has no such program; `unknown`: one of the two does not say its time.
+# `alone`: no baseline; `new`: the baseline has no such program; `unknown`: one of the two has no predicted time.
 Verdict: TypeAlias = Literal["alone", "new", "unknown", "within", "regression"]
 
 
 @dataclass(frozen=True)
-class Timed:
-    """A program, and how long it is predicted to take; None where its artifact does not say."""
+class PredictedTime:
+    """A program and its predicted time; None if its artifact has none."""
 
     name: str
     degree: int
@@ -30,18 +30,18 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class Line:
-    """A program of `artifact` beside the same one of `against`."""
+class BenchLine:
+    """A program of `artifact` and the same one of `against`, its baseline."""
 
     artifact: str
     target: str
     against: str | None
-    program: Timed
-    before: Timed | None
+    program: PredictedTime
+    before: PredictedTime | None
 
     @property
     def change(self) -> float | None:
-        """0.05 is 5 % slower."""
+        """Relative change: 0.05 is 5 % slower."""
         now, then = self.program.ns, self.before.ns if self.before else None
         return now / then - 1 if now is not None and then else None
 
@@ -71,18 +71,20 @@ class Line:
         }
 
 
-def bench(manifest: "Manifest", before: "Manifest | None", store: "Store") -> list[Line]:
-    """Each program beside that of the same phase, batch, bucket and degree."""
-    known = timed(before, store) if before else {}
+def bench(manifest: "Manifest", before: "Manifest | None", store: "Store") -> list[BenchLine]:
+    """Each program with the baseline's of the same phase, batch, bucket and tensor-parallel degree."""
+    known = predicted_times(before, store) if before else {}
     return [
-        Line(manifest.name, manifest.target, before.name if before else None, program, known.get(identity))
-        for identity, program in timed(manifest, store).items()
+        BenchLine(manifest.name, manifest.target, before.name if before else None, program, known.get(identity))
+        for identity, program in predicted_times(manifest, store).items()
     ]
 
 
-def timed(manifest: "Manifest", store: "Store") -> "dict[tuple[str, int, int, int], Timed]":
+def predicted_times(manifest: "Manifest", store: "Store") -> "dict[tuple[str, int, int, int], PredictedTime]":
     figures = utilisation.read(manifest, store)
     return {
-        identity(one): Timed(one.name, one.tensor_parallel, number_at(figures.get(one.name), FIGURES["predicted_ns"]))
+        identity(one): PredictedTime(
+            one.name, one.tensor_parallel, number_at(figures.get(one.name), FIGURES["predicted_ns"])
+        )
         for one in manifest.executables
     }

@@ -1,39 +1,32 @@
-"""From `[signing]` of nxpipe.toml to keys and rules. The cryptography is imported when there is something to check."""
+"""Keys and trust policy from [signing] of nxpipe.toml. Cryptography is imported for signing and checking only."""
 
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from nxpipe.artifact_store.errors import Refused
-from nxpipe.pipeline.artifacts.colours import COLOURS, channel_of
-from nxpipe.pipeline.util.folders import NoHome, expanded, user_state_folder
-from nxpipe.pipeline.util.suggest import did_you_mean
+from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, environment_channel
+from nxpipe.pipeline.util.files import NoHome, expanded, user_state_folder
+from nxpipe.pipeline.util.text import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.channel.change import Sign
-    from nxpipe.artifact_store.transfer.believed import Trust
+    from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
     from nxpipe.artifact_store.trust.keys import PublicKey, Signer
     from nxpipe.artifact_store.trust.policy import Policy, TrustedKey
     from nxpipe.pipeline.config import Config
     from nxpipe.pipeline.config import TrustedKey as TrustedKeyTable
 
-key_option = click.option(
-    "--key",
-    metavar="KEY",
-    help="The signing key, file:PATH or kms:ARN.  [default: NXPIPE_SIGNING_KEY, then [signing] key of nxpipe.toml]",
-)
 
-# Set by GitHub for each run: which workflow of which commit is at work.
+# Set by GitHub Actions: the workflow and its ref.
 _WORKFLOW = ("GITHUB_SERVER_URL", "GITHUB_WORKFLOW_REF")
 
 
 def signing_policy(config: "Config", folder: Path) -> "Policy | None":
-    """Whose word counts; None where no channel asks for anybody's."""
+    """The trust policy; None if nothing requires or trusts a signature."""
     signing = config.signing
     if not signing.require and not signing.trusted:
         return None
@@ -41,14 +34,19 @@ def signing_policy(config: "Config", folder: Path) -> "Policy | None":
 
     trusted = tuple(_trusted(each, config, folder) for each in signing.trusted)
     if not trusted:
-        trusted = tuple(_untold(config, folder))
-    return Policy(trusted, _with_colours(config, signing.require), signing.threshold)
+        trusted = tuple(_default_keys(config, folder))
+    return Policy(trusted, _with_environments(config, signing.require), signing.threshold)
 
 
-def trust_in(config: "Config", folder: Path, store: "Store", say: "Callable[[str], None]" = lambda _: None) -> "Trust":
-    """What is believed of a store's channels by this file, and by what this machine has seen of them before."""
-    from nxpipe.artifact_store.channel.marks import Marks
-    from nxpipe.artifact_store.transfer.believed import Trust
+def trust_in(
+    config: "Config", folder: Path, store: "Store", say: "Callable[[str], None]" = lambda _: None
+) -> "ChannelVerifier":
+    """Trust in a store's channels: by the policy, and by marks of the generations that this machine has seen.
+
+    Marks detect a rollback of the store itself: a channel never returns to an earlier generation.
+    """
+    from nxpipe.artifact_store.channel.watermarks import Marks
+    from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
 
     for sentence in unused_channels(config):
         say(f"Note: {sentence}")
@@ -56,12 +54,12 @@ def trust_in(config: "Config", folder: Path, store: "Store", say: "Callable[[str
     try:
         marks = Marks(user_state_folder() / "channels", _identity(store.url))
     except NoHome as error:
-        say(f"Note: what was seen of channels cannot be kept on this machine: {error}")
-    return Trust(signing_policy(config, folder), marks, say)
+        say(f"Note: generations of channels cannot be recorded on this machine: {error}")
+    return ChannelVerifier(signing_policy(config, folder), marks, say)
 
 
 def _identity(url: str) -> str:
-    """A bucket of the same name at another endpoint is another store."""
+    """URL and endpoint: a bucket of the same name at another endpoint is another store."""
     from nxpipe.artifact_store.url import is_remote
 
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
@@ -69,69 +67,74 @@ def _identity(url: str) -> str:
 
 
 def unused_channels(config: "Config") -> "Iterator[str]":
-    """Channels of [signing] that no fleet runs, where they look like a misspelt one that is left without a rule."""
+    """Warnings of channels in [signing] that no fleet runs and that resemble a fleet's channel without a rule."""
     signing = config.signing
     ruled = {*signing.require, *(each for key in signing.trusted for each in key.channels or ())}
     free = sorted({fleet.channel for fleet in config.fleets} - ruled)
     for channel in sorted(ruled - {fleet.channel for fleet in config.fleets}):
         if hint := did_you_mean(channel, free):
-            yield f"[signing] names channel {channel}, and no fleet of nxpipe.toml runs it{hint}"
+            yield f"[signing] names channel {channel}, but no fleet of nxpipe.toml runs it{hint}"
 
 
-def _untold(config: "Config", folder: Path) -> "Iterator[TrustedKey]":
-    """Where no key is said to be trusted, it is each that signs, for what it signs."""
+def _default_keys(config: "Config", folder: Path) -> "Iterator[TrustedKey]":
+    """Without [[signing.trusted]]: each signing key is trusted for what it signs."""
     from nxpipe.artifact_store.trust.policy import TrustedKey
 
-    signing, promoted = config.signing, _with_colours(config, [each.channel for each in config.signing.promoting])
+    signing, promoted = config.signing, _with_environments(config, [each.channel for each in config.signing.promoting])
     if signing.key:
         ours = _public_half(signing.key, folder)
-        others = _with_colours(config, signing.require) - promoted
+        others = _with_environments(config, signing.require) - promoted
         yield TrustedKey("signing.key", ours, signs="artifacts" if promoted else None)
         if promoted and others:
             yield TrustedKey("signing.key", ours, others, signs="channels")
     for each in signing.promoting:
-        channels = _with_colours(config, (each.channel,))
+        channels = _with_environments(config, (each.channel,))
         yield TrustedKey(f"promoting {each.channel}", _public_half(each.key, folder), channels, signs="channels")
 
 
-def _with_colours(config: "Config", channels: "Sequence[str]") -> frozenset[str]:
-    """What holds for a channel holds for the colours of the fleets that run it."""
+def _with_environments(config: "Config", channels: "Sequence[str]") -> frozenset[str]:
+    """Rules of a channel apply to the environments of the fleets that run it."""
     of_fleets = {
-        channel_of(fleet.name, colour) for fleet in config.fleets if fleet.channel in channels for colour in COLOURS
+        environment_channel(fleet.name, colour)
+        for fleet in config.fleets
+        if fleet.channel in channels
+        for colour in ENVIRONMENTS
     }
     return frozenset(channels) | of_fleets
 
 
 def chosen_signer(typed: str | None, config: "Config", folder: Path, channel: str | None = None) -> "Signer":
-    """The key to sign artifacts with, or the generations of a channel: what was typed starts here, what is configured
-    starts at the file.
+    """The key that signs artifacts, or generations of a channel. A typed path is relative to the working directory, a
+    configured one to nxpipe.toml.
     """
     from nxpipe.artifact_store.trust.signers import open_signer
 
     signer = open_signer(typed, Path()) if typed else _configured(config, folder, channel)
     if signer is None:
-        raise Refused("no signing key is named; pass --key file:PATH or kms:ARN, or set [signing] key in nxpipe.toml")
+        raise Refused("no signing key is set; pass --key file:PATH or kms:ARN, or set [signing] key in nxpipe.toml")
     return signer
 
 
 def author_signature(typed: str | None, config: "Config", folder: Path, channel: str, store: "Store") -> "Sign | None":
-    """How a change of a channel is signed: where the channel asks for it, or a key was typed."""
-    if typed is None and channel not in _with_colours(config, config.signing.require):
+    """The signing function of a channel's change; None unless the channel requires it or --key was passed."""
+    if typed is None and channel not in _with_environments(config, config.signing.require):
         return None
     from nxpipe.artifact_store.trust.policy import signing_with
 
-    base = next((each.channel for each in config.fleets if channel in _with_colours(config, (each.channel,))), channel)
+    base = next(
+        (each.channel for each in config.fleets if channel in _with_environments(config, (each.channel,))), channel
+    )
     signer, policy = chosen_signer(typed, config, folder, base), signing_policy(config, folder)
     if policy and channel in policy.required and not policy.trusts(signer.public, channel, store.backend.now()):
         raise Refused(
-            f"key {signer.public.key_id} may not sign for channel {channel}, so nobody would believe this change; "
-            "use a key that [[signing.trusted]] of nxpipe.toml names for it"
+            f"key {signer.public.key_id} may not sign for channel {channel}, so this change would not be trusted; "
+            "use a key that [[signing.trusted]] of nxpipe.toml lists for it"
         )
     return signing_with(signer)
 
 
 def known_keys(config: "Config", folder: Path) -> "list[PublicKey]":
-    """The trusted keys that are in files here: a machine without a network can still prove what they have signed."""
+    """Trusted keys in local files, with which a machine without a network can verify signatures."""
     signing = config.signing
     if signing.trusted:
         return [_trusted(each, config, folder).key for each in signing.trusted]
@@ -146,13 +149,13 @@ def named_public_key(path: Path) -> "PublicKey":
 
 
 def builder_id() -> str:
-    """Who vouches for the build, as provenance names it: GitHub's workflow, or a person's machine."""
+    """The builder id of the provenance: the GitHub workflow, or a local machine."""
     server, workflow = (os.environ.get(name) for name in _WORKFLOW)
     return f"{server}/{workflow}" if server and workflow else "nxpipe:local"
 
 
 def _public_half(key: str, folder: Path) -> "PublicKey":
-    """From the file beside a key file, so that whoever only looks needs no private key."""
+    """The public key, from the file beside a key file: verification needs no private key."""
     from nxpipe.artifact_store.trust.signers import open_signer
 
     beside = _beside(key, folder)
@@ -160,8 +163,8 @@ def _public_half(key: str, folder: Path) -> "PublicKey":
 
 
 def _beside(key: str, folder: Path) -> Path | None:
-    """The public half of a key file, if it is there."""
-    from nxpipe.artifact_store.trust.key_files import public_path
+    """The public key file beside a key file, if it exists."""
+    from nxpipe.artifact_store.trust.keys import public_path
 
     if not key.startswith("file:"):
         return None
@@ -180,7 +183,7 @@ def _trusted(table: "TrustedKeyTable", config: "Config", folder: Path) -> "Trust
     from nxpipe.artifact_store.trust.policy import TrustedKey
 
     path = folder / expanded(table.key.removeprefix("file:"))
-    channels = None if table.channels is None else _with_colours(config, table.channels)
+    channels = None if table.channels is None else _with_environments(config, table.channels)
     return TrustedKey(
         table.name, named_public_key(path), channels, table.expires.timestamp() if table.expires else None, table.signs
     )

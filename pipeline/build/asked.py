@@ -9,7 +9,7 @@ from nxpipe.pipeline.models.source import looks_like_folder
 from nxpipe.pipeline.order import Order
 from nxpipe.pipeline.request import BuildRequest
 from nxpipe.pipeline.saved import SavedProgram, is_saved
-from nxpipe.pipeline.util.folders import expanded
+from nxpipe.pipeline.util.files import expanded
 
 Backend: TypeAlias = Literal["emulator", "neuronx"]
 _AT_ONCE = 64  # requests that a process remembers: a model is looked up once, not once a cell

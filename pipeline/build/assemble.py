@@ -5,16 +5,16 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from nxpipe.artifact_store import Published, Store
+from nxpipe.artifact_store.builds import StepResult, observed, step_result
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Incomplete
 from nxpipe.artifact_store.evidence import EMULATED, Evidence, Limits
 from nxpipe.artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
-from nxpipe.artifact_store.parts import Part, part_of, seen
 from nxpipe.artifact_store.weights import Elements, put_weights
-from nxpipe.pipeline.artifacts.artifact_files import UTILISATION
-from nxpipe.pipeline.artifacts.utilisation import to_bytes as utilisation_file
+from nxpipe.pipeline.compile.artifact_files import UTILISATION
 from nxpipe.pipeline.compile.made import PROGRAM, compared
+from nxpipe.pipeline.compile.utilisation import to_bytes as utilisation_file
 from nxpipe.pipeline.request import BuildRequest, Shape
 from nxpipe.pipeline.util.progress import Watch
 from nxpipe.pipeline.verify.evidence import Step
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class _Program:
     shape: Shape
-    part: Part
-    evidence: Part | None
+    part: StepResult
+    evidence: StepResult | None
 
     def executable(self) -> Executable:
         shape, facts = self.shape, self.part.facts
@@ -75,8 +75,8 @@ def _evidence(request: BuildRequest, programs: list[_Program], manifest: Manifes
 
 
 def _parts_of(request: BuildRequest, shape: Shape, store: Store) -> _Program:
-    part = part_of(store, request.program_key(shape))
-    evidence = seen(store, request.evidence_key(shape)) if request.verified else None
+    part = step_result(store, request.program_key(shape))
+    evidence = observed(store, request.evidence_key(shape)) if request.verified else None
     if part is None or (request.verified and evidence is None):
         raise Incomplete(
             f"{request.source.id}: what was made for {shape.name} is no longer in {store.url}; "

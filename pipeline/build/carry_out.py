@@ -14,7 +14,7 @@ from nxpipe.pipeline.build.events import Ended, Event, Said
 from nxpipe.pipeline.build.faults import fault_of
 from nxpipe.pipeline.build.item import Item
 from nxpipe.pipeline.build.proved import doubt_of
-from nxpipe.pipeline.util.console import human_bytes
+from nxpipe.pipeline.util.text import human_bytes
 from nxpipe.pipeline.verify.materials import Shelf
 
 if TYPE_CHECKING:

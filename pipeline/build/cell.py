@@ -5,9 +5,9 @@ from functools import cache, partial
 from typing import Any, TypeAlias
 
 from nxpipe.artifact_store import Published, Store
+from nxpipe.artifact_store.builds import StepResult, keep_step_result, observed, record_observation, step_result
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Incomplete
-from nxpipe.artifact_store.parts import Part, keep_observation, keep_part, part_of, seen
 from nxpipe.pipeline.build.assemble import publish
 from nxpipe.pipeline.build.failed import refuse_what_failed_before, remembering
 from nxpipe.pipeline.build.turn import turn
@@ -19,8 +19,8 @@ from nxpipe.pipeline.verify.judged import insist
 from nxpipe.pipeline.verify.materials import Shelf
 from nxpipe.pipeline.verify.verify import Thresholds
 
-_Find: TypeAlias = Callable[[Store, str], Part | None]
-_Keep: TypeAlias = Callable[[Store, str, Mapping[str, Blob], dict[str, object]], Part]
+_Find: TypeAlias = Callable[[Store, str], StepResult | None]
+_Keep: TypeAlias = Callable[[Store, str, Mapping[str, Blob], dict[str, object]], StepResult]
 
 
 class Maker:
@@ -60,7 +60,7 @@ class Maker:
         made = self._part(key, program)
         if request.verified:
             key = request.evidence_key(shape, key)
-            made = self._part(key, evidence, seen, keep_observation) or made
+            made = self._part(key, evidence, observed, record_observation) or made
             self._insist(request, shape, key)
         return made
 
@@ -74,7 +74,9 @@ class Maker:
                 self.make(request, shape)
             return publish(request, tensors, self._store, self._step, watch, self._thresholds)
 
-    def _part(self, key: str, make: Callable[[], Made], find: _Find = part_of, keep: _Keep = keep_part) -> bool:
+    def _part(
+        self, key: str, make: Callable[[], Made], find: _Find = step_result, keep: _Keep = keep_step_result
+    ) -> bool:
         if self._force:
             self._keep(key, make, keep)
             return True
@@ -99,6 +101,6 @@ class Maker:
 
     def _insist(self, request: BuildRequest, shape: Shape, key: str) -> None:
         """What was observed first stands, and may have been within other thresholds than today's."""
-        part = seen(self._store, key)
+        part = observed(self._store, key)
         if part is not None:
             insist(request.source.id, [compared(shape, part)], self._thresholds)

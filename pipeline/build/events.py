@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-# What becomes of a failed item: docs/building.md, section 4.
+# What becomes of a failed item: docs/reference/building.md, section 4.
 Sort: TypeAlias = Literal["deterministic", "environmental", "limit", "here"]
 
 

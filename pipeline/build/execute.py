@@ -13,7 +13,7 @@ from nxpipe.pipeline.build.planned import Plan
 from nxpipe.pipeline.build.results import Results
 from nxpipe.pipeline.build.size import LITTLE
 from nxpipe.pipeline.build.timings import Timings, name_of
-from nxpipe.pipeline.util.machine import processors
+from nxpipe.pipeline.util.process import processors
 
 
 @dataclass(frozen=True)

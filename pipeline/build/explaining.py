@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from nxpipe.artifact_store.index.leaves import Difference, differences
-from nxpipe.artifact_store.index.nearest import Near, nearest
+from nxpipe.artifact_store.index.nearest import NearestArtifact, nearest_artifacts
 from nxpipe.artifact_store.index.segments import Report
 from nxpipe.artifact_store.layout import part_path
 from nxpipe.pipeline.build.planned import PlannedArtifact, PlannedCell
@@ -22,7 +22,7 @@ _SEARCHED: Final = 5  # artifacts, the nearest, whose programs are compared with
 class NearProgram:
     """The program of an artifact that was asked for in the words most like ours."""
 
-    artifact: Near
+    artifact: NearestArtifact
     shape: Shape
     differences: tuple[Difference, ...]
 
@@ -46,19 +46,21 @@ class Answer:
     model: str
     key: str
     is_hit: bool
-    nearest: Sequence[Near]
+    nearest: Sequence[NearestArtifact]
     programs: Sequence[ProgramAnswer] = ()
 
 
 def of_artifact(published: "Published", store: "Store", count: int, report: Report) -> Answer:
     """One that is there, beside those that were asked for in nearly the same words."""
     inputs = store.key_inputs(published.manifest)
-    return Answer(published.model_id, published.request_key, True, nearest(store, inputs, count=count, report=report))
+    return Answer(
+        published.model_id, published.request_key, True, nearest_artifacts(store, inputs, count=count, report=report)
+    )
 
 
 def of_request(request: BuildRequest, planned: PlannedArtifact, store: "Store", count: int, report: Report) -> Answer:
     inputs = request.key_inputs()
-    near = nearest(store, inputs, count=max(count, _SEARCHED), report=report)
+    near = nearest_artifacts(store, inputs, count=max(count, _SEARCHED), report=report)
     asked = [(one, store.key_inputs(one.published.manifest)) for one in near]
     programs = [
         ProgramAnswer(
@@ -75,7 +77,7 @@ def _needs_no_compiler(request: BuildRequest, cell: PlannedCell, store: "Store")
 
 
 def _nearest_program(
-    request: BuildRequest, cell: PlannedCell, asked: Sequence[tuple[Near, Mapping[str, Any]]]
+    request: BuildRequest, cell: PlannedCell, asked: Sequence[tuple[NearestArtifact, Mapping[str, Any]]]
 ) -> NearProgram | None:
     wanted = request.program_question(cell.shape)
     found = [

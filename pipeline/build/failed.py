@@ -7,11 +7,11 @@ from dataclasses import asdict
 from typing import Final
 
 from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.builds import Failure, failure_of, record_failure
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.errors import StoreError
-from nxpipe.artifact_store.failures import Failure, failure_of, remember_failure
-from nxpipe.pipeline.util.documents import json_of
 from nxpipe.pipeline.util.errors import BuildRefused, DoesNotFit, PipelineError, VerificationFailed
+from nxpipe.pipeline.util.files import json_of
 from nxpipe.pipeline.verify.verify import Thresholds
 
 # Behind an error of the request's own may stand one of this machine: no memory, no disk, a package that is missing.
@@ -42,7 +42,7 @@ def remembering(store: Store, request_key: str, thresholds: Thresholds) -> Itera
         if not is_of_the_machine(error):
             log = {"verify": _asked(thresholds), "traceback": "".join(traceback.format_exception(error))}
             with suppress(StoreError):  # what happened matters more than that it could not be noted
-                remember_failure(store, request_key, error, log=canonical_json(log))
+                record_failure(store, request_key, error, log=canonical_json(log))
         raise
 
 

@@ -1,4 +1,4 @@
-"""From an error to what the driver of a build makes of it: docs/building.md, section 4."""
+"""From an error to what the driver of a build makes of it: docs/reference/building.md, section 4."""
 
 import traceback
 from typing import Final
@@ -7,9 +7,9 @@ from nxpipe.artifact_store.errors import BadUrl, Changed, Denied, Incomplete, St
 from nxpipe.emulator.errors import LimitExceeded
 from nxpipe.pipeline.build.events import Fault, Sort
 from nxpipe.pipeline.build.failed import is_of_the_machine
-from nxpipe.pipeline.util.crash import report_crash
 from nxpipe.pipeline.util.errors import AwsError, MissingSoftware, NotEnoughMemory, sentence_of
 from nxpipe.pipeline.util.exit_codes import INTERNAL, exit_code_of
+from nxpipe.pipeline.util.process import report_crash
 
 # No other cell would fare better.
 _HERE: Final = (MissingSoftware, AwsError, BadUrl, Denied, UnsafeBackend)

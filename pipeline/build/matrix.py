@@ -5,21 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import click
-
 from nxpipe.pipeline.build.asked import Asked, Backend
-from nxpipe.pipeline.cli.order_options import chosen_models, refuse_words_without_effect
 from nxpipe.pipeline.config import Config
-from nxpipe.pipeline.config.models import Model
-from nxpipe.pipeline.order import Order, words
-from nxpipe.pipeline.saved import saved_program
-
-
-def refuse_idle_words(ctx: click.Context, said: Mapping[str, Any]) -> None:
-    """Those that the model, or where it comes from, would leave without effect."""
-    flags = {word: said[word] for word in words()}
-    refuse_words_without_effect(ctx, said["model_id"], flags)
-    saved_program(ctx, said["model_id"], flags, said["axes"])
+from nxpipe.pipeline.config.models import Model, chosen_models
+from nxpipe.pipeline.order import Order
 
 
 def of_words(said: Mapping[str, Any], config: Config, names: Sequence[str], root: Path) -> tuple[Asked, ...]:

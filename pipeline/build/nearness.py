@@ -4,13 +4,13 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from nxpipe.pipeline.util.console import table
 from nxpipe.pipeline.util.escape import for_terminal
+from nxpipe.pipeline.util.text import table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.index.leaves import Difference
-    from nxpipe.artifact_store.index.nearest import Near
+    from nxpipe.artifact_store.index.nearest import NearestArtifact
 
 _SHOWN: Final = 3  # differing fields that fit a line
 _WIDEST: Final = 60  # characters of a value in a table
@@ -20,19 +20,19 @@ _READ_FOR_A_HINT: Final = 200  # key inputs that are in no index; a build must n
 def why_missed(store: "Store", inputs: dict[str, object]) -> str | None:
     """One line for a build that found nothing: the nearest artifact, and where it was asked for otherwise."""
     from nxpipe.artifact_store.errors import StoreError
-    from nxpipe.artifact_store.index.nearest import nearest
-    from nxpipe.pipeline.util.garbage import no_collection
+    from nxpipe.artifact_store.index.nearest import nearest_artifacts
+    from nxpipe.pipeline.util.process import no_collection
 
     try:
         with no_collection():
-            found = nearest(store, inputs, count=1, at_most=_READ_FOR_A_HINT)
+            found = nearest_artifacts(store, inputs, count=1, at_most=_READ_FOR_A_HINT)
     except StoreError as error:
         # A hint is worth no failed build; a store that is really broken stops the publish.
         return f"  not in the store, and the nearest cannot be told: {error}"
     return f"  not in the store; {_in_one_line(found[0])}" if found else None
 
 
-def _in_one_line(near: "Near") -> str:
+def _in_one_line(near: "NearestArtifact") -> str:
     """Ends in the first fields, as `options.autocast: "matmult" there, "all" here`."""
     differing = near.differences[:_SHOWN]
     said = [f"{for_terminal(one.path)}: {value(one.before)} there, {value(one.after)} here" for one in differing]

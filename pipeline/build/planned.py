@@ -9,7 +9,7 @@ from nxpipe.pipeline.build.events import Fault
 from nxpipe.pipeline.request import Shape
 from nxpipe.pipeline.util.exit_codes import one_code
 
-# docs/building.md, section 3.
+# docs/reference/building.md, section 3.
 State: TypeAlias = Literal["published", "committed", "to do", "failed", "refused"]
 
 

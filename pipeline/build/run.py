@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nxpipe.artifact_store.errors import StoreUnavailable
-from nxpipe.pipeline.artifacts import utilisation
 from nxpipe.pipeline.build.agenda import Agenda
 from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.drive import Policy
@@ -21,6 +20,7 @@ from nxpipe.pipeline.build.report.plan_text import plan_json, plan_table
 from nxpipe.pipeline.build.results import Results
 from nxpipe.pipeline.build.shown import published_of, show_artifacts, show_end
 from nxpipe.pipeline.build.timings import Timings
+from nxpipe.pipeline.compile import utilisation
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.verify.judged import report_of
 from nxpipe.pipeline.verify.verify import Thresholds
@@ -115,7 +115,7 @@ def _kept_reports(
     """Of a run in which something was done: in a folder here, and beside every artifact that it published."""
     if not results.attempts or run.recorder is None:
         return None
-    from nxpipe.artifact_store.reports import store_report
+    from nxpipe.artifact_store.builds import store_report
     from nxpipe.pipeline.build.report.keeping import keep_report
 
     files = keep_report(results, run.recorder, run.state / "builds", figures)

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nxpipe.pipeline.artifacts import utilisation
 from nxpipe.pipeline.build.planned import PlannedArtifact
 from nxpipe.pipeline.build.report.summary import summary
 from nxpipe.pipeline.build.results import CellResult, Results
-from nxpipe.pipeline.util.console import Console, human_bytes
+from nxpipe.pipeline.compile import utilisation
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.text import human_bytes
 from nxpipe.pipeline.verify.verify import Report, sentences
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from nxpipe.pipeline.request import BuildRequest, Shape, digest_of
-from nxpipe.pipeline.util.documents import MiB, json_of, read_file
-from nxpipe.pipeline.util.whole_file import write_whole
+from nxpipe.pipeline.util.files import MiB, json_of, read_file, write_whole
 
 _KEPT: Final = 2000  # of the newest
 

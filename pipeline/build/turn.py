@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from nxpipe.artifact_store import Store
-from nxpipe.artifact_store.leases import Leases, new_holder
+from nxpipe.artifact_store.builds import Leases, new_holder
 
 _LOOK_AGAIN: Final = 1.0  # seconds
 

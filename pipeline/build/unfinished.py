@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from nxpipe.pipeline.util.documents import MiB, json_of, read_file
 from nxpipe.pipeline.util.errors import BuildRefused
-from nxpipe.pipeline.util.whole_file import write_whole
+from nxpipe.pipeline.util.files import MiB, json_of, read_file, write_whole
 
 
 class Unfinished:

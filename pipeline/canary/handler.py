@@ -1,32 +1,36 @@
-"""The judge as a function of AWS Lambda: a question in, an answer out, nothing kept and nobody called."""
+"""The judge as an AWS Lambda function. It has no permissions, keeps nothing and calls no service.
+
+The event names one of three requests: `opens` (preflight), `begins` (a step's weights are in force), `looks` (an
+evaluation). These names, and the fields of both documents, are those of the state machine's definition.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from nxpipe.pipeline.canary.canonical import digest_of
-from nxpipe.pipeline.canary.course import Course, kept
-from nxpipe.pipeline.canary.looking import Word, look
-from nxpipe.pipeline.canary.opening import opens
+from nxpipe.pipeline.canary.documents import digest_of
 from nxpipe.pipeline.canary.record import record_of
+from nxpipe.pipeline.canary.state import RolloutState, stored_document
+from nxpipe.pipeline.canary.steps import Action, evaluate, preflight
 
 
 def handle(event: Mapping[str, Any], _context: object) -> dict[str, Any]:
-    """One of three questions: may the rollout open, a step begins, how does it look."""
-    ((question, given),) = event.items()
-    answers = {"opens": opens, "begins": begins, "looks": looks}
-    return answers[question](given)
+    """The response to one request of the state machine."""
+    ((request, given),) = event.items()
+    handlers = {"opens": preflight, "begins": begins, "looks": looks}
+    return handlers[request](given)
 
 
 def begins(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The weights of a step are in force."""
-    course = Course.from_text(given["carried"]).begin(given["step"], given["at"])
-    return _answer(course, given["at"], Word.WATCH, f"step {given['step'] + 1} begins")
+    """The start of a step, whose weights are in force."""
+    course = RolloutState.from_text(given["carried"]).begin(given["step"], given["at"])
+    return _answer(course, given["at"], Action.WATCH, f"step {given['step'] + 1} begins")
 
 
 def looks(given: Mapping[str, Any]) -> dict[str, Any]:
-    before, at = Course.from_text(given["carried"]), given["at"]
-    found = look(before, given)
+    """One evaluation, with the record of its decision."""
+    before, at = RolloutState.from_text(given["carried"]), given["at"]
+    found = evaluate(before, given)
     course = found.course
     batches = [batch.as_json() for batch in found.taken]
     judged: dict[str, Any] = {"previous": before.previous, "verdict": None, "batches": batches}
@@ -42,10 +46,10 @@ def looks(given: Mapping[str, Any]) -> dict[str, Any]:
         "reason": found.reason,
     }
     course = replace(course, previous=digest_of(record))
-    return _answer(course, at, found.word, found.reason) | kept(course.name, course.looks, record)
+    return _answer(course, at, found.word, found.reason) | stored_document(course.name, course.looks, record)
 
 
-def _answer(course: Course, at: str, word: Word, reason: str) -> dict[str, Any]:
+def _answer(course: RolloutState, at: str, word: Action, reason: str) -> dict[str, Any]:
     return {
         "verdict": word.value,
         "reason": reason,

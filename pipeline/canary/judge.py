@@ -1,59 +1,99 @@
-"""The judge: takes minutes in, says what is to be done. Pure: no clock, no chance, no network."""
+"""The judge: a pure function of plan, evidence, new minutes and the moment. It reads no clock, no network, no
+randomness.
+
+Each minute counts once, for the step in which it lies, whenever it arrives. So CloudWatch may be late, an evaluation
+may be repeated, and a replay of the record gives the same verdict.
+
+Texts of reasons and of minutes that were set aside are part of decision records, whose digests form a chain: changing
+one makes replays of earlier records fail.
+"""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any
 
-from nxpipe.pipeline.canary.counts import METRICS, Arm, Batch, fault
-from nxpipe.pipeline.canary.curve import curves_of
-from nxpipe.pipeline.canary.errors import EvidenceInvalid
-from nxpipe.pipeline.canary.evidence import Evidence, StepEvidence, begin
-from nxpipe.pipeline.canary.logs import log_sum
-from nxpipe.pipeline.canary.minutes import Minutes
-from nxpipe.pipeline.canary.plan import Plan
-from nxpipe.pipeline.canary.values import all_metrics, better, within_objective, worse
-from nxpipe.pipeline.canary.verdict import Decision, Verdict
+from nxpipe.pipeline.canary.constants import INCIDENT, MAX_UNTIMED, SUSPICION
+from nxpipe.pipeline.canary.counts import ERRORS, METRICS, Arm, Batch, Minutes, fault
+from nxpipe.pipeline.canary.documents import EvidenceInvalid
+from nxpipe.pipeline.canary.evalues import all_metrics, better, interval, within_objective, worse
+from nxpipe.pipeline.canary.evidence import Evidence, StepEvidence, empty_step, evidence_of_minute
+from nxpipe.pipeline.canary.likelihood import log_sum
+from nxpipe.pipeline.canary.plan import CanaryPlan
 
-_UNTIMED: Final = 0.2  # of the canary's requests: with more that nobody has timed, latencies prove little
-_INCIDENT: Final = math.log(100)  # a minute freezes that a stable version at its objective has in one of 100
+
+class Decision(StrEnum):
+    CONTINUE = "continue"
+    FROZEN = "frozen"
+    ADVANCE = "advance"
+    ROLL_BACK = "roll_back"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Evidence is in nats: the natural logarithm of an e-value."""
+
+    decision: Decision
+    step: int
+    minutes: int  # duration of the step without frozen minutes
+    worse: float  # against the canary, all metrics together
+    worse_by_metric: tuple[float, ...]
+    better: float  # in favour of the canary: within the step's tolerance, or within the objective
+    set_aside: tuple[str, ...] = ()  # minutes of this evaluation that were invalid, with the reason
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> "Verdict":
+        fields = dict(document)
+        return Verdict(
+            decision=Decision(fields.pop("decision")),
+            worse_by_metric=tuple(fields.pop("worse_by_metric")),
+            set_aside=tuple(fields.pop("set_aside")),
+            **fields,
+        )
 
 
 @dataclass(frozen=True)
 class Moment:
-    """Where the rollout stands. Minutes are numbered as the batches are; those before `minute` are over."""
+    """Position of the rollout. Minutes are numbered as in batches; those before `minute` are over."""
 
     step: int
-    begun: int  # when the step's share was verified to be in force
+    begun: int  # first minute with the step's weights verified
     minute: int
-    extended: int = 0  # by how many minutes a person has put off the end of the step
+    extended: int = 0  # minutes by which a person has extended the step
 
 
 @dataclass(frozen=True)
-class Judged:
+class Judgement:
     evidence: Evidence
     verdict: Verdict
 
 
-def judge(plan: Plan, evidence: Evidence, batches: Sequence[Batch], at: Moment) -> Judged:
-    evidence, refused = take_in(plan, evidence, batches, at)
-    return Judged(evidence, verdict_of(plan, evidence, at, refused))
+def judge(plan: CanaryPlan, evidence: Evidence, batches: Sequence[Batch], at: Moment) -> Judgement:
+    evidence, refused = add_minutes(plan, evidence, batches, at)
+    return Judgement(evidence, decide(plan, evidence, at, refused))
 
 
-def take_in(plan: Plan, evidence: Evidence, batches: Sequence[Batch], at: Moment) -> tuple[Evidence, tuple[str, ...]]:
-    """Each minute once, whenever it comes, in the step that it belongs to; and why others were put aside."""
+def add_minutes(
+    plan: CanaryPlan, evidence: Evidence, batches: Sequence[Batch], at: Moment
+) -> tuple[Evidence, tuple[str, ...]]:
+    """The evidence with each valid minute added to its step, and the reasons why other minutes were set aside."""
     steps, refused = list(_begun(plan, evidence, at).steps), []
     taken: dict[int, Batch] = {}
     for batch in sorted(batches, key=repr):
-        said = fault(batch) or _out_of_place(batch.minute, evidence, taken, steps[0].begun, at)
-        if said:
-            refused.append(f"minute {batch.minute}: {said}")
+        reason = fault(batch) or _out_of_place(batch.minute, evidence, taken, steps[0].begun, at)
+        if reason:
+            refused.append(f"minute {batch.minute}: {reason}")
         else:
             taken[batch.minute] = batch
     for batch in taken.values():
         number = max(at for at, step in enumerate(steps) if step.begun <= batch.minute)
         steps[number] = _with(plan, steps[number], batch)
-    frozen = {minute for minute, batch in taken.items() if in_trouble(plan, batch.stable)}
+    frozen = {minute for minute, batch in taken.items() if is_incident(plan, batch.stable)}
     baked = {minute for minute, batch in taken.items() if batch.canary.requests or batch.pairs} - frozen
     grown = Evidence(
         tuple(steps),
@@ -65,7 +105,7 @@ def take_in(plan: Plan, evidence: Evidence, batches: Sequence[Batch], at: Moment
     return grown, tuple(refused)
 
 
-def verdict_of(plan: Plan, evidence: Evidence, at: Moment, refused: tuple[str, ...] = ()) -> Verdict:
+def decide(plan: CanaryPlan, evidence: Evidence, at: Moment, refused: tuple[str, ...] = ()) -> Verdict:
     steps = evidence.steps
     against = tuple(worse(plan, steps, metric, plan.margin) for metric in range(len(METRICS)))
     minutes = max(0, at.minute - at.begun - evidence.frozen.since(at.begun))
@@ -75,54 +115,63 @@ def verdict_of(plan: Plan, evidence: Evidence, at: Moment, refused: tuple[str, .
     return replace(verdict, decision=_decision(plan, evidence, verdict, at))
 
 
-def _decision(plan: Plan, evidence: Evidence, verdict: Verdict, at: Moment) -> Decision:
-    enough = math.log(1 / plan.alpha)
-    if verdict.worse >= enough:
+def _decision(plan: CanaryPlan, evidence: Evidence, verdict: Verdict, at: Moment) -> Decision:
+    # Ville's inequality: a canary that is no worse ever reaches 1/alpha in at most alpha of all rollouts. So the first
+    # crossing rolls back, at any minute and in any step, before anything else is considered.
+    threshold = math.log(1 / plan.alpha)
+    if verdict.worse >= threshold:
         return Decision.ROLL_BACK
+    # An incident of the baseline: the comparison goes on, but it is no time to add traffic to either version.
     if evidence.taken.newest is not None and evidence.taken.newest in evidence.frozen:
         lasting = evidence.frozen.since(at.begun) >= plan.bake_max + at.extended
         return Decision.UNDECIDED if lasting else Decision.FROZEN
-    suspected = verdict.worse >= enough / 2  # half the way, in nats: not now
+    suspected = verdict.worse >= threshold * SUSPICION
     baked = evidence.baked.since(at.begun) >= plan.bake_min and is_timed(evidence.steps[-1])
     if verdict.better >= math.log(1 / plan.beta) and baked and not suspected:
         return Decision.ADVANCE
     return Decision.UNDECIDED if verdict.minutes >= plan.bake_max + at.extended else Decision.CONTINUE
 
 
-def _good_enough(plan: Plan, step: StepEvidence, at: Moment) -> float:
-    """Against "at least what the step does not tolerate, and beyond the objective too": a mean of both bets."""
+def _good_enough(plan: CanaryPlan, step: StepEvidence, at: Moment) -> float:
+    """The e-value against "beyond the step's tolerance, and beyond the objective": the mean of both tests.
+
+    Either one suffices to advance: a service with few errors is within its objective long before a ratio can be known.
+    Both tests are valid under the joint null, and so is their mean.
+    """
     half = math.log(0.5)
     ratio = better(plan, [step], 0, plan.steps[at.step].tolerates)
     return log_sum((half + ratio, half + within_objective(plan, step)))
 
 
 def is_timed(step: StepEvidence) -> bool:
-    """Latencies speak for the requests that have one, and for no others."""
-    return step.untimed <= _UNTIMED * step.requests
+    """False if too many requests have no latency: the slow ones may be those that are missing."""
+    return step.untimed <= MAX_UNTIMED * step.requests
 
 
-def in_trouble(plan: Plan, stable: Arm) -> bool:
-    """Whether the stable version was itself beyond its objective, by Chernoff's bound."""
+def is_incident(plan: CanaryPlan, stable: Arm) -> bool:
+    """True if the baseline itself was beyond the objective in this minute, by Chernoff's bound."""
     n, k, rate = stable.requests, stable.errors, plan.objective
     if k <= n * rate:
         return False
     good = (n - k) * math.log((1 - k / n) / (1 - rate)) if k < n else 0.0
-    return k * math.log(k / n / rate) + good >= _INCIDENT
+    return k * math.log(k / n / rate) + good >= INCIDENT
 
 
-def _begun(plan: Plan, evidence: Evidence, at: Moment) -> Evidence:
-    """With the step of this moment begun, if it was not."""
+def _begun(plan: CanaryPlan, evidence: Evidence, at: Moment) -> Evidence:
+    """The evidence, with the step of this moment added if it is new."""
     steps = evidence.steps
     if not 0 <= at.step < len(plan.steps) or not len(steps) - 1 <= at.step <= len(steps):
         raise EvidenceInvalid(
-            f"Step {at.step} cannot be judged on the evidence of {len(steps)} steps of {len(plan.steps)}; "
-            "a rollout begins its steps one after another."
+            f"step {at.step} does not follow the evidence of {len(steps)} of {len(plan.steps)} steps; "
+            "begin the steps in order"
         )
     if at.step < len(steps):
         return evidence
     if steps and at.begun <= steps[-1].begun:
-        raise EvidenceInvalid(f"Step {at.step} begins at minute {at.begun}, before the one that it follows.")
-    return replace(evidence, steps=(*steps, begin(plan, at.begun)))
+        raise EvidenceInvalid(
+            f"step {at.step} begins at minute {at.begun}, before the previous step; pass a later minute"
+        )
+    return replace(evidence, steps=(*steps, empty_step(plan, at.begun)))
 
 
 def _out_of_place(minute: int, evidence: Evidence, taken: dict[int, Batch], first: int, at: Moment) -> str | None:
@@ -133,7 +182,62 @@ def _out_of_place(minute: int, evidence: Evidence, taken: dict[int, Batch], firs
     return "it is not over yet" if minute >= at.minute else None
 
 
-def _with(plan: Plan, step: StepEvidence, batch: Batch) -> StepEvidence:
+def _with(plan: CanaryPlan, step: StepEvidence, batch: Batch) -> StepEvidence:
     arm = batch.canary
     untimed = int(arm.requests - arm.errors - arm.timed) if arm.slower else 0
-    return step + StepEvidence(step.begun, curves_of(plan, batch), int(arm.requests), int(arm.errors), untimed)
+    return step + StepEvidence(step.begun, evidence_of_minute(plan, batch), int(arm.requests), int(arm.errors), untimed)
+
+
+def explain(plan: CanaryPlan, evidence: Evidence, verdict: Verdict) -> str:
+    """The verdict as text: decision, evidence for and against, and the interval of each metric."""
+    lines = [_sentence(plan, verdict), *_metrics(plan, evidence, verdict)]
+    step = evidence.steps[-1]
+    if not is_timed(step):
+        known = step.requests - step.errors - step.untimed
+        lines.append(f"No latency is known of {step.untimed} of {step.untimed + known} requests: so it cannot go on.")
+    if verdict.set_aside:
+        lines.append(f"Put aside: {'; '.join(verdict.set_aside)}.")
+    return "\n".join(lines)
+
+
+def _sentence(plan: CanaryPlan, verdict: Verdict) -> str:
+    step = plan.steps[verdict.step]
+    where = f"step {verdict.step + 1} of {len(plan.steps)}, {step.weight} % of traffic, minute {verdict.minutes}"
+    against = f"evidence against the canary is {odds(verdict.worse)}, and {1 / plan.alpha:g} to 1 sends it back"
+    goal = f"an odds ratio below {step.tolerates:g} or an error rate below {plan.objective:.3g}"
+    in_favour = f"evidence for {goal} is {odds(verdict.better)}, and {1 / plan.beta:g} to 1 is asked"
+    sentences = {
+        Decision.CONTINUE: f"not known yet: {in_favour}; {against}",
+        Decision.FROZEN: f"the stable version is itself beyond its objective, so the step stands still: {against}",
+        Decision.ADVANCE: f"good enough: {in_favour}; {against}",
+        Decision.ROLL_BACK: f"worse than the stable version: {against}",
+        Decision.UNDECIDED: f"not known, and the step's time is over: {in_favour}; {against}",
+    }
+    return f"{verdict.decision.value} ({where}): {sentences[verdict.decision]}."
+
+
+def _metrics(plan: CanaryPlan, evidence: Evidence, verdict: Verdict) -> list[str]:
+    lines = []
+    for metric, name in enumerate(METRICS):
+        low, high = interval(plan, evidence.steps, metric)
+        what = "errors" if name == ERRORS else _slower(plan, metric, name)
+        lines.append(f"  {what}: odds ratio {_between(low, high)}; evidence {odds(verdict.worse_by_metric[metric])}")
+    return lines
+
+
+def _slower(plan: CanaryPlan, metric: int, name: str) -> str:
+    frozen = f", {plan.latencies[metric - 1] * 1000:.4g} ms" if plan.latencies else ""
+    return f"slower than {name}{frozen}"
+
+
+def _between(low: float, high: float) -> str:
+    if high == math.inf:
+        return f"above {low:g}" if low else "unknown"
+    return f"from {low:g} to {high:g}" if low else f"below {high:g}"
+
+
+def odds(nats: float) -> str:
+    """An e-value as odds."""
+    if nats > math.log(1e6):
+        return f"10^{nats / math.log(10):.0f} to 1"
+    return f"{math.exp(nats):.3g} to 1"

@@ -1,20 +1,61 @@
-"""What is asked of CloudWatch, and how many requests its answers say there were, minute by minute.
+"""CloudWatch metrics of a load balancer: the queries, and the counts of each minute that their results hold.
 
-A minute is asked for until it has settled, and then taken as it is. A series without a value for it has counted
-nothing: the load balancer publishes a count only when there is something to count.
+A minute is read once, after its counts have settled. A series without a value for a minute counted zero: the load
+balancer publishes a metric only when it is nonzero.
 
-An error is whatever is no good answer of a target: a 5XX, and a request that no target answered (`answers`). What the
-load balancer sends in place of an answer, 502 and 504, is counted for all target groups together only.
+An error is a request without a good response of a target: a 5XX, or no response at all. A target that hangs, crashes
+or closes the connection sends none; the load balancer then returns a 502 or 504 of its own, which it counts for all
+target groups together. What remains is a difference: a request was routed to the group, and no target responded.
+
+A request may be counted in one minute and its response in the next, so the difference of one minute is noise. The
+balance of all minutes is kept instead: the number of requests that are open at the end of each. Requests of the last
+minute that arrived within the slowest latency of its end may still be in flight. The part of the remainder that exceeds
+its previous maximum is new, and counts as unanswered. So a healthy version has no unanswered requests, however many are
+in flight, and a version that stops to respond has more every minute.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
-from nxpipe.pipeline.canary.answers import Open
-from nxpipe.pipeline.canary.counts import Arm, Batch, Count
+from nxpipe.pipeline.canary.counts import Arm, Batch, Count, is_whole
 
-Results: TypeAlias = Sequence[Mapping[str, Any]]  # MetricDataResults of one answer
+
+@dataclass(frozen=True)
+class UnansweredRequests:
+    """Requests without a response since the first minute of a rollout."""
+
+    now: int = 0
+    most: int = 0  # maximum that was overdue, as far as it has been counted
+    busiest: int = 0  # maximum of one minute: at most so many were open when the rollout began
+
+    @staticmethod
+    def from_json(document: Sequence[int]) -> "UnansweredRequests":
+        return UnansweredRequests(*document)
+
+    def as_json(self) -> list[int]:
+        return [self.now, self.most, self.busiest]
+
+    def after(
+        self, requests: Count, answers: Count, *, failed: Count, in_flight: float
+    ) -> tuple["UnansweredRequests", Count]:
+        """The balance one minute later, and the requests that are proved unanswered.
+
+        A minute reports at most as many as it has requests beside its `failed` ones; the rest follows in the next.
+        `in_flight` is the fraction of a minute's requests that may be open at its end. Invalid counts change nothing.
+        """
+        if not all(is_whole(count) and count >= 0 for count in (requests, answers, failed)):
+            return self, 0
+        busiest = max(self.busiest, int(requests))
+        now = max(-busiest, self.now + int(requests) - int(answers))
+        overdue = now - math.ceil(int(requests) * in_flight)
+        proved = max(0, min(overdue - self.most, int(requests - failed)))
+        return UnansweredRequests(now, self.most + proved, busiest), proved
+
+
+Results: TypeAlias = Sequence[Mapping[str, Any]]  # MetricDataResults of GetMetricData
 _Values: TypeAlias = Mapping[str, Mapping[int, Count]]  # by the id of the query, by minute
 
 _NAMESPACE: Final = "AWS/ApplicationELB"
@@ -28,8 +69,8 @@ _COUNTS: Final = {
 
 
 def queries(balancer: str, arms: Mapping[str, str], latencies: Sequence[float], period: int) -> list[dict[str, Any]]:
-    """`arms` are target groups by the name of the arm. Trimmed counts leave out what is at most their lower bound, so
-    that they count the requests that took longer.
+    """`arms` are target groups by the name of the arm. A trimmed count TC(x:) omits values up to x, so it counts the
+    slower requests.
     """
     slower = {f"slower{number}": (_LATENCY, f"TC({latency:.10g}:)") for number, latency in enumerate(latencies)}
     return [
@@ -54,15 +95,19 @@ def queries(balancer: str, arms: Mapping[str, str], latencies: Sequence[float], 
 
 
 def complete(results: Results) -> bool:
-    """CloudWatch may answer in part, when it is asked again for the rest."""
+    """CloudWatch may return partial data; the next evaluation queries these minutes again."""
     return all(result.get("StatusCode", "Complete") == "Complete" for result in results)
 
 
 def batches(
-    results: Results, minutes: Iterable[int], latencies: Sequence[float], period: int, opened: tuple[Open, Open]
-) -> tuple[list[Batch], tuple[Open, Open]]:
-    """Of the given minutes, each with both arms; and how many requests are open after them, canary and stable. Where no
-    latency is known, a request may take a minute.
+    results: Results,
+    minutes: Iterable[int],
+    latencies: Sequence[float],
+    period: int,
+    opened: tuple[UnansweredRequests, UnansweredRequests],
+) -> tuple[list[Batch], tuple[UnansweredRequests, UnansweredRequests]]:
+    """The batches of the given minutes, and the open requests after them (canary, stable). Without latencies a request
+    may be in flight for a minute.
     """
     in_flight = min(1.0, latencies[-1] / period) if latencies else 1.0
     values: _Values = {
@@ -72,15 +117,17 @@ def batches(
         }
         for result in results
     }
-    made, (canary, stable) = [], opened
+    found, (canary, stable) = [], opened
     for minute in minutes:
         canary, new = _arm("canary", values, minute, len(latencies), (canary, in_flight))
         stable, old = _arm("stable", values, minute, len(latencies), (stable, in_flight))
-        made.append(Batch(minute, new, old))
-    return made, (canary, stable)
+        found.append(Batch(minute, new, old))
+    return found, (canary, stable)
 
 
-def _arm(name: str, values: _Values, minute: int, latencies: int, opened: tuple[Open, float]) -> tuple[Open, Arm]:
+def _arm(
+    name: str, values: _Values, minute: int, latencies: int, opened: tuple[UnansweredRequests, float]
+) -> tuple[UnansweredRequests, Arm]:
     def count(of: str) -> Count:
         return values.get(f"{name}_{of}", {}).get(minute, 0)
 
@@ -96,11 +143,11 @@ def _arm(name: str, values: _Values, minute: int, latencies: int, opened: tuple[
 
 
 def minute_of(timestamp: str, period: int, *, earlier: int = 0) -> int:
-    """Minutes are counted from 1970 on. The one that was so many seconds earlier, if that is asked for."""
+    """The number of a minute since 1970, `earlier` seconds before the timestamp."""
     return (int(_moment(timestamp).timestamp()) - earlier) // period
 
 
-def beginning_of(minute: int, period: int) -> str:
+def start_of(minute: int, period: int) -> str:
     return datetime.fromtimestamp(minute * period, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

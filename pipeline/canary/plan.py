@@ -1,74 +1,75 @@
-"""What a rollout is to do, decided before its first minute and never changed after it."""
+"""Plan and schedule of a rollout, fixed before its first minute.
+
+The plan determines the evidence that each step needs; the schedule determines when CloudWatch is read. Error rates hold
+only if neither changes while data arrives, so both are part of the input of the execution.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any, Final
 
-from nxpipe.pipeline.canary.canonical import digest_of
+from nxpipe.pipeline.canary.constants import BASELINE_SHARE, RATIO_STAKES, TOLERATED_RISE
 from nxpipe.pipeline.canary.counts import LATENCIES, METRICS
-from nxpipe.pipeline.canary.errors import PlanInvalid
-from nxpipe.pipeline.canary.ratios import grid_with
-
-HELD_BACK: Final = 5  # percent that stays with the stable version until the end: without it nothing can be compared
+from nxpipe.pipeline.canary.documents import PlanInvalid, digest_of
 
 
 @dataclass(frozen=True)
-class Step:
-    """A share of traffic, in percent, and the odds ratio that must be ruled out before the next share."""
+class TrafficStep:
+    """A share of traffic in percent, and the odds ratio that must be ruled out before the next step."""
 
     share: int
     tolerates: float
 
     @property
     def weight(self) -> int:
-        """The percentage that the canary gets while the step lasts."""
-        return min(self.share, 100 - HELD_BACK)
+        """Percent of traffic of the canary during the step."""
+        return min(self.share, 100 - BASELINE_SHARE)
 
 
-def tolerance_of(share: int) -> float:
-    """What would raise the errors of all traffic by a half: the more a version has of it, the less it is forgiven."""
-    return round(1 + 50 / min(share, 100 - HELD_BACK), 2)
+def tolerated_odds(share: int) -> float:
+    """The odds ratio that raises the errors of all traffic by TOLERATED_RISE percent: it falls as the share grows."""
+    return round(1 + TOLERATED_RISE / min(share, 100 - BASELINE_SHARE), 2)
 
 
 @dataclass(frozen=True)
-class Plan:
-    steps: tuple[Step, ...]
+class CanaryPlan:
+    steps: tuple[TrafficStep, ...]
     bake_min: int  # minutes
     bake_max: int
-    alpha: float
-    beta: float
-    objective: float  # the error rate that a version must stay below
-    margin: float = 1.0  # the odds ratio that counts as no worse
-    bursts: tuple[float, ...] = (0.0,) * len(METRICS)  # tau, metric by metric
-    latencies: tuple[float, ...] = ()  # seconds, in the order of LATENCIES; empty where no latency is judged
+    alpha: float  # limit of the chance to roll back a version that is as good as the baseline
+    beta: float  # limit of the chance to advance a version that is worse than a step tolerates
+    objective: float  # an error rate below it is good enough
+    margin: float = 1.0  # an odds ratio up to it counts as no worse
+    bursts: tuple[float, ...] = (0.0,) * len(METRICS)  # tau of each metric: overdispersion, see likelihood.py
+    latencies: tuple[float, ...] = ()  # seconds, as LATENCIES; empty: latency is not judged
 
     def __post_init__(self) -> None:
-        if said := _fault(self):
-            raise PlanInvalid(f"This plan cannot be followed: {said}.")
+        if reason := _fault(self):
+            raise PlanInvalid(f"invalid rollout plan: {reason}")
 
     @staticmethod
     def of(
-        shares: Sequence[int] = (5, 25, 50, 100),
+        shares: Sequence[int],
         *,
-        bake_min: int = 5,
-        bake_max: int = 60,
-        alpha: float = 0.01,
-        beta: float = 0.05,
-        objective: float = 0.01,
+        bake_min: int,
+        bake_max: int,
+        alpha: float,
+        beta: float,
+        objective: float,
         margin: float = 1.0,
         bursts: Sequence[float] = (0.0,) * len(METRICS),
         latencies: Sequence[float] = (),
-    ) -> "Plan":
-        """A plan whose steps tolerate what their shares call for."""
-        steps = tuple(Step(share, tolerance_of(share)) for share in shares)
-        return Plan(steps, bake_min, bake_max, alpha, beta, objective, margin, tuple(bursts), tuple(latencies))
+    ) -> "CanaryPlan":
+        """A plan whose steps tolerate the odds ratios of their shares. Defaults: [rollout] in nxpipe.toml."""
+        steps = tuple(TrafficStep(share, tolerated_odds(share)) for share in shares)
+        return CanaryPlan(steps, bake_min, bake_max, alpha, beta, objective, margin, tuple(bursts), tuple(latencies))
 
     @cached_property
     def ratios(self) -> tuple[float, ...]:
-        """Where every curve of this rollout is kept."""
-        return grid_with((self.margin, *(step.tolerates for step in self.steps)))
+        """The grid of odds ratios on which evidence is accumulated."""
+        return tuple(sorted({*RATIO_STAKES, self.margin, *(step.tolerates for step in self.steps)}))
 
     @cached_property
     def log_ratios(self) -> tuple[float, ...]:
@@ -82,37 +83,73 @@ class Plan:
         return asdict(self)
 
     @staticmethod
-    def from_json(document: Mapping[str, Any]) -> "Plan":
+    def from_json(document: Mapping[str, Any]) -> "CanaryPlan":
         fields = dict(document)
         try:
-            steps = tuple(Step(**step) for step in fields.pop("steps"))
+            steps = tuple(TrafficStep(**step) for step in fields.pop("steps"))
             bursts, latencies = tuple(fields.pop("bursts")), tuple(fields.pop("latencies"))
-            return Plan(steps=steps, bursts=bursts, latencies=latencies, **fields)
+            return CanaryPlan(steps=steps, bursts=bursts, latencies=latencies, **fields)
         except (KeyError, TypeError) as error:
-            raise PlanInvalid(f"This is no plan of a rollout: {error}; write it with Plan.as_json.") from error
+            raise PlanInvalid(f"invalid rollout plan: {error}; write it with CanaryPlan.as_json") from error
 
 
-def _fault(plan: Plan) -> str | None:
+def _fault(plan: CanaryPlan) -> str | None:
     shares = [step.share for step in plan.steps]
     if not shares or shares != sorted(set(shares)) or shares[0] < 1 or shares[-1] != 100:
-        return f"its shares are {shares}, and must ascend from at least 1 to 100"
+        return f"shares {shares} must ascend from at least 1 to 100"
     if not all(1 < step.tolerates <= 100 for step in plan.steps):
-        return "a step must tolerate an odds ratio above 1, and at most 100"
+        return "every step must tolerate an odds ratio above 1 and at most 100"
     if not 1 <= plan.bake_min <= plan.bake_max:
-        return f"it bakes for {plan.bake_min} to {plan.bake_max} minutes"
+        return f"bake_min {plan.bake_min} and bake_max {plan.bake_max} must ascend from at least 1"
     for name in ("alpha", "beta", "objective"):
         if not 0 < getattr(plan, name) < 1:
-            return f"its {name} is {getattr(plan, name)}, and must lie between 0 and 1"
+            return f"{name} {getattr(plan, name)} must lie between 0 and 1"
     if not 1 <= plan.margin < min(step.tolerates for step in plan.steps):
-        return f"its margin is {plan.margin}, and must be at least 1 and below what every step tolerates"
+        return f"margin {plan.margin} must be at least 1 and below the tolerated ratio of every step"
     if len(plan.bursts) != len(METRICS) or not all(0 <= tau <= 5 for tau in plan.bursts):
-        return f"its bursts are {plan.bursts}: one tau from 0 to 5 for each of {len(METRICS)} metrics"
+        return f"bursts {plan.bursts} must be one tau from 0 to 5 for each of {len(METRICS)} metrics"
     return _latency_fault(plan.latencies)
 
 
 def _latency_fault(latencies: tuple[float, ...]) -> str | None:
     if len(latencies) not in (0, len(LATENCIES)):
-        return f"it has {len(latencies)} latencies instead of {len(LATENCIES)}"
+        return f"{len(latencies)} latencies instead of {len(LATENCIES)}"
     if not all(0 < latency < math.inf for latency in latencies) or list(latencies) != sorted(latencies):
-        return "its latencies are not ascending numbers of seconds"
+        return "latencies must be ascending numbers of seconds"
     return None
+
+
+# Polls of new instances, each with a few events: with these an execution stays within the 25,000 events of a history.
+_MAX_WARM_TRIES: Final = 1_000
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Intervals and timeouts. They change no verdict. A minute of the plan is one `period`, so a rehearsal can run a
+    rollout in seconds.
+    """
+
+    period: int = 60  # seconds of one count
+    poll: int = 60  # seconds between evaluations
+    settle: int = 120  # seconds until CloudWatch is not expected to change a count
+    warm: int = 15  # seconds between health checks of new instances
+    warm_tries: int = 240  # health checks until the capacity counts as unavailable
+    final: int = 10  # minutes of full traffic before the baseline's instances are stopped
+    patience: int = 1_440  # minutes that a person has to approve or abort an undecided step
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, least = getattr(self, field.name), 0 if field.name in ("settle", "patience") else 1
+            if type(value) is not int or value < least:
+                raise PlanInvalid(f"invalid schedule: {field.name} is {value!r}; pass a whole number >= {least}")
+        if self.warm_tries > _MAX_WARM_TRIES:
+            raise PlanInvalid(
+                f"invalid schedule: warm_tries is {self.warm_tries}; pass at most {_MAX_WARM_TRIES} and a longer `warm`"
+            )
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> "Schedule":
+        unknown = sorted(set(document) - {field.name for field in fields(Schedule)})
+        if unknown:
+            raise PlanInvalid(f"invalid schedule: unknown fields {', '.join(unknown)}; remove them")
+        return Schedule(**document)

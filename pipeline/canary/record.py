@@ -1,7 +1,7 @@
-"""What a rollout leaves behind: every verdict with all that it was made of, each chained to the one before.
+"""Decision records of a rollout: each verdict with all its inputs, chained by digests.
 
-A file of it has the plan in its first line, and one judgement in each other. A judgement may carry more than is named
-here; whatever it carries, the next one has its digest.
+A file holds the plan in its first line and one judgement in each further line. A judgement may carry more fields than
+are named here; the digest in the next one covers them all.
 """
 
 import json
@@ -9,15 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nxpipe.pipeline.canary.canonical import digest_of, spelled
 from nxpipe.pipeline.canary.counts import Batch
-from nxpipe.pipeline.canary.errors import CanaryError, RecordInvalid
+from nxpipe.pipeline.canary.documents import CanaryError, RecordInvalid, canonical_json, digest_of
 from nxpipe.pipeline.canary.evidence import Evidence
-from nxpipe.pipeline.canary.judge import Judged, Moment, judge
-from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.judge import Judgement, Moment, judge
+from nxpipe.pipeline.canary.plan import CanaryPlan
 
 
-def record_of(plan: Plan, at: Moment, batches: Sequence[Batch], judged: Judged, previous: str | None) -> dict[str, Any]:
+def record_of(
+    plan: CanaryPlan, at: Moment, batches: Sequence[Batch], judged: Judgement, previous: str | None
+) -> dict[str, Any]:
     return {
         "plan": plan.digest,
         "moment": asdict(at),
@@ -28,33 +29,33 @@ def record_of(plan: Plan, at: Moment, batches: Sequence[Batch], judged: Judged, 
     }
 
 
-def read(lines: Sequence[str]) -> tuple[Plan, list[dict[str, Any]]]:
-    """The plan and the judgements of a file."""
+def read(lines: Sequence[str]) -> tuple[CanaryPlan, list[dict[str, Any]]]:
+    """Plan and judgements of a file."""
     try:
         documents = [json.loads(line) for line in lines if line.strip()]
     except (ValueError, RecursionError) as error:
-        raise RecordInvalid(f"The record is no JSON: {error}; fetch it again.") from error
-    if not documents or not all(isinstance(each, dict) for each in documents) or "steps" not in documents[0]:
-        raise RecordInvalid("The record does not begin with the plan of its rollout; fetch it again.")
-    return Plan.from_json(documents[0]), documents[1:]
+        raise RecordInvalid(f"the record is not JSON: {error}; fetch it again") from error
+    if not documents or not all(isinstance(document, dict) for document in documents) or "steps" not in documents[0]:
+        raise RecordInvalid("the record does not begin with the plan of its rollout; fetch it again")
+    return CanaryPlan.from_json(documents[0]), documents[1:]
 
 
 @dataclass(frozen=True)
-class Replayed:
-    """One judgement, and what is wrong with its record, if anything is."""
+class ReplayedJudgement:
+    """One repeated judgement, and how it differs from its record, if it does."""
 
     number: int
-    judged: Judged
+    judged: Judgement
     wrong: str | None
 
 
-def replay(plan: Plan, records: Iterable[Mapping[str, Any]]) -> Iterable[Replayed]:
-    """Judge again, from the first judgement to the first that differs."""
+def replay(plan: CanaryPlan, records: Iterable[Mapping[str, Any]]) -> Iterable[ReplayedJudgement]:
+    """Repeats all judgements, up to the first that differs."""
     evidence, previous = Evidence(), None
     for number, record in enumerate(records, 1):
         if record.get("verdict") is not None:
             judged, wrong = _again(plan, evidence, record, previous, number)
-            yield Replayed(number, judged, wrong)
+            yield ReplayedJudgement(number, judged, wrong)
             if wrong:
                 return
             evidence = judged.evidence
@@ -62,18 +63,18 @@ def replay(plan: Plan, records: Iterable[Mapping[str, Any]]) -> Iterable[Replaye
 
 
 def _again(
-    plan: Plan, evidence: Evidence, record: Mapping[str, Any], previous: str | None, number: int
-) -> tuple[Judged, str | None]:
+    plan: CanaryPlan, evidence: Evidence, record: Mapping[str, Any], previous: str | None, number: int
+) -> tuple[Judgement, str | None]:
     try:
         at, batches = Moment(**record["moment"]), [Batch.from_json(each) for each in record["batches"]]
         judged = judge(plan, evidence, batches, at)
-        said = {name: record[name] for name in ("plan", "evidence", "verdict", "previous")}
+        recorded = {name: record[name] for name in ("plan", "evidence", "verdict", "previous")}
     except (KeyError, TypeError, AttributeError, CanaryError) as error:
-        raise RecordInvalid(f"Judgement {number} of the record cannot be read: {error!r}; fetch it again.") from error
+        raise RecordInvalid(f"judgement {number} of the record cannot be parsed: {error!r}; fetch it again") from error
     again = record_of(plan, at, batches, judged, previous)
-    wrong = next((name for name in said if spelled(said[name]) != spelled(again[name])), None)
-    return judged, wrong and f"its {wrong} is {_short(said[wrong])}, and the judge says {_short(again[wrong])}"
+    wrong = next((name for name in recorded if canonical_json(recorded[name]) != canonical_json(again[name])), None)
+    return judged, wrong and f"its {wrong} is {_short(recorded[wrong])}, but the judge computes {_short(again[wrong])}"
 
 
 def _short(value: object) -> str:
-    return spelled(value)[:200]
+    return canonical_json(value)[:200]

@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.errors import InvalidDocument
 from nxpipe.emulator.configuration import without_quantisation
 from nxpipe.emulator.errors import CompileError
@@ -25,8 +24,8 @@ from nxpipe.pipeline.order import Order
 from nxpipe.pipeline.request import Shape, all_phases, program_inputs, source_digest
 from nxpipe.pipeline.saved import SavedProgram
 from nxpipe.pipeline.util.errors import ModelSourceError
-from nxpipe.pipeline.util.folders import expanded
-from nxpipe.pipeline.util.garbage import no_collection
+from nxpipe.pipeline.util.files import expanded
+from nxpipe.pipeline.util.process import no_collection
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.verify.evidence import Step

@@ -7,7 +7,8 @@ arithmetic to the lookups. Where anything unknown takes part, as a token's id do
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import (
     Binary,

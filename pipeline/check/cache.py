@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nxpipe.pipeline.check.report import Examination
-from nxpipe.pipeline.util.documents import MiB, json_of, read_file
-from nxpipe.pipeline.util.folders import cache_folder
+from nxpipe.pipeline.util.files import MiB, cache_folder, json_of, read_file
 
 _MOST_ENTRIES = 512
 

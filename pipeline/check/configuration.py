@@ -20,7 +20,7 @@ from nxpipe.pipeline.check.finding import (
 from nxpipe.pipeline.models.source import ModelSource
 from nxpipe.pipeline.request import Shape, longest_sequence
 from nxpipe.pipeline.util.errors import ModelSourceError
-from nxpipe.pipeline.util.folders import expanded
+from nxpipe.pipeline.util.files import expanded
 
 # Names that the families of transformers give to sizes which no model can have at zero.
 _SIZES = (

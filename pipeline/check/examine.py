@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from nxpipe.emulator.analysis.memory import Footprint, footprints
+from nxpipe.emulator.analysis.graph_memory import GraphMemory, footprints
 from nxpipe.emulator.compile import compile_graph
 from nxpipe.emulator.errors import (
     CaptureError,
@@ -16,7 +16,7 @@ from nxpipe.emulator.errors import (
 )
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.passes import PassOptions
-from nxpipe.emulator.passes.legalise import ConstantTooLarge
+from nxpipe.emulator.passes.precision import ConstantTooLarge
 from nxpipe.emulator.passes.shard import divide
 from nxpipe.pipeline.check.bounds import lookups_outside
 from nxpipe.pipeline.check.finding import (
@@ -39,8 +39,8 @@ from nxpipe.pipeline.check.report import Examination, Program
 from nxpipe.pipeline.check.weights import Checkpoint, compare
 from nxpipe.pipeline.models.source import ModelSource
 from nxpipe.pipeline.request import Shape, capture_request
-from nxpipe.pipeline.util.crash import report_crash
 from nxpipe.pipeline.util.errors import MissingSoftware
+from nxpipe.pipeline.util.process import report_crash
 from nxpipe.pipeline.verify.evidence import Step
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def programs_of(source: ModelSource, shapes: tuple[Shape, ...]) -> dict[str, Low
 
 def published_of(source: ModelSource, shapes: tuple[Shape, ...]) -> Iterable[tuple[str, str]]:
     """The authors' own plan of tensor parallelism; called only where a program was captured, so there is a model."""
-    from nxpipe.emulator.capture.published import published_plan
+    from nxpipe.emulator.capture.model import published_plan
 
     return published_plan(capture_request(source, shapes[0]))
 
@@ -171,13 +171,13 @@ def _footprints(
     weights: Mapping[str, "TensorType"],
     degrees: tuple[int, ...],
     published: Mapping[str, str],
-) -> tuple[tuple[Footprint, ...], dict[int, str]]:
+) -> tuple[tuple[GraphMemory, ...], dict[int, str]]:
     """What each degree takes; without a program, at least what its share of the weights does."""
     if graphs:
         found, refused = footprints(graphs, degrees, published)
         return tuple(found), refused
     total = sum(kind.nbytes for kind in weights.values())
-    return tuple(Footprint(degree, -(-total // degree), 0, 0, 0, 0) for degree in degrees if total), {}
+    return tuple(GraphMemory(degree, -(-total // degree), 0, 0, 0, 0) for degree in degrees if total), {}
 
 
 def _program(name: str, graph: Graph) -> Program:

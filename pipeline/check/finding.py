@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from nxpipe.pipeline.util import exit_codes
 
 if TYPE_CHECKING:
-    from nxpipe.emulator.ir.graph import Origin
+    from nxpipe.emulator.ir.nodes import Origin
 
 
 class Severity(StrEnum):

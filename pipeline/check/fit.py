@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from nxpipe.emulator.analysis.memory import Footprint, capacity, code_bytes
+from nxpipe.emulator.analysis.graph_memory import GraphMemory, capacity, code_bytes
 from nxpipe.emulator.hardware import Instance
 from nxpipe.pipeline.check.finding import DEGREE, DOES_NOT_FIT, PADDED, TIGHT, Finding
 from nxpipe.pipeline.check.report import Examination, Fit, Row
@@ -51,7 +51,7 @@ def verdicts(fits: tuple[Fit, ...], asked: int | None) -> Iterator[Finding]:
             yield _padded(row.footprint, fits[0])
 
 
-def _padded(footprint: Footprint, fit: Fit) -> Finding:
+def _padded(footprint: GraphMemory, fit: Fit) -> Finding:
     rows = (row for row in fit.rows if row.fits and row.footprint and not row.footprint.padding)
     without = ", ".join(str(row.degree) for row in rows)
     advice = f"degrees that fit without padding: {without}" if without else "no degree that fits goes without padding"

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from nxpipe.emulator.ir.graph import Graph, Node
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import ArgSort, IndexUpdate, Pool, ScatterAlong
 from nxpipe.emulator.passes import PassOptions

@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from nxpipe.emulator.ir.graph import Graph, Node
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node
 from nxpipe.pipeline.check.finding import Finding
 
 

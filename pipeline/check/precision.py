@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nxpipe.emulator.ir.graph import Graph, Node
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import Cast, LayerNorm, RmsNorm, Softmax
 from nxpipe.emulator.passes import PassOptions

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nxpipe.emulator.analysis.memory import Footprint
+from nxpipe.emulator.analysis.graph_memory import GraphMemory
 from nxpipe.emulator.passes.shard import Padding
 from nxpipe.pipeline.check.finding import RULES, Finding, Severity, worst_exit_code
 from nxpipe.pipeline.util.exit_codes import ExitCode
@@ -26,7 +26,7 @@ class Examination:
 
     programs: tuple[Program, ...]
     findings: tuple[Finding, ...]
-    footprints: tuple[Footprint, ...]
+    footprints: tuple[GraphMemory, ...]
     refused: Mapping[int, str]  # tensor-parallel degrees that the model cannot have, and why
     whole: bool  # whether the footprints cover all programs, and not the weights alone
     of_this_machine: bool = False  # whether a finding hangs on what is installed here; such an answer is never kept
@@ -51,8 +51,8 @@ class Examination:
         )
 
 
-def _footprint_from_json(data: Mapping[str, Any]) -> Footprint:
-    return Footprint(**{**data, "padding": Padding(**data["padding"])})
+def _footprint_from_json(data: Mapping[str, Any]) -> GraphMemory:
+    return GraphMemory(**{**data, "padding": Padding(**data["padding"])})
 
 
 def finding_from_json(data: Mapping[str, Any]) -> Finding:
@@ -65,7 +65,7 @@ class Row:
     """One tensor-parallel degree on one instance; `reason` says why it is none, where it is none."""
 
     degree: int
-    footprint: Footprint | None
+    footprint: GraphMemory | None
     need: int
     fits: bool
     reason: str = ""

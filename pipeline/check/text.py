@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from nxpipe.emulator.analysis.memory import Footprint
+from nxpipe.emulator.analysis.graph_memory import GraphMemory
 from nxpipe.pipeline.check.finding import Finding, Severity
 from nxpipe.pipeline.check.report import Fit, Report, Row
 from nxpipe.pipeline.util import exit_codes
-from nxpipe.pipeline.util.console import table
 from nxpipe.pipeline.util.escape import for_terminal, shown, style, unstyled
+from nxpipe.pipeline.util.text import table
 
 _GIB: Final = 1 << 30
 _PARTS: Final = ("TP", "WEIGHTS", "KV CACHE", "ACTIVATIONS", "IN, OUT, CONSTANTS")
@@ -89,7 +89,7 @@ def _degree(row: Row, fit: Fit) -> Sequence[str]:
     return (*_parts(row.degree, row.footprint), *totals, mark + padded + chosen)
 
 
-def _parts(degree: int, one: Footprint) -> Sequence[str]:
+def _parts(degree: int, one: GraphMemory) -> Sequence[str]:
     sizes = (one.weights, one.state, one.activations, one.constants + one.interface)
     return (str(degree), *map(_size, sizes))
 

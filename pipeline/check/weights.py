@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from nxpipe.emulator.regular_file import open_regular
 from nxpipe.pipeline.check.finding import PICKLED, WEIGHTS, Finding
 from nxpipe.pipeline.models.checkpoint import SafetensorsWeights, weight_files
-from nxpipe.pipeline.util.documents import json_of
 from nxpipe.pipeline.util.errors import ModelSourceError
+from nxpipe.pipeline.util.files import json_of
 
 if TYPE_CHECKING:
     from nxpipe.emulator.ir.types import TensorType

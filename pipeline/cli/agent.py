@@ -1,19 +1,19 @@
-"""`nxpipe agent run` and `watch`, what the units of a fleet's instances start, and `bundle`, what they install."""
+"""`nxpipe agent`: `run` and `watch` are the systemd units of a fleet's instances; `bundle` is what they install."""
 
 import os
 from pathlib import Path
 
 import click
 
-from nxpipe.pipeline.cli.fleets import serving_fleet
 from nxpipe.pipeline.cli.main import Command, Group
 from nxpipe.pipeline.cli.options import config_option, store_option
+from nxpipe.pipeline.config.fleets import serving_fleet
 from nxpipe.pipeline.util.console import Console
 
 
 @click.group(cls=Group)
 def agent() -> None:
-    """Make an instance of a fleet ready, and start its server.
+    """Prepare an instance of a fleet and start its model server.
 
     \b
     Example:
@@ -25,9 +25,7 @@ def agent() -> None:
 @agent.command(cls=Command)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.option("--fleet", required=True, metavar="NAME", help="The serving fleet that this instance belongs to.")
-@click.option(
-    "--hook", envvar="NXPIPE_HOOK", metavar="NAME", show_envvar=True, help="The lifecycle hook to answer, if any waits."
-)
+@click.option("--hook", envvar="NXPIPE_HOOK", metavar="NAME", show_envvar=True, help="The lifecycle hook to complete.")
 @click.option(
     "--to",
     "folder",
@@ -41,7 +39,7 @@ def agent() -> None:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     default="/dev",
     show_default=True,
-    help="The folder that has the Neuron devices.",
+    help="The folder of the Neuron devices.",
 )
 @store_option
 @config_option
@@ -56,35 +54,34 @@ def run(
     store: str | None,
     config_path: Path,
 ) -> None:
-    """Fetch what the fleet's channel serves, check the machine, answer its lifecycle hook, become the server.
+    """Fetch the artifact of the fleet's channel, check the devices, complete the lifecycle hook, and exec the server.
 
-    If rollouts have given the instance's colour a channel of its own (FLEET--blue, FLEET--green), that one counts.
+    If rollouts have given the instance's environment its own channel (FLEET--blue, FLEET--green), that channel applies.
 
-    COMMAND is the server; without one it is the fleet's own `command`, and without that the agent ends when the
-    artifact is there. The server finds the artifact's folder in NXPIPE_ARTIFACT.
+    COMMAND is the server; default: the fleet's `command`. Without either, the agent exits once the artifact is in
+    place. The server finds the artifact's folder in NXPIPE_ARTIFACT.
 
-    Whatever is wrong (a device is missing, a digest does not fit, a signature that [signing] asks for) ends the command
-    with an error and abandons the hook: Auto Scaling then tries another instance. Runs on EC2 only.
+    Any failure (a missing device, a digest mismatch, a missing signature that [signing] requires) exits with an error
+    and abandons the hook, so that Auto Scaling replaces the instance. Runs on EC2 only.
 
     \b
     Example:
       nxpipe agent run --fleet search --hook search-ready -- python -m server
     """
-    from nxpipe.pipeline.artifacts.colours import colour_of
+    from nxpipe.pipeline.artifacts.channels import ServedModel, environment_of
     from nxpipe.pipeline.artifacts.signing import trust_in
-    from nxpipe.pipeline.cli.store_url import open_the_store
+    from nxpipe.pipeline.artifacts.store_url import open_configured_store
     from nxpipe.pipeline.config import load_config
-    from nxpipe.pipeline.fleet.agent.artifact import Wish
-    from nxpipe.pipeline.fleet.agent.hook import gate
+    from nxpipe.pipeline.fleet.agent.instance import lifecycle_gate
     from nxpipe.pipeline.fleet.agent.run import Agent
 
-    with gate(hook, os.environ) as instance:
+    with lifecycle_gate(hook, os.environ) as instance:
         config = load_config(config_path, os.environ)
         served = serving_fleet(config, fleet, "--fleet")
-        opened = open_the_store(store, config_path, console)
+        opened = open_configured_store(store, config_path, console)
         agent = Agent(
             store=opened,
-            wish=Wish.of(config, served, colour_of(instance.group, config.project.name, served.name)),
+            model=ServedModel.of(config, served, environment_of(instance.group, config.project.name, served.name)),
             trust=trust_in(config, config_path.parent, opened, console.say),
             folder=folder.absolute(),
             devices=devices,
@@ -112,19 +109,24 @@ def run(
     metavar="PROGRAM",
     default="/opt/aws/neuron/bin/neuron-monitor",
     show_default=True,
-    help="The program that reports about the devices.",
+    help="The program that reports device metrics.",
 )
 @click.option(
-    "--period", type=click.IntRange(1, 60), default=30, show_default=True, metavar="SECONDS", help="Between reports."
+    "--period",
+    type=click.IntRange(1, 60),
+    default=30,
+    show_default=True,
+    metavar="SECONDS",
+    help="The interval between reports.",
 )
 @config_option
 @click.pass_obj
 def watch(console: Console, fleet: str, group: str, monitor: str, period: int, config_path: Path) -> None:
-    """Send what neuron-monitor reports to CloudWatch, where alarms and the dashboard look for it.
+    """Publish the metrics of neuron-monitor to CloudWatch, for alarms and the dashboard.
 
-    Of each report one event of the fleet's log: how busy the tensor engines are, how full the fullest core is, what
-    the devices failed, and programs that were compiled here although their artifact should have held them. Goes on
-    until it is ended; runs on EC2 only.
+    Writes one event to the fleet's log per report: utilisation of the tensor engines, memory of the fullest core,
+    device errors, and programs that were compiled on the instance although the artifact should contain them. Runs until
+    it is stopped; runs on EC2 only.
 
     \b
     Example:
@@ -148,30 +150,39 @@ def watch(console: Console, fleet: str, group: str, monitor: str, period: int, c
 @config_option
 @click.pass_obj
 def bundle(console: Console, packages: Path, store: str | None, config_path: Path) -> None:
-    """Put the agent into the store, for instances without a way to a package index.
+    """Upload the agent to the store, for instances without access to a package index.
 
-    PACKAGES is a folder with the wheels of nxpipe and of all that it needs, for the Python of the fleet's AMI, and with
-    the .deb files of what the AMI lacks: amazon-efs-utils, which mounts the compile cache, is not in every one. The
-    bundle is named by its digest, which is written into nxpipe.agent.lock beside nxpipe.toml: the stacks read it, and
-    instances install nothing else. The digest is the same for every store.
+    PACKAGES is a folder with the wheels of nxpipe and its dependencies for the Python of the fleet's AMI, and with .deb
+    files that the AMI lacks: amazon-efs-utils, which mounts the compile cache, is not in every AMI. Writes the bundle's
+    digest to nxpipe.agent.lock beside nxpipe.toml. The stacks read the lock file, and instances install nothing else.
+    The digest is the same for every store.
 
     \b
     Example:
       pip wheel --wheel-dir packages nxpipe
       nxpipe agent bundle packages
     """
-    from nxpipe.pipeline.cli.store.itself import open_the_store_itself
+    from nxpipe.pipeline.artifacts.store_url import open_uncached_store
     from nxpipe.pipeline.fleet.agent.bundle import Bundle, NoAgent
 
     try:
-        made = Bundle.of(packages)
+        agent_bundle = Bundle.of(packages)
     except NoAgent as missing:
         raise click.BadParameter(str(missing), param_hint="PACKAGES") from missing
-    new = made.put(open_the_store_itself(store, config_path, console))
+    new = agent_bundle.put(open_uncached_store(store, config_path, console))
     lock = config_path.parent / "nxpipe.agent.lock"
-    lock.write_text(made.lock())
+    lock.write_text(agent_bundle.lock())
     if console.json:
-        console.data({"sha256": made.sha256, "path": made.path, "packages": list(made.packages), "new": new})
+        console.data(
+            {
+                "sha256": agent_bundle.sha256,
+                "path": agent_bundle.path,
+                "packages": list(agent_bundle.packages),
+                "new": new,
+            }
+        )
         return
-    console.result(made.sha256)
-    console.say(f"  {len(made.packages)} packages, {'put into' if new else 'already in'} the store; see {lock}")
+    console.result(agent_bundle.sha256)
+    console.say(
+        f"  {len(agent_bundle.packages)} packages, {'uploaded to' if new else 'already in'} the store; wrote {lock}"
+    )

@@ -1,4 +1,4 @@
-"""`nxpipe ami lock`: chooses the machine images that instances start from."""
+"""`nxpipe ami lock`: pins the AMIs of instances."""
 
 import os
 from pathlib import Path
@@ -8,15 +8,16 @@ import click
 
 from nxpipe.pipeline.cli.main import Group
 from nxpipe.pipeline.cli.options import config_option
-from nxpipe.pipeline.util.console import Console, table
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.text import table
 
 if TYPE_CHECKING:
-    from nxpipe.pipeline.config.amis import AmiLock, LockedImage
+    from nxpipe.pipeline.config.locks import AmiLock, LockedImage
 
 
 @click.group(cls=Group)
 def ami() -> None:
-    """Choose the machine images that instances start from.
+    """Pin the AMIs of instances.
 
     \b
     Example:
@@ -30,26 +31,26 @@ def ami() -> None:
     "regions",
     multiple=True,
     metavar="REGION",
-    help="A region to find images in; may be repeated.  [default: the project's]",
+    help="A region to resolve AMIs in; repeatable.  [default: the project's]",
 )
 @config_option
 @click.pass_obj
 def lock(console: Console, regions: tuple[str, ...], config_path: Path) -> None:
-    """Find the images of the Neuron SDK, and write the lock file.
+    """Resolve the AMIs of the Neuron SDK and write the lock file.
 
-    One for each region and each version that [amis] lists, and one for the hosts of training fleets. Synthesis reads
-    the file and asks AWS for nothing, so that all instances of a fleet start from the same image until the file is
-    written anew. Commit it.
+    One AMI per region and SDK version in [amis], and one for the hosts of training fleets. `cdk synth` reads the lock
+    file and makes no calls to AWS, so all instances of a fleet start from the same AMI until the file changes. Commit
+    it.
 
     \b
     Example:
       nxpipe ami lock --region us-east-2 --region us-west-2
     """
     from nxpipe.pipeline.config import TrainingFleet, load_config
-    from nxpipe.pipeline.config.amis import read_lock
-    from nxpipe.pipeline.fleet.images import find_image, find_training_host
+    from nxpipe.pipeline.config.locks import read_lock
+    from nxpipe.pipeline.fleet.lock_files import find_image, find_training_host
     from nxpipe.pipeline.util.aws import client
-    from nxpipe.pipeline.util.whole_file import write_whole
+    from nxpipe.pipeline.util.files import write_whole
 
     config = load_config(config_path, os.environ)
     before = read_lock(config_path.parent / config.amis.lock)
@@ -71,7 +72,7 @@ def _of_the_project(region: str | None, before: "AmiLock") -> tuple[str, ...]:
         return (region,)
     locked = tuple(dict.fromkeys(each.region for each in before.images))
     if not locked:
-        raise click.UsageError("nxpipe.toml names no region, so say one with --region")
+        raise click.UsageError("nxpipe.toml names no region; pass --region")
     return locked
 
 

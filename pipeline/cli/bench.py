@@ -1,4 +1,4 @@
-"""`nxpipe bench`."""
+"""`nxpipe bench`: predicted latency against a baseline, which is a channel or an artifact."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -9,22 +9,23 @@ import click
 
 from nxpipe.artifact_store.errors import ChannelEmpty, NotFound
 from nxpipe.artifact_store.names import SHOWN
+from nxpipe.pipeline.artifacts.store_url import open_configured_store
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.parameters import Percentage
-from nxpipe.pipeline.cli.store_url import open_the_store
+from nxpipe.pipeline.cli.param_types import Percentage
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.request import digest_of
-from nxpipe.pipeline.util.console import Console, table
+from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.escape import style
 from nxpipe.pipeline.util.exit_codes import REGRESSION
+from nxpipe.pipeline.util.text import table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.manifest import Manifest
-    from nxpipe.pipeline.artifacts.bench import Line
+    from nxpipe.pipeline.artifacts.bench import BenchLine
+    from nxpipe.pipeline.artifacts.lookup import Match
     from nxpipe.pipeline.build.asked import Asked
-    from nxpipe.pipeline.cli.named import Named
 
 _COLUMNS: Final = ("artifact", "program", "tp", "predicted", "before", "change")
 
@@ -34,15 +35,15 @@ _COLUMNS: Final = ("artifact", "program", "tp", "predicted", "before", "change")
 @click.option(
     "--against",
     metavar="CHANNEL|ARTIFACT",
-    help="Hold them against what this channel serves now, or against this artifact: MODEL@KEY, or a key.",
+    help="The baseline: a channel's current artifacts, or one artifact (MODEL@KEY or a key).",
 )
-@click.option("--allow-empty", is_flag=True, help="Go on if nothing was promoted to the channel of --against yet.")
+@click.option("--allow-empty", is_flag=True, help="Accept a channel of --against that has no generation yet.")
 @click.option(
     "--threshold",
     type=Percentage(),
     default="5%",
     show_default=True,
-    help="How much slower than before a program may be predicted to be.",
+    help="The largest predicted slowdown against the baseline.",
 )
 @store_option
 @config_option
@@ -57,14 +58,13 @@ def bench(
     store: str | None,
     config_path: Path,
 ) -> None:
-    """Show how fast programs are predicted to be, and hold that against a channel.
+    """Show the predicted latency of programs and compare it with a baseline.
 
-    MODEL is the name of a model in nxpipe.toml, whose artifacts must have been built; or an artifact: MODEL@KEY, or a
-    key. Without one it is every model of nxpipe.toml. A program is held against that of the same phase, batch, bucket
-    and degree in what the channel serves of the same model and target. The time is predicted when a program is
-    compiled, from the documented costs of its instructions: nothing is run. With a program that is predicted to be
-    slower by more than the threshold, the exit code is 16. A channel that the store does not hold is an error, unless
-    a fleet or [signing] of nxpipe.toml names it, or --allow-empty is given.
+    MODEL is the name of a model in nxpipe.toml, whose artifacts must be built, or an artifact (MODEL@KEY or a key);
+    default: every model of nxpipe.toml. A program is compared with the baseline's program of the same phase, batch,
+    bucket and degree for the same model and target. Predictions follow from the documented costs of instructions;
+    nothing is run. Exits with code 16 if a program is slower than the baseline by more than the threshold. An unknown
+    channel is an error, unless a fleet or [signing] of nxpipe.toml names it, or --allow-empty is given.
 
     \b
     Example:
@@ -75,41 +75,41 @@ def bench(
     from nxpipe.pipeline.artifacts.bench import bench as compare
 
     console: Console = ctx.obj
-    opened = open_the_store(store, config_path, console)
+    opened = open_configured_store(store, config_path, console)
     artifacts = list(_artifacts(models, opened, config_path))
-    rival = _rival(against, opened, config_path, allow_empty) if against is not None else None
-    lines = [line for one in artifacts for line in compare(one, rival.beside(one) if rival else None, opened)]
+    baseline = _baseline(against, opened, config_path, allow_empty) if against is not None else None
+    lines = [line for one in artifacts for line in compare(one, baseline.beside(one) if baseline else None, opened)]
     if console.json:
         console.data([line.document(threshold) for line in lines])
     elif lines:
         console.page(table(_COLUMNS, [_cells(line, threshold) for line in lines]))
-    if rival:
-        _say_what_is_not_served(console, artifacts, rival)
+    if baseline:
+        _note_unserved(console, artifacts, baseline)
     slower = [line for line in lines if line.is_regression(threshold)]
     if slower:
         console.complain(_sentence(slower, threshold))
         ctx.exit(REGRESSION.number)
 
 
-def _rival(word: str, store: "Store", config_path: Path, allow_empty: bool) -> "Named":
-    """Before the first release there is nothing to hold against; but a misspelt channel would hold nothing for ever."""
-    from nxpipe.pipeline.artifacts.known import declared
-    from nxpipe.pipeline.cli.named import named, nothing_yet
+def _baseline(word: str, store: "Store", config_path: Path, allow_empty: bool) -> "Match":
+    """The baseline. An empty channel is accepted only if it is declared: a misspelt one would never fail."""
+    from nxpipe.pipeline.artifacts.channels import declared_channels
+    from nxpipe.pipeline.artifacts.lookup import empty_channel, find_match
 
     try:
-        return named(word, store, config_path)
+        return find_match(word, store, config_path)
     except ChannelEmpty:
-        if allow_empty or word in declared(load_config(config_path, os.environ, missing_ok=True)):
-            return nothing_yet(word)
+        if allow_empty or word in declared_channels(load_config(config_path, os.environ, missing_ok=True)):
+            return empty_channel(word)
         raise
 
 
 def _artifacts(words: Sequence[str], store: "Store", config_path: Path) -> "Iterator[Manifest]":
-    """Those that are named; else those that a build of nxpipe.toml makes."""
+    """The named artifacts; else those of nxpipe.toml."""
+    from nxpipe.pipeline.artifacts.lookup import artifact, is_artifact
     from nxpipe.pipeline.build.matrix import of_file
-    from nxpipe.pipeline.cli.named import artifact, is_artifact
 
-    if words and all(map(is_artifact, words)):  # a configuration that is broken stands in nobody's way
+    if words and all(map(is_artifact, words)):  # needs no valid configuration
         yield from (artifact(word, store) for word in words)
         return
     config = load_config(config_path, os.environ, missing_ok=bool(words))
@@ -127,13 +127,13 @@ def _built(asked: "Asked", store: "Store") -> "Manifest":
     published = store.find(key)
     if published is None:
         raise NotFound(
-            f"{asked.name} for {asked.order.target} is not built as it is described: {store.url} holds no "
-            f"{key[:SHOWN]}; run `nxpipe build --only {asked.name}` first, or see why by `nxpipe explain {asked.name}`"
+            f"{asked.name} for {asked.order.target} is not built with its current options: {store.url} has no "
+            f"{key[:SHOWN]}; run `nxpipe build --only {asked.name}`, or see why with `nxpipe explain {asked.name}`"
         )
     return published.manifest
 
 
-def _cells(line: "Line", threshold: float) -> tuple[str, ...]:
+def _cells(line: "BenchLine", threshold: float) -> tuple[str, ...]:
     now, before = line.program, line.before
     return (
         line.artifact,
@@ -145,7 +145,7 @@ def _cells(line: "Line", threshold: float) -> tuple[str, ...]:
     )
 
 
-def _change(line: "Line", threshold: float) -> str:
+def _change(line: "BenchLine", threshold: float) -> str:
     if line.change is None:
         return "" if line.against is None else line.verdict(threshold)
     text = f"{line.change:+.1%}"
@@ -156,16 +156,16 @@ def _milliseconds(ns: float | None) -> str:
     return "-" if ns is None else f"{ns / 1e6:.3f} ms"
 
 
-def _say_what_is_not_served(console: Console, artifacts: "Sequence[Manifest]", rival: "Named") -> None:
+def _note_unserved(console: Console, artifacts: "Sequence[Manifest]", baseline: "Match") -> None:
     for one in artifacts:
-        if rival.beside(one) is None:
-            console.say(f"channel {rival.word} serves nothing of {one.model.id} for {one.target} yet")
+        if baseline.beside(one) is None:
+            console.say(f"channel {baseline.word} serves no {one.model.id} for {one.target} yet")
 
 
-def _sentence(slower: "Sequence[Line]", threshold: float) -> str:
+def _sentence(slower: "Sequence[BenchLine]", threshold: float) -> str:
     worst = max(slower, key=lambda line: line.change or 0.0)
     count = f"{len(slower)} program{' is' if len(slower) == 1 else 's are'}"
     return (
         f"{count} predicted to be slower by more than {100 * threshold:g}%: {worst.program.name} of {worst.artifact} "
-        f"by {worst.change:.1%}; `nxpipe diff {worst.against} {worst.artifact}` shows what changed"
+        f"by {worst.change:.1%}; `nxpipe diff {worst.against} {worst.artifact}` shows the change"
     )

@@ -1,50 +1,76 @@
-"""`nxpipe build`."""
+"""`nxpipe build`: plan, build and publish artifacts, or rerun the arguments of the last unfinished build."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, get_args
 
 import click
 
-from nxpipe.pipeline.build.options import build_options
+from nxpipe.pipeline.artifacts.store_url import open_uncached_store
+from nxpipe.pipeline.build.options import BuildOptions
+from nxpipe.pipeline.cli.build_options import executor_options
 from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.model_options import ModelOptions, model_options
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.order_options import order_options
-from nxpipe.pipeline.cli.parameters import Numbers, TargetList
-from nxpipe.pipeline.cli.store.itself import open_the_store_itself
+from nxpipe.pipeline.cli.param_types import Numbers, TargetList
 from nxpipe.pipeline.config import load_config
-from nxpipe.pipeline.saved import axis_option
+from nxpipe.pipeline.config.sections import Backend, Build
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.util.state_folder import state_folder
+from nxpipe.pipeline.util.files import state_folder
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.build.unfinished import Unfinished
 
+_ARGUMENTS = "nxpipe.arguments"
+
 
 class _Build(Command):
-    """Remembers its words, for a build that is cut short and resumed."""
+    """Keeps its arguments, for --resume."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta["nxpipe.words"] = list(args)
+        ctx.meta[_ARGUMENTS] = list(args)
         return super().parse_args(ctx, args)
 
 
 @click.command(cls=_Build)
-@order_options("build", target=TargetList(), tp="1", degrees=Numbers(64))
-@build_options
-@axis_option
+@model_options("build", target=TargetList(), tp="1", degrees=Numbers(64))
+@click.option("--dry-run", is_flag=True, help="Print the plan with reasons and time estimates; build nothing.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Build cached cells again, which must give the same bytes, and cells that are known failures.",
+)
+@click.option("--resume", is_flag=True, help="Rerun the arguments of the last unfinished build.")
+@executor_options
+@click.option(
+    "--backend",
+    type=click.Choice(get_args(Backend)),
+    help=f"{Build.model_fields['backend'].description}  [default: [build] backend of nxpipe.toml, else emulator]",
+)
+@click.option("--no-verify", is_flag=True, help="Publish without comparing the emulated outputs with PyTorch's.")
 @store_option
 @config_option
 @click.pass_context
 def build(
-    ctx: click.Context, /, config_path: Path, store: str | None, resume: bool, dry_run: bool, **said: Any
+    ctx: click.Context,
+    /,
+    options: ModelOptions,
+    build_options: BuildOptions,
+    backend: Backend | None,
+    no_verify: bool,
+    dry_run: bool,
+    force: bool,
+    resume: bool,
+    store: str | None,
+    config_path: Path,
 ) -> None:
-    """Compile a model on the emulator, verify it, publish the artifact.
+    """Compile models on the emulator, verify them, publish the artifacts.
 
-    Without --model-id, every model of nxpipe.toml is built, as described there. Targets and degrees make artifacts;
-    batches, buckets and phases make the programs in each. What the store holds is not made again, nor what failed for a
-    reason of its own. Prints one line for each artifact, how near each output is to PyTorch, and how each program uses
-    the cores. A .pt2 or .onnx file is built from its own graph and weights.
+    Without --model-id, builds every model of nxpipe.toml. Each target and degree gives one artifact; each batch, bucket
+    and phase gives one program in it. Cached programs and known deterministic failures are not built again. Prints one
+    line per artifact, the deviation of each output from PyTorch, and the utilisation of the cores. A .pt2 or .onnx file
+    is built from its own graph and weights.
 
     \b
     Example:
@@ -52,7 +78,7 @@ def build(
       nxpipe build --model-id ./my-llama --target inf2.48xlarge,trn2.48xlarge --tp 2,8 --buckets 128,512 --dry-run
       nxpipe build --model-id ./encoder.onnx --axis batch=1
     """
-    from nxpipe.pipeline.build.matrix import of_words, refuse_idle_words
+    from nxpipe.pipeline.build.matrix import of_words
     from nxpipe.pipeline.build.run import Run, finish
     from nxpipe.pipeline.build.unfinished import Unfinished
     from nxpipe.pipeline.verify.verify import Thresholds
@@ -61,19 +87,20 @@ def build(
     state = state_folder(config_path)
     unfinished = Unfinished(state)
     if resume:
-        _say_again(ctx, unfinished)
+        _rerun(ctx, unfinished)
         return
-    described = load_config(config_path, os.environ, missing_ok=said["model_id"] is not None)
-    refuse_idle_words(ctx, said)
-    asked = of_words(said, described, said["names"], config_path.parent)
+    config = load_config(config_path, os.environ, missing_ok=options.model_id is not None)
+    options.require_applicable()
+    asked = of_words(options.build_values(backend, no_verify), config, options.names, config_path.parent)
     if asked and asked[0].backend == "neuronx":
-        console.say("  A NEFF runs on a Neuron device only, so nothing is verified here.")
-    opened = open_the_store_itself(store, config_path, console)
-    run = Run(console, opened, described, Thresholds.of(described), state, said)
+        console.say("  A NEFF runs on Neuron devices only; nothing is verified on this machine.")
+    opened = open_uncached_store(store, config_path, console)
+    chosen = vars(replace(build_options, force=force))
+    run = Run(console, opened, config, Thresholds.of(config), state, chosen)
     plan = run.plan(asked)
     if dry_run:
         ctx.exit(run.show(plan))
-    unfinished.begin(ctx.meta["nxpipe.words"])
+    unfinished.begin(ctx.meta[_ARGUMENTS])
     results = run.carry_out(plan)
     code = finish(run, results)
     if code == 0:
@@ -81,13 +108,13 @@ def build(
     ctx.exit(code)
 
 
-def _say_again(ctx: click.Context, unfinished: "Unfinished") -> None:
-    typed = [word for word in ctx.meta["nxpipe.words"] if word != "--resume"]
-    if typed:
+def _rerun(ctx: click.Context, unfinished: "Unfinished") -> None:
+    given = [argument for argument in ctx.meta[_ARGUMENTS] if argument != "--resume"]
+    if given:
         raise click.UsageError(
-            f"--resume says the words of the last build again, so {typed[0]} has no place beside it", ctx
+            f"--resume cannot be combined with {given[0]}; it reruns the last build's arguments", ctx
         )
-    words = unfinished.words()
-    ctx.obj.say(f"  nxpipe build {' '.join(words)}")
-    with build.make_context("build", words, parent=ctx.parent) as again:
-        build.invoke(again)
+    arguments = unfinished.words()
+    ctx.obj.say(f"  nxpipe build {' '.join(arguments)}")
+    with build.make_context("build", arguments, parent=ctx.parent) as context:
+        build.invoke(context)

@@ -7,24 +7,25 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nxpipe.pipeline.artifacts.neuron_cache import ExportedEntry, ExportSelection
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.cli.main import Group
 from nxpipe.pipeline.cli.options import Label, config_option, store_option
-from nxpipe.pipeline.util.console import Console, human_bytes, table
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.text import human_bytes, table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.backends.protocol import Backend
-    from nxpipe.pipeline.artifacts.neuron_cache.chosen import Chosen
-    from nxpipe.pipeline.artifacts.neuron_cache.export import Exported
+    from nxpipe.pipeline.artifacts.neuron_cache import ExportedEntry, ExportSelection
 
 
 @click.group(cls=Group)
 def cache() -> None:
-    """Fill the compile cache that Neuron instances look into.
+    """Fill the persistent compile cache of Neuron instances.
 
-    What runs through AWS's compiler at its first call, as training does, looks for each graph in a folder or bucket:
-    NEURON_COMPILE_CACHE_URL. What is there is loaded, and not compiled.
+    Frameworks that compile on first use, such as training with torch-neuronx, look up each graph in the folder or
+    bucket of NEURON_COMPILE_CACHE_URL and load the compiled program on a cache hit.
 
     \b
     Example:
@@ -36,7 +37,7 @@ def cache() -> None:
 @cache.command()
 @click.argument("names", metavar="[MODEL@KEY]...", nargs=-1)
 @click.option("--to", "target", required=True, metavar="FOLDER|s3://BUCKET/PREFIX", help="The cache to fill.")
-@click.option("--channel", type=Label("channel"), help="Take all that this channel serves now.")
+@click.option("--channel", type=Label("channel"), help="Export the artifacts that this channel serves.")
 @store_option
 @config_option
 @click.pass_context
@@ -49,14 +50,15 @@ def export(
     store: str | None,
     config_path: Path,
 ) -> None:
-    """Write artifacts' entries into a compile cache.
+    """Write the cache entries of artifacts into a compile cache.
 
-    Without names: of each model of nxpipe.toml the newest artifact for its target. An entry is what AWS's compiler left
-    in its own cache when it made the program, file by file; a program for which it used none has none, and the
-    emulator's have no use there. Nothing in the cache is ever overwritten, and compilers may be at work in it.
+    Without names, exports the newest artifact of each model of nxpipe.toml for its target. An entry is a copy of the
+    files that neuronx-cc left in its own cache for a program. Programs compiled without that cache have no entry, nor
+    have those of the emulator. Existing files are never overwritten, and compilers may use the cache meanwhile.
 
-    Exit code 0: every entry is in the cache now. Programs without one are named on stderr; if no program has one, that
-    is an error. So is an entry that somebody else began and did not finish, after all others are written.
+    Exits with code 0 when all entries are in the cache. Programs without an entry are listed on stderr. It is an error
+    if no program has an entry, or if another process began an entry and did not finish it; all other entries are
+    written first.
 
     \b
     Example:
@@ -65,23 +67,22 @@ def export(
       nxpipe cache export --channel production --to /mnt/nxpipe-cache
     """
     if names and channel:
-        raise click.UsageError("name artifacts, or a --channel to take them from", ctx)
+        raise click.UsageError("MODEL@KEY cannot be combined with --channel; pass one of them", ctx)
     from nxpipe.artifact_store.url import open_store
-    from nxpipe.pipeline.artifacts.neuron_cache.chosen import refuse_nothing
-    from nxpipe.pipeline.artifacts.neuron_cache.export import insist
-    from nxpipe.pipeline.cli.store_url import open_the_store
+    from nxpipe.pipeline.artifacts.neuron_cache import require_entries, require_exported
+    from nxpipe.pipeline.artifacts.store_url import open_configured_store
 
     console: Console = ctx.obj
-    opened = open_the_store(store, config_path, console)
+    opened = open_configured_store(store, config_path, console)
     chosen = _chosen(opened, names, channel, config_path, console)
-    refuse_nothing(chosen)
+    require_entries(chosen)
     for one in chosen:
         if one.doubt:
             console.say(f"  {one.doubt}")
     into = open_store(target).backend
-    exported = _carried_out(opened, chosen, into, console)
+    exported = _export(opened, chosen, into, console)
     _show(console, into.url, chosen, exported)
-    insist(exported, into.url)
+    require_exported(exported, into.url)
 
 
 @cache.command()
@@ -90,8 +91,8 @@ def export(
 def ls(console: Console, target: str) -> None:
     """List the entries of a compile cache.
 
-    Ready ones are loaded by whoever asks for that graph. A locked one is being compiled, or whoever compiled it was
-    killed. A failed one says that the compiler could not, and nobody asks it again.
+    A ready entry is a cache hit. A locked entry is being compiled, or its compiler was killed. A failed entry records a
+    compiler error, which is not retried.
 
     \b
     Example:
@@ -99,7 +100,7 @@ def ls(console: Console, target: str) -> None:
       nxpipe cache ls s3://my-caches/neuron --json
     """
     from nxpipe.artifact_store.url import open_store
-    from nxpipe.pipeline.artifacts.neuron_cache.found import entries_in
+    from nxpipe.pipeline.artifacts.neuron_cache import entries_in
 
     found = list(entries_in(open_store(target).backend))
     if console.json:
@@ -109,37 +110,39 @@ def ls(console: Console, target: str) -> None:
             table(("state", "size", "entry"), [(one.state.value, human_bytes(one.size), one.folder) for one in found])
         )
     else:
-        console.say(f"{target} holds no entry of a compile cache.")
+        console.say(f"{target} has no compile cache entries.")
 
 
 def _chosen(
     store: "Store", names: Sequence[str], channel: str | None, config_path: Path, console: Console
-) -> "list[Chosen]":
-    from nxpipe.pipeline.artifacts.neuron_cache import chosen
+) -> "list[ExportSelection]":
+    from nxpipe.pipeline.artifacts import neuron_cache
     from nxpipe.pipeline.config import load_config
 
     if channel:
         config = load_config(config_path, os.environ, missing_ok=True)
-        return chosen.served(store, channel, trust_in(config, config_path.parent, store, console.say))
+        return neuron_cache.select_served(store, channel, trust_in(config, config_path.parent, store, console.say))
     if names:
-        return chosen.named(store, names)
-    return chosen.configured(store, load_config(config_path, os.environ), config_path.parent, console.say)
+        return neuron_cache.select_named(store, names)
+    return neuron_cache.select_configured(store, load_config(config_path, os.environ), config_path.parent, console.say)
 
 
-def _carried_out(store: "Store", chosen: "Sequence[Chosen]", into: "Backend", console: Console) -> "list[Exported]":
+def _export(
+    store: "Store", chosen: "Sequence[ExportSelection]", into: "Backend", console: Console
+) -> "list[ExportedEntry]":
     from nxpipe.artifact_store.url import is_remote
-    from nxpipe.pipeline.artifacts.neuron_cache.export import clear_abandoned, export
+    from nxpipe.pipeline.artifacts.neuron_cache import export_entries, remove_abandoned_files
     from nxpipe.pipeline.util.progress import watching
 
     entries = [entry for one in chosen for entry in one.entries]
-    # What is left of an upload that broke off is taken up again by the next.
+    # S3 resumes an interrupted upload; a folder keeps its remains, which are removed here.
     if not is_remote(into.url):
-        clear_abandoned(into)
+        remove_abandoned_files(into)
     with watching(console, f"export to {into.url}", sum(entry.size for entry in entries)) as sent:
-        return list(export(store.blobs, entries, into, sent))
+        return list(export_entries(store.blobs, entries, into, sent))
 
 
-def _show(console: Console, url: str, chosen: "Sequence[Chosen]", exported: "Sequence[Exported]") -> None:
+def _show(console: Console, url: str, chosen: "Sequence[ExportSelection]", exported: "Sequence[ExportedEntry]") -> None:
     names = [one.name for one in chosen for _ in one.entries]
     if console.json:
         rows = [
@@ -167,5 +170,5 @@ def _show(console: Console, url: str, chosen: "Sequence[Chosen]", exported: "Seq
     )
 
 
-def _outcome(one: "Exported") -> str:
+def _outcome(one: "ExportedEntry") -> str:
     return f"{one.what.value}, {one.why}" if one.why else one.what.value

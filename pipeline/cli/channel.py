@@ -1,21 +1,29 @@
-"""`nxpipe channel log` and `nxpipe channel show`."""
+"""`nxpipe channel log` and `show`; the options and the output that promote and rollback share."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from nxpipe.pipeline.artifacts.channels import fleet_of_channel
+from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.cli.main import Command, Group
-from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.store.itself import open_the_store_itself
+from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, key_option, store_option
 from nxpipe.pipeline.util.console import Console
+
+if TYPE_CHECKING:
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.channel.generation import Generation
+    from nxpipe.artifact_store.channel.log import Appended
 
 
 @click.group(cls=Group)
 def channel() -> None:
-    """Show what channels serve, and their history.
+    """Show the artifacts and the history of channels.
 
-    A channel is a name, such as production, under which fleets find what to serve. Each change of it, by
-    `nxpipe promote` or `nxpipe rollback`, adds a generation to its history.
+    A channel is a name, such as production, from which fleets resolve their artifacts. Each `nxpipe promote` and
+    `nxpipe rollback` appends a generation to its log.
 
     \b
     Example:
@@ -26,31 +34,32 @@ def channel() -> None:
 
 @channel.command(cls=Command)
 @click.argument("name", required=False)
-@click.option("--last", type=click.IntRange(1), default=20, show_default=True, metavar="N", help="How far to go back.")
+@click.option(
+    "--last", type=click.IntRange(1), default=20, show_default=True, metavar="N", help="The number of generations."
+)
 @store_option
 @config_option
 @click.pass_obj
 def log(console: Console, name: str | None, last: int, store: str | None, config_path: Path) -> None:
-    """Print a channel's history, the newest generation first.
+    """Print a channel's log, the newest generation first.
 
-    Each generation is proved by the digest that the one after it holds. Where [signing] of nxpipe.toml asks for
-    signatures, a generation without a good one is reported, and the command ends with an error. Without NAME the
-    history of every channel is printed.
+    Every generation is verified by the digest in its successor. Where [signing] of nxpipe.toml requires signatures, a
+    generation without a valid one is reported and the command exits with an error. Without NAME, prints the logs of all
+    channels.
 
     \b
     Example:
       nxpipe channel log production
       nxpipe channel log production --last 3 --json
     """
-    from nxpipe.pipeline.artifacts.text import log_data, log_text
-    from nxpipe.pipeline.artifacts.view import ChannelView
+    from nxpipe.pipeline.artifacts.channel_log import ChannelView, channel_log_data, channel_log_text
 
-    view = ChannelView.of(open_the_store_itself(store, config_path, console), config_path, console.say)
+    view = ChannelView.of(open_uncached_store(store, config_path, console), config_path, console.say)
     entries = [entry for each in view.names(name) for entry in view.history(each, last)]
     if console.json:
-        console.data([log_data(entry) for entry in entries])
+        console.data([channel_log_data(entry) for entry in entries])
     else:
-        _print(console, [log_text(entry) for entry in entries], view.store.url)
+        _print(console, [channel_log_text(entry) for entry in entries], view.store.url)
     for entry in entries:
         entry.require_belief()
 
@@ -61,28 +70,27 @@ def log(console: Console, name: str | None, last: int, store: str | None, config
 @config_option
 @click.pass_obj
 def show(console: Console, name: str | None, store: str | None, config_path: Path) -> None:
-    """Show what a channel serves, since when, and who has signed it.
+    """Show the artifacts that a channel serves, since when, and their signatures.
 
-    Signatures are checked with the keys of [signing] in nxpipe.toml. Without NAME every channel is shown.
+    Signatures are verified with the keys of [signing] in nxpipe.toml. Without NAME, shows all channels.
 
     \b
     Example:
       nxpipe channel show production
       nxpipe channel show --json
     """
-    from nxpipe.pipeline.artifacts.text import state_data, state_text
-    from nxpipe.pipeline.artifacts.view import ChannelView
+    from nxpipe.pipeline.artifacts.channel_log import ChannelView, channel_state_data, channel_state_text
 
-    view = ChannelView.of(open_the_store_itself(store, config_path, console), config_path, console.say)
+    view = ChannelView.of(open_uncached_store(store, config_path, console), config_path, console.say)
     entries = [entry for each in view.names(name) for entry in view.history(each, 1)]
     signers = [
         {served: view.signers(entry.generation.channel, served) for served in entry.generation.artifacts}
         for entry in entries
     ]
     if console.json:
-        console.data([state_data(entry, names) for entry, names in zip(entries, signers, strict=True)])
+        console.data([channel_state_data(entry, names) for entry, names in zip(entries, signers, strict=True)])
     else:
-        texts = [state_text(entry, names) for entry, names in zip(entries, signers, strict=True)]
+        texts = [channel_state_text(entry, names) for entry, names in zip(entries, signers, strict=True)]
         _print(console, texts, view.store.url)
     for entry in entries:
         view.require_belief(entry)
@@ -92,4 +100,66 @@ def _print(console: Console, texts: list[str], url: str) -> None:
     if texts:
         console.page("\n\n".join(texts))
     else:
-        console.say(f"{url} has no channel yet; to make one: nxpipe promote MODEL@KEY --channel NAME")
+        console.say(f"{url} has no channels; create one with: nxpipe promote MODEL@KEY --channel NAME")
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option("--channel", type=Label("channel"), required=True, help="The channel to change."),
+    click.option("--reason", type=REASON, default="", help="The reason, for the channel's log."),
+    click.option("--actor", type=ACTOR, help="The identity in the channel's log.  [default: see above]"),
+    click.option(
+        "--past-rollouts", is_flag=True, help="Allow a channel that rollouts manage: FLEET--blue or FLEET--green."
+    ),
+    key_option,
+    store_option,
+    config_option,
+)
+
+
+def change_options(command: _Function) -> _Function:
+    """Add the options of promote and rollback."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def require_unmanaged(channel: str, *, past_rollouts: bool) -> None:
+    """Refuse a blue or green channel: only rollouts move traffic with evaluation."""
+    fleet = fleet_of_channel(channel)
+    if fleet is not None and not past_rollouts:
+        raise click.UsageError(
+            f"rollouts of fleet {fleet} manage channel {channel}; run `nxpipe rollout start {fleet} MODEL@KEY`, or "
+            "pass --past-rollouts to change the channel without a rollout"
+        )
+
+
+def record(console: Console, appended: "Appended", store: "Store", typed_key: str | None) -> None:
+    """Print the channel's artifacts, whether they changed, and the signatures."""
+    from nxpipe.pipeline.artifacts.channel_log import generation_data, served_lines
+
+    generation = appended.generation
+    key_ids = [each.key_id for each in generation.signatures] if appended.changed else []
+    unsigned = _unsigned(store, generation) if key_ids or typed_key else []
+    if console.json:
+        about = {"changed": appended.changed, "signed_with": key_ids, "unsigned_artifacts": unsigned}
+        console.data({**about, **generation_data(generation)})
+        return
+    state = "changed" if appended.changed else "unchanged"
+    console.say(f"Channel {generation.channel} {state}, generation {generation.generation}:")
+    console.result(*served_lines(generation))
+    if key_ids:
+        console.say(f"  signed generation {generation.generation} with key {', '.join(key_ids)}")
+    elif typed_key:
+        console.say("  nothing was signed, because the channel did not change")
+    for name in unsigned:
+        console.say(f"  {name} is not signed; sign it with: nxpipe store sign {name}")
+
+
+def _unsigned(store: "Store", generation: "Generation") -> list[str]:
+    """Artifacts without a signature: a signed generation vouches for the choice, not for the artifacts."""
+    from nxpipe.artifact_store.trust.signatures import Signatures
+
+    signatures = Signatures(store)
+    return [each.name for each in generation.artifacts if not signatures.key_ids(each.manifest.sha256)]

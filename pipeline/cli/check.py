@@ -3,50 +3,44 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import click
 
 from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.model_options import ModelOptions, model_options
 from nxpipe.pipeline.cli.options import config_option
-from nxpipe.pipeline.cli.order_options import order_options, orders, refuse_words_without_effect
-from nxpipe.pipeline.cli.parameters import Bytes, Seconds, Targets
+from nxpipe.pipeline.cli.param_types import Bytes, Seconds, Targets
 from nxpipe.pipeline.config import load_config
-from nxpipe.pipeline.saved import axis_option, saved_program
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.pipeline.util.console import Console
 
 
 @click.command(cls=Command)
-@order_options("check", target=Targets(), tp=None)
+@model_options("check", target=Targets(), tp=None)
 @click.option(
     "--sarif",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write the findings there as SARIF 2.1.0 as well, for annotations in a pull request.",
+    help="Also write the findings to FILE as SARIF 2.1.0, for annotations in a pull request.",
 )
-@axis_option
-@click.option("--timeout", type=Seconds(), default="2h", show_default=True, help="When reading one model is given up.")
-@click.option("--memory-limit", type=Bytes(), help="How much memory reading may take.  [default: what the machine has]")
+@click.option("--timeout", type=Seconds(), default="2h", show_default=True, help="The time limit per model.")
+@click.option("--memory-limit", type=Bytes(), help="The memory limit per model.  [default: the machine's memory]")
 @config_option
 @click.pass_context
 def check(
     ctx: click.Context,
     /,
-    config_path: Path,
-    model_id: str | None,
-    names: tuple[str, ...],
+    options: ModelOptions,
     sarif: Path | None,
-    axes: tuple[tuple[str, int], ...],
     timeout: float,
     memory_limit: int | None,
-    **flags: Any,
+    config_path: Path,
 ) -> None:
-    """Say all that stands between a model and a target, without weights.
+    """Check that models compile for a target and fit its memory; needs no weights.
 
-    Every program of the model is captured and compiled; what cannot be is said with its line in the model's source
-    and the way out. Memory of each core is shown for every tensor-parallel degree. The exit code is 0 when the model
-    lowers and fits, else that of the gravest finding.
+    Captures and compiles every program of the model. Each finding names the operator, its line in the model's source,
+    and a fix. Shows the memory per core for every tensor-parallel degree. Exits with code 0 if the model compiles and
+    fits, else with the code of the most severe finding.
 
     \b
     Example:
@@ -56,18 +50,18 @@ def check(
       nxpipe check --sarif findings.sarif
     """
     from nxpipe.emulator.confinement import Limits, confined
-    from nxpipe.pipeline.check import check as carry_out
+    from nxpipe.pipeline.check import check as check_model
     from nxpipe.pipeline.check import check_file
     from nxpipe.pipeline.check.text import as_text
 
     console: Console = ctx.obj
-    refuse_words_without_effect(ctx, model_id, flags)
-    file = saved_program(ctx, model_id, flags, axes)
-    described = load_config(config_path, os.environ, missing_ok=model_id is not None)
+    options.require_applicable()
+    file = options.program_file()
+    config = load_config(config_path, os.environ, missing_ok=options.model_id is not None)
     reports = []
-    for order in orders(model_id, flags, described, names, config_path.parent):
+    for order in options.orders(config, config_path.parent):
         with confined(Limits(memory_limit, timeout)):
-            reports.append(check_file(file, order, console.step) if file else carry_out(order, console.step))
+            reports.append(check_file(file, order, console.step) if file else check_model(order, console.step))
         if not console.json:
             console.page(as_text(reports[-1]) + "\n")
     if console.json:

@@ -1,4 +1,4 @@
-"""`nxpipe completion`."""
+"""`nxpipe completion`: completion scripts for shells."""
 
 import click
 from click.shell_completion import get_completion_class
@@ -13,7 +13,7 @@ from nxpipe.pipeline.util.console import Console
 def completion(console: Console, shell: str) -> None:
     """Print a shell completion script.
 
-    Load it from the start-up file of SHELL, or put it where the shell looks for completions.
+    Source it in the start-up file of SHELL, or save it where the shell loads completions from.
 
     \b
     Example:

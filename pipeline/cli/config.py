@@ -1,4 +1,4 @@
-"""`nxpipe config`: what is wrong with the configuration, what is in force, and what an editor should know."""
+"""`nxpipe config`: validate nxpipe.toml, show effective values, print the JSON Schema."""
 
 import os
 from dataclasses import asdict
@@ -10,13 +10,14 @@ from nxpipe.pipeline.artifacts.signing import unused_channels
 from nxpipe.pipeline.cli.main import Group
 from nxpipe.pipeline.cli.options import config_option
 from nxpipe.pipeline.config import json_schema, load_config, origins
-from nxpipe.pipeline.config.wording import shown
-from nxpipe.pipeline.util.console import Console, table
+from nxpipe.pipeline.config.messages import shown
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.text import table
 
 
 @click.group(cls=Group)
 def config() -> None:
-    """Check, show or describe nxpipe.toml.
+    """Validate, show or describe nxpipe.toml.
 
     \b
     Example:
@@ -28,7 +29,7 @@ def config() -> None:
 @config_option
 @click.pass_obj
 def check(console: Console, config_path: Path) -> None:
-    """Say everything that is wrong.
+    """Validate nxpipe.toml and report all faults.
 
     \b
     Example:
@@ -53,9 +54,9 @@ def _count(number: int, noun: str) -> str:
 @config_option
 @click.pass_obj
 def show(console: Console, config_path: Path) -> None:
-    """Print every value and where it came from.
+    """Print every effective value and its origin.
 
-    That is a line of the file, a variable of the environment, or the default.
+    The origin is a line of the file, an environment variable, or the default.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`nxpipe diff`, which is `nxpipe store diff` too."""
+"""`nxpipe diff`, also `nxpipe store diff`: the differences between two artifacts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -6,37 +6,36 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from nxpipe.pipeline.artifacts.store_url import open_configured_store
 from nxpipe.pipeline.build.nearness import difference_table, differences_as_json
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.store_url import open_the_store
-from nxpipe.pipeline.util.console import Console, human_bytes, table
+from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.escape import shown, style
+from nxpipe.pipeline.util.text import human_bytes, table
 
 if TYPE_CHECKING:
-    from nxpipe.artifact_store.difference import ManifestDifference, Part, Section
+    from nxpipe.artifact_store.difference import EntryChange, ManifestDifference, Section
     from nxpipe.artifact_store.documents import Blob
     from nxpipe.artifact_store.index.leaves import Difference
-    from nxpipe.pipeline.artifacts.difference.graphs import GraphDifference
-    from nxpipe.pipeline.artifacts.difference.programs import ProgramDifference
-    from nxpipe.pipeline.artifacts.difference.tensors import TensorChange
+    from nxpipe.pipeline.artifacts.difference import GraphDifference, ProgramDifference, TensorChange
 
-_LISTED: Final = 10  # weights, and kinds of nodes; all of them are in --json
+_LISTED: Final = 10  # weights and node kinds; --json has all
 
 
 @click.command(cls=Command)
 @click.argument("before", metavar="A")
 @click.argument("after", metavar="B")
-@click.option("--tensors", is_flag=True, help="Read the weights that changed, and say by how much each did.")
+@click.option("--tensors", is_flag=True, help="Read the changed weights and report the size of each change.")
 @store_option
 @config_option
 @click.pass_obj
 def diff(console: Console, before: str, after: str, tensors: bool, store: str | None, config_path: Path) -> None:
     """Compare two artifacts: key inputs, programs, graphs, weights, files, evidence.
 
-    A and B are names as `nxpipe store show` takes them; channels, of which each stands for what it serves of the
-    other's model and target; or digests of manifests, such as the two that a report of non-reproducible output names.
-    By how much a tensor changed is its largest difference, by the largest of its numbers before.
+    A and B are artifact names as for `nxpipe store show`, channels (their artifact for the other's model and target),
+    or manifest digests, as in the message of exit code 24. The change of a tensor is its largest absolute difference
+    relative to its largest old value.
 
     \b
     Example:
@@ -46,12 +45,11 @@ def diff(console: Console, before: str, after: str, tensors: bool, store: str | 
     """
     from nxpipe.artifact_store.difference import ManifestDifference
     from nxpipe.artifact_store.index.leaves import differences
-    from nxpipe.pipeline.artifacts.difference.programs import program_differences
-    from nxpipe.pipeline.artifacts.difference.tensors import tensor_changes
-    from nxpipe.pipeline.cli.named import pair
+    from nxpipe.pipeline.artifacts.difference import program_differences, tensor_changes
+    from nxpipe.pipeline.artifacts.lookup import pair
     from nxpipe.pipeline.verify.judged import report_of
 
-    opened = open_the_store(store, config_path, console)
+    opened = open_configured_store(store, config_path, console)
     old, new = pair((before, after), opened, config_path)
     asked = differences(opened.key_inputs(old), opened.key_inputs(new))
     parts = ManifestDifference.between(old, new)
@@ -131,13 +129,13 @@ def _counts(section: "Section") -> str:
         (section.changed, "changed"),
         (section.added, "added"),
         (section.removed, "removed"),
-        (section.same, "the same"),
+        (section.same, "unchanged"),
     )
     return ", ".join(f"{len(parts)} {word} ({_bytes(parts)})" for parts, word in counted if parts)
 
 
-def _bytes(parts: "Sequence[Part]") -> str:
-    """What is new in B, or in A where B has nothing."""
+def _bytes(parts: "Sequence[EntryChange]") -> str:
+    """The size in B, or in A for a removed part."""
     return human_bytes(sum(blob.size for part in parts if (blob := part.after or part.before)))
 
 
@@ -187,6 +185,6 @@ def _section_as_json(section: "Section") -> dict[str, object]:
     }
 
 
-def _part_as_json(part: "Part") -> dict[str, object]:
+def _part_as_json(part: "EntryChange") -> dict[str, object]:
     sides = {"a": part.before, "b": part.after}
     return {"name": part.name} | {side: blob.model_dump() for side, blob in sides.items() if blob}

@@ -1,4 +1,4 @@
-"""`nxpipe dis`."""
+"""`nxpipe dis`: the text or the totals of an executable's program."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,25 +7,30 @@ import click
 
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.util.console import Console, human_bytes, table
+from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import ProgramInvalid
-from nxpipe.pipeline.util.suggest import did_you_mean
+from nxpipe.pipeline.util.text import did_you_mean, human_bytes, table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.manifest import Executable, Manifest
-    from nxpipe.emulator.analysis.utilisation import Utilisation
+    from nxpipe.emulator.analysis.utilization import Utilisation
     from nxpipe.emulator.isa.program import Program
 
-# Here, so that `--help` imports no emulator; a test holds them to `emulator.isa`.
+# A copy, so that `--help` imports no emulator; a test compares it with `emulator.isa`.
 ENGINES = ("tensor", "vector", "scalar", "gpsimd", "collective", *(f"dma{queue}" for queue in range(8)))
 
 
 @click.command(cls=Command)
 @click.argument("source", metavar="FILE|ARTIFACT")
-@click.option("--program", "name", metavar="NAME", help="Which of an artifact's programs, such as prefill-b1-s128.")
-@click.option("--only", type=click.Choice(ENGINES), help="The instructions of one engine, and the loops around them.")
-@click.option("--totals", "totalled", is_flag=True, help="What the program adds up to, instead of its text.")
-@click.option("--tables", is_flag=True, help="The bytes of constants too, so that the text is the whole program.")
+@click.option("--program", "name", metavar="NAME", help="The program of an artifact, as in prefill-b1-s128.")
+@click.option("--only", type=click.Choice(ENGINES), help="Only the instructions of one engine, with their loops.")
+@click.option(
+    "--totals",
+    "totalled",
+    is_flag=True,
+    help="Print instruction counts, busy time and memory traffic instead of the text.",
+)
+@click.option("--tables", is_flag=True, help="Include the bytes of constants; the text is then the whole program.")
 @store_option
 @config_option
 @click.pass_context
@@ -40,11 +45,11 @@ def dis(
     store: str | None,
     config_path: Path,
 ) -> None:
-    """Print an executable's program as text, or what it adds up to.
+    """Print an executable's program as text, or its totals.
 
-    The program is in a FILE.nxe, or in an ARTIFACT of the store, named as MODEL@KEY. Nothing is run: totals are each
-    instruction times the turns of the loops around it, at the documented cost, and the last line says how well they
-    use the machine. docs/reference/isa.md explains the text. With --json, totals and text are one document.
+    The program is in FILE.nxe, or in an ARTIFACT of the store, as MODEL@KEY. Nothing is run: the totals are the
+    documented costs of all instructions times their loop counts, and the last line is the utilisation of the engines.
+    docs/reference/isa.md documents the text. --json prints totals and text in one document.
 
     \b
     Example:
@@ -54,16 +59,16 @@ def dis(
     """
     console: Console = ctx.obj
     if totalled and (only or tables):
-        raise click.UsageError("--totals are those of the whole program: leave --only and --tables out")
-    from nxpipe.emulator.isa.instructions import Engine
+        raise click.UsageError("--totals cannot be combined with --only or --tables")
+    from nxpipe.emulator.isa.instruction import Engine
     from nxpipe.emulator.isa.text import lines, text
 
     program = _in_file(Path(source), name, store) if _is_file(source) else _in_store(ctx, source, name)
     engine = Engine(only) if only else None
     if console.json:
         used = _used(program, source)
-        told: dict[str, Any] = {"totals": used.totals.document(), "utilisation": used.document()}
-        console.data(told if totalled else told | {"text": text(program, only=engine, tables=tables)})
+        document: dict[str, Any] = {"totals": used.totals.document(), "utilisation": used.document()}
+        console.data(document if totalled else document | {"text": text(program, only=engine, tables=tables)})
     elif totalled:
         console.page(_report(_used(program, source)))
     else:
@@ -72,7 +77,7 @@ def dis(
 
 
 def _is_file(source: str) -> bool:
-    """What ends as one is meant as one, whether or not it is there."""
+    """True for a file, and for any name that ends in .nxe."""
     return Path(source).is_file() or Path(source).suffix == ".nxe"
 
 
@@ -80,15 +85,15 @@ def _in_file(path: Path, name: str | None, store: str | None) -> "Program":
     from nxpipe.emulator.executable.executable import read
 
     if name is not None or store is not None:
-        raise click.UsageError(f"{path} is a file, with one program: leave --program and --store out")
+        raise click.UsageError(f"{path} is a file with one program; remove --program and --store")
     return read(path).program
 
 
 def _in_store(ctx: click.Context, artifact: str, name: str | None) -> "Program":
-    from nxpipe.pipeline.cli.store_url import open_the_store
+    from nxpipe.pipeline.artifacts.store_url import open_configured_store
     from nxpipe.pipeline.verify.stored_program import read_instructions
 
-    store = open_the_store(ctx.params["store"], ctx.params["config_path"], ctx.obj)
+    store = open_configured_store(ctx.params["store"], ctx.params["config_path"], ctx.obj)
     manifest = store.resolve(artifact).manifest
     return read_instructions(manifest, _chosen(manifest, name), store).program
 
@@ -101,15 +106,15 @@ def _chosen(manifest: "Manifest", name: str | None) -> "Executable":
         return programs[name]
     has = f"{manifest.model.id} has {', '.join(programs) or 'no program'}"
     if name is None:
-        raise click.UsageError(f"{has}; pass one of them by --program")
+        raise click.UsageError(f"{has}; select one with --program")
     raise click.BadParameter(f"{has}, not {name!r}{did_you_mean(name, programs)}", param_hint="--program")
 
 
 def _used(program: "Program", source: str) -> "Utilisation":
-    """A program that breaks a rule can be read, but not added up."""
-    from nxpipe.emulator.analysis.utilisation import utilisation
-    from nxpipe.emulator.isa.faults import ProgramInvalid as Illegal
-    from nxpipe.emulator.isa.limits import check
+    """The totals; a program that violates the ISA has a text, but no totals."""
+    from nxpipe.emulator.analysis.utilization import utilisation
+    from nxpipe.emulator.isa.constraints import ProgramInvalid as Illegal
+    from nxpipe.emulator.isa.legality import check
 
     try:
         check(program)
@@ -129,7 +134,7 @@ def _report(used: "Utilisation") -> str:
     ]
     kinds = [(kind, f"{count:,}") for kind, count in total.kinds.most_common()]
     parts = [
-        f"{total.static:,} instructions in the text, {sum(total.kinds.values()):,} carried out; "
+        f"{total.static:,} instructions in the text, {sum(total.kinds.values()):,} executed; "
         f"{total.multiply_adds:,} multiply-adds",
         table(("engine", "instructions", "busy us"), engines),
         table(("memory", "read", "written"), memories),

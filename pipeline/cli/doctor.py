@@ -1,12 +1,126 @@
-"""`nxpipe doctor`."""
+"""`nxpipe doctor`: the software that commands require, whether it is installed, and how to install it."""
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
 
 import click
 
-from nxpipe.pipeline.cli.installation import Finding, examine
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.util.console import Console, table
+from nxpipe.pipeline.compile.neuronx.toolchain import GET_IT, ready
+from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.escape import style
 from nxpipe.pipeline.util.exit_codes import SOFTWARE
+from nxpipe.pipeline.util.text import table
+
+LIBRARIES: Final = (
+    "click",
+    "pydantic",
+    "boto3",
+    "torch",
+    "transformers",
+    "safetensors",
+    "numpy",
+    "ml_dtypes",
+    "aws-cdk-lib",
+    "ray",
+)
+_COMPILE: Final = "pip install 'nxpipe[compile]'"
+_CDK: Final = "pip install 'nxpipe[cdk]'"
+
+
+@dataclass(frozen=True)
+class Need:
+    """A library or program that a command requires."""
+
+    what: str
+    needed_for: str
+    get_it: str
+    find: Callable[[], str | None]
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A requirement and its version, or None if it is missing."""
+
+    need: Need
+    found: str | None
+
+    @property
+    def state(self) -> str:
+        if self.found:
+            return "ok"
+        return "optional" if self.need.optional else "missing"
+
+
+def examine() -> list[Requirement]:
+    """Check all requirements without importing them."""
+    return [Requirement(need, need.find()) for need in NEEDS]
+
+
+def _library(name: str, exactly: str | None = None) -> Callable[[], str | None]:
+    def find() -> str | None:
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            return None
+        return found if exactly is None or found.partition("+")[0] == exactly else None
+
+    return find
+
+
+def _program(*command: str) -> Callable[[], str | None]:
+    """A check that returns the first line of a program's version output."""
+
+    def find() -> str | None:
+        if shutil.which(command[0]) is None:
+            return None
+        try:
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return answer.stdout.strip().partition("\n")[0] if answer.returncode == 0 else None
+
+    return find
+
+
+def _cdk() -> str | None:
+    """The version of the project's CDK command, else of the one on the PATH."""
+    local = Path("node_modules/.bin/cdk")
+    return _program(str(local.resolve()) if local.exists() else "cdk", "--version")()
+
+
+def neuronx() -> str | None:
+    """The version of neuronx-cc, if it is installed."""
+    return _library("neuronx-cc")()
+
+
+NEEDS: Final = (
+    Need("torch 2.13.0", "nxpipe build", _COMPILE, _library("torch", exactly="2.13.0")),
+    Need("transformers", "nxpipe build", _COMPILE, _library("transformers")),
+    Need("safetensors", "nxpipe build", _COMPILE, _library("safetensors")),
+    Need("numpy", "nxpipe build", _COMPILE, _library("numpy")),
+    Need("ml_dtypes", "nxpipe build", _COMPILE, _library("ml_dtypes")),
+    Need("boto3", "a store on s3://", "pip install nxpipe", _library("boto3")),
+    Need("aws-cdk-lib", "cdk synth, cdk deploy", _CDK, _library("aws-cdk-lib")),
+    Need("node", "cdk synth, cdk deploy", "install Node.js 24, or 22", _program("node", "--version")),
+    Need("cdk", "cdk synth, cdk deploy", "npm ci (or npm install aws-cdk@2.1148.1)", _cdk),
+    Need("git", "nxpipe init", "install git", _program("git", "--version"), optional=True),
+    Need("ray", "building on several machines", "pip install 'nxpipe[ray]'", _library("ray"), optional=True),
+    Need(
+        "neuronx-cc, torch-neuronx",
+        "nxpipe build --backend neuronx",
+        GET_IT,
+        ready,
+        optional=True,
+    ),
+)
+
 
 _COLOURS = {"ok": "green", "optional": "yellow", "missing": "red"}
 
@@ -14,9 +128,9 @@ _COLOURS = {"ok": "green", "optional": "yellow", "missing": "red"}
 @click.command(cls=Command)
 @click.pass_context
 def doctor(ctx: click.Context) -> None:
-    """Say what is installed, what is missing for which command.
+    """Report installed and missing software, with the commands that require it.
 
-    With the way to get it. Ends in exit code 4 when anything that is not optional is missing.
+    Exits with code 4 if required software is missing.
 
     \b
     Example:
@@ -27,20 +141,20 @@ def doctor(ctx: click.Context) -> None:
     if console.json:
         console.data([_as_json(finding) for finding in findings])
     else:
-        console.page(table(("state", "what", "needed for", "found, or how to get it"), [_row(f) for f in findings]))
+        console.page(table(("state", "what", "needed for", "found, or how to install it"), [_row(f) for f in findings]))
     missing = [finding.need.what for finding in findings if finding.state == "missing"]
     if missing:
         console.say(f"Missing: {', '.join(missing)}.")
         ctx.exit(SOFTWARE.number)
-    console.say("Everything that is not optional is here.")
+    console.say("All required software is installed.")
 
 
-def _row(finding: Finding) -> tuple[str, str, str, str]:
+def _row(finding: Requirement) -> tuple[str, str, str, str]:
     state = style(finding.state, fg=_COLOURS[finding.state])
     return state, finding.need.what, finding.need.needed_for, finding.found or finding.need.get_it
 
 
-def _as_json(finding: Finding) -> dict[str, object]:
+def _as_json(finding: Requirement) -> dict[str, object]:
     return {
         "what": finding.need.what,
         "state": finding.state,

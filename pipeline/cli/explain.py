@@ -1,4 +1,4 @@
-"""`nxpipe explain`, which is `nxpipe store explain` too."""
+"""`nxpipe explain`, also `nxpipe store explain`: cache hits and misses, and programs after a compiler pass."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from nxpipe.artifact_store.names import short_name
+from nxpipe.pipeline.artifacts.store_url import open_configured_store
 from nxpipe.pipeline.build.nearness import difference_table, differences_as_json
 from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.model_options import ModelOptions, model_options
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.order_options import order_options
-from nxpipe.pipeline.cli.parameters import Numbers, TargetList
-from nxpipe.pipeline.cli.store_url import open_the_store
+from nxpipe.pipeline.cli.param_types import Numbers, TargetList
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.config.sections import Backend
-from nxpipe.pipeline.saved import axis_option
-from nxpipe.pipeline.util.console import Console, table
+from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.escape import for_terminal
-from nxpipe.pipeline.util.garbage import no_collection
-from nxpipe.pipeline.util.state_folder import state_folder
+from nxpipe.pipeline.util.files import state_folder
+from nxpipe.pipeline.util.process import no_collection
+from nxpipe.pipeline.util.text import table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
-    from nxpipe.artifact_store.index.nearest import Near
+    from nxpipe.artifact_store.index.nearest import NearestArtifact
     from nxpipe.artifact_store.index.segments import Report
     from nxpipe.pipeline.build.asked import Asked
     from nxpipe.pipeline.build.explaining import Answer, ProgramAnswer
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @click.argument("model", required=False)
-@order_options("explain", target=TargetList(), tp="1", degrees=Numbers(64))
+@model_options("explain", target=TargetList(), tp="1", degrees=Numbers(64))
 @click.option(
     "--nearest",
     "count",
@@ -43,17 +43,16 @@ if TYPE_CHECKING:
     default=1,
     show_default=True,
     metavar="N",
-    help="How many artifacts to compare with.",
+    help="The number of artifacts to compare with.",
 )
 @click.option(
     "--backend",
     type=click.Choice(get_args(Backend)),
-    help="Whose compiler the build is for.  [default: what nxpipe.toml says, else emulator]",
+    help="The compiler of the build.  [default: [build] backend of nxpipe.toml, else emulator]",
 )
-@click.option("--no-verify", is_flag=True, help="Explain a build that verifies nothing.")
-@click.option("--after", metavar="PASS", help="Print the programs after this pass, or after `capture`, instead.")
-@click.option("--passes", "listed", is_flag=True, help="List the passes, in their order, and look at no model.")
-@axis_option
+@click.option("--no-verify", is_flag=True, help="Explain a build without verification.")
+@click.option("--after", metavar="PASS", help="Print the programs after this compiler pass, or after `capture`.")
+@click.option("--passes", "listed", is_flag=True, help="List the compiler passes in order.")
 @store_option
 @config_option
 @click.pass_context
@@ -61,45 +60,45 @@ def explain(
     ctx: click.Context,
     /,
     model: str | None,
-    store: str | None,
-    config_path: Path,
+    options: ModelOptions,
     count: int,
+    backend: str | None,
+    no_verify: bool,
     after: str | None,
     listed: bool,
-    **said: Any,
+    store: str | None,
+    config_path: Path,
 ) -> None:
-    """Say why a build is answered by the store or not, field by field.
+    """Explain cache hits and misses of a build, field by field.
 
-    MODEL is the name of a model in nxpipe.toml; without it and --model-id, all of them are explained, each as
-    `nxpipe build` would ask for it. For what is not in the store, the artifact and the program are shown that were
-    asked for in the words most like these, with every field that differs. MODEL may be an artifact of the store too
-    (MODEL@KEY, or a key), which is then compared with the others.
+    MODEL is the name of a model in nxpipe.toml; without MODEL and --model-id, all models of the file are explained. A
+    cache miss shows the nearest artifact and program in the store and every field of the cache key that differs. MODEL
+    may also be an artifact of the store (MODEL@KEY or a key), which is compared with the others.
 
-    With --after it prints the programs as they are after one of the compiler's passes. A pass that runs a second time
-    is listed with its turn: fold_constants, fold_constants:2. At --tp above 1 the program is that of every rank.
+    --after prints the programs after one compiler pass. A pass that runs twice is listed twice: fold_constants,
+    fold_constants:2. With --tp above 1, all ranks run the printed program.
 
     \b
     Example:
       nxpipe explain bert
       nxpipe explain --model-id bert-base-uncased --weights random:0 --autocast all
       nxpipe explain --model-id ./my-llama --tp 8 --after shard
+      nxpipe explain --model-id ./my-llama --after emit_kernels
       nxpipe store explain bert-base-uncased@4e9ce0 --nearest 3
     """
-    from nxpipe.pipeline.build.matrix import refuse_idle_words
-
     if listed:
         _list_passes(ctx.obj)
         return
-    refuse_idle_words(ctx, said)
-    if model is not None and (said["model_id"] or said["names"]):
-        raise click.UsageError("MODEL, --model-id and --only each say what to explain; pass one of them", ctx)
-    wanted = _Wanted(model, said, config_path)
+    options.require_applicable()
+    if model is not None and (options.model_id or options.names):
+        raise click.UsageError("MODEL, --model-id and --only cannot be combined; pass one of them", ctx)
+    subject = _Subject(model, options, options.build_values(backend, no_verify), config_path)
     if after is not None:
-        _print_programs(ctx.obj, wanted.asked(), after)
+        _print_programs(ctx.obj, subject.asked(), after)
         return
     with no_collection():
-        opened = open_the_store(store, config_path, ctx.obj)
-        answers = list(wanted.answers(opened, count, ctx.obj.detail))
+        opened = open_configured_store(store, config_path, ctx.obj)
+        answers = list(subject.answers(opened, count, ctx.obj.detail))
     if ctx.obj.json:
         ctx.obj.data([_as_json(answer) for answer in answers])
     else:
@@ -107,22 +106,23 @@ def explain(
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """What is to be explained: builds, or an artifact that the store holds."""
+class _Subject:
+    """The builds to explain, or an artifact of the store."""
 
     model: str | None
-    said: Mapping[str, Any]
+    options: ModelOptions
+    values: Mapping[str, Any]
     config_path: Path
 
     @cached_property
     def config(self) -> "Config":
-        missing_ok = self.said["model_id"] is not None or self.model is not None
+        missing_ok = self.options.model_id is not None or self.model is not None
         return load_config(self.config_path, os.environ, missing_ok=missing_ok)
 
     @property
     def is_stored(self) -> bool:
-        """What can only be an artifact needs no configuration, which may be broken."""
-        from nxpipe.pipeline.cli.named import is_artifact
+        """True for an artifact; one that is certainly an artifact needs no valid configuration."""
+        from nxpipe.pipeline.artifacts.lookup import is_artifact
 
         if self.model is None:
             return False
@@ -131,8 +131,8 @@ class _Wanted:
     def asked(self) -> "tuple[Asked, ...]":
         from nxpipe.pipeline.build.matrix import of_words
 
-        names = (self.model,) if self.model else self.said["names"]
-        return of_words(self.said, self.config, names, self.config_path.parent)
+        names = (self.model,) if self.model else self.options.names
+        return of_words(self.values, self.config, names, self.config_path.parent)
 
     def answers(self, store: "Store", count: int, report: "Report") -> "Iterator[Answer]":
         from nxpipe.pipeline.build.explaining import of_artifact, of_request
@@ -153,7 +153,7 @@ def _page(answer: "Answer", url: str) -> Iterator[str]:
     if answer.is_hit and answer.programs:
         yield headline
     else:
-        yield headline if answer.nearest else f"{headline}, and no other artifact is to compare it with"
+        yield headline if answer.nearest else f"{headline}; there is no other artifact to compare with"
         yield from map(_compared, answer.nearest)
     if answer.programs:
         rows = [(one.cell.shape.name, one.cell.state, _reason(one)) for one in answer.programs]
@@ -167,7 +167,7 @@ def _page(answer: "Answer", url: str) -> Iterator[str]:
             )
 
 
-def _compared(near: "Near") -> str:
+def _compared(near: "NearestArtifact") -> str:
     count = len(near.differences)
     return (
         f"{for_terminal(near.published.name)} differs in {count} of {near.fields} fields\n"
@@ -182,7 +182,11 @@ def _reason(program: "ProgramAnswer") -> str:
     if near is None:
         return cell.why
     stored = f"{near.shape.name} of {near.artifact.published.name}"
-    return f"the nearest is {stored}" if near.differences else f"the same as {stored}, whose part is no longer kept"
+    return (
+        f"cache miss: nearest program {stored}"
+        if near.differences
+        else f"same key as {stored}, whose result was collected"
+    )
 
 
 def _as_json(answer: "Answer") -> dict[str, object]:
@@ -235,20 +239,23 @@ def _list_passes(console: Console) -> None:
 
 def _print_programs(console: Console, asked: "Sequence[Asked]", after: str) -> None:
     from nxpipe.emulator.passes import PASSES
-    from nxpipe.pipeline.compile.after_pass import labels, programs
+    from nxpipe.pipeline.compile.after_pass import backend_labels, labels, lowered, programs
 
-    known = labels(PASSES)
+    backend = backend_labels()
+    known = [*labels(PASSES), *backend]
     if after not in known:
-        raise click.BadParameter(f"there is no pass {after!r}; there are {', '.join(known)}", param_hint="--after")
+        raise click.BadParameter(f"unknown pass {after!r}; the passes are {', '.join(known)}", param_hint="--after")
     answers = []
     for one in asked:
         model, steps = one.order.model_id, PASSES[: known.index(after)]
         for program, graph, padding in programs(one, steps, console.step):
-            said = {"model": model, "program": program, "after": after, "graph": str(graph)}
+            text = lowered(one, graph, after) if after in backend else str(graph)
+            kind = "lowered" if after in backend else "graph"
+            said = {"model": model, "program": program, "after": after, kind: text}
             answers.append(said | {"padding": asdict(padding)})
             if not console.json:
                 padded = f"; padded with zeros: {padding}" if padding else ""
                 head = f"{model} {program} after {after}: {len(graph.nodes)} nodes{padded}"
-                console.page(f"{for_terminal(head)}\n{graph}\n")
+                console.page(f"{for_terminal(head)}\n{text}\n")
     if console.json:
         console.data(answers)

@@ -1,4 +1,4 @@
-"""`nxpipe infra`: what templates break, what deploying them would do, and what runs in a cluster. None needs CDK."""
+"""`nxpipe infra`: lint templates, plan deployments, lock and write the manifests of a cluster. None needs CDK."""
 
 import os
 from pathlib import Path
@@ -6,32 +6,31 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nxpipe.pipeline.cli import cluster
 from nxpipe.pipeline.cli.main import Group
 from nxpipe.pipeline.cli.options import config_option
+from nxpipe.pipeline.fleet.templates import plan_text
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.exit_codes import FINDINGS
+from nxpipe.pipeline.util.text import table
 
 if TYPE_CHECKING:
-    from nxpipe.stacks.plan import Plan
-    from nxpipe.stacks.reading import Templates
-    from nxpipe.stacks.rules import Finding
+    from nxpipe.pipeline.config.locks import ClusterLock
+    from nxpipe.stacks.lint.deployment_plan import Plan
+    from nxpipe.stacks.lint.finding import Finding
+    from nxpipe.stacks.lint.template import Templates
 
-_REGION = click.option("--region", metavar="REGION", help="The region of templates that do not say theirs.")
+
+_REGION = click.option("--region", metavar="REGION", help="The region of templates that name none.")
 
 
 @click.group(cls=Group)
 def infra() -> None:
-    """Check templates, plan deployments, write the manifests of a cluster.
+    """Lint CloudFormation templates, plan deployments, write the manifests of a cluster.
 
     \b
     Example:
       nxpipe infra plan
     """
-
-
-infra.add_command(cluster.lock)
-infra.add_command(cluster.manifests)
 
 
 @infra.command()
@@ -43,22 +42,23 @@ infra.add_command(cluster.manifests)
     "config_path",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="PATH",
-    help="The project whose budget, lock file and acknowledgements hold.  [default: none]",
+    help="The project whose budget, lock file and acknowledgements apply.  [default: none]",
 )
 @_REGION
 @click.pass_context
 def lint(ctx: click.Context, templates: tuple[Path, ...], config_path: Path | None, region: str | None) -> None:
-    """Check any CloudFormation templates by our rules.
+    """Check CloudFormation templates against the NXP rules.
 
-    TEMPLATE is a file in JSON or YAML, or a folder that `npx cdk synth` has written; all of them are read as deployed
-    together. Without --config, what only a project knows is not judged: its budget, its images, its days of capacity.
+    TEMPLATE is a JSON or YAML file, or an output folder of `npx cdk synth`. All templates are checked as one
+    deployment. Without --config, rules that depend on the project (budget, images, capacity blocks) are skipped. Exits
+    with code 33 if there are findings.
 
     \b
     Example:
       nxpipe infra lint cdk.out --config nxpipe.toml
       nxpipe infra lint trn1-cluster.yaml --region us-east-2
     """
-    from nxpipe.pipeline.fleet.files import templates_of
+    from nxpipe.pipeline.fleet.templates import templates_of
 
     console: Console = ctx.obj
     found = _lint(templates_of(templates, region), config_path)
@@ -69,17 +69,18 @@ def lint(ctx: click.Context, templates: tuple[Path, ...], config_path: Path | No
     if found:
         console.say(f"{len(found)} finding{'' if len(found) == 1 else 's'}.")
         ctx.exit(FINDINGS.number)
-    console.say("Nothing to say against them.")
+    console.say("No findings.")
 
 
 def _lint(templates: "Templates", config_path: Path | None) -> "list[Finding]":
-    from nxpipe.stacks.rules import Facts, lint
+    from nxpipe.stacks.lint.finding import Facts
+    from nxpipe.stacks.lint.rules import lint
 
     if config_path is None:
         return list(lint(templates, Facts()))
     from nxpipe.pipeline.config import load_config
-    from nxpipe.stacks.facts import accepted_by, facts_of
-    from nxpipe.stacks.rules.acceptance import sift
+    from nxpipe.stacks.lint.facts import accepted_by, facts_of
+    from nxpipe.stacks.lint.finding import sift
 
     config = load_config(config_path, os.environ)
     facts = facts_of(config, config_path.parent)
@@ -93,7 +94,7 @@ def _lint(templates: "Templates", config_path: Path | None) -> "list[Finding]":
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     default="cdk.out",
     show_default=True,
-    help="The folder that `npx cdk synth` has written.",
+    help="The output folder of `npx cdk synth`.",
 )
 @click.option(
     "--from",
@@ -101,36 +102,35 @@ def _lint(templates: "Templates", config_path: Path | None) -> "list[Finding]":
     default="deployed",
     show_default=True,
     metavar="DIR|deployed",
-    help="What it is compared with: another such folder, or what is deployed.",
+    help="The baseline: another output folder, or the deployed stacks.",
 )
 @_REGION
 @config_option
 @click.pass_context
 def plan(ctx: click.Context, app: Path, origin: str, region: str | None, config_path: Path) -> None:
-    """Say what a deployment would add, change, replace, restart and cost.
+    """Show the resources that a deployment would add, change, replace and restart, and its cost.
 
-    Reads templates only. Ends in exit code 33 when something that must be kept would not be.
+    Reads templates only. Exits with code 33 if the deployment would delete a resource that must be retained.
 
     \b
     Example:
       npx cdk synth --quiet && nxpipe infra plan
       nxpipe infra plan --from ../main/cdk.out
     """
-    from nxpipe.pipeline.fleet.files import templates_of
-    from nxpipe.pipeline.fleet.wording import told
-    from nxpipe.stacks.costs import estimate, load_prices
-    from nxpipe.stacks.plan import plan as planned
+    from nxpipe.pipeline.fleet.templates import templates_of
+    from nxpipe.stacks.lint.costs import estimate, load_prices
+    from nxpipe.stacks.lint.deployment_plan import plan as planned
 
     console: Console = ctx.obj
     after = templates_of([app], region)
     before = _before(origin, after, region)
     prices = load_prices()
     costs = estimate(before, prices), estimate(after, prices)
-    made = planned(before, after)
+    changes = planned(before, after)
     if console.json:
-        console.data(_plan_as_json(made, costs[0].monthly, costs[1].monthly))
+        console.data(_plan_as_json(changes, costs[0].monthly, costs[1].monthly))
     else:
-        console.page(told(made, *costs))
+        console.page(plan_text(changes, *costs))
     lost = _lost(after, config_path)
     for each in lost:
         console.complain(str(each))
@@ -140,22 +140,22 @@ def plan(ctx: click.Context, app: Path, origin: str, region: str | None, config_
 
 def _before(origin: str, after: "Templates", region: str | None) -> "Templates":
     if origin == "deployed":
-        from nxpipe.pipeline.fleet.deployed import deployed
+        from nxpipe.pipeline.fleet.templates import deployed_templates
         from nxpipe.pipeline.util.aws import client
 
-        return deployed(after, client)
-    from nxpipe.pipeline.fleet.files import templates_of
+        return deployed_templates(after, client)
+    from nxpipe.pipeline.fleet.templates import templates_of
 
     folder = Path(origin)
     if not folder.is_dir():
-        raise click.BadParameter(f"there is no folder {origin!r}; it is that, or `deployed`", param_hint="--from")
+        raise click.BadParameter(f"there is no folder {origin!r}; pass a folder or `deployed`", param_hint="--from")
     return templates_of([folder], region)
 
 
 def _lost(after: "Templates", config_path: Path) -> "list[Finding]":
     from nxpipe.pipeline.config import load_config
-    from nxpipe.stacks.rules import Facts
-    from nxpipe.stacks.rules.keeping import keeps
+    from nxpipe.stacks.lint.data_rules import keeps
+    from nxpipe.stacks.lint.finding import Facts
 
     project = load_config(config_path, os.environ, missing_ok=True).project.name
     return list(keeps(after, Facts(project=project)))
@@ -190,3 +190,82 @@ def _plan_as_json(plan: "Plan", before: float, after: float) -> dict[str, object
     restarts = [{"group": each.group.path, "by": each.by.path, "instances": each.instances} for each in plan.restarts]
     monthly = {"before": round(before, 2), "after": round(after, 2)}
     return {"changes": changes, "restarts": restarts, "forgotten": list(plan.forgotten), "monthly_usd": monthly}
+
+
+@infra.command()
+@config_option
+@click.pass_obj
+def lock(console: Console, config_path: Path) -> None:
+    """Resolve the versions of the EKS cluster and write its lock file.
+
+    Locks the node releases and add-on versions that EKS recommends today, and the digests of the images in
+    [cluster.images]. `cdk synth` and `nxpipe infra manifests` read the lock file and make no calls to AWS. Commit it.
+
+    \b
+    Example:
+      nxpipe infra lock
+    """
+    from nxpipe.pipeline.config import load_config
+    from nxpipe.pipeline.config.locks import cluster_of
+    from nxpipe.pipeline.fleet.lock_files import find_cluster
+    from nxpipe.pipeline.util.aws import client
+    from nxpipe.pipeline.util.files import write_whole
+
+    config = load_config(config_path, os.environ)
+    cluster, region = cluster_of(config, str(config_path))
+    images = cluster.images.all if cluster.images else ()
+    with console.step(f"Kubernetes {cluster.kubernetes} in {region}"):
+        found = find_cluster(region, cluster.kubernetes, images, client)
+    path = config_path.parent / cluster.lock
+    write_whole(path, found.text().encode())
+    _show_lock(console, path, found)
+
+
+def _show_lock(console: Console, path: Path, found: "ClusterLock") -> None:
+    if console.json:
+        console.data({"file": str(path), **found.model_dump(mode="json")})
+        return
+    rows = [("nodes", "neuron", found.neuron.release), ("nodes", "system", found.system.release)]
+    rows += [("add-on", name, version) for name, version in sorted(found.addons.items())]
+    rows += [("image", name, digest) for name, digest in sorted(found.images.items())]
+    console.page(table(("KIND", "NAME", "VERSION"), rows))
+    console.say(f"Wrote {path}.")
+
+
+@infra.command()
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="The output folder; files that this command wrote before are replaced.",
+)
+@config_option
+@click.pass_obj
+def manifests(console: Console, out: Path, config_path: Path) -> None:
+    """Write the Kubernetes manifests of the cluster.
+
+    One file each for the device plugins of Neuron and EFA, the Neuron scheduler, the service account that reads
+    artifacts, and Karpenter's node pools. Images are pinned by the digests in the lock file. Nothing is applied.
+
+    \b
+    Example:
+      nxpipe infra manifests --out manifests && kubectl apply -f manifests/neuron-device-plugin.yaml
+    """
+    from nxpipe.pipeline.config import ConfigInvalid, Fault, load_config
+    from nxpipe.pipeline.config.locks import cluster_of, read_cluster_lock
+    from nxpipe.pipeline.fleet.kubernetes.manifests import HEAD, write_manifests
+    from nxpipe.pipeline.fleet.kubernetes.manifests import manifests as render
+
+    config = load_config(config_path, os.environ)
+    cluster, _ = cluster_of(config, str(config_path))
+    if cluster.images is None:
+        wanted = "the images of the manifests, in a registry of ECR"
+        raise ConfigInvalid([Fault(str(config_path), None, "cluster.images", "no such table", wanted)])
+    files = render(config, cluster, cluster.images, read_cluster_lock(config, config_path.parent / cluster.lock))
+    write_manifests(out, files, HEAD)
+    if console.json:
+        console.data({"folder": str(out), "files": list(files)})
+    else:
+        console.result(*(str(out / name) for name in files))
+    console.say(f"{len(files)} files.")

@@ -1,4 +1,4 @@
-"""The `nxpipe` command: finds the asked-for subcommand, and turns every error into a sentence and an exit code."""
+"""The `nxpipe` command: lazy subcommands, common options, and errors as one sentence and an exit code."""
 
 import importlib
 import os
@@ -11,64 +11,70 @@ import click
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import sentence_of
-from nxpipe.pipeline.util.interrupts import heed_interrupts, unwound
+from nxpipe.pipeline.util.process import exit_quietly, handle_signals
 
-# name -> (where it lives, one line for `nxpipe --help`). The line is here so that a listing imports no command.
+# name -> (module:attribute, one line for `nxpipe --help`). A listing imports no command.
 COMMANDS = {
-    "agent": ("nxpipe.pipeline.cli.agent:agent", "Make an instance of a fleet ready, and start its server."),
-    "ami": ("nxpipe.pipeline.cli.ami:ami", "Choose the machine images that instances start from."),
+    "agent": ("nxpipe.pipeline.cli.agent:agent", "Prepare an instance of a fleet and start its model server."),
+    "ami": ("nxpipe.pipeline.cli.ami:ami", "Pin the AMIs of instances."),
     "bench": (
         "nxpipe.pipeline.cli.bench:bench",
-        "Show how fast programs are predicted to be, and hold that against a channel.",
+        "Show the predicted latency of programs and compare it with a baseline.",
     ),
     "build": (
         "nxpipe.pipeline.cli.build:build",
-        "Compile a model on the emulator, verify it, publish the artifact.",
+        "Compile models on the emulator, verify them, publish the artifacts.",
     ),
-    "cache": ("nxpipe.pipeline.cli.cache:cache", "Fill the compile cache that Neuron instances look into."),
-    "channel": ("nxpipe.pipeline.cli.channel:channel", "Show what channels serve, and their history."),
+    "cache": ("nxpipe.pipeline.cli.cache:cache", "Fill the persistent compile cache of Neuron instances."),
+    "channel": ("nxpipe.pipeline.cli.channel:channel", "Show the artifacts and the history of channels."),
     "check": (
         "nxpipe.pipeline.cli.check:check",
-        "Say all that stands between a model and a target, without weights.",
+        "Check that models compile for a target and fit its memory; needs no weights.",
     ),
     "completion": ("nxpipe.pipeline.cli.completion:completion", "Print a shell completion script."),
-    "config": ("nxpipe.pipeline.cli.config:config", "Check, show or describe nxpipe.toml."),
+    "config": ("nxpipe.pipeline.cli.config:config", "Validate, show or describe nxpipe.toml."),
     "diff": (
         "nxpipe.pipeline.cli.diff:diff",
         "Compare two artifacts: key inputs, programs, graphs, weights, files, evidence.",
     ),
-    "dis": ("nxpipe.pipeline.cli.dis:dis", "Print an executable's program as text, or what it adds up to."),
-    "doctor": ("nxpipe.pipeline.cli.doctor:doctor", "Say what is installed, what is missing for which command."),
+    "dis": ("nxpipe.pipeline.cli.dis:dis", "Print an executable's program as text, or its totals."),
+    "doctor": (
+        "nxpipe.pipeline.cli.doctor:doctor",
+        "Report installed and missing software, with the commands that require it.",
+    ),
     "explain": (
         "nxpipe.pipeline.cli.explain:explain",
-        "Say why a build is answered by the store or not, field by field.",
+        "Explain cache hits and misses of a build, field by field.",
     ),
     "infra": (
         "nxpipe.pipeline.cli.infra:infra",
-        "Check templates, plan deployments, write the manifests of a cluster.",
+        "Lint CloudFormation templates, plan deployments, write the manifests of a cluster.",
     ),
     "init": ("nxpipe.pipeline.cli.init:init", "Write nxpipe.toml and a release workflow into a repository."),
-    "promote": ("nxpipe.pipeline.cli.promote:promote", "Serve artifacts on a channel from now on."),
-    "release": ("nxpipe.pipeline.cli.release:release", "Take models through all gates to a channel; resumes."),
-    "rollback": ("nxpipe.pipeline.cli.rollback:rollback", "Serve again what a channel served before."),
+    "promote": ("nxpipe.pipeline.cli.promote:promote", "Promote artifacts to a channel."),
+    "release": (
+        "nxpipe.pipeline.cli.release:release",
+        "Run models through all release gates and promote them to a channel; resumable.",
+    ),
+    "rollback": ("nxpipe.pipeline.cli.rollback:rollback", "Restore the artifacts that a channel served before."),
     "rollout": (
         "nxpipe.pipeline.cli.rollout.group:rollout",
-        "Give a new version traffic step by step, as evidence allows.",
+        "Roll out new versions by canary: traffic moves in steps, as evidence allows.",
     ),
-    "run": ("nxpipe.pipeline.cli.run:run", "Run a model's programs on the emulator, and show what they answer."),
+    "run": ("nxpipe.pipeline.cli.run:run", "Run a model's programs on the emulator and show their outputs."),
     "store": (
         "nxpipe.pipeline.cli.store.group:store",
-        "Look after artifacts: list, compare, fetch, sign, collect.",
+        "Manage artifacts: list, compare, fetch, sign, collect garbage.",
     ),
     "verify": (
         "nxpipe.pipeline.cli.verify:verify",
-        "Compare the emulated model with PyTorch, layer by layer if asked.",
+        "Compare the emulated model with PyTorch; with --layers, layer by layer.",
     ),
     "version": (
         "nxpipe.pipeline.cli.version:version",
         "Print the versions of nxpipe, its backends and libraries.",
     ),
-    "worker": ("nxpipe.pipeline.cli.worker:worker", "Carry out items of a build on a build farm."),
+    "worker": ("nxpipe.pipeline.cli.worker:worker", "Run one job of a build on the build farm."),
 }
 
 
@@ -78,33 +84,33 @@ def _set_flag(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 
 def _common_options() -> list[click.Option]:
-    """`--json`, `--quiet` and `--verbose` stand after any command as well as before it."""
+    """--json, --quiet and --verbose, which every command accepts."""
     return [
         click.Option([*names], is_flag=True, expose_value=False, is_eager=True, callback=_set_flag, help=text)
         for names, text in (
             (("--json",), "Print the result as one JSON document."),
-            (("--quiet", "-q"), "Say nothing on stderr but errors."),
-            (("--verbose", "-v"), "Say more on stderr, with tracebacks."),
+            (("--quiet", "-q"), "Print only errors on stderr."),
+            (("--verbose", "-v"), "Print more on stderr, with tracebacks."),
         )
     ]
 
 
 class _ShortHelp(click.Command):
-    """`-h` helps as `--help` does."""
+    """A command with -h as well as --help."""
 
     def get_help_option_names(self, ctx: click.Context) -> list[str]:
         return ["-h", "--help"]
 
 
 class Command(_ShortHelp):
-    """A click command with the options that every command has."""
+    """A command with the common options; models are read in a confined process."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.params.extend(_common_options())
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Whatever a command reads of a model, a confined process reads for it."""
+        """Run the command with model files confined to a separate process."""
         from nxpipe.emulator.confinement import confined
 
         with confined():
@@ -112,7 +118,7 @@ class Command(_ShortHelp):
 
 
 class Group(_ShortHelp, click.Group):
-    """A click group whose wrong words are answered with the nearest right one."""
+    """A group that suggests the nearest command for an unknown one."""
 
     command_class = Command
 
@@ -120,16 +126,16 @@ class Group(_ShortHelp, click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            from nxpipe.pipeline.util.suggest import did_you_mean
+            from nxpipe.pipeline.util.text import did_you_mean
 
             known = self.list_commands(ctx)
-            hint = did_you_mean(args[0], known) or f"; there are {', '.join(known)}"
-            raise click.UsageError(f"there is no command {args[0]!r}{hint}", ctx)
+            hint = did_you_mean(args[0], known) or f"; the commands are {', '.join(known)}"
+            raise click.UsageError(f"unknown command {args[0]!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
 
 
 class LazyGroup(Group):
-    """Imports a subcommand when it is asked for, so that the others cost nothing."""
+    """A group that imports a subcommand when it runs. `homes` maps its name to module:attribute and help line."""
 
     def __init__(self, *args: Any, homes: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -167,25 +173,25 @@ cli.params.extend(_common_options())
 
 def main() -> NoReturn:
     """The console script."""
-    heed_interrupts()
+    handle_signals()
     console, stdout = Console(), sys.stdout
     try:
         code = cli.main(prog_name="nxpipe", obj=console, standalone_mode=False)
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:
-        code = _reader_left()
+        code = _pipe_closed()
     except SystemExit as ended:
         if ended.code == exit_codes.TERMINATED.number:
-            console.trace("Terminated; nothing half-written is left behind.")
-            unwound(exit_codes.TERMINATED.number)
+            console.trace("Terminated; no partial files remain.")
+            exit_quietly(exit_codes.TERMINATED.number)
         if sys.stdout is stdout:
             raise
-        code = _reader_left()  # for which click has put another in its place, and exit code 1
+        code = _pipe_closed()  # click replaced stdout and the exit code
     except (click.Abort, KeyboardInterrupt):
-        console.trace("Interrupted; nothing half-written is left behind.")
+        console.trace("Interrupted; no partial files remain.")
         code = exit_codes.INTERRUPTED.number
-        unwound(code)
+        exit_quietly(code)
     except click.exceptions.NoArgsIsHelpError as bare:
         console.trace(bare.format_message())
         code = exit_codes.USAGE.number
@@ -195,14 +201,14 @@ def main() -> NoReturn:
 
 
 def _translate(error: Exception, console: Console) -> int:
-    """Say the error in one sentence, and give its exit code."""
+    """Print the error as one sentence; return its exit code."""
     row = exit_codes.exit_code_of(error)
     if console.verbose:
         import traceback
 
         console.trace("".join(traceback.format_exception(error)))
     if row is None:
-        from nxpipe.pipeline.util.crash import report_crash
+        from nxpipe.pipeline.util.process import report_crash
 
         console.complain(report_crash(error))
         return exit_codes.INTERNAL.number
@@ -211,7 +217,7 @@ def _translate(error: Exception, console: Console) -> int:
 
 
 def _lines(error: Exception) -> Sequence[str]:
-    """One sentence, but for what finds several faults at once. Whatever else breaks lines in a message is foreign."""
+    """The lines to print: one, or one per fault of a configuration."""
     if isinstance(error, click.UsageError):
         where = error.ctx.command_path if error.ctx else "nxpipe"
         return [f"{' '.join(error.format_message().split()).rstrip('.')} (see {where} -h)"]
@@ -219,7 +225,7 @@ def _lines(error: Exception) -> Sequence[str]:
     return lines or [sentence_of(error)]
 
 
-def _reader_left() -> int:
-    """Python flushes stdout at exit; let that go nowhere."""
+def _pipe_closed() -> int:
+    """Redirect stdout to /dev/null, because Python flushes it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return exit_codes.PIPE_CLOSED.number

@@ -1,12 +1,16 @@
-"""Options that several commands share. Light: importing them loads no configuration."""
+"""Options that several commands share. Importing them loads neither pydantic nor the configuration."""
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from nxpipe.pipeline.cli.store_url import VARIABLE
+from nxpipe.pipeline.artifacts.store_url import VARIABLE
+
+if TYPE_CHECKING:
+    pass
+
 
 config_option = click.option(
     "--config",
@@ -28,25 +32,25 @@ store_option = click.option(
 
 
 class Label(click.ParamType[str]):
-    """The name of a channel or a pin, which is one of a path's steps."""
+    """The name of a channel or a pin; it becomes a component of a path."""
 
     name = "NAME"
 
-    def __init__(self, whose: str) -> None:
-        self._whose = whose
+    def __init__(self, noun: str) -> None:
+        self._noun = noun
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not re.fullmatch("[a-z0-9][a-z0-9-]{0,62}", str(value)):
             self.fail(
-                f"{value!r} is no {self._whose}'s name: 1 to 63 of a-z, 0-9 and -, of which the first is no -",
+                f"{value!r} is not a valid {self._noun} name: 1 to 63 of a-z, 0-9 and -, not beginning with -",
                 param,
                 ctx,
             )
         return str(value)
 
 
-class Line(click.ParamType[str]):
-    """Words for people, which are kept and shown again: nothing in them may drive a terminal."""
+class OneLine(click.ParamType[str]):
+    """One line of printable text, which is stored and shown on terminals."""
 
     name = "TEXT"
 
@@ -62,5 +66,12 @@ class Line(click.ParamType[str]):
         return text
 
 
-ACTOR = Line(512)
-REASON = Line(4096, empty=True)
+ACTOR = OneLine(512)
+REASON = OneLine(4096, empty=True)
+
+
+key_option = click.option(
+    "--key",
+    metavar="KEY",
+    help="The signing key, file:PATH or kms:ARN.  [default: NXPIPE_SIGNING_KEY, then [signing] key of nxpipe.toml]",
+)

@@ -1,4 +1,4 @@
-"""`nxpipe promote`."""
+"""`nxpipe promote`: append a generation with new artifacts to a channel."""
 
 import os
 from pathlib import Path
@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nxpipe.pipeline.artifacts.change_options import change_options, record, refuse_of_rollouts
 from nxpipe.pipeline.artifacts.signing import author_signature
+from nxpipe.pipeline.artifacts.store_url import open_uncached_store
+from nxpipe.pipeline.cli.channel import change_options, record, require_unmanaged
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.store.itself import open_the_store_itself
+from nxpipe.pipeline.rollout.requirements import unserved_channel_warning
 from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 @click.command(cls=Command)
 @click.argument("names", metavar="MODEL@KEY...", nargs=-1, required=True)
 @change_options
-@click.option("--expect", type=click.IntRange(0), metavar="N", help="Refuse unless the channel is at generation N.")
+@click.option("--expect", type=click.IntRange(0), metavar="N", help="Fail unless the channel is at generation N.")
 @click.pass_obj
 def promote(
     console: Console,
@@ -33,13 +34,13 @@ def promote(
     store: str | None,
     config_path: Path,
 ) -> None:
-    """Serve artifacts on a channel from now on.
+    """Promote artifacts to a channel.
 
-    Each takes the place of the one of the same model and target; all others stay. Refused is what is incomplete, was
-    never verified, lacks a signature that the channel asks for, or would leave a fleet of the channel without an
+    Each artifact replaces the one of the same model and target; all others stay. Fails for an incomplete or unverified
+    artifact, for a missing signature that the channel requires, and if a fleet of the channel would be left without an
     artifact for its target.
 
-    The actor is the one of the GitHub run, else git's user, else the user of this machine.
+    The identity is that of the GitHub run, else git's user, else the user of this machine.
 
     \b
     Example:
@@ -47,16 +48,16 @@ def promote(
       nxpipe promote acme/rank@71f0aa acme/rank@c04e12 --channel production --expect 12
     """
     from nxpipe.artifact_store.channel import change
-    from nxpipe.pipeline.artifacts.actor import current_actor
-    from nxpipe.pipeline.artifacts.promotion import doubt, requirements
+    from nxpipe.pipeline.artifacts.identity import current_identity
     from nxpipe.pipeline.config import load_config
+    from nxpipe.pipeline.rollout.requirements import requirements
 
-    refuse_of_rollouts(channel, past_rollouts=past_rollouts)
+    require_unmanaged(channel, past_rollouts=past_rollouts)
     config, folder = load_config(config_path, os.environ, missing_ok=True), config_path.parent
-    opened = open_the_store_itself(store, config_path, console)
-    if sentence := doubt(config, channel):
+    opened = open_uncached_store(store, config_path, console)
+    if sentence := unserved_channel_warning(config, channel):
         console.say(f"Note: {sentence}")
-    author = change.Author(actor or current_actor(), reason, author_signature(key, config, folder, channel, opened))
+    author = change.Author(actor or current_identity(), reason, author_signature(key, config, folder, channel, opened))
     needs = requirements(opened, config, folder, channel)
     appended = change.promote(opened, channel, _chosen(opened, names), author, needs, expected=expect)
     record(console, appended, opened, key)

@@ -1,70 +1,82 @@
-"""`nxpipe release`."""
+"""`nxpipe release`: all gates from check to rollout, in order."""
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 from click.core import ParameterSource
 
-from nxpipe.pipeline.artifacts.signing import key_option
-from nxpipe.pipeline.build.options import means_options
+from nxpipe.pipeline.artifacts.store_url import open_uncached_store
+from nxpipe.pipeline.build.options import BuildOptions
+from nxpipe.pipeline.cli.build_options import executor_options
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, store_option
-from nxpipe.pipeline.cli.parameters import Expectation, Percentage
-from nxpipe.pipeline.cli.store.itself import open_the_store_itself
+from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, key_option, store_option
+from nxpipe.pipeline.cli.param_types import Expectation, Percentage
 from nxpipe.pipeline.config import load_config
-from nxpipe.pipeline.release.words import GATES, Words
+from nxpipe.pipeline.release.options import GATES, ExpectedGeneration, ReleaseOptions
 from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.config import Config
-    from nxpipe.pipeline.release.course import Course
-    from nxpipe.pipeline.release.state import Release
+    from nxpipe.pipeline.release.run import ReleaseRun
+    from nxpipe.pipeline.release.state import ReleaseContext
 
-_OWN: Final = ("channel", "source", "expect", "names", "threshold", "wait", "reason", "key")
 _PLACE: Final = (("store", "--store"), ("config_path", "--config"))
 
 
 @click.command(cls=Command)
 @click.option(
-    "--channel", "--to", "channel", type=Label("channel"), default="staging", show_default=True, help="Where to."
+    "--channel", "--to", "channel", type=Label("channel"), default="staging", show_default=True, help="The channel."
 )
-@click.option("--from", "source", type=Label("channel"), help="Release what this channel serves, and build nothing.")
+@click.option("--from", "source", type=Label("channel"), help="Release this channel's artifacts; build nothing.")
 @click.option(
     "--expect",
     type=Expectation(),
-    help="Of --from: release this generation only, as channel show --json tells it.",
+    help="Require this generation of the --from channel, as in nxpipe channel show --json.",
 )
-@click.option("--only", "names", multiple=True, metavar="NAME", help="Release only this model; may be repeated.")
+@click.option("--only", "names", multiple=True, metavar="NAME", help="Release only this model; repeatable.")
 @click.option(
     "--threshold",
     type=Percentage(),
     default="5%",
     show_default=True,
-    help="How much slower than what CHANNEL serves a program may be predicted to be.",
+    help="The largest predicted slowdown of a program against the one that the channel serves.",
 )
-@click.option(
-    "--skip", "skipped", multiple=True, type=click.Choice(GATES), help="Leave this gate out; may be repeated."
-)
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Stay until rollouts have ended.")
-@click.option("--dry-run", is_flag=True, help="Say of every gate what it would do, with the plan of the build.")
-@means_options
-@click.option("--reason", type=REASON, default="", help="Why, for whoever reads the log.")
-@click.option("--actor", type=ACTOR, help="Who, for whoever reads the log.  [default: as for nxpipe promote]")
+@click.option("--skip", "skipped", multiple=True, type=click.Choice(GATES), help="Skip this gate; repeatable.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait for the rollouts to end.")
+@click.option("--dry-run", is_flag=True, help="Print what each gate would do and the build plan; change nothing.")
+@executor_options
+@click.option("--reason", type=REASON, default="", help="The reason, for the channel's log.")
+@click.option("--actor", type=ACTOR, help="The identity in the channel's log.  [default: as for nxpipe promote]")
 @key_option
 @store_option
 @config_option
 @click.pass_context
 def release(
-    ctx: click.Context, /, config_path: Path, store: str | None, skipped: tuple[str, ...], dry_run: bool, **said: Any
+    ctx: click.Context,
+    /,
+    channel: str,
+    source: str | None,
+    expect: ExpectedGeneration | None,
+    names: tuple[str, ...],
+    threshold: float,
+    skipped: tuple[str, ...],
+    wait: bool,
+    dry_run: bool,
+    build_options: BuildOptions,
+    reason: str,
+    actor: str | None,
+    key: str | None,
+    store: str | None,
+    config_path: Path,
 ) -> None:
-    """Take models through all gates to a channel; resumes.
+    """Run models through all release gates and promote them to a channel; resumable.
 
-    The gates are check, build, verify, bench (against what the channel serves), sign, promote, and the rollouts of the
-    channel's fleets. What a gate has done before is not done again: after a failure or a kill, say the same words. The
-    first gate that fails ends it, with the exit code of its own command. The report is kept in .nxpipe/releases, and
-    says how to undo it. Nothing is signed where the channel asks for no signature and no key is named.
+    The gates are check, build, verify, bench (against the channel's current artifacts), sign, promote, and the rollouts
+    of the channel's fleets. Finished gates are skipped: after a failure or a kill, run the same command again. The
+    first failing gate ends the release with the exit code of its own command. The report in .nxpipe/releases lists the
+    commands that undo the release. Artifacts are signed if the channel requires signatures or a key is given.
 
     \b
     Example:
@@ -73,74 +85,83 @@ def release(
       nxpipe release --to production --from staging --threshold 2%
       nxpipe release --to production --from staging --expect "$GENERATION@$DIGEST"
     """
-    from nxpipe.pipeline.release.state import Release
+    from nxpipe.pipeline.artifacts.identity import current_identity
+    from nxpipe.pipeline.release.state import ReleaseContext
 
     console: Console = ctx.obj
     config = load_config(config_path, os.environ)
-    words = _words(ctx, config, frozenset(skipped), said)
-    opened = open_the_store_itself(store, config_path, console)
-    one = Release(console, opened, config, config_path, words)
-    ctx.exit(_foretell(one) if dry_run else _carry_out(one))
+    words = ReleaseOptions(
+        channel=channel,
+        source=source,
+        expect=expect,
+        names=names,
+        threshold=threshold,
+        skipped=frozenset(skipped),
+        wait=wait,
+        actor=actor or current_identity(),
+        reason=reason,
+        key=key,
+        how=vars(build_options),
+        place=_location(ctx),
+    )
+    _require_valid(ctx, config, words)
+    opened = open_uncached_store(store, config_path, console)
+    one = ReleaseContext(console, opened, config, config_path, words)
+    ctx.exit(_show_plan(one) if dry_run else _run(one))
 
 
-def _words(ctx: click.Context, config: "Config", skipped: frozenset[str], said: dict[str, Any]) -> Words:
-    from nxpipe.pipeline.artifacts.actor import current_actor
-    from nxpipe.pipeline.artifacts.colours import fleet_of
-    from nxpipe.pipeline.release.serving import must_be_signed
-
-    if fleet := fleet_of(said["channel"]):
-        raise click.UsageError(
-            f"channel {said['channel']} belongs to the rollouts of fleet {fleet}; release to the fleet's own channel",
-            ctx,
-        )
-    typed = {name: ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE for name, _ in _PLACE}
-    own = {name: said.pop(name) for name in _OWN}
-    actor = said.pop("actor") or current_actor()
-    place = {option: str(ctx.params[name]) for name, option in _PLACE if typed[name]}
-    words = Words(**own, actor=actor, skipped=skipped, how=said, place=place)
-    if words.source == words.channel:
-        raise click.UsageError(f"channel {words.channel} serves that already; release --from another channel", ctx)
-    if words.expect is not None and words.source is None:
-        raise click.UsageError("--expect names what another channel serves; say which with --from", ctx)
-    if "sign" in skipped and must_be_signed(config, words):
-        raise click.UsageError(
-            f"channel {words.channel} takes signed artifacts only, so --skip sign would be refused by promote", ctx
-        )
-    return words
+def _location(ctx: click.Context) -> dict[str, str]:
+    """The options for store and configuration that were given, which the undo commands repeat."""
+    given = ParameterSource.COMMANDLINE
+    return {option: str(ctx.params[name]) for name, option in _PLACE if ctx.get_parameter_source(name) is given}
 
 
-def _foretell(one: "Release") -> int:
-    """A dry run; of what cannot be built, the code is that of `nxpipe build --dry-run`."""
+def _require_valid(ctx: click.Context, config: "Config", words: ReleaseOptions) -> None:
+    from nxpipe.pipeline.artifacts.channels import fleet_of_channel
+    from nxpipe.pipeline.release.promotion import requires_signature
+
+    channel, message = words.channel, None
+    if fleet := fleet_of_channel(channel):
+        message = f"rollouts of fleet {fleet} manage channel {channel}; release to the channel of the fleet"
+    elif words.source == channel:
+        message = f"channel {channel} serves it already; pass another channel with --from"
+    elif words.expect is not None and words.source is None:
+        message = "--expect requires --from CHANNEL, whose generation it names"
+    elif "sign" in words.skipped and requires_signature(config, words):
+        message = f"channel {channel} accepts signed artifacts only; remove --skip sign"
+    if message:
+        raise click.UsageError(message, ctx)
+
+
+def _show_plan(one: "ReleaseContext") -> int:
+    """A dry run; the exit code is that of `nxpipe build --dry-run`."""
     from dataclasses import asdict
 
     from nxpipe.pipeline.build.report.plan_text import plan_json, plan_table
-    from nxpipe.pipeline.release.course import foreseen
-    from nxpipe.pipeline.release.document import about
-    from nxpipe.pipeline.release.told import as_table
+    from nxpipe.pipeline.release.report import report_header, result_table
+    from nxpipe.pipeline.release.run import preview
 
-    passages, plan = foreseen(one), one.plan
+    results, plan = preview(one), one.plan
     if one.console.json:
-        gates = [asdict(each) for each in passages]
-        one.console.data({**about(one), "gates": gates, "plan": plan_json(plan) if plan else None})
+        gates = [asdict(each) for each in results]
+        one.console.data({**report_header(one), "gates": gates, "plan": plan_json(plan) if plan else None})
     else:
-        parts = [as_table(passages), *([plan_table(plan)] if plan else [])]
+        parts = [result_table(results), *([plan_table(plan)] if plan else [])]
         one.console.page("\n\n".join(parts))
     return plan.exit_code if plan else 0
 
 
-def _carry_out(one: "Release") -> int:
+def _run(one: "ReleaseContext") -> int:
     from nxpipe.pipeline.build.report.github import in_github, show_summary
-    from nxpipe.pipeline.release.course import Course
-    from nxpipe.pipeline.release.document import document
-    from nxpipe.pipeline.release.keeping import keep
-    from nxpipe.pipeline.release.told import as_line, as_text, write_summary
+    from nxpipe.pipeline.release.report import report_document, report_text, result_line, write_report, write_summary
+    from nxpipe.pipeline.release.run import ReleaseRun
 
     console = one.console
 
-    def tell(course: "Course") -> None:
-        console.say(as_line(course.passages[-1]))
-        report = document(one, course)
-        kept = keep(report, one.kept)
+    def tell(course: "ReleaseRun") -> None:
+        console.say(result_line(course.results[-1]))
+        report = report_document(one, course)
+        kept = write_report(report, one.kept)
         if not course.is_over:
             return
         if in_github(os.environ):
@@ -148,11 +169,11 @@ def _carry_out(one: "Release") -> int:
         if console.json:
             console.data(report)
         else:
-            console.page(as_text(report, course.all()))
+            console.page(report_text(report, course.all()))
         console.say(f"report: {kept}")
 
-    course = Course(tell)
+    course = ReleaseRun(tell)
     code = course.run(one)
     if code:
-        console.complain(f"{course.passages[-1].gate}: {course.passages[-1].sentence}")
+        console.complain(f"{course.results[-1].gate}: {course.results[-1].sentence}")
     return code

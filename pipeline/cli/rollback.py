@@ -1,30 +1,30 @@
-"""`nxpipe rollback`."""
+"""`nxpipe rollback`: append a generation with the artifacts of an earlier one to a channel."""
 
 import os
 from pathlib import Path
 
 import click
 
-from nxpipe.pipeline.artifacts.change_options import change_options, record, refuse_of_rollouts
 from nxpipe.pipeline.artifacts.signing import author_signature, trust_in
+from nxpipe.pipeline.artifacts.store_url import open_uncached_store
+from nxpipe.pipeline.cli.channel import change_options, record, require_unmanaged
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.options import Line
-from nxpipe.pipeline.cli.store.itself import open_the_store_itself
+from nxpipe.pipeline.cli.options import OneLine
 from nxpipe.pipeline.util.console import Console
 
 
 @click.command(cls=Command)
 @change_options
 @click.option(
-    "--to", type=click.IntRange(1), metavar="N", help="The generation to bring back.  [default: the last other state]"
+    "--to", type=click.IntRange(1), metavar="N", help="The generation to restore.  [default: the last different one]"
 )
-@click.option("--expect", type=click.IntRange(1), metavar="N", help="Refuse unless the channel is at generation N.")
+@click.option("--expect", type=click.IntRange(1), metavar="N", help="Fail unless the channel is at generation N.")
 @click.option(
     "--despite-policy",
     "despite",
-    type=Line(1000),
+    type=OneLine(1000),
     metavar="REASON",
-    help="Bring back what no key that counts has signed, and say in the log why.",
+    help="Restore artifacts without a trusted signature; the reason goes to the log.",
 )
 @click.pass_obj
 def rollback(
@@ -40,14 +40,14 @@ def rollback(
     store: str | None,
     config_path: Path,
 ) -> None:
-    """Serve again what a channel served before.
+    """Restore the artifacts that a channel served before.
 
-    Adds a generation with the state of an earlier one: nothing is compiled, copied or forgotten. A second rollback
-    goes back one state more; to repeat one whose answer was lost, say --expect or --to. The actor is found as in
+    Appends a generation with the state of an earlier one; nothing is compiled, copied or deleted. A second rollback
+    goes one state further back; pass --expect or --to when retrying one whose result is unknown. The identity is as in
     `nxpipe promote`.
 
-    Refused is what a promotion to the channel would refuse for want of a signature, unless it is served already. Where
-    a key expired at the wrong moment, --despite-policy is the way out: the log tells of it for ever.
+    Fails if a promotion to the channel would fail for a missing signature, unless the artifact is served already. If a
+    key expired, --despite-policy overrides this and is recorded in the log.
 
     \b
     Example:
@@ -55,14 +55,14 @@ def rollback(
       nxpipe rollback --channel production --to 7
     """
     from nxpipe.artifact_store.channel import change
-    from nxpipe.pipeline.artifacts.actor import current_actor
+    from nxpipe.pipeline.artifacts.identity import current_identity
     from nxpipe.pipeline.config import load_config
 
-    refuse_of_rollouts(channel, past_rollouts=past_rollouts)
+    require_unmanaged(channel, past_rollouts=past_rollouts)
     config = load_config(config_path, os.environ, missing_ok=True)
-    opened = open_the_store_itself(store, config_path, console)
+    opened = open_uncached_store(store, config_path, console)
     sign = author_signature(key, config, config_path.parent, channel, opened)
-    author = change.Author(actor or current_actor(), reason, sign)
+    author = change.Author(actor or current_identity(), reason, sign)
     trust = trust_in(config, config_path.parent, opened, console.say)
     doubt = trust.policy.judge(opened, channel) if trust.policy else None
     appended = change.rollback(

@@ -1,4 +1,4 @@
-"""`nxpipe run`."""
+"""`nxpipe run`: the outputs of a model's programs on the emulator."""
 
 import os
 from collections.abc import Iterator
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.model_options import ModelOptions, execution_options, model_options
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.order_options import order_options, orders, refuse_words_without_effect
 from nxpipe.pipeline.config import load_config
-from nxpipe.pipeline.saved import axis_option, saved_program
-from nxpipe.pipeline.util.console import Console, table
-from nxpipe.pipeline.util.documents import DocumentInvalid, MiB, read_file
+from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import WouldOverwrite
 from nxpipe.pipeline.util.escape import for_terminal
-from nxpipe.pipeline.verify.runner import Execution, Mode, execution_options, sentence
+from nxpipe.pipeline.util.files import DocumentInvalid, MiB, read_file
+from nxpipe.pipeline.util.text import table
+from nxpipe.pipeline.verify.runner import Execution, Mode, sentence
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,57 +30,50 @@ _LARGEST_INPUT = 4096 * MiB
 
 @click.command(cls=Command)
 @click.argument("artifact", required=False)
-@order_options("run")
+@model_options("run")
 @click.option(
     "--input",
     "given",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="A .safetensors file of the program's inputs by name; states that it lacks start at zero.",
+    help="A .safetensors file with the program's inputs by name; missing cache states start at zero.",
 )
 @click.option(
     "--text",
     "texts",
     multiple=True,
     metavar="TEXT",
-    help="Text for the model's tokenizer, or token ids as a JSON list; may be repeated.",
+    help="Text for the model's tokenizer, or token ids as a JSON list; repeatable.",
 )
-@click.option(
-    "--truncate", is_flag=True, help="Cut texts that are longer than the largest bucket, and say by how much."
-)
+@click.option("--truncate", is_flag=True, help="Truncate texts to the largest bucket and report the truncation.")
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="FOLDER",
-    help="Write each program's outputs there, as PROGRAM.safetensors.",
+    help="Write the outputs of each program to FOLDER/PROGRAM.safetensors.",
 )
 @execution_options
-@axis_option
 @store_option
 @config_option
 @click.pass_context
 def run(
     ctx: click.Context,
     /,
-    config_path: Path,
-    store: str | None,
     artifact: str | None,
-    model_id: str | None,
-    names: tuple[str, ...],
-    axes: tuple[tuple[str, int], ...],
+    options: ModelOptions,
     given: Path | None,
     texts: tuple[str, ...],
     truncate: bool,
     output: Path | None,
-    mode: Mode,
-    engine_order: str | None,
-    **flags: Any,
+    execution: Execution,
+    store: str | None,
+    config_path: Path,
 ) -> None:
-    """Run a model's programs on the emulator, and show what they answer.
+    """Run a model's programs on the emulator and show their outputs.
 
-    Without --input or --text, an artifact reads its stored inputs, and a model random ones from a fixed seed. With
-    --mode isa, the program for the target's cores is carried out instruction by instruction, and what that took is
-    counted: instructions by engine, bytes by memory.
+    Without --input or --text, an artifact runs on its stored inputs and a model on random inputs from a fixed seed.
+    --mode isa executes the program of the target's cores instruction by instruction and counts instructions by engine
+    and bytes by memory. ARTIFACT is an artifact of the store, as MODEL@KEY.
 
     \b
     Example:
@@ -89,14 +82,22 @@ def run(
       nxpipe run bert-base-uncased@4e9ce0 --input inputs.safetensors --output answers
     """
     console: Console = ctx.obj
-    refuse_words_without_effect(ctx, model_id, flags)
-    if artifact is not None and (model_id or names):
-        raise click.UsageError("an artifact runs as it was published: name it alone, with --store", ctx)
+    options.require_applicable()
+    if artifact is not None and (options.model_id or options.names):
+        raise click.UsageError("ARTIFACT cannot be combined with --model-id or --only; pass only --store", ctx)
     if given is not None and texts:
-        raise click.UsageError("--input and --text both feed the program; pass one of them", ctx)
-    execution = Execution.of(mode, engine_order)
+        raise click.UsageError("--input and --text cannot be combined; pass one of them", ctx)
+    fed, mode = _fed(given, texts, truncate), execution.mode
+    if artifact is not None:
+        from nxpipe.pipeline.artifacts.store_url import open_configured_store
+        from nxpipe.pipeline.verify.running import run_artifact
+
+        opened = open_configured_store(store, config_path, console)
+        runs = run_artifact(opened.resolve(artifact), opened, fed, execution, console.step)
+    else:
+        runs = _model_runs(options, config_path, fed, execution, console)
     found: list[Ran] = []
-    for ran in _runs(ctx, artifact, store, config_path, _fed(given, texts, truncate), execution, flags):
+    for ran in runs:
         found.append(ran)
         if output is not None:
             _write(output / f"{ran.program}.safetensors", ran.outputs)
@@ -120,31 +121,21 @@ def _fed(given: Path | None, texts: tuple[str, ...], truncate: bool) -> "Fed":
         raise click.BadParameter(f"{given} is not a safetensors file ({error})", param_hint="--input") from error
 
 
-def _runs(
-    ctx: click.Context,
-    artifact: str | None,
-    store: str | None,
-    config_path: Path,
-    fed: "Fed",
-    execution: Execution,
-    flags: dict[str, Any],
+def _model_runs(
+    options: ModelOptions, config_path: Path, fed: "Fed", execution: Execution, console: Console
 ) -> Iterator["Ran"]:
-    from nxpipe.pipeline.cli.store_url import open_the_store
-    from nxpipe.pipeline.verify.running import run_artifact, run_model
+    from nxpipe.pipeline.verify.running import run_model
 
-    console, model_id = ctx.obj, ctx.params["model_id"]
-    if artifact is not None:
-        opened = open_the_store(store, config_path, console)
-        yield from run_artifact(opened.resolve(artifact), opened, fed, execution, console.step)
-    elif (file := saved_program(ctx, model_id, flags, ctx.params["axes"])) is not None:
+    if (file := options.program_file()) is not None:
         from nxpipe.pipeline.order import Order
         from nxpipe.pipeline.saved_request import SavedRequest
 
-        yield from run_model(SavedRequest.of(file, Order.from_flags(model_id, flags)), fed, execution, console.step)
-    else:
-        described = load_config(config_path, os.environ, missing_ok=model_id is not None)
-        for order in orders(model_id, flags, described, ctx.params["names"], config_path.parent):
-            yield from run_model(order.request(), fed, execution, console.step)
+        order = Order.from_flags(str(options.model_id), options.values())
+        yield from run_model(SavedRequest.of(file, order), fed, execution, console.step)
+        return
+    config = load_config(config_path, os.environ, missing_ok=options.model_id is not None)
+    for order in options.orders(config, config_path.parent):
+        yield from run_model(order.request(), fed, execution, console.step)
 
 
 def _as_text(ran: "Ran", mode: Mode) -> str:
@@ -157,7 +148,7 @@ def _as_text(ran: "Ran", mode: Mode) -> str:
     for name in ran.outputs:
         for number, row in enumerate(_likeliest(ran, name)):
             entries = ", ".join(f"{entry} ({share:.3g})" for entry, share in row)
-            parts.append(f"  {for_terminal(name)}, row {number}: the likeliest are {entries}")
+            parts.append(f"  {for_terminal(name)}, row {number}: most likely: {entries}")
     if ran.work:
         engines = [(engine, f"{count:,}") for engine, count in sorted(ran.work.engines.items())]
         parts += [f"  {sentence(ran.work)}", _indented(table(("engine", "instructions"), engines))]
@@ -189,8 +180,8 @@ def _figures(array: "np.ndarray[Any, Any]") -> tuple[float, float, float]:
 
 
 def _likeliest(ran: "Ran", name: str) -> list[list[tuple[int, float]]]:
-    """Of each row of logits the entries that its softmax gives most, and their shares; at the last position that is no
-    padding, where there is one entry a position."""
+    """The most probable entries in each row of logits, with their probabilities; for logits by position, at the last
+    position that is not padding."""
     import numpy as np
 
     logits = ran.outputs[name]
@@ -216,7 +207,7 @@ def _write(path: Path, outputs: "Arrays") -> None:
         with path.open("xb") as file:
             file.write(save({name: np.ascontiguousarray(array) for name, array in outputs.items()}))
     except FileExistsError as error:
-        raise WouldOverwrite(f"{path} is there already; move it away, or pass another --output") from error
+        raise WouldOverwrite(f"{path} exists already; move it away or pass another --output") from error
 
 
 def _indented(text: str) -> str:

@@ -1,8 +1,8 @@
-"""`nxpipe verify`."""
+"""`nxpipe verify`: the deviation of the emulated model from its reference."""
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from nxpipe.pipeline.cli.main import Command
+from nxpipe.pipeline.cli.model_options import ModelOptions, execution_options, model_options
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.order_options import order_options, orders, refuse_words_without_effect
 from nxpipe.pipeline.config import load_config
 from nxpipe.pipeline.config.models import Autocast
-from nxpipe.pipeline.order import words
-from nxpipe.pipeline.saved import axis_option, saved_program
-from nxpipe.pipeline.util.console import Console, table
+from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import VerificationFailed
 from nxpipe.pipeline.util.escape import for_terminal
-from nxpipe.pipeline.verify.runner import Execution, execution_options, sentence
+from nxpipe.pipeline.util.text import table
+from nxpipe.pipeline.verify.runner import Execution, sentence
 
 if TYPE_CHECKING:
     from nxpipe.pipeline.order import Order
@@ -29,11 +28,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Said:
-    """A comparison, and what is said about it: whose it is, and the words that it was asked for with."""
+class _Shown:
+    """A comparison with the labels of its output."""
 
     model: str
-    autocast_type: str | None  # of an artifact, whose programs were compiled before, none
+    autocast_type: str | None  # None for an artifact
     done: "Comparison"
 
     def way(self, run: "Run") -> str:
@@ -44,60 +43,62 @@ class _Said:
 
 @click.command(cls=Command)
 @click.argument("artifact", required=False)
-@order_options("verify")
+@model_options("verify")
 @click.option(
     "--also",
     multiple=True,
     type=click.Choice(get_args(Autocast)),
-    help="Verify this autocast mode too; may be repeated.",
+    help="Also verify this autocast mode; repeatable.",
 )
 @click.option(
     "--prompts",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Read these prompts, one a line: text, or token ids as a JSON list.  "
-    "[default: sample texts if the model has a tokenizer, else random token ids]",
+    help="A file of prompts, one per line: text, or token ids as a JSON list.  [default: sample texts if the model "
+    "has a tokenizer, else random token ids]",
 )
-@click.option(
-    "--truncate", is_flag=True, help="Cut prompts that are longer than the largest bucket, and say by how much."
-)
-@click.option("--layers", is_flag=True, help="Compare every layer, and name the first that is beyond [verify].")
+@click.option("--truncate", is_flag=True, help="Truncate prompts to the largest bucket and report the truncation.")
+@click.option("--layers", is_flag=True, help="Compare every layer and report the first one beyond [verify].")
 @click.option(
     "--slice-layers",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Verify the first N layers only, of a model that is too large for this machine.",
+    help="Verify only the first N layers, for a model too large for this machine.",
 )
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
     default=None,
     metavar="K",
-    help="Follow a decoder over K tokens after its prompt, each beside the cache that the last one left.",
+    help="Verify K decode steps after the prompt, each on the KV cache of the previous step.",
 )
 @execution_options
-@axis_option
 @store_option
 @config_option
 @click.pass_context
 def verify(
     ctx: click.Context,
     /,
-    config_path: Path,
-    store: str | None,
     artifact: str | None,
-    model_id: str | None,
-    names: tuple[str, ...],
-    **said: Any,
+    options: ModelOptions,
+    also: tuple[Autocast, ...],
+    prompts: Path | None,
+    truncate: bool,
+    layers: bool,
+    slice_layers: int | None,
+    steps: int | None,
+    execution: Execution,
+    store: str | None,
+    config_path: Path,
 ) -> None:
-    """Compare the emulated model with PyTorch, layer by layer if asked.
+    """Compare the emulated model with PyTorch; with --layers, layer by layer.
 
-    The yardstick is PyTorch in fp32, on the same weights and inputs; what PyTorch's own bf16 gives stands beside.
-    With --mode isa, the compiler's programs are carried out on emulated cores, instruction by instruction, all waits
-    checked; --json has what that took. ARTIFACT names one of the store, as MODEL@KEY: all of its blobs are read
-    against their digests, and its programs run again on the inputs that are stored with them. A .pt2 file is held
-    against PyTorch, an ONNX file against ONNX's reference evaluator. Ends in exit code 12 when an answer is beyond
-    [verify] of nxpipe.toml.
+    The reference is PyTorch in fp32 on the same weights and inputs; the deviation of PyTorch's own bf16 is shown beside
+    it. --mode isa executes the compiled programs on emulated cores, instruction by instruction, and checks every
+    semaphore wait; --json includes the instruction counts. ARTIFACT is an artifact of the store, as MODEL@KEY: all of
+    its blobs are checked against their digests, and its programs run on their stored inputs. A .pt2 file is compared
+    with PyTorch, an ONNX file with ONNX's reference evaluator. Exits with code 12 if an output is beyond the thresholds
+    of [verify] in nxpipe.toml.
 
     \b
     Example:
@@ -106,129 +107,124 @@ def verify(
       nxpipe verify --model-id gpt2 --weights random:0 --mode isa --steps 4
       nxpipe verify bert-base-uncased@4e9ce0 --store s3://my-artifacts/nxpipe
     """
+    from nxpipe.pipeline.models.prompts import read_prompts
     from nxpipe.pipeline.verify.comparison import Trial
     from nxpipe.pipeline.verify.verify import Thresholds
 
     console: Console = ctx.obj
-    flags = {name: value for name, value in said.items() if name in words()}
-    refuse_words_without_effect(ctx, model_id, flags)
-    described = load_config(config_path, os.environ, missing_ok=bool(model_id or artifact))
-    trial = _trial(said)
+    options.require_applicable()
+    config = load_config(config_path, os.environ, missing_ok=bool(options.model_id or artifact))
+    lines = read_prompts(prompts) if prompts else ()
+    trial = Trial(also, lines, layers, slice_layers, steps or 0, execution, truncate)
     if artifact is not None:
-        if model_id or names or trial != Trial(execution=trial.execution):
-            raise click.UsageError("an artifact is verified as it was published: name it alone, with --store", ctx)
-        found = _of_artifact(artifact, store, config_path, trial.execution, console)
-    elif (file := saved_program(ctx, model_id, flags, said["axes"])) is not None:
-        found = _of_file(file, flags, trial, console)
+        if options.model_id or options.names or trial != Trial(execution=execution):
+            raise click.UsageError("ARTIFACT is verified as published; pass only --store, --mode and --json", ctx)
+        found = _of_artifact(artifact, store, config_path, execution, console)
+    elif (file := options.program_file()) is not None:
+        found = _of_file(file, options.values(), trial, console)
     else:
-        found = _of_models(orders(model_id, flags, described, names, config_path.parent), trial, console)
-    _tell(found, trial, Thresholds.of(described), console)
+        found = _of_models(options.orders(config, config_path.parent), trial, console)
+    _show(found, trial, Thresholds.of(config), console)
 
 
-def _trial(said: Mapping[str, Any]) -> "Trial":
-    from nxpipe.pipeline.models.prompts import read_prompts
-    from nxpipe.pipeline.verify.comparison import Trial
-
-    execution = Execution.of(said["mode"], said["engine_order"])
-    prompts = read_prompts(said["prompts"]) if said["prompts"] else ()
-    shape = (said["layers"], said["slice_layers"], said["steps"] or 0)
-    return Trial(said["also"], prompts, *shape, execution, said["truncate"])
-
-
-def _tell(found: Iterable[_Said], trial: "Trial", allowed: "Thresholds", console: Console) -> None:
-    """Each as soon as it is known; all of them, before what is beyond [verify] is an error."""
+def _show(found: Iterable[_Shown], trial: "Trial", allowed: "Thresholds", console: Console) -> None:
+    """Print each comparison when it is done; raise after the last one if any is beyond the thresholds."""
     documents, faults = [], []
-    for said in found:
-        documents.append(_as_json(said, trial, allowed))
-        faults += _faults(said, allowed)
+    for shown in found:
+        documents.append(_as_json(shown, trial, allowed))
+        faults += _faults(shown, allowed)
         if not console.json:
-            console.page(_as_text(said, trial, allowed))
+            console.page(_as_text(shown, trial, allowed))
     if console.json:
         console.data(documents)
     if faults:
         raise VerificationFailed(
-            f"beyond [verify]: {'; '.join(faults)}; choose a gentler autocast, or change the thresholds"
+            f"verification failed: {'; '.join(faults)}; choose a more precise autocast or relax [verify] in nxpipe.toml"
         )
 
 
 def _of_artifact(
     name: str, store: str | None, config_path: Path, execution: Execution, console: Console
-) -> Iterator[_Said]:
-    from nxpipe.pipeline.cli.store_url import open_the_store
+) -> Iterator[_Shown]:
+    from nxpipe.pipeline.artifacts.store_url import open_configured_store
     from nxpipe.pipeline.verify.replay import compare_artifact
 
-    opened = open_the_store(store, config_path, console)
+    opened = open_configured_store(store, config_path, console)
     published = opened.resolve(name)
     title = published.name
-    yield from (_Said(title, None, done) for done in compare_artifact(published, opened, console.step, execution))
+    yield from (_Shown(title, None, done) for done in compare_artifact(published, opened, console.step, execution))
 
 
-def _of_file(file: "SavedProgram", flags: dict[str, Any], trial: "Trial", console: Console) -> Iterator[_Said]:
+def _of_file(file: "SavedProgram", flags: dict[str, Any], trial: "Trial", console: Console) -> Iterator[_Shown]:
     from nxpipe.pipeline.order import Order
     from nxpipe.pipeline.saved_request import SavedRequest
     from nxpipe.pipeline.verify.cases import compare_file
 
     request = SavedRequest.of(file, Order.from_flags(str(file.path), flags))
-    yield _Said(file.name, request.autocast_type, compare_file(request, trial, console.step))
+    yield _Shown(file.name, request.autocast_type, compare_file(request, trial, console.step))
 
 
-def _of_models(asked: "Sequence[Order]", trial: "Trial", console: Console) -> Iterator[_Said]:
+def _of_models(asked: "Sequence[Order]", trial: "Trial", console: Console) -> Iterator[_Shown]:
     from nxpipe.pipeline.verify.cases import compare_model
 
     for order in asked:
         request = order.request()
         for done in compare_model(request, trial, console.step):
-            yield _Said(request.source.id, request.autocast_type, done)
+            yield _Shown(request.source.id, request.autocast_type, done)
 
 
-def _faults(said: _Said, allowed: "Thresholds") -> list[str]:
-    """Of layers the first alone: those after it compute with what it gave."""
+def _faults(shown: _Shown, allowed: "Thresholds") -> list[str]:
+    """Only the first divergent layer: later layers compute with its output."""
     return [
-        f"{said.model} {said.done.program}, autocast {run.way}, {fault}"
-        for run in said.done.emulated
+        f"{shown.model} {shown.done.program}, autocast {run.way}, {fault}"
+        for run in shown.done.emulated
         for fault in (*run.faults(allowed), *run.layer_faults(allowed))
     ]
 
 
-def _as_text(said: _Said, trial: "Trial", allowed: "Thresholds") -> str:
-    done = said.done
-    cut = f", only its first {trial.slice_layers} layers" if trial.slice_layers else ""
-    headline = f"{said.model}  {done.program}{cut}, against {done.yardstick}, on {done.fed}"
+def _as_text(shown: _Shown, trial: "Trial", allowed: "Thresholds") -> str:
+    done = shown.done
+    cut = f", first {trial.slice_layers} layers" if trial.slice_layers else ""
+    headline = f"{shown.model}  {done.program}{cut}, against {done.yardstick}, on {done.fed}"
     runs = (*done.emulated, *done.beside)
     parts = [
         for_terminal(headline),
-        _indented(_figures([(said.way(run), found) for run in runs for found in _worst(run.outputs)])),
+        _indented(_figures([(shown.way(run), found) for run in runs for found in _worst(run.outputs)])),
     ]
-    parts += [f"  {said.way(run)}: {sentence(run.work)}" for run in runs if run.work]
+    parts += [f"  {shown.way(run)}: {sentence(run.work)}" for run in runs if run.work]
     if any(run.layers for run in runs):
-        parts += ["  Layer by layer, largest relative error:", _indented(_growth(said, runs))]
-        parts += [f"  {said.way(run)}: {_verdict(run, allowed)}" for run in runs]
+        parts += ["  Layer by layer, largest relative error:", _indented(_growth(shown, runs))]
+        parts += [f"  {shown.way(run)}: {_verdict(run, allowed)}" for run in runs]
     return "\n".join(parts)
 
 
 def _worst(outputs: Sequence["Deviation"]) -> Iterator["Deviation"]:
-    """Of the states that every layer has, the worst of a kind speaks for all; `--json` has each of them."""
+    """One row per kind of cache state, the worst of all layers; `--json` has every one."""
     kinds: dict[str, list[Deviation]] = {}
     for found in outputs:
         kind = re.sub(r"\.\d+\.", ".*.", found.output) if found.output.startswith("cache.") else found.output
         kinds.setdefault(kind, []).append(found)
     for kind, alike in kinds.items():
-        # NaN compares with nothing, and is worse than anything.
+        # NaN is worse than any number, and compares with none.
         worst = max(alike, key=lambda found: (found.max_relative != found.max_relative, found.max_relative))
         yield worst if len(alike) == 1 else replace(worst, output=f"{kind}, the worst of {len(alike)}")
 
 
-def _growth(said: _Said, runs: Sequence["Run"]) -> str:
-    """A row a layer, a column a way."""
+def _growth(shown: _Shown, runs: Sequence["Run"]) -> str:
+    """One row per layer, one column per run."""
     found = [{layer.output: f"{layer.max_relative:.3g}" for layer in run.layers} for run in runs]
     names = dict.fromkeys(name for column in found for name in column)
     rows = [[name, *(column.get(name, "") for column in found)] for name in names]
-    return table(("layer", *(said.way(run) for run in runs)), rows)
+    return table(("layer", *(shown.way(run) for run in runs)), rows)
 
 
 def _verdict(run: "Run", allowed: "Thresholds") -> str:
     first = run.first_divergent(allowed)
-    return f"{for_terminal(first)} is the first layer beyond [verify]" if first else "no layer is beyond [verify]"
+    return (
+        f"{for_terminal(first)} is the first layer beyond the thresholds"
+        if first
+        else "no layer is beyond the thresholds"
+    )
 
 
 def _figures(rows: Sequence[tuple[str, "Deviation"]]) -> str:
@@ -244,17 +240,17 @@ def _indented(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 
-def _as_json(said: _Said, trial: "Trial", allowed: "Thresholds") -> dict[str, object]:
-    done = said.done
+def _as_json(shown: _Shown, trial: "Trial", allowed: "Thresholds") -> dict[str, object]:
+    done = shown.done
     return {
-        "model": said.model,
+        "model": shown.model,
         "program": done.program,
-        "autocast_type": said.autocast_type,
+        "autocast_type": shown.autocast_type,
         "mode": trial.execution.mode,
         "slice_layers": trial.slice_layers,
         "inputs": done.fed,
         "thresholds": asdict(allowed),
-        "passed": not _faults(said, allowed),
+        "passed": not _faults(shown, allowed),
         "yardstick": done.yardstick,
         "emulated": {run.way: _run_json(run, allowed) for run in done.emulated},
         "beside": {run.way: _run_json(run, allowed) for run in done.beside},

@@ -1,4 +1,4 @@
-"""`nxpipe version`."""
+"""`nxpipe version`: the versions of nxpipe, its backends and libraries."""
 
 import platform
 from importlib.metadata import PackageNotFoundError
@@ -7,9 +7,10 @@ from importlib.metadata import version as installed
 import click
 
 from nxpipe.pipeline import VERSION
-from nxpipe.pipeline.cli.installation import LIBRARIES, neuronx
+from nxpipe.pipeline.cli.doctor import LIBRARIES, neuronx
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.util.console import Console, table
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.text import table
 
 
 @click.command(cls=Command)
@@ -29,7 +30,7 @@ def version(console: Console) -> None:
 
 
 def versions() -> dict[str, str | None]:
-    """Every component by name; None for what is not installed. Imports none of them."""
+    """The version of every component, None if it is not installed. Imports none of them."""
     return {
         "nxpipe": VERSION,
         "backend emulator": VERSION,

@@ -1,26 +1,26 @@
-"""`nxpipe worker`."""
+"""`nxpipe worker`: run one job of a build in AWS Batch."""
 
 import os
 from typing import Final
 
 import click
 
+from nxpipe.pipeline.artifacts.store_url import VARIABLE
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.store_url import VARIABLE
 from nxpipe.pipeline.util.console import Console
 
 _PLACE: Final = "AWS_BATCH_JOB_ARRAY_INDEX"
 
 
 @click.command(cls=Command)
-@click.option("--items", required=True, metavar="DIGEST", help="The list of items: a blob of the store.")
+@click.option("--items", required=True, metavar="DIGEST", help="The digest of the job list, a blob of the store.")
 @click.pass_context
 def worker(ctx: click.Context, items: str) -> None:
-    """Carry out items of a build on a build farm.
+    """Run one job of a build on the build farm.
 
-    One item: that of the list whose place AWS_BATCH_JOB_ARRAY_INDEX names, the first one where it is not set. The
-    store is that of NXPIPE_STORE_URL. `nxpipe build --executor batch` submits jobs that run this; nobody types it but
-    to look into a failure. It ends in the exit code of the item's own failure.
+    AWS_BATCH_JOB_ARRAY_INDEX selects the job from the list, by default the first; NXPIPE_STORE_URL is the store.
+    `nxpipe build --executor batch` submits array jobs that run this command; run it by hand only to debug a failure.
+    Exits with the code of the job's failure.
 
     \b
     Example:
@@ -32,8 +32,8 @@ def worker(ctx: click.Context, items: str) -> None:
     console: Console = ctx.obj
     url, place = os.environ.get(VARIABLE), os.environ.get(_PLACE, "0")
     if not url:
-        raise click.UsageError(f"{VARIABLE} is not set; it names the store that the list of items is in", ctx)
+        raise click.UsageError(f"{VARIABLE} is not set; set it to the store of the job list", ctx)
     if not is_key(items) or not place.isdecimal():
-        raise click.UsageError(f"--items takes 64 hex digits, {_PLACE} a number; they are {items!r} and {place!r}", ctx)
+        raise click.UsageError(f"--items takes 64 hex digits and {_PLACE} a number; found {items!r} and {place!r}", ctx)
     ended = work(url, items, int(place), lambda text: console.result(*text.split("\n")))
     ctx.exit(ended.fault.code if ended.fault else 0)

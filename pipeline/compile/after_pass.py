@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nxpipe.pipeline.saved import SavedProgram, is_saved
-from nxpipe.pipeline.util.folders import expanded
+from nxpipe.pipeline.util.files import expanded
 from nxpipe.pipeline.verify.evidence import Step
 
 if TYPE_CHECKING:
@@ -28,6 +28,21 @@ def labels(passes: "Sequence[Pass]") -> list[str]:
         turn = turns[step.__name__]
         found.append(step.__name__ if turn == 1 else f"{step.__name__}:{turn}")
     return found
+
+
+def backend_labels() -> list[str]:
+    """Names of the back end's steps, which follow the passes."""
+    from nxpipe.emulator.lower import BACKEND
+
+    return [step.__name__ for step in BACKEND]
+
+
+def lowered(asked: "Asked", graph: "Graph", after: str) -> str:
+    """The record of the back end after one of its steps, for a graph that all passes have rewritten."""
+    from nxpipe.emulator.lower import record_text
+
+    (target,) = asked.order.targets()
+    return record_text(graph, target.core, asked.order.tp or 1, after)
 
 
 def programs(asked: "Asked", steps: "Sequence[Pass]", step: Step) -> "Iterator[tuple[str, Graph, Padding]]":
@@ -82,6 +97,6 @@ def _with_plan(options: "PassOptions", request: "CaptureRequest") -> "PassOption
     """The division among ranks that the model's authors published, which a build follows too."""
     if options.tensor_parallel == 1:
         return options
-    from nxpipe.emulator.capture.published import published_plan
+    from nxpipe.emulator.capture.model import published_plan
 
     return replace(options, published_plan=published_plan(request))

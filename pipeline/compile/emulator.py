@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from nxpipe.artifact_store.digest import sha256_hex
-from nxpipe.artifact_store.parts import keep_part, part_of
-from nxpipe.pipeline.artifacts import artifact_files
-from nxpipe.pipeline.artifacts.utilisation import document as utilisation_document
+from nxpipe.artifact_store.builds import keep_step_result, step_result
+from nxpipe.artifact_store.canonical import sha256_hex
+from nxpipe.pipeline.compile import artifact_files
 from nxpipe.pipeline.compile.made import ANSWERS, INPUTS, PROGRAM, Made, observed
+from nxpipe.pipeline.compile.utilisation import document as utilisation_document
 from nxpipe.pipeline.request import BuildRequest, Shape, compiler_digest, digest_of
 from nxpipe.pipeline.util.errors import DoesNotFit
 from nxpipe.pipeline.verify.evidence import Step, gather
@@ -32,10 +32,10 @@ class Emulator:
         """Equal graphs are lowered once, whatever they came from."""
         graph = front.graph.to_bytes()
         key = digest_of(_emission_question(request, front, sha256_hex(graph)))
-        emission = None if force else part_of(store, key)
+        emission = None if force else step_result(store, key)
         if emission is None:
             files, facts = _emitted(request, shape, front, store, step)
-            emission = keep_part(store, key, files, facts)
+            emission = keep_step_result(store, key, files, facts)
         facts = {"degree": front.degree, "graph_key": front.graph.key, "outputs": sorted(front.whole.outputs)}
         return Made(
             {artifact_files.graph(shape.name): store.put_blob(graph), **{f.path: f.blob for f in emission.files}},
@@ -73,7 +73,7 @@ def compiled(request: BuildRequest, shape: Shape, step: Step) -> "Program":
 
 def _emission_question(request: BuildRequest, program: "Program", graph: str) -> dict[str, object]:
     """All that the back end reads, down to the modules that it names in its figures."""
-    from nxpipe.emulator.analysis.memory import room
+    from nxpipe.emulator.analysis.graph_memory import room
 
     return {
         "format": "nxpipe.emission/1",
@@ -93,12 +93,12 @@ def _emitted(
     request: BuildRequest, shape: Shape, program: "Program", store: "Store", step: Step
 ) -> tuple[Mapping[str, "Blob"], dict[str, object]]:
     """Through the back end. A program that breaks a rule of its core is not stored."""
-    from nxpipe.emulator.analysis.memory import room
-    from nxpipe.emulator.analysis.utilisation import utilisation
+    from nxpipe.emulator.analysis.graph_memory import room
+    from nxpipe.emulator.analysis.utilization import utilisation
     from nxpipe.emulator.emit import emit
     from nxpipe.emulator.errors import OutOfMemory
     from nxpipe.emulator.executable.executable import to_bytes
-    from nxpipe.emulator.isa.limits import check
+    from nxpipe.emulator.isa.legality import check
 
     with step(f"emit {shape.name}"):
         try:

@@ -14,8 +14,8 @@ from nxpipe.pipeline.verify.evidence import Step
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.builds import StepResult
     from nxpipe.artifact_store.documents import Blob
-    from nxpipe.artifact_store.parts import Part
     from nxpipe.pipeline.verify.materials import Materials
     from nxpipe.pipeline.verify.verify import Deviation, Thresholds
 
@@ -40,7 +40,7 @@ def observed(deviations: "Sequence[Deviation]", yardstick: str, surroundings: Ma
     return {"yardstick": yardstick, "outputs": outputs, "surroundings": dict(surroundings)}
 
 
-def compared(shape: Shape, part: "Part") -> Compared:
+def compared(shape: Shape, part: "StepResult") -> Compared:
     """A part of evidence, read back."""
     blobs = {"inputs": part.blob(INPUTS).model_dump(), "answers": part.blob(ANSWERS).model_dump()}
     try:

@@ -1,4 +1,4 @@
-"""nxpipe.toml: its model, its faults, and the texts about it. The one description that every room reads."""
+"""nxpipe.toml: its schema, its faults, its reference page. The stacks, the fleets and all commands read it here."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,14 +6,12 @@ if TYPE_CHECKING:
     from nxpipe.pipeline.config.endpoints import ModelEndpoint
     from nxpipe.pipeline.config.faults import ConfigInvalid, Fault
     from nxpipe.pipeline.config.fleets import ServingFleet, TrainingFleet
-    from nxpipe.pipeline.config.load import load_config
+    from nxpipe.pipeline.config.load import Origin, Setting, load_config, origins
     from nxpipe.pipeline.config.models import Model
-    from nxpipe.pipeline.config.origin import Origin, Setting, origins
     from nxpipe.pipeline.config.reference import configuration_page, field_help, json_schema
     from nxpipe.pipeline.config.root import Config
     from nxpipe.pipeline.config.sections import Build, Guards, Project, Rollout, Signing, TrustedKey, Verify
-    from nxpipe.pipeline.config.store import Store
-    from nxpipe.pipeline.config.store_alone import load_store_section
+    from nxpipe.pipeline.config.store import Store, load_store_section
 
 __all__ = [
     "Build",
@@ -45,19 +43,17 @@ _HOMES = {
     "endpoints": ("ModelEndpoint",),
     "faults": ("ConfigInvalid", "Fault"),
     "fleets": ("ServingFleet", "TrainingFleet"),
-    "load": ("load_config",),
+    "load": ("Origin", "Setting", "load_config", "origins"),
     "models": ("Model",),
-    "origin": ("Origin", "Setting", "origins"),
     "reference": ("configuration_page", "field_help", "json_schema"),
     "root": ("Config",),
     "sections": ("Build", "Guards", "Project", "Rollout", "Signing", "TrustedKey", "Verify"),
-    "store": ("Store",),
-    "store_alone": ("load_store_section",),
+    "store": ("Store", "load_store_section"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: whoever only asks where the store is should not pay for the fleets."""
+    """Import on first use: a command that only needs [store] does not import the tables of fleets."""
     home = next((home for home, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

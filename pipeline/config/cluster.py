@@ -5,11 +5,9 @@ from typing import Annotated, Final, TypeAlias
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from nxpipe.emulator.hardware import INSTANCES
-from nxpipe.pipeline.config.capacity import CapacityBlock, TrainingCapacity, check_sold
-from nxpipe.pipeline.config.fleets import ServingType, Size
-from nxpipe.pipeline.config.forms import Absent, refuse, text
+from nxpipe.pipeline.config.fleets import CapacityBlock, ServingType, Size, TrainingCapacity, check_sold
 from nxpipe.pipeline.config.kinds import DISTINCT, LIST, Cidr, Folder, Slug, Zone
-from nxpipe.pipeline.config.table import Table
+from nxpipe.pipeline.config.schema import Absent, Table, refuse, text
 
 SYSTEM: Final = "system"  # the group of nodes without accelerators that a cluster itself needs
 
@@ -47,16 +45,16 @@ def _listed(cidr: str) -> str:
 
 
 class NodeGroup(Table):
-    """Nodes of one type in one zone; each is headed `[[cluster.groups]]`."""
+    """A node group: one instance type in one zone, as `[[cluster.groups]]`."""
 
-    name: Slug = Field(description="What the group is called.", examples=["train"])
+    name: Slug = Field(description="The name of the group.", examples=["train"])
     instance_type: ServingType = Field(
-        description="The instance type. One with Elastic Fabric Adapters gets all of their interfaces.",
+        description="The instance type. Types with Elastic Fabric Adapters get all of their interfaces.",
         examples=["trn1.32xlarge"],
     )
-    zone: Zone = Field(description="The availability zone of all of its nodes.", examples=["us-east-2b"])
-    capacity: TrainingCapacity = Field(description="How the instances are bought.")
-    size: Size = Field(description="How many nodes the group has. One of a capacity block has all while the block is.")
+    zone: Zone = Field(description="The availability zone of the nodes.", examples=["us-east-2b"])
+    capacity: TrainingCapacity = Field(description="The purchase option of the instances.")
+    size: Size = Field(description="The number of nodes. In a capacity block, all nodes run for its duration.")
 
     @property
     def efa(self) -> bool:
@@ -102,7 +100,7 @@ class NodeGroup(Table):
 
 
 class Mirror(Table):
-    """The images that nodes run, copied into a registry of ECR: a closed network reaches no other."""
+    """Container images of the nodes, mirrored to ECR, the only registry that a closed network reaches."""
 
     device_plugin: Mirrored = Field(
         description="The Neuron device plugin.", examples=[f"{_REGISTRY}/neuron-device-plugin:2.32.0.0"]
@@ -111,10 +109,10 @@ class Mirror(Table):
         description="The Neuron scheduler extension.", examples=[f"{_REGISTRY}/neuron-scheduler:2.32.0.0"]
     )
     scheduler: Mirrored = Field(
-        description="The scheduler of Kubernetes that the extension extends, of the cluster's own version.",
+        description="The Kubernetes scheduler of the cluster's version, which the extension extends.",
         examples=[f"{_REGISTRY}/kube-scheduler:v1.34.1"],
     )
-    efa_plugin: Annotated[Mirrored | None, Absent("no group of the cluster has an Elastic Fabric Adapter")] = Field(
+    efa_plugin: Annotated[Mirrored | None, Absent("none; no group may have Elastic Fabric Adapters")] = Field(
         default=None,
         description="The device plugin of the Elastic Fabric Adapter.",
         examples=[f"{_REGISTRY}/aws-efa-k8s-device-plugin:v0.5.20"],
@@ -127,34 +125,36 @@ class Mirror(Table):
 
 
 class Cluster(Table):
-    """Kubernetes on EKS."""
+    """An EKS cluster."""
 
-    kubernetes: _Version = Field(description="The version of Kubernetes.", examples=["1.34"])
+    kubernetes: _Version = Field(description="The Kubernetes version.", examples=["1.34"])
     admins: Annotated[tuple[_Admin, ...], LIST, DISTINCT] = Field(
-        description="The roles that may do everything in the cluster; whoever has made it is not among them.",
+        description="The IAM roles with cluster administrator access. The creator of the cluster gets none.",
         examples=[["arn:aws:iam::123456789012:role/platform"]],
     )
     public: Annotated[
         tuple[Annotated[Cidr, AfterValidator(_listed)], ...] | None,
         LIST,
         DISTINCT,
-        Absent("the API is reached from inside of the network only"),
+        Absent("the API is private"),
     ] = Field(
-        default=None, description="Who may call the API from outside of the network.", examples=[["203.0.113.0/24"]]
+        default=None,
+        description="The address ranges that may call the API from outside of the network.",
+        examples=[["203.0.113.0/24"]],
     )
     system_type: _HostType = Field(
         default="m7i.large",
-        description="The instance type of the two nodes that run what the cluster itself needs, DNS for one.",
+        description="The instance type of the two nodes for system pods, such as DNS.",
         examples=["m7i.large"],
     )
-    groups: Annotated[tuple[NodeGroup, ...], LIST] = Field(description="The nodes with accelerators.")
-    images: Annotated[Mirror | None, Absent("`nxpipe infra manifests` has nothing to write")] = Field(
-        default=None, description="The images of the manifests."
+    groups: Annotated[tuple[NodeGroup, ...], LIST] = Field(description="The node groups with accelerators.")
+    images: Annotated[Mirror | None, Absent("`nxpipe infra manifests` is unavailable")] = Field(
+        default=None, description="The container images of the manifests."
     )
     lock: Folder = Field(
         default="nxpipe.cluster.lock",
-        description="The file that `nxpipe infra lock` writes: releases, add-ons and digests. A relative path starts "
-        "at this file.",
+        description="The lock file of `nxpipe infra lock`, with node releases, add-on versions and digests. A"
+        " relative path starts at this file.",
         examples=["nxpipe.cluster.lock"],
     )
 

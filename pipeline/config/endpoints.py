@@ -7,9 +7,8 @@ from typing import Annotated, Final, Literal, TypeAlias
 from pydantic import Field, ValidationInfo, field_validator
 
 from nxpipe.emulator.hardware import INSTANCES, Instance
-from nxpipe.pipeline.config.forms import Absent, Unit, one_of, refuse, text
 from nxpipe.pipeline.config.kinds import EcrImage, Slug, duration, write_duration
-from nxpipe.pipeline.config.table import Table
+from nxpipe.pipeline.config.schema import Absent, Table, Unit, one_of, refuse, text
 
 _PREFIX: Final = "ml."
 # How SageMaker sells the sizes, by its ProductionVariant: not a property of the hardware.
@@ -20,18 +19,18 @@ HOSTED: Final = {_PREFIX + name: entry for name, entry in INSTANCES.items() if e
 LONGEST_UPDATE: Final = timedelta(hours=8)  # SageMaker gives an update up then
 OLD_FLEET_KEPT: Final = timedelta(minutes=5)  # after the last step, for calls that it still answers
 
-_KIND: Final = "How the calls move from the old instances to the new ones."
-_BAKE: Final = "How long each step is watched before the next one; an alarm takes all calls back."
+_KIND: Final = "The traffic shifting mode."
+_BAKE: Final = "The bake time of each step; an alarm rolls back."
 # An alarm looks at three minutes.
 _Bake = Annotated[timedelta, duration("3m", "1h"), Field(description=_BAKE, examples=["10m"])]
 
 
 class Canary(Table):
-    """In two steps: a few of the new instances take calls, and when they have done well, all of them do."""
+    """Two steps: first a share of the new instances, then all."""
 
     kind: Literal["canary"] = Field(description=_KIND, examples=["canary"])
     percent: Annotated[int, Field(ge=1, le=50), Unit("percent of the instances")] = Field(
-        description="How many of the new instances are tried first.", examples=[25]
+        description="The share of the first step.", examples=[25]
     )
     bake: _Bake
 
@@ -41,11 +40,11 @@ class Canary(Table):
 
 
 class Linear(Table):
-    """In equal steps."""
+    """Equal steps."""
 
     kind: Literal["linear"] = Field(description=_KIND, examples=["linear"])
     percent: Annotated[int, Field(ge=10, le=50), Unit("percent of the instances")] = Field(
-        description="How many more of the new instances take calls with each step.", examples=[25]
+        description="The share of each step.", examples=[25]
     )
     bake: _Bake
 
@@ -55,7 +54,7 @@ class Linear(Table):
 
 
 class AllAtOnce(Table):
-    """In one step, which alarms still take back: all that one instance can do."""
+    """One step with rollback by alarms; the only mode for a single instance."""
 
     kind: Literal["all-at-once"] = Field(description=_KIND, examples=["all-at-once"])
     bake: _Bake
@@ -74,37 +73,37 @@ def longest_update(ready_within: timedelta, shift: Shift) -> timedelta:
 
 
 class ModelEndpoint(Table):
-    """A model on SageMaker, which looks after the instances and shifts calls to a new artifact by itself."""
+    """A SageMaker endpoint: SageMaker manages the instances and shifts traffic to new artifacts."""
 
-    name: Annotated[Slug, Field(description="What stacks and callers call the endpoint.", examples=["search"])]
+    name: Annotated[Slug, Field(description="The name of the endpoint.", examples=["search"])]
     model: Annotated[Slug, Field(description="The `name` of one of the models.", examples=["bert"])]
     artifact: Annotated[str, text("[0-9a-f]{64}", "the digest of an artifact's manifest: 64 hex digits")] = Field(
-        description="The artifact: the SHA-256 of its manifest.json. Its folder is in the store's bucket, below "
-        "`endpoints/NAME/`; calls shift to another one when it is named here.",
+        description="The artifact, as the SHA-256 digest of its manifest.json. Its folder is "
+        "`endpoints/NAME/` in the store's bucket. A new value shifts traffic.",
         examples=["c0a687a1d1aa11dd2a9ae09e589d46c088c2a3f0f0042b828e18f2e45b73fefb"],
     )
     image: EcrImage = Field(
-        description="The container that serves as SageMaker asks for it, by its digest. The artifact's folder is in "
-        "NXPIPE_ARTIFACT, and nothing is reached from inside.",
+        description="The serving container for SageMaker, pinned by digest. NXPIPE_ARTIFACT is the artifact's"
+        " folder. The container has no network access.",
         examples=[f"123456789012.dkr.ecr.us-east-2.amazonaws.com/serve@sha256:{'0' * 64}"],
     )
     instance_type: Annotated[str, one_of(HOSTED)] = Field(
-        description="The instance type, by SageMaker's name.", examples=["ml.inf2.xlarge"]
+        description="The instance type, in SageMaker's notation.", examples=["ml.inf2.xlarge"]
     )
     instances: Annotated[int, Field(ge=1, le=100), Unit("instances")] = Field(
-        description="How many instances serve; as many again while calls are shifted.", examples=[4]
+        description="The number of instances; doubled while traffic shifts.", examples=[4]
     )
     ready_within: Annotated[timedelta, duration("1m", "1h")] = Field(
         default=timedelta(minutes=30),
-        description="When an instance that has not fetched the artifact, or does not answer, is given up.",
+        description="The time limit for an instance to fetch the artifact and answer health checks.",
         examples=["30m"],
     )
-    disk: Annotated[int | None, Field(ge=1, le=512), Unit("GiB"), Absent("as SageMaker has it")] = Field(
+    disk: Annotated[int | None, Field(ge=1, le=512), Unit("GiB"), Absent("SageMaker's default")] = Field(
         default=None,
-        description="How large the volume is that image and artifact come to, on each instance.",
+        description="The volume size per instance, for image and artifact.",
         examples=[100],
     )
-    shift: Shift = Field(description="How the calls move to a new artifact.")
+    shift: Shift = Field(description="The traffic shift to a new artifact.")
 
     @property
     def hardware(self) -> Instance:

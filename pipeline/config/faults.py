@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, said once for each fault: where, what was found, what is allowed."""
+"""Faults of a configuration: the place, the value found, the values allowed, the nearest valid spelling."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ KeyPath: TypeAlias = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A fault as a rule reports it, which knows the key but not the file or the line."""
+class Violation:
+    """A broken rule: the key and the values, without file and line."""
 
     path: KeyPath
     found: str
@@ -20,7 +20,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault. Its string is one line that a person can act on."""
+    """A violation with its file and line; `str` gives one line: place, found, expected."""
 
     file: str
     line: int | None
@@ -37,7 +37,7 @@ class Fault:
 
 
 class ConfigInvalid(Exception):
-    """The configuration cannot be used; holds every fault that it has, in the order of the file."""
+    """An invalid configuration, with all of its faults in the order of the file."""
 
     def __init__(self, faults: Iterable[Fault]) -> None:
         self.faults = tuple(sorted(faults, key=lambda fault: (fault.line is None, fault.line or 0)))

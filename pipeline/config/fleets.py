@@ -1,13 +1,11 @@
-"""What runs where: one table for each fleet. The shapes of the tables leave no room for pairs that EC2 refuses."""
+"""Fleets of instances and how their capacity is bought. A combination that EC2 refuses cannot be expressed."""
 
-from datetime import timedelta
-from typing import Annotated, Literal, TypeAlias
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from nxpipe.emulator.hardware import INSTANCES
-from nxpipe.pipeline.config.capacity import ServingCapacity, TrainingCapacity, check_sold
-from nxpipe.pipeline.config.forms import Absent, Unit, one_of, refuse, text
 from nxpipe.pipeline.config.kinds import (
     DISTINCT,
     JUST_ONE,
@@ -16,11 +14,151 @@ from nxpipe.pipeline.config.kinds import (
     Certificate,
     Cidr,
     Image,
+    ReservationId,
     Slug,
     Zone,
     duration,
 )
-from nxpipe.pipeline.config.table import Table
+from nxpipe.pipeline.config.schema import Absent, Table, Unit, one_of, refuse, text
+from nxpipe.pipeline.util.errors import InputInvalid
+from nxpipe.pipeline.util.text import did_you_mean
+
+if TYPE_CHECKING:
+    from nxpipe.pipeline.config.root import Config
+
+
+# How EC2 sells the sizes, by its DescribeInstanceTypes: not a property of the hardware.
+IN_CAPACITY_BLOCKS: Final = ("trn1.32xlarge", "trn2.48xlarge", "trn2u.48xlarge")
+NEVER_SPOT: Final = ("trn2u.48xlarge",)
+DRAINED_BEFORE_THE_END: Final = timedelta(minutes=45)  # EC2 begins to terminate half an hour before
+
+_KIND: Final = "The purchase option."
+_RESERVATION = Annotated[
+    ReservationId, Field(description="The id of the reservation.", examples=["cr-0a1b2c3d4e5f60718"])
+]
+_Placement = Annotated[str, one_of(("cluster", "none"))]
+_PLACEMENT: Final = "The placement of the nodes: in a cluster placement group, or spread."
+
+
+class WarmPool(Table):
+    """An Auto Scaling warm pool: prepared instances that are stopped."""
+
+    min: Annotated[int, Field(ge=0, le=1000), Unit("instances")] = Field(
+        description="The minimum size of the pool.", examples=[1]
+    )
+    reuse: bool = Field(
+        default=True,
+        description="Return instances to the pool on scale-in.",
+        examples=[False],
+    )
+
+
+class ServingOnDemand(Table):
+    """On-demand capacity."""
+
+    kind: Literal["on-demand"] = Field(description=_KIND, examples=["on-demand"])
+    warm_pool: Annotated[WarmPool | None, Absent("instances are launched on demand")] = Field(
+        default=None, description="Stopped, prepared instances; requires a single instance type."
+    )
+
+
+class ServingSpot(Table):
+    """Spot capacity, which EC2 may reclaim at two minutes' notice."""
+
+    kind: Literal["spot"] = Field(description=_KIND, examples=["spot"])
+    on_demand_base: Annotated[int, Field(ge=0, le=1000), Unit("instances")] = Field(
+        default=1,
+        description="The number of on-demand instances, so that EC2 cannot reclaim all.",
+        examples=[2],
+    )
+
+
+class ServingReservation(Table):
+    """An on-demand capacity reservation."""
+
+    kind: Literal["reservation"] = Field(description=_KIND, examples=["reservation"])
+    id: _RESERVATION
+
+
+class CapacityBlock(Table):
+    """A Capacity Block for ML: reserved for fixed dates, with instances in one cluster."""
+
+    kind: Literal["capacity-block"] = Field(description=_KIND, examples=["capacity-block"])
+    id: ReservationId = Field(description="The id of the block's reservation.", examples=["cr-0a1b2c3d4e5f60718"])
+    start: datetime = Field(
+        description="The start of the block; the fleet is empty before.",
+        examples=[datetime(2026, 11, 1, 11, 30, tzinfo=UTC)],
+    )
+    end: datetime = Field(
+        description="The end of the block; the fleet is drained 45 minutes before.",
+        examples=[datetime(2026, 11, 8, 11, 30, tzinfo=UTC)],
+    )
+
+    @field_validator("start", "end")
+    @classmethod
+    def _says_its_offset(cls, moment: datetime) -> datetime:
+        if moment.tzinfo is None:
+            raise refuse(f"an offset after it, such as {moment.isoformat()}Z: a block is bought in UTC")
+        return moment
+
+    @field_validator("end")
+    @classmethod
+    def _after_the_start(cls, end: datetime, info: ValidationInfo) -> datetime:
+        start = info.data.get("start")
+        if start is not None and end <= start + DRAINED_BEFORE_THE_END:
+            raise refuse(f"a time more than 45 minutes after the block's start, which is {start.isoformat()}")
+        return end
+
+
+class TrainingOnDemand(Table):
+    """On-demand capacity."""
+
+    kind: Literal["on-demand"] = Field(description=_KIND, examples=["on-demand"])
+    placement: _Placement = Field(default="cluster", description=_PLACEMENT, examples=["cluster"])
+
+
+class TrainingSpot(Table):
+    """Spot capacity, which EC2 may reclaim at two minutes' notice; checkpoints are stored in a bucket of the fleet."""
+
+    kind: Literal["spot"] = Field(description=_KIND, examples=["spot"])
+    placement: _Placement = Field(default="cluster", description=_PLACEMENT, examples=["cluster"])
+
+
+class TrainingReservation(Table):
+    """An on-demand capacity reservation."""
+
+    kind: Literal["reservation"] = Field(description=_KIND, examples=["reservation"])
+    id: _RESERVATION
+    placement: _Placement = Field(default="none", description=_PLACEMENT, examples=["none"])
+
+
+ServingCapacity: TypeAlias = Annotated[
+    ServingOnDemand | ServingSpot | ServingReservation | CapacityBlock, Field(discriminator="kind")
+]
+TrainingCapacity: TypeAlias = Annotated[
+    TrainingOnDemand | TrainingSpot | TrainingReservation | CapacityBlock, Field(discriminator="kind")
+]
+Capacity: TypeAlias = (
+    ServingOnDemand
+    | ServingSpot
+    | ServingReservation
+    | TrainingOnDemand
+    | TrainingSpot
+    | TrainingReservation
+    | CapacityBlock
+)
+
+
+def check_sold(capacity: Capacity, types: tuple[str, ...]) -> None:
+    """Refuse a kind in which EC2 does not sell one of the types."""
+    if capacity.kind == "capacity-block" and (wrong := [each for each in types if each not in IN_CAPACITY_BLOCKS]):
+        raise refuse(
+            f"another kind: EC2 sells capacity blocks of {', '.join(IN_CAPACITY_BLOCKS)}, not of {wrong[0]}",
+            found='kind = "capacity-block"',
+        )
+    if capacity.kind == "spot" and (wrong := [each for each in types if each in NEVER_SPOT]):
+        raise refuse(f"another kind: EC2 sells no {wrong[0]} on the spot market", found='kind = "spot"')
+
 
 # An UltraServer is not a size that EC2 launches by one name.
 _LAUNCHABLE = {name: entry for name, entry in INSTANCES.items() if entry.servers == 1}
@@ -34,13 +172,15 @@ _Instances = Annotated[int, Field(ge=0, le=1000), Unit("instances")]
 
 
 class Size(Table):
-    """How many instances a serving fleet has."""
+    """The size of a serving fleet."""
 
-    min: _Instances = Field(description="The fewest instances.", examples=[1])
+    min: _Instances = Field(description="The minimum number of instances.", examples=[1])
     desired: Annotated[_Instances, Absent("as `min`")] = Field(
-        default_factory=lambda earlier: int(earlier["min"]), description="The instances to begin with.", examples=[2]
+        default_factory=lambda earlier: int(earlier["min"]),
+        description="The initial number of instances.",
+        examples=[2],
     )
-    max: _Instances = Field(description="The most instances, those of a rollout included.", examples=[4])
+    max: _Instances = Field(description="The maximum number of instances, including those of a rollout.", examples=[4])
 
     @field_validator("desired", "max")
     @classmethod
@@ -51,66 +191,69 @@ class Size(Table):
         return count
 
 
-_Name = Annotated[Slug, Field(description="What stacks and commands call the fleet.", examples=["search"])]
+_Name = Annotated[Slug, Field(description="The name of the fleet in stacks and commands.", examples=["search"])]
 _ModelName = Annotated[Slug, Field(description="The `name` of one of the models.", examples=["bert"])]
 _Channel = Annotated[
-    Slug, Field(description="The channel whose newest artifact the fleet runs.", examples=["production"])
+    Slug, Field(description="The channel whose current artifact the fleet runs.", examples=["production"])
 ]
 _Words = Annotated[str, text("[!-~](?:[ -~]*[!-~])?", "a word of a command line", longest=1024)]
 
 
 class Standby(Table):
-    """A GPU fleet that keeps running the model, for traffic to go back to while the new fleet earns trust."""
+    """A GPU fleet that keeps running the model as a fallback for traffic."""
 
     instance_type: Annotated[
         str, text(r"(?:g|p)[0-9][a-z0-9]*\.[0-9a-z]+", 'a GPU instance type such as "g5.xlarge"', longest=32)
     ] = Field(description="The instance type.", examples=["g5.xlarge"])
     image: Annotated[str, text("ami-[0-9a-f]{8,17}", 'the id of an AMI, such as "ami-0a1b2c3d4e5f60718"')] = Field(
-        description="The AMI that serves the model when it starts.", examples=["ami-0a1b2c3d4e5f60718"]
+        description="The AMI, which serves the model at boot.", examples=["ami-0a1b2c3d4e5f60718"]
     )
-    size: Size = Field(description="How many instances the group has.")
+    size: Size = Field(description="The number of instances.")
 
 
 class ServingFleet(Table):
-    """Instances behind a load balancer that answer requests."""
+    """Instances behind a load balancer that serve a model."""
 
-    kind: Literal["serving"] = Field(description="What the fleet is for.", examples=["serving"])
+    kind: Literal["serving"] = Field(description="The kind of fleet.", examples=["serving"])
     name: _Name
     model: _ModelName
     channel: _Channel
     instance_types: Annotated[tuple[ServingType, ...], LIST, DISTINCT] = Field(
-        description="The instance types to choose from, best first, all of one compiler target.",
+        description="The acceptable instance types in order of preference, all of one compiler target.",
         examples=[["inf2.xlarge", "inf2.8xlarge"]],
     )
-    capacity: ServingCapacity = Field(description="How the instances are bought.")
-    size: Size = Field(description="How many instances the fleet has.")
+    capacity: ServingCapacity = Field(description="The purchase option of the instances.")
+    size: Size = Field(description="The number of instances.")
     port: Annotated[int, Field(ge=1, le=65535)] = Field(
-        default=8000, description="Where the server listens on an instance.", examples=[8000]
+        default=8000, description="The port of the server.", examples=[8000]
     )
     health: Annotated[str, text("/[!-~]*", 'a path such as "/health"')] = Field(
-        default="/health", description="The path that answers 200 when the model is loaded.", examples=["/health"]
+        default="/health",
+        description="The health check path, which returns 200 once the model is loaded.",
+        examples=["/health"],
     )
     ready_within: Annotated[timedelta, duration("1m", "2h")] = Field(
-        default=timedelta(minutes=30), description="When an instance that is not ready is given up.", examples=["30m"]
+        default=timedelta(minutes=30), description="The time limit for an instance to become ready.", examples=["30m"]
     )
     command: Annotated[tuple[_Words, ...], MAYBE_EMPTY] = Field(
         default=(),
-        description="The server, as words. The artifact's folder is in NXPIPE_ARTIFACT. Without one the agent stops "
-        "when the artifact is there, and the AMI's own unit serves it.",
+        description="The command line of the server, as a list. NXPIPE_ARTIFACT is the artifact's folder. "
+        "Without it, the agent exits once the artifact is in place, and a unit of the AMI serves "
+        "it.",
         examples=[["python", "-m", "server"]],
     )
-    certificate: Annotated[Certificate | None, Absent("plain HTTP, which an acknowledgement of NXP-NET-3 allows")] = (
+    certificate: Annotated[Certificate | None, Absent("plain HTTP, which requires an acknowledgement of NXP-NET-3")] = (
         Field(
             default=None,
-            description="The certificate of the load balancer.",
+            description="The TLS certificate of the load balancer.",
             examples=["arn:aws:acm:us-east-2:123456789012:certificate/0a1b2c3d"],
         )
     )
-    clients: Annotated[tuple[Cidr, ...] | None, LIST, DISTINCT, Absent("the network's own addresses")] = Field(
-        default=None, description="Who may call the load balancer.", examples=[["10.0.0.0/8"]]
+    clients: Annotated[tuple[Cidr, ...] | None, LIST, DISTINCT, Absent("the addresses of the network")] = Field(
+        default=None, description="The address ranges that may call the load balancer.", examples=[["10.0.0.0/8"]]
     )
     standby: Annotated[Standby | None, Absent("none")] = Field(
-        default=None, description="A GPU group behind the same load balancer."
+        default=None, description="A GPU group behind the same load balancer, as a fallback."
     )
 
     @field_validator("instance_types")
@@ -137,10 +280,10 @@ class ServingFleet(Table):
 
 
 class Scratch(Table):
-    """An FSx for Lustre file system that lives as long as the fleet."""
+    """An FSx for Lustre file system with the lifetime of the fleet."""
 
     size: Annotated[int, Field(ge=1200, le=100800), Unit("GiB")] = Field(
-        description="How much it holds, in steps of 1200.", examples=[1200]
+        description="The capacity, in steps of 1200.", examples=[1200]
     )
 
     @field_validator("size")
@@ -152,29 +295,29 @@ class Scratch(Table):
 
 
 class TrainingFleet(Table):
-    """Instances that train one model together."""
+    """Instances that train one model as a cluster."""
 
-    kind: Literal["training"] = Field(description="What the fleet is for.", examples=["training"])
+    kind: Literal["training"] = Field(description="The kind of fleet.", examples=["training"])
     name: _Name
     model: _ModelName
     channel: _Channel
     instance_types: Annotated[tuple[TrainingType, ...], JUST_ONE] = Field(
-        description="The instance type; all nodes have the same.", examples=[["trn1.32xlarge"]]
+        description="The instance type of all nodes.", examples=[["trn1.32xlarge"]]
     )
     zone: Zone = Field(
-        description="The availability zone of all nodes: collectives need one subnet.", examples=["us-east-2a"]
+        description="The availability zone of all nodes; collectives require one subnet.", examples=["us-east-2a"]
     )
-    capacity: TrainingCapacity = Field(description="How the instances are bought.")
+    capacity: TrainingCapacity = Field(description="The purchase option of the instances.")
     nodes: Annotated[int, Field(ge=1, le=512), Unit("instances")] = Field(
-        description="How many instances train together.", examples=[4]
+        description="The number of nodes.", examples=[4]
     )
-    image: Annotated[Image | None, Absent("the project's own repository, tag train")] = Field(
+    image: Annotated[Image | None, Absent("the project's repository, tag train")] = Field(
         default=None,
-        description="The container that trains, by its digest.",
+        description="The training container, pinned by digest.",
         examples=[f"123456789012.dkr.ecr.us-east-2.amazonaws.com/train@sha256:{'0' * 64}"],
     )
     scratch: Annotated[Scratch | None, Absent("none")] = Field(
-        default=None, description="A fast file system beside the nodes, for data sets."
+        default=None, description="A fast file system for data sets."
     )
 
     @field_validator("nodes")
@@ -193,3 +336,16 @@ class TrainingFleet(Table):
 
 
 Fleet: TypeAlias = Annotated[ServingFleet | TrainingFleet, Field(discriminator="kind")]
+
+
+def serving_fleets(config: "Config") -> "dict[str, ServingFleet]":
+    return {each.name: each for each in config.fleets if isinstance(each, ServingFleet)}
+
+
+def serving_fleet(config: "Config", name: str, option: str) -> "ServingFleet":
+    """The fleet of that name; `option` is the option or argument that holds it."""
+    fleets = serving_fleets(config)
+    if name not in fleets:
+        hint = did_you_mean(name, fleets) or f"; there are {', '.join(fleets) or 'none'}"
+        raise InputInvalid(f"{option}: nxpipe.toml has no serving fleet {name!r}{hint}")
+    return fleets[name]

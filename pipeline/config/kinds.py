@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from nxpipe.pipeline.config.forms import Form, ListRule, text
+from nxpipe.pipeline.config.schema import Form, ListRule, text
 
 Slug = Annotated[
     str,

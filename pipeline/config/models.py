@@ -1,13 +1,18 @@
-"""What is compiled: one table for each model."""
+"""The tables [[models]]: sources, programs and targets of the models to compile."""
 
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from nxpipe.emulator.hardware import INSTANCES
-from nxpipe.pipeline.config.forms import Absent, Unit, one_of, refuse
 from nxpipe.pipeline.config.kinds import ASCENDING, DISTINCT, LIST, Degree, Folder, HubId, Revision, Slug, Weights
-from nxpipe.pipeline.config.table import Table
+from nxpipe.pipeline.config.schema import Absent, Table, Unit, one_of, refuse
+from nxpipe.pipeline.util.errors import InputInvalid
+from nxpipe.pipeline.util.text import did_you_mean
+
+if TYPE_CHECKING:
+    from nxpipe.pipeline.config.root import Config
 
 InstanceType = Annotated[str, one_of(INSTANCES)]
 Task: TypeAlias = Literal[
@@ -29,13 +34,13 @@ def _usual_phases(earlier: dict[str, Any]) -> tuple[Phase, ...]:
 
 
 class Variant(Table):
-    """More artifacts of the same model: every one of these targets with every one of these degrees."""
+    """More artifacts of the same model: each target with each degree."""
 
     targets: Annotated[tuple[InstanceType, ...], LIST, DISTINCT] = Field(
         description="The instance types to compile for.", examples=[["trn1.32xlarge", "trn2.48xlarge"]]
     )
     tp: Annotated[tuple[Annotated[Degree, Unit("logical NeuronCores")], ...], LIST, ASCENDING] = Field(
-        default=(1,), description="Tensor parallelism: over how many cores one copy is spread.", examples=[[8, 32]]
+        default=(1,), description="The tensor-parallel degrees.", examples=[[8, 32]]
     )
 
     @field_validator("tp")
@@ -48,60 +53,60 @@ class Variant(Table):
 
 
 class Model(Table):
-    """One model and the programs that are compiled from it: one for each phase, batch and bucket."""
+    """One model and its compiled programs: one for each phase, batch and bucket."""
 
-    name: Slug = Field(
-        description="What fleets and commands call the model; no two models share it.", examples=["bert"]
-    )
+    name: Slug = Field(description="The unique name of the model in fleets and commands.", examples=["bert"])
     id: Annotated[HubId | None, Absent("none; `path` is set instead")] = Field(
         default=None, description="The id of the model on the hub.", examples=["bert-base-uncased"]
     )
     path: Annotated[Folder | None, Absent("none; `id` is set instead")] = Field(
         default=None,
         validate_default=True,
-        description="The folder of the model, as `save_pretrained` writes it. A relative one starts at this file.",
+        description="The folder of the model, as `save_pretrained` writes it. A relative path starts at this file.",
         examples=["./models/bert"],
     )
     revision: Annotated[Revision | None, Absent("the repository's main branch")] = Field(
-        default=None, description="The version of `id` on the hub. A commit makes builds repeatable.", examples=["main"]
+        default=None,
+        description="The revision of `id` on the hub. A commit makes builds reproducible.",
+        examples=["main"],
     )
-    task: Task = Field(
-        description="What the model is used for; it decides which head is compiled.", examples=["fill-mask"]
-    )
+    task: Task = Field(description="The task of the model, which selects the head to compile.", examples=["fill-mask"])
     target: InstanceType = Field(description="The instance type to compile for.", examples=["inf2.xlarge"])
     tp: Annotated[Degree, Unit("logical NeuronCores")] = Field(
-        default=1, description="Tensor parallelism: over how many cores one copy of the model is spread.", examples=[8]
+        default=1,
+        description="The tensor-parallel degree: the number of cores that share one copy of the model.",
+        examples=[8],
     )
     batches: Annotated[tuple[Annotated[int, Field(ge=1, le=1024), Unit("sequences")], ...], LIST, ASCENDING] = Field(
         default=(1,), description="The batch sizes to compile for.", examples=[[1, 4]]
     )
     buckets: Annotated[tuple[Annotated[int, Field(ge=1, le=131072), Unit("tokens")], ...], LIST, ASCENDING] = Field(
         default=(128,),
-        description="The sequence lengths to compile for; a request is padded to the next one.",
+        description="The sequence lengths to compile for; a request is padded to the next larger one.",
         examples=[[128, 512]],
     )
     phases: Annotated[tuple[Phase, ...], LIST, DISTINCT, Absent("prefill for text-generation, else forward")] = Field(
         default_factory=_usual_phases,
-        description="The programs of the model: the whole in one (forward), or reading the prompt (prefill) "
-        "and making the next token (decode) apart.",
+        description="The programs of the model: forward, or prefill (the prompt) and decode (one token on the"
+        " KV cache) as separate programs.",
         examples=[["prefill", "decode"]],
     )
     autocast: Autocast = Field(
         default="matmult",
-        description="Which fp32 operators the compiler may run in `autocast_type`.",
+        description="The fp32 operators that run in `autocast_type`: none, matrix multiplications, or all.",
         examples=["matmult"],
     )
     autocast_type: AutocastType = Field(
-        default="bf16", description="The number format that `autocast` casts to.", examples=["bf16"]
+        default="bf16", description="The data type that `autocast` casts to.", examples=["bf16"]
     )
     weights: Annotated[Weights | None, Absent("the hub's for an `id`, the folder's own for a `path`")] = Field(
         default=None,
-        description="Where the weights come from: the hub, a folder of safetensors, or a seed for weights that only "
-        "tests and trials need.",
+        description="The source of the weights: the hub, a folder of safetensors, or a seed for random "
+        "weights in tests.",
         examples=["random:0"],
     )
     also: tuple[Variant, ...] = Field(
-        default=(), strict=False, description="What else the same model is compiled for, with all its programs."
+        default=(), strict=False, description="More targets and degrees to compile the same programs for."
     )
 
     @field_validator("path")
@@ -142,3 +147,13 @@ class Model(Table):
         if weights == "hub" and info.data.get("path") is not None:
             raise refuse('a folder or "random:SEED": this model is a path, so the hub does not know it')
         return weights
+
+
+def chosen_models(config: "Config", names: Sequence[str]) -> list[Model]:
+    """The models of those names, else all."""
+    known = [model.name for model in config.models]
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known) or f"; there are {', '.join(known) or 'none'}"
+            raise InputInvalid(f"--only: nxpipe.toml describes no model {name!r}{hint}")
+    return [model for model in config.models if not names or model.name in names]

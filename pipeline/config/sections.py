@@ -5,7 +5,6 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from nxpipe.pipeline.config.forms import Absent, ListRule, Unit, refuse
 from nxpipe.pipeline.config.kinds import (
     ASCENDING,
     DISTINCT,
@@ -21,17 +20,17 @@ from nxpipe.pipeline.config.kinds import (
     duration,
     write_duration,
 )
-from nxpipe.pipeline.config.table import Table
+from nxpipe.pipeline.config.schema import Absent, ListRule, Table, Unit, refuse
 
 
 class Project(Table):
-    """What the file describes, and the AWS account that it is deployed to."""
+    """The project, and the AWS account and region that it is deployed to."""
 
-    name: Slug = Field(description="Begins the name of every stack and of what the stacks make.", examples=["search"])
-    region: Annotated[Region | None, Absent("the region of the credentials at hand")] = Field(
+    name: Slug = Field(description="The prefix of the names of all stacks and their resources.", examples=["search"])
+    region: Annotated[Region | None, Absent("the region of the AWS credentials")] = Field(
         default=None, description="The AWS region that the stacks are deployed to.", examples=["us-east-2"]
     )
-    account: Annotated[Account | None, Absent("the account of the credentials at hand")] = Field(
+    account: Annotated[Account | None, Absent("the account of the AWS credentials")] = Field(
         default=None, description="The AWS account that the stacks are deployed to.", examples=["123456789012"]
     )
 
@@ -41,26 +40,26 @@ _Bake = Annotated[timedelta, duration("1m", "7d")]
 
 
 class Guards(Table):
-    """What a new version must not do, however it compares with the old one."""
+    """Absolute limits of a new version, independent of the old one."""
 
     alarms: Annotated[tuple[Alarm, ...], MAYBE_EMPTY, DISTINCT] = Field(
         default=(),
-        description="CloudWatch alarms; when one of them fires, traffic goes back.",
+        description="CloudWatch alarms that roll back when they fire.",
         examples=[["search-errors"]],
     )
     max_error_rate: float = Field(
         default=0.01,
         gt=0,
         lt=1,
-        description="The share of requests that a version may fail: the service level objective. An alarm tells of "
-        "more, minutes in which the old version is over it do not count for a rollout, and a new version that serves "
-        "alone goes back when there is evidence that it is over it.",
+        description="The error rate of the service level objective. An alarm fires above it, minutes in which"
+        " the old version exceeds it do not count for a rollout, and a new version with all "
+        "traffic is rolled back on evidence that it exceeds it.",
         examples=[0.01],
     )
     max_p99: Annotated[_Latency | None, Absent("no limit")] = Field(
         default=None,
-        description="The latency that 99 of 100 requests must stay below: an alarm tells of more. Rollouts compare the "
-        "latencies of both versions.",
+        description="The p99 latency objective; an alarm fires above it. Rollouts compare the latencies of "
+        "both versions.",
         examples=["800ms"],
     )
 
@@ -71,12 +70,12 @@ _TO_THE_END = ListRule(
 
 
 class Rollout(Table):
-    """How traffic moves to a new version: in steps, each judged by a test that may look at any time."""
+    """Canary rollouts: traffic moves in steps, each evaluated by an anytime-valid sequential test."""
 
     steps: Annotated[tuple[Annotated[int, Field(ge=1, le=100), Unit("percent of traffic")], ...], LIST, _TO_THE_END] = (
         Field(
             default=(5, 25, 50, 100),
-            description="The shares of traffic that the new version gets, one after another.",
+            description="The traffic shares of the new version, step by step.",
             examples=[[5, 25, 50, 100]],
         )
     )
@@ -84,40 +83,40 @@ class Rollout(Table):
         default=0.01,
         gt=0,
         le=0.1,
-        description="The greatest chance that a rollout goes back although the new version is as good as the old one.",
+        description="The bound on the probability of rolling back a version that is as good as the old one.",
         examples=[0.01],
     )
     beta: float = Field(
         default=0.05,
         gt=0,
         le=0.2,
-        description="The greatest chance of advancing a version that is worse than a step tolerates.",
+        description="The bound on the probability of advancing a version that is worse than a step tolerates.",
         examples=[0.05],
     )
     bake_min: _Bake = Field(
-        default=timedelta(minutes=5), description="How long every step lasts at least.", examples=["5m"]
+        default=timedelta(minutes=5), description="The minimum duration of a step.", examples=["5m"]
     )
     bake_max: _Bake = Field(
         default=timedelta(hours=1),
-        description="When a step that is still undecided stops and asks a person.",
+        description="The maximum duration of a step; an undecided step then waits for an operator.",
         examples=["1h"],
     )
     margin: float = Field(
         default=1.0,
         ge=1,
         le=1.5,
-        description="How many times the old version's odds of a bad request count as no worse.",
+        description="The odds ratio of bad requests, new to old version, that counts as no worse.",
         examples=[1.0],
     )
     bursts: float = Field(
         default=0.0,
         ge=0,
         le=5,
-        description="By how much the logarithm of one version's error rate strays from minute to minute while nothing "
-        "is wrong, where errors come in bursts: a standard deviation.",
+        description="For bursty errors: the standard deviation of the logarithm of a version's error rate "
+        "from minute to minute in normal operation.",
         examples=[0.0],
     )
-    guards: Guards = Field(default_factory=Guards, description="Limits that end a rollout at once.")
+    guards: Guards = Field(default_factory=Guards, description="Absolute limits, which roll back at once.")
 
     @field_validator("bake_max")
     @classmethod
@@ -132,63 +131,64 @@ Backend: TypeAlias = Literal["emulator", "neuronx"]
 
 
 class Build(Table):
-    """How the models are compiled."""
+    """The compilation of models."""
 
     backend: Backend = Field(
         default="emulator",
-        description="Whose compiler: nxpipe's own, or AWS's where it is installed, whose programs cannot be verified "
-        "here.",
+        description="The compiler: nxpipe's own, or AWS's neuronx-cc if it is installed, whose programs "
+        "cannot be verified without a device.",
         examples=["emulator"],
     )
 
     executor: Literal["local", "ray", "batch"] = Field(
         default="local",
-        description="What runs the compile jobs: processes on this machine, a Ray cluster, or AWS Batch.",
+        description="The executor of compile jobs: processes of this machine, a Ray cluster, or AWS Batch.",
         examples=["local"],
     )
     parallelism: Parallelism = Field(
         default="auto",
-        description='How many compile jobs run at once; "auto" goes by the cores and the memory at hand.',
+        description='The number of parallel compile jobs; "auto" follows available processors and memory.',
         examples=[4],
     )
-    timeout: Annotated[timedelta | None, duration("1m", "7d"), Absent("as long as it takes")] = Field(
-        default=None, description="When one compile job is given up.", examples=["2h"]
+    timeout: Annotated[timedelta | None, duration("1m", "7d"), Absent("no limit")] = Field(
+        default=None, description="The time limit of one compile job.", examples=["2h"]
     )
 
 
 class Verify(Table):
-    """How near the emulated result must be to PyTorch in fp32 for an artifact to be published."""
+    """Thresholds on the deviation of emulated outputs from PyTorch in fp32; artifacts beyond them are not published."""
 
     min_cosine: float = Field(
         default=0.999,
         gt=0,
         le=1,
-        description="The least cosine between the emulated output and PyTorch's.",
+        description="The minimum cosine similarity of an emulated output and PyTorch's.",
         examples=[0.999],
     )
     max_relative_error: float = Field(
         default=0.05,
         gt=0,
         le=1,
-        description="The greatest difference between the two outputs, divided by the greatest value of PyTorch's.",
+        description="The maximum absolute difference of the two outputs, relative to the largest magnitude in"
+        " PyTorch's.",
         examples=[0.05],
     )
-    max_kl: Annotated[float | None, Field(gt=0), Unit("nats"), Absent("not asked for")] = Field(
+    max_kl: Annotated[float | None, Field(gt=0), Unit("nats"), Absent("not checked")] = Field(
         default=None,
-        description="For logits: the greatest mean divergence (Kullback-Leibler) of the softmax from PyTorch's.",
+        description="For logits: the maximum mean Kullback-Leibler divergence of the softmax from PyTorch's.",
         examples=[0.01],
     )
-    min_top1: Annotated[float | None, Field(gt=0, le=1), Absent("not asked for")] = Field(
+    min_top1: Annotated[float | None, Field(gt=0, le=1), Absent("not checked")] = Field(
         default=None,
-        description="For logits: the least share of positions whose likeliest entry must be PyTorch's.",
+        description="For logits: the minimum top-1 agreement with PyTorch, as a share of positions.",
         examples=[0.99],
     )
 
 
 class TrustedKey(Table):
-    """A public key whose word counts; each is headed `[[signing.trusted]]`."""
+    """A trusted public key, as `[[signing.trusted]]`."""
 
-    name: Slug = Field(description="What messages and logs call the key.", examples=["release"])
+    name: Slug = Field(description="The name of the key in messages and logs.", examples=["release"])
     key: PublicKeyFile = Field(
         description="The public key in PEM, Ed25519 or ECDSA P-256. A relative path starts at this file.",
         examples=["file:release.key.pub"],
@@ -198,7 +198,7 @@ class TrustedKey(Table):
     )
     expires: Annotated[datetime | None, Absent("never")] = Field(
         default=None,
-        description="From when on the key vouches for nothing new. One that was stolen is removed instead.",
+        description="The date from which new signatures of the key are rejected. Remove a stolen key instead.",
         examples=[datetime(2027, 11, 1, tzinfo=UTC)],
     )
 
@@ -211,7 +211,7 @@ class TrustedKey(Table):
 
     signs: Annotated[Literal["artifacts", "channels"] | None, Absent("both")] = Field(
         default=None,
-        description="What the key vouches for: artifacts, as builds sign them, or what happens to channels.",
+        description="The scope of the key: artifacts, or changes of channels.",
         examples=["artifacts"],
     )
 
@@ -223,39 +223,39 @@ class TrustedKey(Table):
 
 
 class PromotingKey(Table):
-    """The key that signs what happens to one channel; each is headed `[[signing.promoting]]`."""
+    """The signing key of one channel, as `[[signing.promoting]]`."""
 
     channel: Slug = Field(description="The channel.", examples=["production"])
     key: SigningKey = Field(
-        description="The Ed25519 key file or the KMS key. A relative path starts at this file.",
+        description="The Ed25519 key file or KMS key. A relative path starts at this file.",
         examples=["kms:arn:aws:kms:us-east-2:123456789012:alias/production"],
     )
 
 
 class Signing(Table):
-    """Who vouches for an artifact."""
+    """Signatures of artifacts and of channels."""
 
     key: Annotated[SigningKey | None, Absent("artifacts are not signed")] = Field(
         default=None,
-        description="The Ed25519 key file or the KMS key that signs manifests and, where `require` asks for it, "
-        "promotions to channels that `promoting` does not name. A relative path starts at this file.",
+        description="The Ed25519 key file or KMS key that signs manifests, and promotions to channels in "
+        "`require` that are not in `promoting`. A relative path starts at this file.",
         examples=["file:release.key"],
     )
     promoting: Annotated[tuple[PromotingKey, ...], MAYBE_EMPTY] = Field(
         default=(),
-        description="Keys of their own for promotions and rollbacks, so that who builds cannot promote.",
+        description="Separate keys for promotions and rollbacks, so that build jobs cannot promote.",
     )
     trusted: Annotated[tuple[TrustedKey, ...], MAYBE_EMPTY] = Field(
         default=(),
-        description="The keys whose signatures count. Without one it is `key`, by the public half beside it.",
+        description="The trusted public keys. Default: the public half of `key`, from the file beside it.",
     )
     threshold: Annotated[int, Field(ge=1, le=8), Unit("keys")] = Field(
-        default=1, description="How many of the trusted keys must have signed an artifact.", examples=[2]
+        default=1, description="The number of trusted signatures that an artifact requires.", examples=[2]
     )
     require: Annotated[tuple[Slug, ...], MAYBE_EMPTY, DISTINCT] = Field(
         default=(),
-        description="Channels that take signed artifacts only, and whose promotions and rollbacks are signed too. They "
-        "need no fleet.",
+        description="Channels that accept signed artifacts only and sign their promotions and rollbacks. They"
+        " need no fleet.",
         examples=[["production"]],
     )
 

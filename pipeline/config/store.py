@@ -1,39 +1,84 @@
 """The table [store]: apart from the others because most commands ask for nothing else."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Final
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from nxpipe.pipeline.config.forms import Absent
 from nxpipe.pipeline.config.kinds import DISTINCT, MAYBE_EMPTY, Folder, KmsKey, Size, StoreUrl
-from nxpipe.pipeline.config.table import Table
+from nxpipe.pipeline.config.schema import Absent, Table
 
 
 class Store(Table):
-    """Where artifacts are published and read."""
+    """The artifact store."""
 
     url: StoreUrl = Field(
         default="file://.nxpipe/store",
-        description="The store. A relative folder starts at the folder of this file.",
+        description="The URL of the store. A relative folder starts at the folder of this file.",
         examples=["s3://search-artifacts/models"],
     )
     endpoints: Annotated[tuple[StoreUrl, ...], MAYBE_EMPTY, DISTINCT] = Field(
         default=(),
-        description="Replicas to read from, in this order, when `url` does not answer.",
+        description="Replicas to read from, in this order, when `url` is unavailable.",
         examples=[["s3://search-artifacts-us-west-2/models"]],
     )
     cache: Folder = Field(
         default="~/.cache/nxpipe",
-        description="The folder that keeps verified copies of what was read from a store in S3.",
+        description="The folder of the read-through cache for a store in S3. Its objects are verified.",
         examples=["/mnt/efs/nxpipe"],
     )
     cache_limit: Size = Field(
         default=20 << 30,
-        description="The size at which `cache` drops what was not read for longest.",
+        description="The size limit of `cache`; the least recently used objects are evicted.",
         examples=["20GiB"],
     )
-    kms_key: Annotated[KmsKey | None, Absent("the encryption that the bucket has by default")] = Field(
+    kms_key: Annotated[KmsKey | None, Absent("the bucket's default encryption")] = Field(
         default=None,
-        description="The KMS key that objects in the bucket of `url` are encrypted with.",
+        description="The KMS key that encrypts objects in the bucket of `url`.",
         examples=["arn:aws:kms:us-east-2:123456789012:key/0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"],
     )
+
+
+TABLES: Final = frozenset(
+    {
+        "project",
+        "store",
+        "models",
+        "fleets",
+        "endpoints",
+        "network",
+        "rollout",
+        "build",
+        "verify",
+        "signing",
+        "budget",
+        "amis",
+        "observe",
+        "release",
+        "farm",
+        "cluster",
+        "acknowledge",
+    }
+)
+
+
+def load_store_section(path: Path, environ: Mapping[str, str]) -> Store:
+    """As `load_config(...).store` where the file may be missing, but heedless of faults in tables beside it."""
+    if not any(name.startswith("NXPIPE_STORE_") for name in environ):
+        document = _document(path)
+        if document.keys() <= TABLES:
+            with suppress(ValidationError):  # told below, with all others
+                return Store.model_validate(document.get("store", {}))
+    from nxpipe.pipeline.config.load import load_config
+
+    return load_config(path, environ, missing_ok=True).store
+
+
+def _document(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    from nxpipe.pipeline.config.toml_file import read_document
+
+    return read_document(path)[1]

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nxpipe.pipeline.models.file_digest import sha256_of_file
-from nxpipe.pipeline.util.documents import DocumentInvalid, MiB, json_of, read_file
 from nxpipe.pipeline.util.errors import ModelSourceError
+from nxpipe.pipeline.util.files import DocumentInvalid, MiB, json_of, read_file
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from nxpipe.emulator.ir.graph import TensorType
+    from nxpipe.emulator.ir.types import TensorType
 
 _LARGEST_INDEX = 128 * MiB  # that of a model of 91,991 tensors has 9 MB
 

@@ -13,8 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nxpipe.emulator.regular_file import open_regular
-from nxpipe.pipeline.util.documents import MiB, json_of, read_file
-from nxpipe.pipeline.util.folders import cache_folder
+from nxpipe.pipeline.util.files import MiB, cache_folder, json_of, read_file
 
 _SETTLED_SECONDS = 2.0
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nxpipe.pipeline.util.documents import DocumentInvalid, MiB, NotJson, json_of, read_file
 from nxpipe.pipeline.util.errors import InputInvalid, ModelSourceError
+from nxpipe.pipeline.util.files import DocumentInvalid, MiB, NotJson, json_of, read_file
 
 if TYPE_CHECKING:
     import numpy as np

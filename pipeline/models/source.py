@@ -10,9 +10,8 @@ from nxpipe.emulator.configuration import relevant
 from nxpipe.pipeline.models.known import find, nearest
 from nxpipe.pipeline.models.numbers import meant, spelled
 from nxpipe.pipeline.models.task import task_of
-from nxpipe.pipeline.util.documents import DocumentInvalid, MiB, json_of, read_file
 from nxpipe.pipeline.util.errors import MissingSoftware, ModelSourceError
-from nxpipe.pipeline.util.folders import expanded
+from nxpipe.pipeline.util.files import DocumentInvalid, MiB, expanded, json_of, read_file
 
 # NAME or OWNER/NAME; a repository of several models, as diffusion has them, is followed by the folder: unet, vae.
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*){0,2}")

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nxpipe.pipeline.models.checkpoint import SafetensorsWeights
 from nxpipe.pipeline.util.errors import ModelSourceError
-from nxpipe.pipeline.util.folders import expanded
+from nxpipe.pipeline.util.files import expanded
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from nxpipe.emulator.ir.graph import TensorType
+    from nxpipe.emulator.ir.types import TensorType
 
 _CHUNK = 1 << 16  # elements at a time: stays in the processor's cache
 GENERATOR = 1  # goes into the request key: raise it when `random_tensor` changes a single bit

@@ -1,1 +1,1 @@
-"""From a description to a channel, through gates that can be repeated. docs/release.md."""
+"""From a description to a channel, through gates that can be repeated. docs/guides/release.md."""

@@ -1,35 +1,125 @@
-"""One release, and what the store says of it at any moment."""
+"""A release: its candidates, and the state of the store and its channels at any moment.
 
-from dataclasses import dataclass, field
+A candidate is one artifact per model and target, named by its request key, built or not.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Self
 
-import click
-
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.channel.generation import Generation, Served
+from nxpipe.artifact_store.documents import written_now
 from nxpipe.artifact_store.errors import NotFound, Refused
-from nxpipe.artifact_store.transfer.believed import Trust
-from nxpipe.pipeline.artifacts.known import unknown_channel
-from nxpipe.pipeline.artifacts.promotion import model_id
+from nxpipe.artifact_store.names import short_name
+from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
+from nxpipe.emulator.hardware import INSTANCES
+from nxpipe.pipeline import VERSION
+from nxpipe.pipeline.artifacts.channels import (
+    ENVIRONMENTS,
+    environment_channel,
+    model_id,
+    serving_fleets,
+    unknown_channel,
+)
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.build.matrix import of_file
 from nxpipe.pipeline.build.run import Run
-from nxpipe.pipeline.cli.order_options import chosen_models
-from nxpipe.pipeline.release.candidate import Candidate, planned
-from nxpipe.pipeline.release.words import Expected, Words
+from nxpipe.pipeline.release.options import ExpectedGeneration, ReleaseOptions
+from nxpipe.pipeline.request import compiler_digest
 from nxpipe.pipeline.util.console import Console
-from nxpipe.pipeline.util.state_folder import state_folder
+from nxpipe.pipeline.util.files import state_folder, write_whole
 from nxpipe.pipeline.verify.verify import Thresholds
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
-    from nxpipe.pipeline.build.planned import Plan
-    from nxpipe.pipeline.config import Config
+    from nxpipe.pipeline.build.planned import Plan, PlannedArtifact
+    from nxpipe.pipeline.config import Config, ServingFleet
 
 
-class Aside(Console):
-    """How a build speaks that is no command of its own: stdout is the release's."""
+@dataclass(frozen=True)
+class ReleaseCandidate:
+    """An artifact to release. `owner` is its model in nxpipe.toml; `target` is the compiler's. `manifest` is the digest
+    that the source channel serves, if the release is from a channel.
+    """
+
+    model_id: str
+    target: str
+    request_key: str
+    owner: str | None = None
+    manifest: str | None = None
+
+    @property
+    def slot(self) -> tuple[str, str]:
+        """The slot of a channel: model and target."""
+        return self.model_id, self.target
+
+    @property
+    def name(self) -> str:
+        return short_name(self.model_id, self.request_key)
+
+    @classmethod
+    def of(cls, served: "Served") -> "ReleaseCandidate":
+        return cls(served.model_id, served.target, served.request_key, manifest=served.manifest.sha256)
+
+
+def planned_candidates(artifacts: "Sequence[PlannedArtifact]") -> tuple[ReleaseCandidate, ...]:
+    """The first artifact of each model and target. The check and build gates report invalid requests."""
+    slots: dict[tuple[str, str], ReleaseCandidate] = {}
+    for one in _described(artifacts):
+        first = slots.setdefault(one.slot, one)
+        if first.owner != one.owner:
+            raise Refused(
+                f"models {first.owner} and {one.owner} of nxpipe.toml are both {one.model_id} for {one.target}, but "
+                "a channel serves one; select it with --only"
+            )
+    return tuple(slots.values())
+
+
+def _described(artifacts: "Sequence[PlannedArtifact]") -> Iterable[ReleaseCandidate]:
+    for artifact in artifacts:
+        if artifact.key:
+            request = artifact.asked.request()
+            yield ReleaseCandidate(request.source.id, request.target.compiler_target, artifact.key, artifact.asked.name)
+
+
+_FORMAT: Final = "nxpipe.verified/1"
+
+
+@dataclass(frozen=True)
+class VerifiedManifests:
+    """Manifests that this machine has verified: one file per manifest and conditions.
+
+    They are not kept in the store: a writer of the store could otherwise forge a verification by this machine.
+    """
+
+    folder: Path
+    conditions: dict[str, object]
+
+    @classmethod
+    def of(cls, release: "ReleaseContext") -> Self:
+        conditions = {"nxpipe": VERSION, "compiler": compiler_digest(), "thresholds": asdict(release.thresholds)}
+        return cls(release.kept / "verified", {"format": _FORMAT, "store": release.store.url, **conditions})
+
+    def __contains__(self, manifest_digest: str) -> bool:
+        return self._path(manifest_digest).exists()
+
+    def note(self, manifest_digest: str) -> None:
+        write_whole(
+            self._path(manifest_digest), canonical_json({**self._document(manifest_digest), "at": written_now()})
+        )
+
+    def _path(self, manifest_digest: str) -> Path:
+        return self.folder / f"{sha256_hex(canonical_json(self._document(manifest_digest)))}.json"
+
+    def _document(self, manifest_digest: str) -> dict[str, object]:
+        return {**self.conditions, "manifest": manifest_digest}
+
+
+class NestedConsole(Console):
+    """The console of a build within a release: stdout belongs to the release."""
 
     def result(self, *lines: str) -> None:
         self.say(*lines)
@@ -45,17 +135,18 @@ class Aside(Console):
 
 
 @dataclass
-class Release:
-    """`seen` is the generation of the channel that was held against, for a promotion to take its place alone. `known`
-    is what was found in the store, where it stays what it is."""
+class ReleaseContext:
+    """One run of `nxpipe release`. `seen` is the generation that the bench gate compared with, which a promotion must
+    succeed directly. `known` holds artifacts found in the store, which are immutable.
+    """
 
     console: Console
     store: "Store"
     config: "Config"
     config_path: Path
-    words: Words
+    options: ReleaseOptions
     seen: int | None = None
-    known: dict[Candidate, "Published"] = field(default_factory=dict)
+    known: dict[ReleaseCandidate, "Published"] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -63,7 +154,7 @@ class Release:
 
     @property
     def kept(self) -> Path:
-        """Where reports and records of this machine are."""
+        """Folder of this machine's reports and verification records."""
         return state_folder(self.config_path) / "releases"
 
     @cached_property
@@ -72,87 +163,112 @@ class Release:
 
     @cached_property
     def building(self) -> Run:
-        aside, how = Aside(**vars(self.console)), {**self.words.how, "force": False}
+        aside, how = NestedConsole(**vars(self.console)), {**self.options.how, "force": False}
         return Run(aside, self.store, self.config, self.thresholds, state_folder(self.config_path), how)
 
     @cached_property
     def plan(self) -> "Plan | None":
-        """As things stood when it was first asked for; None where nothing is built."""
-        if self.words.source is not None:
+        """The build plan at the start; None for a release from a channel."""
+        if self.options.source is not None:
             return None
-        asked = of_file(self.config, self.words.names, self.folder)
-        if not asked:
-            raise click.UsageError("nxpipe.toml describes no model, so there is nothing to release")
-        return self.building.plan(asked)
+        return self.building.plan(of_file(self.config, self.options.names, self.folder))
 
     @cached_property
-    def candidates(self) -> tuple[Candidate, ...]:
-        return self._served_elsewhere() if self.plan is None else planned(self.plan.artifacts)
+    def candidates(self) -> tuple[ReleaseCandidate, ...]:
+        return self._source_candidates() if self.plan is None else planned_candidates(self.plan.artifacts)
 
     @cached_property
-    def trust(self) -> Trust:
+    def trust(self) -> ChannelVerifier:
         return trust_in(self.config, self.folder, self.store, self.console.say)
 
-    def found(self, one: Candidate) -> "Published | None":
-        """Of what a channel serves, the very manifest: one that was published otherwise meanwhile is another."""
+    def found(self, one: ReleaseCandidate) -> "Published | None":
+        """The published artifact. For a release from a channel it must be the served manifest, not a later one."""
         if one not in self.known and (published := self.store.find(one.request_key)):
             if one.manifest not in (None, published.manifest_digest):
-                raise self._gone(one)
+                raise self._unpublished(one)
             self.known[one] = published
         return self.known.get(one)
 
-    def published(self, one: Candidate) -> "Published":
+    def published(self, one: ReleaseCandidate) -> "Published":
         found = self.found(one)
         if found is None:
-            raise NotFound(f"{one.name} is not in {self.store.url}; build it, that is, leave out --skip build")
+            raise NotFound(f"{one.name} is not in {self.store.url}; omit --skip build")
         return found
 
     def tip(self, channel: str | None = None) -> Generation | None:
-        """Believed, of the channel that is released to, or of another."""
-        return self.trust.tip(self.store, channel or self.words.channel)
+        """The verified tip of a channel, by default of the destination."""
+        return self.trust.tip(self.store, channel or self.options.channel)
 
     def served(self) -> dict[tuple[str, str], Served]:
-        """What the channel serves now, by model and target."""
+        """Artifacts that the destination channel serves now, by model and target."""
         tip = self.tip()
         return {each.slot: each for each in tip.artifacts} if tip else {}
 
-    def is_served(self, one: Candidate) -> bool:
+    def is_served(self, one: ReleaseCandidate) -> bool:
         served = self.served().get(one.slot)
         return served is not None and served.request_key == one.request_key
 
-    def _served_elsewhere(self) -> tuple[Candidate, ...]:
-        """The manifests that another channel serves: were one published anew otherwise, it would not be the same.
-
-        The channel is read once: what it serves later is no matter to this release.
-        """
-        source = str(self.words.source)
+    def _source_candidates(self) -> tuple[ReleaseCandidate, ...]:
+        """Candidates that the source channel serves, by manifest. The channel is read once, at the start."""
+        source = str(self.options.source)
         tip = self.tip(source)
         if tip is None:
             raise unknown_channel(self.store, source)
-        self._require_the_expected(tip)
-        names = {model_id(model, self.folder) for model in chosen_models(self.config, self.words.names)}
-        artifacts = [each for each in tip.artifacts if not self.words.names or each.model_id in names]
+        self._require_expected(tip)
+        only = self.options.names
+        ids = {model_id(model, self.folder) for model in self.config.models if model.name in only}
+        artifacts = [each for each in tip.artifacts if not only or each.model_id in ids]
         if not artifacts:
-            what = f" of {', '.join(self.words.names)}" if self.words.names else ""
+            what = f" of {', '.join(only)}" if only else ""
             raise NotFound(f"channel {source} of {self.store.url} serves nothing{what}; release to it first")
         for served in artifacts:
             self.trust.insist_on_signatures(self.store, source, served)
-        candidates = tuple(map(Candidate.of, artifacts))
+        candidates = tuple(map(ReleaseCandidate.of, artifacts))
         for one in candidates:
             if self.found(one) is None:
-                raise self._gone(one)
+                raise self._unpublished(one)
         return candidates
 
-    def _gone(self, one: Candidate) -> NotFound:
+    def _unpublished(self, one: ReleaseCandidate) -> NotFound:
         return NotFound(
-            f"channel {self.words.source} serves {one.name}, whose manifest {one.manifest} is no longer published in "
-            f"{self.store.url}; release to {self.words.source} again"
+            f"channel {self.options.source} serves {one.name}, but its manifest {one.manifest} is not published in "
+            f"{self.store.url}; release to {self.options.source} again"
         )
 
-    def _require_the_expected(self, tip: Generation | None) -> None:
-        expected, serves = self.words.expect, tip and Expected(tip.generation, tip.digest)
+    def _require_expected(self, tip: Generation | None) -> None:
+        expected, serves = self.options.expect, tip and ExpectedGeneration(tip.generation, tip.digest)
         if expected not in (None, serves):
             raise Refused(
-                f"channel {self.words.source} of {self.store.url} serves {serves or 'nothing'}, and {expected} was "
-                f"expected; look at what it serves now, and have that approved"
+                f"channel {self.options.source} of {self.store.url} serves {serves or 'nothing'}, not the expected "
+                f"{expected}; review what it serves now and approve that"
             )
+
+
+def fleets_with_rollouts(release: "ReleaseContext") -> "list[tuple[ServingFleet, ReleaseCandidate]]":
+    """Fleets of the channel whose traffic has to move, with the candidate of each, in the order of nxpipe.toml.
+
+    A fleet that was never served anything has no traffic to move.
+    """
+    if "rollout" in release.options.skipped:
+        return []
+    served, slots = release.served(), {one.slot: one for one in release.candidates}
+    ids = {model.name: model_id(model, release.folder) for model in release.config.models}
+    found = []
+    for fleet in serving_fleets(release.config).values():
+        one = slots.get((ids[fleet.model], INSTANCES[fleet.instance_types[0]].compiler_target))
+        if fleet.channel != release.options.channel or one is None:
+            continue
+        old = served.get(one.slot)
+        if _has_colours(release, fleet) or (old is not None and old.request_key != one.request_key):
+            found.append((fleet, one))
+    return found
+
+
+def rollout_slots(release: "ReleaseContext") -> set[tuple[str, str]]:
+    """Slots that rollouts promote, not the promote gate."""
+    return {one.slot for _, one in fleets_with_rollouts(release)}
+
+
+def _has_colours(release: "ReleaseContext", fleet: "ServingFleet") -> bool:
+    """True if the fleet has had a rollout: its environments follow channels of their own."""
+    return any(release.tip(environment_channel(fleet.name, colour)) for colour in ENVIRONMENTS)

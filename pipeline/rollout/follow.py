@@ -1,4 +1,4 @@
-"""Staying with a rollout until it ends, or until it needs a person."""
+"""Display of a running rollout until it ends or needs a person."""
 
 import math
 import shutil
@@ -6,19 +6,19 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from nxpipe.pipeline.rollout.render import status_line, status_page
 from nxpipe.pipeline.rollout.status import Status
-from nxpipe.pipeline.rollout.view import line, picture
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import AwsError
 from nxpipe.pipeline.util.escape import unstyled
 
-_EVERY: Final = 5.0  # seconds between looks
-_PATIENCE: Final = 60  # looks in a row that may fail: a network goes and comes back in hours of a rollout
+_INTERVAL: Final = 5.0  # seconds between reads
+_MAX_FAILURES: Final = 60  # consecutive failed reads: a network may fail and recover in hours of a rollout
 
 
 def follow(console: Console, fleet: str, look: Callable[[], Status]) -> Status:
-    """Ctrl-C ends the looking and nothing else."""
-    shown = _Shown(console)
+    """The final status. Ctrl-C ends the display, not the rollout."""
+    shown = _Display(console)
     failed = 0
     try:
         while True:
@@ -26,27 +26,27 @@ def follow(console: Console, fleet: str, look: Callable[[], Status]) -> Status:
                 status, failed = look(), 0
             except AwsError as error:
                 failed += 1
-                if failed > _PATIENCE:
+                if failed > _MAX_FAILURES:
                     raise
-                shown.say(f"{error}; still looking")
+                shown.say(f"{error}; retrying")
             else:
                 shown.show(status)
                 if status.over or status.undecided:
                     return status
             time.sleep(_pause(status if not failed else None))
     except KeyboardInterrupt:
-        console.say("", f"The rollout goes on; come back to it with: nxpipe rollout status {fleet} --wait")
+        console.say("", f"The rollout continues; follow it with: nxpipe rollout status {fleet} --wait")
         raise
 
 
 def _pause(status: Status | None) -> float:
-    """As often as something can have changed."""
-    asked = status.execution.asked if status and status.execution else None
-    return min(_EVERY, asked.pace.poll / 2) if asked else _EVERY
+    """Half an evaluation interval, if that is shorter."""
+    rollout = status.execution.input if status and status.execution else None
+    return min(_INTERVAL, rollout.pace.poll / 2) if rollout else _INTERVAL
 
 
-class _Shown:
-    """On a terminal the picture is drawn over the last one; elsewhere a line is said when it differs."""
+class _Display:
+    """On a terminal the status replaces the previous one; elsewhere a line is printed when it changes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -56,13 +56,13 @@ class _Shown:
 
     def show(self, status: Status) -> None:
         if self._live:
-            text = picture(status)
+            text = status_page(status)
             self._erase()
             self._console.say(*text.split("\n"))
             self._rows = _rows(text)
-        elif (said := line(status)) != self._last:
-            self._console.say(said)
-            self._last = said
+        elif (line := status_line(status)) != self._last:
+            self._console.say(line)
+            self._last = line
 
     def say(self, text: str) -> None:
         self._rows = 0
@@ -74,6 +74,6 @@ class _Shown:
 
 
 def _rows(text: str) -> int:
-    """How many rows of the terminal it takes: what is too long is wrapped."""
+    """The number of terminal rows: long lines wrap."""
     columns = shutil.get_terminal_size().columns
     return sum(max(1, math.ceil(len(unstyled(each)) / columns)) for each in text.split("\n"))

@@ -1,29 +1,182 @@
-"""What a plan can find out on a given service, step by step, and what it cannot."""
+"""Detection power of a plan on a given service, step by step, without simulation.
 
+The log e-value of one bet is approximated by a Brownian motion with the drift and variance of that bet's exact
+likelihood ratio. The chance to cross a threshold by a given minute then has a closed form (first passage, inverse
+Gaussian), which takes microseconds instead of thousands of simulated rollouts.
+"""
+
+import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Final
 
-from nxpipe.pipeline.canary.counts import METRICS
-from nxpipe.pipeline.canary.plan import Plan
-from nxpipe.pipeline.canary.ratios import bets_above, bets_below
-from nxpipe.pipeline.canary.values import METRIC_BETS, OBJECTIVE_BETS, begin_bets
-from nxpipe.pipeline.rollout.drift import (
-    Growth,
-    Rate,
-    best_chance,
-    minutes_until,
-    of_objective,
-    of_pairs,
-    of_ratio,
-    together,
-)
-from nxpipe.pipeline.rollout.latency import AS_BEFORE, Slowness
+from nxpipe.pipeline.canary.constants import METRIC_STAKES, OBJECTIVE_STAKES
+from nxpipe.pipeline.canary.counts import LATENCIES, METRICS
+from nxpipe.pipeline.canary.evalues import bets_above, bets_below, stakes_by_step
+from nxpipe.pipeline.canary.likelihood import log_likelihoods
+from nxpipe.pipeline.canary.plan import CanaryPlan
 
-POWER: Final = 0.8  # what is found less often within a step counts as undetectable there
-_WORST: Final = 0.5  # of all requests; what is worse is simply broken
+SPREAD: Final = 0.5  # sigma of the logarithm
+_NORMAL: Final = NormalDist()
+P95, _P99 = _NORMAL.inv_cdf(0.95) * SPREAD, _NORMAL.inv_cdf(0.99) * SPREAD
+# Logarithms of LATENCIES relative to the median. Simulated latencies are lognormal.
+LOG_THRESHOLDS: Final = (
+    *(_NORMAL.inv_cdf(quantile) * SPREAD for quantile in (0.5, 0.75, 0.9, 0.95, 0.99)),
+    _P99 + math.log(1.25),
+    _P99 + math.log(1.6),
+)
+assert len(LOG_THRESHOLDS) == len(LATENCIES)
+
+
+@dataclass(frozen=True)
+class Slowness:
+    """`scale` multiplies every latency. `tail` stretches those above p95 only, such that p99 rises by this factor."""
+
+    scale: float = 1.0
+    tail: float = 1.0
+
+    @property
+    def stretch(self) -> float:
+        """Stretch of log latencies above p95."""
+        return 1 + math.log(self.tail) / (_P99 - P95)
+
+    def before(self, log_latency: float) -> float:
+        """The baseline's latency at the same quantile; both are logarithms relative to the baseline's median."""
+        log_latency -= math.log(self.scale)
+        return log_latency if log_latency <= P95 else P95 + (log_latency - P95) / self.stretch
+
+    def between(self) -> tuple[float, ...]:
+        """Probabilities of the intervals that the thresholds divide latencies into."""
+        below = [0.0, *(_NORMAL.cdf(self.before(log) / SPREAD) for log in LOG_THRESHOLDS), 1.0]
+        return tuple(high - low for low, high in itertools.pairwise(below))
+
+    def slower(self) -> tuple[float, ...]:
+        """Probability of exceeding each threshold."""
+        return tuple(1 - _NORMAL.cdf(self.before(log) / SPREAD) for log in LOG_THRESHOLDS)
+
+
+UNCHANGED_LATENCY: Final = Slowness()
+
+
+_WINDOW: Final = 400  # bad requests in the window over which the exact likelihood gives the drift
+_MAX_MINUTES: Final = 60 * 24 * 365
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Expected requests of one version in a minute, and the probability that one of them is bad."""
+
+    requests: float
+    bad: float
+
+    @property
+    def mean(self) -> float:
+        return self.requests * self.bad
+
+    @property
+    def variance(self) -> float:
+        return self.mean * (1 - self.bad)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Growth of one bet's log e-value, in nats per minute. `needed` is the threshold; `jump` is the largest single
+    step.
+    """
+
+    needed: float
+    drift: float
+    variance: float
+    jump: float = 0.0
+
+    def chance(self, minutes: float) -> float:
+        """The chance of having crossed the threshold by then. The overshoot is half a jump on average."""
+        needed = self.needed + self.jump / 2
+        if self.variance <= 0:
+            return float(self.drift * minutes >= needed)
+        spread = math.sqrt(self.variance * minutes)
+        reflected = 2 * self.drift * needed / self.variance + _log_cdf((-self.drift * minutes - needed) / spread)
+        return min(1.0, _cdf((self.drift * minutes - needed) / spread) + math.exp(min(0.0, reflected)))
+
+
+def _cdf(z: float) -> float:
+    return math.erfc(-z / math.sqrt(2)) / 2
+
+
+def _log_cdf(z: float) -> float:
+    """log of the normal distribution; in the far tail, where a float underflows, by the first term of Mills' ratio."""
+    return math.log(_cdf(z)) if z > -30 else -z * z / 2 - math.log(-z * math.sqrt(2 * math.pi))
+
+
+def pooled_growth(bets: Sequence[Growth]) -> list[Growth]:
+    """Bets whose capitals are added: when the fastest one crosses, the others have grown as well and lower its goal."""
+    rising = [bet for bet in bets if 0 < bet.drift < math.inf]
+    if not rising:
+        return list(bets)
+    soonest = min(bet.needed / bet.drift for bet in rising)
+    grown = [bet.drift * soonest - bet.needed for bet in bets]
+    bonus = math.log(math.fsum(math.exp(each - max(grown)) for each in grown))
+    return [replace(bet, needed=bet.needed - bonus) for bet in bets]
+
+
+def best_chance(bets: Sequence[Growth], minutes: float) -> float:
+    return max((bet.chance(minutes) for bet in bets), default=0.0)
+
+
+def minutes_until(bets: Sequence[Growth], chance: float = 0.5) -> float | None:
+    """Minutes until one of these bets has crossed with this chance; None if that is more than a year."""
+    low, high = 1.0, 1.0  # no evaluation before a minute is over
+    while best_chance(bets, high) < chance:
+        low, high = high, high * 2
+        if high > _MAX_MINUTES:
+            return None
+    while high - low > 0.01 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if best_chance(bets, middle) >= chance else (middle, high)
+    return high
+
+
+def ratio_growth(canary: Rate, stable: Rate, bet: float, null: float, needed: float) -> Growth:
+    """Growth of the bet on an odds ratio of `bet` against a null of `null`."""
+    window = _WINDOW / max(canary.mean + stable.mean, 1e-9)
+    n, m = round(canary.requests * window), round(stable.requests * window)
+    bad, others = round(canary.mean * window), round(stable.mean * window)
+    thetas = [math.log(bet), math.log(null)]
+
+    def grown(bad: int, others: int) -> float:
+        at_bet, at_null = log_likelihoods((n, bad), (m, others), thetas)
+        return at_bet - at_null
+
+    now = grown(bad, others)
+    of_canary, of_stable = grown(bad + 1, others) - now, grown(bad, others + 1) - now
+    variance = of_canary**2 * canary.variance + of_stable**2 * stable.variance
+    return Growth(needed, now / window, variance, max(of_canary, of_stable, 0.0))
+
+
+def paired_growth(canary: float, stable: float, bet: float, null: float, needed: float) -> Growth:
+    """The same for paired requests; the arguments are discordant pairs per minute."""
+    both = math.log((1 + bet) / (1 + null))
+    of_canary = math.log(bet / null) - both
+    drift = of_canary * canary - both * stable
+    return Growth(needed, drift, of_canary**2 * canary + both**2 * stable, max(of_canary, 0.0))
+
+
+def objective_growth(canary: Rate, objective: float, share: float, needed: float) -> Growth:
+    """Growth of the bet that the canary's error rate is this fraction of the objective."""
+    of_good = math.log((1 - share * objective) / (1 - objective))
+    if share == 0:
+        # One error loses the bet, so only a service without errors wins it.
+        return Growth(needed, of_good * canary.requests if canary.bad == 0 else -math.inf, 0.0)
+    of_bad = math.log(share)
+    drift = of_bad * canary.mean + of_good * (canary.requests - canary.mean)
+    return Growth(needed, drift, (of_bad - of_good) ** 2 * canary.variance)
+
+
+POWER: Final = 0.8  # a defect found less often within a step counts as undetectable there
+_WORST: Final = 0.5  # error rate of a broken version
 _SHARES: Final = (5, 10, 15, 20, 25, 30, 40, 50)
 
 
@@ -38,29 +191,29 @@ class Service:
 
 
 @dataclass(frozen=True)
-class Fault:
-    """What may be wrong with a new version."""
+class Defect:
+    """A defect that a new version may have."""
 
     name: str
     error: float
-    slowness: Slowness = AS_BEFORE
+    slowness: Slowness = UNCHANGED_LATENCY
 
 
 @dataclass(frozen=True)
 class Prospect:
-    """Of a fault that begins with the step: how often it is found within `bake_max`, and when."""
+    """Detection of a defect that begins with the step: the chance within `bake_max`, and the time."""
 
-    fault: Fault
+    fault: Defect
     chance: float
     median_minutes: float | None
-    bad_requests: float | None  # beyond the usual ones, until it is found
+    bad_requests: float | None  # beyond those of the baseline, until detection
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """What would find a fault that a step does not: with POWER, within the plan's `bake_max` but for the last."""
+    """Changes of the plan that would detect a defect with POWER; all but `bake` within its `bake_max`."""
 
-    shadow: float | None  # the share of traffic, in percent, that is answered twice
+    shadow: float | None  # percent of requests that both versions serve
     share: int | None  # percent
     bake: float | None  # minutes
 
@@ -68,88 +221,88 @@ class Alternative:
 @dataclass(frozen=True)
 class StepProspect:
     share: int
-    advances: float | None  # the median of minutes until a healthy version does
-    undecided: float  # the share of healthy versions that are not let on within `bake_max`
+    advances: float | None  # median minutes until a healthy version advances
+    undecided: float  # fraction of healthy versions that do not advance within `bake_max`
     faults: tuple[Prospect, ...]
-    detectable_error: float | None  # the smallest error rate that is found with POWER
+    detectable_error: float | None  # smallest error rate that is detected with POWER
 
 
-def faults_of(service: Service) -> tuple[Fault, ...]:
+def defects_of(service: Service) -> tuple[Defect, ...]:
     base = service.base_error
     return (
-        *(Fault(f"errors x {times}", min(_WORST, base * times)) for times in (2, 4, 10)),
-        Fault("broken", _WORST),
-        Fault("p99 + 20 %", base, Slowness(scale=1.2)),
-        Fault("p99 + 50 %, tail", base, Slowness(tail=1.5)),
+        *(Defect(f"errors x {times}", min(_WORST, base * times)) for times in (2, 4, 10)),
+        Defect("broken", _WORST),
+        Defect("p99 + 20 %", base, Slowness(scale=1.2)),
+        Defect("p99 + 50 %, tail", base, Slowness(tail=1.5)),
     )
 
 
-def prospects(plan: Plan, service: Service) -> list[StepProspect]:
+def prospects(plan: CanaryPlan, service: Service) -> list[StepProspect]:
     return [_of_step(plan, service, number) for number in range(len(plan.steps))]
 
 
-def alternative(plan: Plan, service: Service, fault: Fault) -> Alternative:
-    """To the first step, for a fault that it does not find."""
+def alternative(plan: CanaryPlan, service: Service, fault: Defect) -> Alternative:
+    """Alternatives to the first step for a defect that it does not detect."""
     share = next((each for each in _SHARES if _chance(plan, service, fault, each) >= POWER), None)
     bake = minutes_until(against(plan, service, fault, 0, plan.steps[0].weight), POWER)
-    errors = replace(fault, slowness=AS_BEFORE)
+    errors = replace(fault, slowness=UNCHANGED_LATENCY)
     shadow = next((each for each in (10.0, 25.0, 50.0, 100.0) if _seen_in_shadow(plan, service, errors, each)), None)
     return Alternative(shadow, share, bake)
 
 
-def against(plan: Plan, service: Service, fault: Fault, number: int, share: int) -> list[Growth]:
-    """Every bet that a fault from this step on may win."""
+def against(plan: CanaryPlan, service: Service, fault: Defect, number: int, share: int) -> list[Growth]:
+    """The bets that win if the defect begins with this step."""
     bets = []
-    needed = math.log(1 / plan.alpha) - math.log(begin_bets(len(plan.steps))[number])
+    needed = math.log(1 / plan.alpha) - math.log(stakes_by_step(len(plan.steps))[number])
     for metric, (new, old) in enumerate(_bad_chances(service, fault)):
         canary, stable = service.arms(share, new, old)
         if new <= old or plan.bursts[metric]:
             continue
         for at, bet in bets_above(plan.ratios, plan.margin):
-            asked = needed - math.log(METRIC_BETS[metric]) - bet
-            bets.append(of_ratio(canary, stable, plan.ratios[at], plan.margin, asked))
-    return together(bets)
+            threshold = needed - math.log(METRIC_STAKES[metric]) - bet
+            bets.append(ratio_growth(canary, stable, plan.ratios[at], plan.margin, threshold))
+    return pooled_growth(bets)
 
 
-def _bad_chances(service: Service, fault: Fault) -> Sequence[tuple[float, float]]:
-    latencies = zip(fault.slowness.slower(), AS_BEFORE.slower(), strict=True)
+def _bad_chances(service: Service, fault: Defect) -> Sequence[tuple[float, float]]:
+    latencies = zip(fault.slowness.slower(), UNCHANGED_LATENCY.slower(), strict=True)
     chances = [(fault.error, service.base_error), *latencies]
     assert len(chances) == len(METRICS)
     return chances
 
 
-def _chance(plan: Plan, service: Service, fault: Fault, share: int) -> float:
+def _chance(plan: CanaryPlan, service: Service, fault: Defect, share: int) -> float:
     return best_chance(against(plan, service, fault, 0, share), plan.bake_max)
 
 
-def in_favour(plan: Plan, service: Service, number: int) -> list[Growth]:
-    """Every bet by which a healthy version may end this step."""
+def in_favour(plan: CanaryPlan, service: Service, number: int) -> list[Growth]:
+    """The bets by which a healthy version advances from this step."""
     step = plan.steps[number]
     canary, stable = service.arms(step.weight, service.base_error, service.base_error)
     needed = math.log(1 / plan.beta) + math.log(2)
     by_ratio = [
-        of_ratio(canary, stable, plan.ratios[at], step.tolerates, needed - bet)
+        ratio_growth(canary, stable, plan.ratios[at], step.tolerates, needed - bet)
         for at, bet in bets_below(plan.ratios, step.tolerates)
     ]
     by_objective = [
-        of_objective(canary, plan.objective, share, needed - math.log(bet)) for share, bet in OBJECTIVE_BETS
+        objective_growth(canary, plan.objective, share, needed - math.log(bet)) for share, bet in OBJECTIVE_STAKES
     ]
-    return together(by_ratio + by_objective)
+    return pooled_growth(by_ratio + by_objective)
 
 
-def _of_step(plan: Plan, service: Service, number: int) -> StepProspect:
+def _of_step(plan: CanaryPlan, service: Service, number: int) -> StepProspect:
     share, healthy = plan.steps[number].weight, in_favour(plan, service, number)
     advances = minutes_until(healthy)
     return StepProspect(
         share,
         advances and max(advances, plan.bake_min),
         1 - best_chance(healthy, plan.bake_max),
-        tuple(_prospect(plan, service, fault, number) for fault in faults_of(service)),
+        tuple(_prospect(plan, service, fault, number) for fault in defects_of(service)),
         _detectable(plan, service, number),
     )
 
 
-def _prospect(plan: Plan, service: Service, fault: Fault, number: int) -> Prospect:
+def _prospect(plan: CanaryPlan, service: Service, fault: Defect, number: int) -> Prospect:
     share = plan.steps[number].weight
     bets = against(plan, service, fault, number, share)
     if not bets:
@@ -159,11 +312,11 @@ def _prospect(plan: Plan, service: Service, fault: Fault, number: int) -> Prospe
     return Prospect(fault, best_chance(bets, plan.bake_max), median, median and beyond * max(1.0, median))
 
 
-def _detectable(plan: Plan, service: Service, number: int) -> float | None:
-    """In tenths of the usual rate. The worse a version, the likelier it is found, so few rates are asked about."""
+def _detectable(plan: CanaryPlan, service: Service, number: int) -> float | None:
+    """In tenths of the baseline's rate. Detection rises with the rate, so a bisection suffices."""
 
     def is_found(rate: float) -> bool:
-        bets = against(plan, service, Fault("", rate), number, plan.steps[number].weight)
+        bets = against(plan, service, Defect("", rate), number, plan.steps[number].weight)
         return best_chance(bets, plan.bake_max) >= POWER
 
     rates = [rate for tenths in range(11, 1001) if (rate := service.base_error * tenths / 10) <= _WORST]
@@ -171,44 +324,48 @@ def _detectable(plan: Plan, service: Service, number: int) -> float | None:
     return rates[at] if at < len(rates) else None
 
 
-def _seen_in_shadow(plan: Plan, service: Service, fault: Fault, percent: float) -> bool:
+def _seen_in_shadow(plan: CanaryPlan, service: Service, fault: Defect, percent: float) -> bool:
     pairs, new, old = 60 * service.rps * percent / 100, fault.error, service.base_error
-    needed = math.log(1 / plan.alpha) - math.log(begin_bets(len(plan.steps))[0] * METRIC_BETS[0])
+    needed = math.log(1 / plan.alpha) - math.log(stakes_by_step(len(plan.steps))[0] * METRIC_STAKES[0])
     bets = [
-        of_pairs(pairs * new * (1 - old), pairs * old * (1 - new), plan.ratios[at], plan.margin, needed - bet)
+        paired_growth(pairs * new * (1 - old), pairs * old * (1 - new), plan.ratios[at], plan.margin, needed - bet)
         for at, bet in bets_above(plan.ratios, plan.margin)
     ]
-    return best_chance(together(bets), plan.bake_max) >= POWER
+    return best_chance(pooled_growth(bets), plan.bake_max) >= POWER
 
 
-def advice(plan: Plan, service: Service, found: Sequence[StepProspect]) -> tuple[str, ...]:
-    """What the first step does not find, and what would."""
+def advice(plan: CanaryPlan, service: Service, found: Sequence[StepProspect]) -> tuple[str, ...]:
+    """Defects that the first step does not detect, and changes that would."""
     first = found[0]
     missed = [each for each in first.faults if each.chance < POWER]
-    said = [_instead(plan, service, each) for each in missed]
+    advices = [_instead(plan, service, prospect) for prospect in missed]
     slow = [each.share for each in found if each.undecided > 1 - POWER]
     if slow:
         shares = " and ".join(f"{share} %" for share in slow)
-        said.append(
-            f"At {shares}, more than {1 - POWER:.0%} of healthy versions end undecided: bake longer, or raise "
-            "max_error_rate further above the usual rate."
+        advices.append(
+            f"At {shares}, more than {1 - POWER:.0%} of healthy versions end undecided: raise bake_max, or raise "
+            "max_error_rate further above the baseline's error rate."
         )
-    return tuple(said)
+    return tuple(advices)
 
 
-def _instead(plan: Plan, service: Service, missed: Prospect) -> str:
+def _instead(plan: CanaryPlan, service: Service, missed: Prospect) -> str:
     fault, other = missed.fault, alternative(plan, service, missed.fault)
     ways = [
         other.shadow and f"shadow {other.shadow:g} % of requests before the first step",
-        other.share and f"begin with a step of {other.share} %",
+        other.share and f"start with a step of {other.share} %",
         other.bake and f"bake the first step for {_duration(other.bake)}",
     ]
     ways = [way for way in ways if way]
-    how = f"To find it in {POWER:.0%}: {', or '.join(map(str, ways))}." if ways else "No share or shadow would find it."
+    how = (
+        f"To detect it in {POWER:.0%}: {', or '.join(map(str, ways))}."
+        if ways
+        else "No share or shadow would detect it."
+    )
     error = f" ({service.base_error:.2%} to {fault.error:.2%})" if fault.error != service.base_error else ""
     return (
         f"{fault.name}{error} is undetectable at {plan.steps[0].weight} % within {_duration(plan.bake_max)}: "
-        f"found in {missed.chance:.0%} of rollouts. {how}"
+        f"detected in {missed.chance:.0%} of rollouts. {how}"
     )
 
 

@@ -1,35 +1,147 @@
-"""Whole rollouts by the very judge that a Lambda runs, on drawn traffic."""
+"""Simulated rollouts: drawn traffic, judged by the code that the Lambda function runs.
 
+Minutes hold what CloudWatch would count, with realised numbers. The error rates of the method (`alpha`, `beta`) are
+checked against these simulations.
+"""
+
+import itertools
+import math
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from nxpipe.pipeline.canary.bursts import fitted_tau
-from nxpipe.pipeline.canary.counts import METRICS
+from nxpipe.pipeline.canary.counts import METRICS, Arm, Batch
 from nxpipe.pipeline.canary.evidence import Evidence
-from nxpipe.pipeline.canary.judge import Moment, judge
-from nxpipe.pipeline.canary.plan import Plan
-from nxpipe.pipeline.canary.verdict import Decision
-from nxpipe.pipeline.rollout.limits import upper_limit
-from nxpipe.pipeline.rollout.world import Traffic, World
+from nxpipe.pipeline.canary.judge import Decision, Moment, judge
+from nxpipe.pipeline.canary.likelihood import Tallies, fitted_tau
+from nxpipe.pipeline.canary.plan import CanaryPlan
+from nxpipe.pipeline.rollout.planner import UNCHANGED_LATENCY, Slowness
 
-_TOGETHER: Final = 50  # rollouts that one process runs at once; bursty ones share a history
-_HISTORY: Final = 1440  # minutes of it
+Scenario: TypeAlias = Literal["steady", "incident", "bursty", "late"]
+
+_BLOCK: Final = 8  # minutes per draw
+INCIDENT: Final = Slowness(scale=1.5)
+INCIDENT_ERRORS: Final = 10.0  # factor of the error rate
+INCIDENT_MINUTES: Final = 10
+INCIDENT_BEGINS: Final = 30  # latest first minute
+_LATE: Final = 50  # percent of traffic from which a `late` canary fails
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How one rollout ended."""
+class TrafficModel:
+    """The true rates, which the judge has to infer."""
+
+    scenario: Scenario
+    rps: float
+    base_error: float
+    canary_error: float
+    slowness: Slowness = UNCHANGED_LATENCY  # of the canary
+    burst: float = 0.5  # coefficient of variation of a version's error rate from minute to minute, when bursty
+
+    @property
+    def healthy(self) -> bool:
+        return self.canary_error == self.base_error and self.slowness == UNCHANGED_LATENCY
+
+
+class SimulatedTraffic:
+    """Minutes of one rollout. Draws depend on the generator alone, so a seed determines a rollout."""
+
+    def __init__(self, world: TrafficModel, random: np.random.Generator) -> None:
+        self._world = world
+        self._random = random
+        self._incident = range(0)
+        if world.scenario == "incident":
+            begins = int(random.integers(INCIDENT_BEGINS))
+            self._incident = range(begins, begins + INCIDENT_MINUTES)
+
+    def minutes(self, first: int, share: int) -> Iterator[Batch]:
+        """An endless series of minutes from `first` on, with this percentage of traffic at the canary."""
+        fails = self._world.scenario != "late" or share >= _LATE
+        for begin in itertools.count(first, _BLOCK):
+            minutes = range(begin, begin + _BLOCK)
+            requests = self._random.poisson(60 * self._world.rps, _BLOCK)
+            at_canary = self._random.binomial(requests, share / 100)
+            canary = self._arms(minutes, at_canary, fails)
+            stable = self._arms(minutes, requests - at_canary, False)
+            yield from map(Batch, minutes, canary, stable)
+
+    def history(self, minutes: int, share: int) -> list[Tallies]:
+        """Errors of minutes in which both groups run the same version: a share of the hosts, and the rest."""
+        unchanged = SimulatedTraffic(_as_before(self._world), self._random)
+        batches = itertools.islice(unchanged.minutes(INCIDENT_BEGINS + INCIDENT_MINUTES, share), minutes)
+        return [
+            ((int(each.canary.requests), int(each.canary.errors)), (int(each.stable.requests), int(each.stable.errors)))
+            for each in batches
+        ]
+
+    def _arms(self, minutes: range, requests: "np.ndarray[Any, Any]", new: bool) -> list[Arm]:
+        world = self._world
+        trouble = np.isin(minutes, self._incident)
+        rate = np.full(len(minutes), world.canary_error if new else world.base_error)
+        rate = np.where(trouble, rate * INCIDENT_ERRORS, rate) * self._bursts(len(minutes))
+        errors = self._random.binomial(requests, np.minimum(rate, 1))
+        slowness = world.slowness if new else UNCHANGED_LATENCY
+        worse = Slowness(slowness.scale * INCIDENT.scale, slowness.tail)
+        between = np.where(trouble[:, None], worse.between(), slowness.between())
+        drawn = self._random.multinomial(requests, between)
+        slower = np.cumsum(drawn[:, :0:-1], axis=1)[:, ::-1]
+        columns = zip(requests.tolist(), errors.tolist(), slower.tolist(), strict=True)
+        return [Arm(n, bad, n, tuple(slow)) for n, bad, slow in columns]
+
+    def _bursts(self, minutes: int) -> "np.ndarray[Any, Any] | float":
+        """Factors of an arm's error rate, with mean 1."""
+        if self._world.scenario != "bursty":
+            return 1.0
+        shape = self._world.burst**-2
+        return self._random.gamma(shape, 1 / shape, minutes)
+
+
+def _as_before(world: TrafficModel) -> TrafficModel:
+    return TrafficModel(world.scenario, world.rps, world.base_error, world.base_error, burst=world.burst)
+
+
+def upper_limit(events: int, trials: int, doubt: float = 0.05) -> float:
+    """The one-sided upper confidence limit of a rate (Clopper and Pearson)."""
+    if events >= trials:
+        return 1.0
+    low, high = events / trials, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _at_most(events, trials, middle) > doubt else (low, middle)
+    return high
+
+
+def _at_most(events: int, trials: int, rate: float) -> float:
+    if rate in (0.0, 1.0):
+        return 1.0 - rate
+    logs = (
+        math.lgamma(trials + 1)
+        - math.lgamma(count + 1)
+        - math.lgamma(trials - count + 1)
+        + count * math.log(rate)
+        + (trials - count) * math.log1p(-rate)
+        for count in range(events + 1)
+    )
+    return math.fsum(map(math.exp, logs))
+
+
+_CHUNK: Final = 50  # rollouts of one task; bursty ones share a history
+_HISTORY: Final = 1440  # minutes
+
+
+@dataclass(frozen=True)
+class SimulatedRollout:
+    """The end of one rollout."""
 
     decision: Decision
     step: int
     minutes: int
-    tau: float = 0.0  # as it was fitted, of errors
+    tau: float = 0.0  # fitted overdispersion of errors
 
     @property
     def promoted(self) -> bool:
@@ -37,19 +149,19 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Summary:
-    world: World
-    outcomes: tuple[Outcome, ...]
+class SimulationSummary:
+    world: TrafficModel
+    outcomes: tuple[SimulatedRollout, ...]
 
-    def ended(self, decision: Decision) -> list[Outcome]:
+    def ended(self, decision: Decision) -> list[SimulatedRollout]:
         return [each for each in self.outcomes if each.decision is decision]
 
     @property
-    def rolled_back(self) -> list[Outcome]:
+    def rolled_back(self) -> list[SimulatedRollout]:
         return self.ended(Decision.ROLL_BACK)
 
     @property
-    def promoted(self) -> list[Outcome]:
+    def promoted(self) -> list[SimulatedRollout]:
         return self.ended(Decision.ADVANCE)
 
     def as_json(self) -> dict[str, Any]:
@@ -76,31 +188,33 @@ class Summary:
         }
 
 
-def median_minutes(outcomes: Sequence[Outcome]) -> float | None:
+def median_minutes(outcomes: Sequence[SimulatedRollout]) -> float | None:
     return statistics.median(each.minutes for each in outcomes) if outcomes else None
 
 
-def simulate(plan: Plan, world: World, rollouts: int, seed: int, processes: int | None = None) -> Summary:
-    """The same seed gives the same rollouts, whatever the number of processes."""
-    seeds = np.random.SeedSequence(seed).spawn(-(-rollouts // _TOGETHER))
-    sizes = [min(_TOGETHER, rollouts - begin) for begin in range(0, rollouts, _TOGETHER)]
+def simulate(
+    plan: CanaryPlan, world: TrafficModel, rollouts: int, seed: int, processes: int | None = None
+) -> SimulationSummary:
+    """The same seed gives the same rollouts for any number of processes."""
+    seeds = np.random.SeedSequence(seed).spawn(-(-rollouts // _CHUNK))
+    sizes = [min(_CHUNK, rollouts - begin) for begin in range(0, rollouts, _CHUNK)]
     plans, worlds = [plan] * len(sizes), [world] * len(sizes)
     if len(sizes) == 1:
-        return Summary(world, tuple(_some(plan, world, seeds[0], sizes[0])))
+        return SimulationSummary(world, tuple(_some(plan, world, seeds[0], sizes[0])))
     with ProcessPoolExecutor(processes or os.cpu_count()) as pool:
         chunks = pool.map(_some, plans, worlds, seeds, sizes)
-        return Summary(world, tuple(outcome for chunk in chunks for outcome in chunk))
+        return SimulationSummary(world, tuple(outcome for chunk in chunks for outcome in chunk))
 
 
-def _some(plan: Plan, world: World, seed: np.random.SeedSequence, count: int) -> list[Outcome]:
+def _some(plan: CanaryPlan, world: TrafficModel, seed: np.random.SeedSequence, count: int) -> list[SimulatedRollout]:
     own, *each = seed.spawn(1 + count)
     if world.scenario == "bursty":
-        history = Traffic(world, np.random.default_rng(own)).history(_HISTORY, plan.steps[0].weight)
+        history = SimulatedTraffic(world, np.random.default_rng(own)).history(_HISTORY, plan.steps[0].weight)
         plan = replace(plan, bursts=(fitted_tau(history), *[0.0] * (len(METRICS) - 1)))
-    return [roll_out(plan, Traffic(world, np.random.default_rng(one))) for one in each]
+    return [roll_out(plan, SimulatedTraffic(world, np.random.default_rng(one))) for one in each]
 
 
-def roll_out(plan: Plan, traffic: Traffic) -> Outcome:
+def roll_out(plan: CanaryPlan, traffic: SimulatedTraffic) -> SimulatedRollout:
     evidence, minute, decision = Evidence(), 0, Decision.CONTINUE
     for number, step in enumerate(plan.steps):
         begun = minute
@@ -112,4 +226,4 @@ def roll_out(plan: Plan, traffic: Traffic) -> Outcome:
                 break
         if decision is not Decision.ADVANCE:
             break
-    return Outcome(decision, number, minute, plan.bursts[0])
+    return SimulatedRollout(decision, number, minute, plan.bursts[0])

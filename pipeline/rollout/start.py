@@ -1,32 +1,42 @@
-"""Beginning a rollout. Each part of it may be repeated, and nobody else can begin one meanwhile.
+"""Start of a rollout. Every step may be repeated, and no other rollout of the fleet can start meanwhile.
 
-The lock is taken for an execution that is not there yet, under the name that it will have: only whoever holds it
-moves the new colour's channel. The machine then finds its own name in the lock.
+The order makes it repeatable. First the lock, for an execution that does not exist yet. Then the channels of both
+environments. Last the execution, whose name follows from candidate, environment and generation of the fleet's channel.
+A command that is killed leaves a lock whose owner was never started; the same command takes it over at once and goes
+on, another one after five minutes.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from nxpipe.artifact_store import Published
-from nxpipe.pipeline.artifacts.colours import COLOURS, other
-from nxpipe.pipeline.canary.pace import Pace
+from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, other_environment
+from nxpipe.pipeline.canary.counts import LATENCIES
+from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.config import Rollout
-from nxpipe.pipeline.rollout.artifacts import Artifacts
-from nxpipe.pipeline.rollout.asked import Asked, Candidate
-from nxpipe.pipeline.rollout.errors import RolloutRefused
-from nxpipe.pipeline.rollout.history import History, history
-from nxpipe.pipeline.rollout.lock import Item
-from nxpipe.pipeline.rollout.machine import Execution, Machine
-from nxpipe.pipeline.rollout.outcome import End, outcome_of
-from nxpipe.pipeline.rollout.plans import plan_of
+from nxpipe.pipeline.rollout.aws import (
+    MIN_TIMED_REQUESTS,
+    BaselineHistory,
+    RecordItem,
+    RolloutExecution,
+    StateMachine,
+    baseline_history,
+)
+from nxpipe.pipeline.rollout.context import FleetArtifacts, RolloutContext
+from nxpipe.pipeline.rollout.finish import move_fleet_channel
+from nxpipe.pipeline.rollout.input import RolloutCandidate, RolloutInput, plan_of, schedule_of
+from nxpipe.pipeline.rollout.planner import POWER, Service, prospects
+from nxpipe.pipeline.rollout.status import RolloutEnd, outcome_of
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.errors import RolloutRefused
 
-_ABANDONED: Final = timedelta(minutes=5)  # after it, nobody who has taken the lock is still about to start
-_MINUTE: Final = 60  # seconds
+_ABANDONED: Final = timedelta(minutes=5)  # age of a lock whose command cannot still be about to start
 
 
 @dataclass(frozen=True)
-class Wanted:
+class StartRequest:
     artifact: Published
     to: str | None
     again: bool
@@ -35,89 +45,84 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Begin:
-    """A rollout that may begin, decided but for its beginning."""
+class StartDecision:
+    """A rollout that may start; nothing was changed yet."""
 
     name: str
     artifact: Published
-    asked: Asked
-    history: History
-    after: str | None  # an owner of the lock that never came to be
+    input: RolloutInput
+    history: BaselineHistory
+    after: str | None  # owner of the lock that was never started
 
 
 @dataclass(frozen=True)
-class ServedAlready:
-    """Nothing is to be done: the fleet runs it."""
+class AlreadyServed:
+    """The fleet already runs the candidate."""
 
     colour: str
-    candidate: Candidate
+    candidate: RolloutCandidate
 
 
-def decide(machine: Machine, artifacts: Artifacts, wanted: Wanted, rules: Rollout) -> Begin | Execution | ServedAlready:
-    """What to begin; or the same rollout, if it is under way, or has been and is not wanted again."""
+def decide(
+    machine: StateMachine, artifacts: FleetArtifacts, wanted: StartRequest, rules: Rollout
+) -> StartDecision | RolloutExecution | AlreadyServed:
+    """The rollout to start; or the same one if it runs, or has ended and --again was not passed."""
     candidate, item = artifacts.candidate(wanted.artifact), machine.record.read()
     owner = machine.execution(item.owner) if item.owner else None
     if owner is not None:
         return _the_same(machine.fleet, owner, candidate)
     old = _whole(machine)
-    new = other(old)
+    new = other_environment(old)
     if wanted.to not in (None, new):
-        raise RolloutRefused(f"fleet {machine.fleet} runs on {old}, so a rollout goes to {new}; leave out --to")
-    if artifacts.run_by(old).request_key == candidate.artifact and not wanted.again:
-        return ServedAlready(old, candidate)
+        raise RolloutRefused(f"fleet {machine.fleet} runs on {old}, so a rollout goes to {new}; omit --to")
+    if artifacts.running_artifact(old).request_key == candidate.artifact and not wanted.again:
+        return AlreadyServed(old, candidate)
     name = f"{candidate.artifact[:12]}-{new}-{candidate.generation}"
     before = machine.execution(machine.execution_arn(name))
     if before is not None and not wanted.again and _was_judged(machine, before):
         return before
     if item.owner not in (None, machine.execution_arn(name)):
         _insist_on_abandoned(machine.fleet, item)
-    known = history(machine, old, wanted.minute)
+    known = baseline_history(machine, old, wanted.minute)
     plan = plan_of(rules, known.latencies)
-    asked = Asked(old, new, candidate, plan, pace_of(wanted.minute), artifacts.actor, wanted.reason)
-    return Begin(_unused(machine, name), wanted.artifact, asked, known, item.owner)
+    rollout = RolloutInput(old, new, candidate, plan, schedule_of(wanted.minute), artifacts.actor, wanted.reason)
+    return StartDecision(_unused(machine, name), wanted.artifact, rollout, known, item.owner)
 
 
-def begin(machine: Machine, artifacts: Artifacts, what: Begin) -> str:
-    """The execution's ARN. If this dies on the way, the same command goes on from there."""
+def start_execution(machine: StateMachine, artifacts: FleetArtifacts, what: StartDecision) -> str:
+    """Starts the execution and returns its ARN. After a kill, the same command continues."""
     arn = machine.execution_arn(what.name)
     if not machine.record.lock(arn, after=what.after):
         raise RolloutRefused(
-            f"another rollout of fleet {machine.fleet} has begun at this moment; see it with: nxpipe rollout status "
+            f"another rollout of fleet {machine.fleet} has just acquired the lock; see it with: nxpipe rollout status "
             f"{machine.fleet}"
         )
     try:
         why = f"rollout {what.name}"
-        artifacts.keep(what.asked.old, why)
-        artifacts.point(what.asked.new, what.artifact, why)
+        artifacts.pin(what.input.old, why)
+        artifacts.promote(what.input.new, what.artifact, why)
     except BaseException:
         machine.record.unlock(arn)
         raise
-    machine.start(what.name, what.asked)
+    machine.start(what.name, what.input)
     return arn
 
 
-def pace_of(minute: int) -> Pace:
-    """The usual one, in minutes of this length."""
-    usual = Pace()
-    seconds = {name: getattr(usual, name) * minute / _MINUTE for name in ("period", "poll", "settle", "warm")}
-    return replace(usual, **{name: max(1, round(value)) for name, value in seconds.items()})
-
-
-def _whole(machine: Machine) -> str:
-    """The colour that has all traffic, by the rule itself."""
+def _whole(machine: StateMachine) -> str:
+    """The environment with all traffic, by the listener rule itself."""
     weights = machine.weights()
     serving = [colour for colour, weight in weights.items() if weight]
-    if len(serving) == 1 and serving[0] in COLOURS:
+    if len(serving) == 1 and serving[0] in ENVIRONMENTS:
         return serving[0]
-    said = ", ".join(f"{colour} {weight}" for colour, weight in weights.items())
+    weighed = ", ".join(f"{colour} {weight}" for colour, weight in weights.items())
     raise RolloutRefused(
-        f"the traffic of fleet {machine.fleet} is not wholly with one of {' and '.join(COLOURS)}, but weighed {said}; "
-        "bring it home first"
+        f"the traffic of fleet {machine.fleet} is split ({weighed}); "
+        f"shift all of it to one of {' and '.join(ENVIRONMENTS)} first"
     )
 
 
-def _unused(machine: Machine, name: str) -> str:
-    """An execution's name is used once in 90 days."""
+def _unused(machine: StateMachine, name: str) -> str:
+    """A free name: Step Functions reserves the name of an execution for 90 days."""
     tried, number = name, 1
     while machine.execution(machine.execution_arn(tried)) is not None:
         number += 1
@@ -125,36 +130,127 @@ def _unused(machine: Machine, name: str) -> str:
     return tried
 
 
-def _was_judged(machine: Machine, before: Execution) -> bool:
-    """One that never had any traffic may be tried again by the same words."""
+def _was_judged(machine: StateMachine, before: RolloutExecution) -> bool:
+    """False for a rollout that never had traffic, which the same command may start again."""
     outcome = outcome_of(machine, before)
-    return outcome is None or outcome.end in (End.PROMOTED, End.ROLLED_BACK)
+    return outcome is None or outcome.end in (RolloutEnd.PROMOTED, RolloutEnd.ROLLED_BACK)
 
 
-def _insist_on_abandoned(fleet: str, item: Item) -> None:
-    """Whoever took the lock, and has started nothing, has died or is at work this moment."""
+def _insist_on_abandoned(fleet: str, item: RecordItem) -> None:
+    """The owner of the lock was never started: its command was killed, or is about to start it."""
     if item.since is not None and datetime.now(UTC) - item.since < _ABANDONED:
         raise RolloutRefused(
-            f"somebody else began a rollout of fleet {fleet} at {item.since:%H:%M:%S} and is not done with that; "
-            f"try again in {_ABANDONED.seconds // 60} minutes"
+            f"another rollout of fleet {fleet} acquired the lock at {item.since:%H:%M:%S}; "
+            f"retry in {_ABANDONED.seconds // 60} min"
         )
 
 
-def _the_same(fleet: str, owner: Execution, candidate: Candidate) -> Execution:
-    """The one that is under way, if it is this one."""
-    if owner.running and owner.asked and owner.asked.candidate.artifact == candidate.artifact:
+def _the_same(fleet: str, owner: RolloutExecution, candidate: RolloutCandidate) -> RolloutExecution:
+    """The running rollout, if it is of the same candidate."""
+    if owner.running and owner.input and owner.input.candidate.artifact == candidate.artifact:
         return owner
     raise RolloutRefused(_busy(fleet, owner))
 
 
-def _busy(fleet: str, owner: Execution) -> str:
+def _busy(fleet: str, owner: RolloutExecution) -> str:
     if not owner.running:
-        return (
-            f"rollout {owner.name} of fleet {fleet} has died, and its watchdog is bringing traffic home; "
-            "try again in a minute"
-        )
-    what = f" of {owner.asked.candidate.name}" if owner.asked else ""
+        return f"rollout {owner.name} of fleet {fleet} failed, and its watchdog is rolling back; retry in a minute"
+    what = f" of {owner.input.candidate.name}" if owner.input else ""
     return (
-        f"rollout {owner.name}{what} to fleet {fleet} is under way since {owner.started:%Y-%m-%d %H:%M}; wait for it "
-        f"with: nxpipe rollout status {fleet} --wait, or end it with: nxpipe rollout abort {fleet}"
+        f"rollout {owner.name}{what} to fleet {fleet} has been running since {owner.started:%Y-%m-%d %H:%M}; wait "
+        f"with: nxpipe rollout status {fleet} --wait, or abort it with: nxpipe rollout abort {fleet}"
     )
+
+
+@dataclass(frozen=True)
+class StartedRollout:
+    """A rollout that this call or an earlier one with the same arguments has started."""
+
+    arn: str
+    is_over: bool
+
+
+def start_rollout(console: Console, one: RolloutContext, wanted: StartRequest) -> StartedRollout | AlreadyServed:
+    """Starts the requested rollout. First it completes the promotion of the previous one, if that is pending."""
+    move_fleet_channel(one, one.watcher.status())
+    decided = decide(one.machine, one.artifacts, wanted, one.config.rollout)
+    if isinstance(decided, AlreadyServed):
+        return decided
+    if isinstance(decided, RolloutExecution):
+        _already(console, decided)
+        return StartedRollout(decided.arn, is_over=not decided.running)
+    _report_start(console, one, decided)
+    return StartedRollout(start_execution(one.machine, one.artifacts, decided), is_over=False)
+
+
+def report_already_served(console: Console, one: RolloutContext, found: AlreadyServed) -> None:
+    sentence = f"Fleet {one.fleet.name} already runs {found.candidate.name} on {found.colour}."
+    if console.json:
+        console.data({"fleet": one.fleet.name, "phase": "none", "artifact": vars(found.candidate)})
+    else:
+        console.result(sentence)
+
+
+def _already(console: Console, before: RolloutExecution) -> None:
+    if before.running:
+        console.say(f"Rollout {before.name} is already running.")
+    else:
+        console.say(f"Rollout {before.name} has already ended; start it again with --again.")
+
+
+def _report_start(console: Console, one: RolloutContext, what: StartDecision) -> None:
+    rollout = what.input
+    console.say(
+        f"Rollout {what.name} of fleet {one.fleet.name}: {rollout.candidate.name}, {rollout.old} -> {rollout.new}"
+    )
+    for line in [
+        *_steps(rollout.plan, rollout.pace.final),
+        *_latencies(what.history),
+        *_prospects(rollout.plan, what.history, rollout.pace.period),
+    ]:
+        console.say(f"  {line}")
+
+
+def _steps(plan: CanaryPlan, final: int) -> Iterator[str]:
+    shares = ", ".join(f"{step.weight} %" for step in plan.steps)
+    yield f"{shares} of traffic, each for {plan.bake_min} to {plan.bake_max} minutes; then 100 % for {final} minutes"
+    yield (
+        f"rollback at odds of {1 / plan.alpha:g} to 1 that it is worse; next step at {1 / plan.beta:g} to 1 that it is "
+        f"not, or that its error rate is below {plan.objective:.3g}"
+    )
+
+
+def _latencies(known: BaselineHistory) -> Iterator[str]:
+    if known.latencies:
+        frozen = ", ".join(
+            f"{name} {seconds * 1000:.4g} ms" for name, seconds in zip(LATENCIES, known.latencies, strict=True)
+        )
+        yield f"latency thresholds: {frozen}; frozen from {known.timed} requests"
+    else:
+        yield (
+            f"latency is not judged: the baseline has {known.timed} timed requests; its p99 needs {MIN_TIMED_REQUESTS}"
+        )
+
+
+def _prospects(plan: CanaryPlan, known: BaselineHistory, minute: int) -> Iterator[str]:
+    """The planner's forecast for the current traffic. A minute of the plan may have less than sixty seconds."""
+    if not known.rps:
+        yield "no forecast: the baseline had no traffic in the last hours"
+        return
+    # A baseline without errors still has an unknown rate: assume a hundredth of the objective, and print it.
+    guess = max(known.error_rate, plan.objective / 100)
+    yield f"at {known.rps:.3g} requests a second with an error rate of {guess:.2g}:"
+    rps = known.rps * minute / 60
+    found = prospects(plan, Service(rps, guess))
+    for each in found:
+        ends = f"about {each.advances:.0f} minutes" if each.advances else "rarely decided"
+        missed = [fault.fault.name for fault in each.faults if fault.chance < POWER and _judged(plan, fault.fault.name)]
+        yield f"  {each.share} %: {ends} for a healthy version" + (
+            f"; does not detect {', '.join(missed)}" if missed else ""
+        )
+    if any(fault.chance < POWER for fault in found[0].faults if _judged(plan, fault.fault.name)):
+        yield f"alternatives: nxpipe rollout plan --rps {rps:.3g} --base-error {guess:.2g}"
+
+
+def _judged(plan: CanaryPlan, fault: str) -> bool:
+    return bool(plan.latencies) or not fault.startswith("p99")

@@ -1,30 +1,168 @@
-"""Where a rollout stands: what AWS and the evidence say at one moment."""
+"""Status of a rollout: its phase, its outcome, its evaluations, and the evidence that they add up to.
 
+AWS holds the execution, the weights and the fleet's record; the store holds the evaluation records, at
+`rollouts/FLEET/EXECUTION/`. The evidence is recomputed from the records with the judge's own functions.
+"""
+
+import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
 from nxpipe.artifact_store import Store
-from nxpipe.pipeline.canary.counts import METRICS
+from nxpipe.pipeline.canary.counts import METRICS, Batch
+from nxpipe.pipeline.canary.evalues import interval
 from nxpipe.pipeline.canary.evidence import Evidence
-from nxpipe.pipeline.canary.interval import interval
-from nxpipe.pipeline.canary.plan import Plan
-from nxpipe.pipeline.canary.verdict import Decision, Verdict
-from nxpipe.pipeline.rollout.looks import Look, Looks
-from nxpipe.pipeline.rollout.machine import Execution, Machine
-from nxpipe.pipeline.rollout.outcome import End, Outcome, outcome_of
+from nxpipe.pipeline.canary.judge import Decision, Moment, Verdict, add_minutes
+from nxpipe.pipeline.canary.plan import CanaryPlan
+from nxpipe.pipeline.rollout.aws import SUCCEEDED, RolloutExecution, StateMachine
 
-ANSWERS: Final = ("approve", "abort")  # with either, nobody is awaited any more
+_UNCHANGED: Final = ("Refused", "Busy")  # Fail states of a machine that has changed nothing
+
+
+class RolloutEnd(StrEnum):
+    PROMOTED = "promoted"
+    ROLLED_BACK = "rolled_back"  # for any reason: all traffic is with the baseline
+    CAPACITY_BLOCKED = "capacity_blocked"
+    REFUSED = "refused"  # it did not start
+    UNFINISHED = "unfinished"  # its execution failed, and the watchdog is still rolling back
+
+
+@dataclass(frozen=True)
+class RolloutOutcome:
+    end: RolloutEnd
+    reason: str
+
+
+def outcome_of(machine: StateMachine, execution: RolloutExecution) -> RolloutOutcome | None:
+    """The outcome of the last rollout, or of one with an output; None while it runs."""
+    if execution.running:
+        return None
+    if execution.status == SUCCEEDED:
+        output = execution.output
+        ends = {
+            RolloutEnd.PROMOTED.value: RolloutEnd.PROMOTED,
+            RolloutEnd.CAPACITY_BLOCKED.value: RolloutEnd.CAPACITY_BLOCKED,
+        }
+        return RolloutOutcome(ends.get(output["outcome"], RolloutEnd.ROLLED_BACK), _plain(output["reason"]))
+    error, cause = execution.fault
+    why = _plain(cause) or error or f"its execution was {execution.status.lower().replace('_', ' ')}"
+    if execution.input is None or machine.failed_in(execution.arn) in _UNCHANGED:
+        return RolloutOutcome(RolloutEnd.REFUSED, why)
+    item = machine.record.read()
+    if item.owner == execution.arn:
+        return RolloutOutcome(RolloutEnd.UNFINISHED, why)
+    return RolloutOutcome(RolloutEnd.PROMOTED if item.stable == execution.input.new else RolloutEnd.ROLLED_BACK, why)
+
+
+def _plain(cause: str) -> str:
+    """The message of a cause: an error of a Lambda function is a JSON document."""
+    try:
+        document = json.loads(cause)
+    except ValueError:
+        return cause
+    return str(document["errorMessage"]) if isinstance(document, dict) and "errorMessage" in document else cause
+
+
+@dataclass(frozen=True)
+class EvaluationRecord:
+    """The decision record of one evaluation. `text` is its canonical form, whose digest the next record holds."""
+
+    record: Mapping[str, Any]
+    text: str
+
+    @staticmethod
+    def of(stored: bytes) -> "EvaluationRecord":
+        text = json.loads(stored)["text"]
+        return EvaluationRecord(json.loads(text), text)
+
+    @property
+    def number(self) -> int:
+        return int(self.record["number"])
+
+    @property
+    def at(self) -> str:
+        return str(self.record["at"])
+
+    @property
+    def step(self) -> int | None:
+        """From 0; None at full traffic."""
+        return int(self.record["moment"]["step"]) if self.verdict else None
+
+    @property
+    def word(self) -> str:
+        return str(self.record["word"])
+
+    @property
+    def reason(self) -> str:
+        """Summary in the first line, figures in the others."""
+        return str(self.record["reason"])
+
+    @property
+    def verdict(self) -> Verdict | None:
+        verdict = self.record["verdict"]
+        return Verdict.from_json(verdict) if verdict else None
+
+    @property
+    def batches(self) -> list[Batch]:
+        return [Batch.from_json(each) for each in self.record.get("batches", ())]
+
+    def added_to(self, evidence: Evidence, plan: CanaryPlan) -> Evidence:
+        """The evidence after this evaluation, by the judge's own arithmetic."""
+        if self.verdict is None:
+            return evidence
+        return add_minutes(plan, evidence, self.batches, Moment(**self.record["moment"]))[0]
+
+
+@dataclass
+class EvaluationLog:
+    """Evaluation records of one rollout; each is read once."""
+
+    store: Store
+    folder: str
+    known: list[EvaluationRecord] = field(default_factory=list)
+
+    @classmethod
+    def at(cls, store: Store, fleet: str, rollout: str) -> "EvaluationLog":
+        return cls(store, f"rollouts/{fleet}/{rollout}/")
+
+    def plan_text(self) -> str | None:
+        """Record 0; None before the preflight check has passed."""
+        stored = self._bytes(self._path(0))
+        return str(json.loads(stored)["text"]) if stored else None
+
+    def refresh(self) -> list[EvaluationRecord]:
+        """All records so far. Their numbers have no gaps."""
+        if not self.known:
+            present = self.store.backend.paths(self.folder)
+            paths = [self._path(number) for number in range(1, 1 + len(present)) if self._path(number) in present]
+            self.known += _read(self.store.backend.each(self._bytes, paths))
+        while found := self._bytes(self._path(len(self.known) + 1)):
+            self.known.append(EvaluationRecord.of(found))
+        return self.known
+
+    def _path(self, number: int) -> str:
+        return f"{self.folder}{number:06}.json"
+
+    def _bytes(self, path: str) -> bytes:
+        return b"".join(self.store.backend.read(path) or ())
+
+
+def _read(found: Iterable[bytes]) -> list[EvaluationRecord]:
+    return [EvaluationRecord.of(each) for each in found]
+
+
+ANSWERS: Final = ("approve", "abort")  # signals that decide an undecided step
 
 
 class Phase(StrEnum):
-    NONE = "none"  # there was no rollout yet
-    STARTING = "starting"  # the lock is taken, the machine not started
-    FILLING = "filling"  # the new colour gets its instances
+    NONE = "none"  # no rollout yet
+    STARTING = "starting"  # the lock is held, the execution not started
+    FILLING = "filling"  # instances of the candidate are being started
     STEP = "step"
-    FINAL = "final"  # the new colour has all traffic; the old one is kept for a while
+    FINAL = "final"  # the candidate has all traffic; the baseline still runs
     ENDED = "ended"
 
 
@@ -33,54 +171,54 @@ class Status:
     fleet: str
     phase: Phase
     weights: Mapping[str, int]
-    execution: Execution | None
-    outcome: Outcome | None
-    signal: str | None  # what a person asks for
-    look: Look | None
+    execution: RolloutExecution | None
+    outcome: RolloutOutcome | None
+    signal: str | None  # of a person
+    look: EvaluationRecord | None
     evidence: Evidence
 
     @property
     def verdict(self) -> Verdict | None:
-        """Of the step that is under way."""
+        """The last verdict of the current step."""
         return self.look.verdict if self.look and self.phase is Phase.STEP and self.look.step == self.step else None
 
     @property
     def step(self) -> int:
-        """From 0. One that has begun may not have been looked at yet."""
+        """From 0. It may have no evaluation yet."""
         return _step_after(self.look) or 0
 
     @property
     def over(self) -> bool:
-        """Nothing more is going to happen. What died is brought home first."""
-        return self.phase is Phase.NONE or (self.outcome is not None and self.outcome.end is not End.UNFINISHED)
+        """True if nothing more will happen. A failed execution is over after the watchdog has rolled back."""
+        return self.phase is Phase.NONE or (self.outcome is not None and self.outcome.end is not RolloutEnd.UNFINISHED)
 
     @property
     def undecided(self) -> bool:
-        """A person is awaited."""
-        said = self.verdict
-        return said is not None and said.decision is Decision.UNDECIDED and self.signal not in ANSWERS
+        """True if a person has to decide."""
+        verdict = self.verdict
+        return verdict is not None and verdict.decision is Decision.UNDECIDED and self.signal not in ANSWERS
 
     @property
-    def plan(self) -> Plan | None:
-        return self.execution.asked.plan if self.execution and self.execution.asked else None
+    def plan(self) -> CanaryPlan | None:
+        return self.execution.input.plan if self.execution and self.execution.input else None
 
     @property
     def minutes_left(self) -> int | None:
-        """Of the step, if evidence goes on coming as it did; None while that cannot be said."""
-        plan, said = self.plan, self.verdict
-        if plan is None or said is None or said.better <= 0:
+        """Remaining minutes of the step if evidence keeps growing at its rate so far; None if that is unknown."""
+        plan, verdict = self.plan, self.verdict
+        if plan is None or verdict is None or verdict.better <= 0:
             return None
-        needed = said.minutes * math.log(1 / plan.beta) / said.better
-        left = max(needed, plan.bake_min) - said.minutes
-        return max(0, math.ceil(left)) if said.minutes + left <= plan.bake_max else None
+        needed = verdict.minutes * math.log(1 / plan.beta) / verdict.better
+        left = max(needed, plan.bake_min) - verdict.minutes
+        return max(0, math.ceil(left)) if verdict.minutes + left <= plan.bake_max else None
 
     def ratio(self, metric: int) -> tuple[float, float] | None:
-        """Between which odds ratios the new version lies to the old one, at whatever moment one looks."""
+        """The confidence sequence for the odds ratio of candidate and baseline in this metric."""
         return interval(self.plan, self.evidence.steps, metric) if self.plan and self.evidence.steps else None
 
     def as_json(self) -> dict[str, Any]:
-        execution, said, plan = self.execution, self.verdict, self.plan
-        asked = execution.asked if execution else None
+        execution, verdict, plan = self.execution, self.verdict, self.plan
+        rollout = execution.input if execution else None
         return {
             "fleet": self.fleet,
             "phase": self.phase,
@@ -88,17 +226,17 @@ class Status:
             "execution": execution and execution.name,
             "started": execution and execution.started.isoformat(),
             "ended": execution and execution.ended and execution.ended.isoformat(),
-            "from": asked and asked.old,
-            "to": asked and asked.new,
-            "artifact": asked and vars(asked.candidate),
-            "by": asked and asked.by,
+            "from": rollout and rollout.old,
+            "to": rollout and rollout.new,
+            "artifact": rollout and vars(rollout.candidate),
+            "by": rollout and rollout.by,
             "step": self.step if self.phase is Phase.STEP else None,
             "steps": plan and [step.weight for step in plan.steps],
-            "minutes": said and said.minutes,
+            "minutes": verdict and verdict.minutes,
             "minutes_left": self.minutes_left,
-            "verdict": said and said.decision,
-            "evidence": said and plan and _evidence(plan, said),
-            "ratios": said and {name: _finite(self.ratio(metric)) for metric, name in enumerate(METRICS)},
+            "verdict": verdict and verdict.decision,
+            "evidence": verdict and plan and _evidence(plan, verdict),
+            "ratios": verdict and {name: _finite(self.ratio(metric)) for metric, name in enumerate(METRICS)},
             "awaits_a_person": self.undecided,
             "signal": self.signal,
             "reason": self.look.reason if self.look else None,
@@ -106,13 +244,13 @@ class Status:
         }
 
 
-def _evidence(plan: Plan, said: Verdict) -> dict[str, Any]:
+def _evidence(plan: CanaryPlan, verdict: Verdict) -> dict[str, Any]:
     """In nats."""
     return {
-        "worse": said.worse,
-        "worse_by_metric": dict(zip(METRICS, said.worse_by_metric, strict=True)),
+        "worse": verdict.worse,
+        "worse_by_metric": dict(zip(METRICS, verdict.worse_by_metric, strict=True)),
         "rolls_back_at": math.log(1 / plan.alpha),
-        "better": said.better,
+        "better": verdict.better,
         "advances_at": math.log(1 / plan.beta),
     }
 
@@ -122,17 +260,17 @@ def _finite(interval: tuple[float, float] | None) -> list[float | None] | None:
     return interval and [each if math.isfinite(each) else None for each in interval]
 
 
-class Watcher:
-    """Looks at a fleet's rollout again and again; what cannot change is asked for once."""
+class StatusReader:
+    """Reads the status of a fleet's rollout repeatedly; immutable data is read once."""
 
-    def __init__(self, machine: Machine, store: Store) -> None:
+    def __init__(self, machine: StateMachine, store: Store) -> None:
         self._machine = machine
         self._store = store
-        self._looks: Looks | None = None
-        self._evidence = (0, Evidence())  # of so many looks
+        self._looks: EvaluationLog | None = None
+        self._evidence = (0, Evidence())  # of this many evaluations
 
     def status(self, execution: str | None = None) -> Status:
-        """Of the rollout that is under way, else of the last one; or of one by its ARN."""
+        """Status of the running rollout, else of the last one; or of one by its ARN."""
         weights, item = self._machine.weights(), self._machine.record.read()
         wanted = execution or item.owner
         found = self._machine.execution(wanted) if wanted else self._machine.last()
@@ -146,30 +284,33 @@ class Watcher:
         phase = _phase(found, weights, look)
         return Status(self._machine.fleet, phase, weights, found, outcome, signal, look, self._evidence[1])
 
-    def _read(self, execution: Execution) -> list[Look]:
+    def _read(self, execution: RolloutExecution) -> list[EvaluationRecord]:
         if self._looks is None or not self._looks.folder.endswith(f"/{execution.name}/"):
-            self._looks, self._evidence = Looks.at(self._store, self._machine.fleet, execution.name), (0, Evidence())
-        looks, asked = self._looks.refresh(), execution.asked
+            self._looks, self._evidence = (
+                EvaluationLog.at(self._store, self._machine.fleet, execution.name),
+                (0, Evidence()),
+            )
+        looks, rollout = self._looks.refresh(), execution.input
         count, evidence = self._evidence
-        if asked is not None:
+        if rollout is not None:
             for look in looks[count:]:
-                evidence = look.added_to(evidence, asked.plan)
+                evidence = look.added_to(evidence, rollout.plan)
             self._evidence = len(looks), evidence
         return looks
 
 
-def _phase(execution: Execution, weights: Mapping[str, int], look: Look | None) -> Phase:
+def _phase(execution: RolloutExecution, weights: Mapping[str, int], look: EvaluationRecord | None) -> Phase:
     if not execution.running:
         return Phase.ENDED
     if look is None:
-        moved = execution.asked is not None and weights[execution.asked.new] > 0
+        moved = execution.input is not None and weights[execution.input.new] > 0
         return Phase.STEP if moved else Phase.FILLING
-    step, steps = _step_after(look), len(execution.asked.plan.steps) if execution.asked else math.inf
+    step, steps = _step_after(look), len(execution.input.plan.steps) if execution.input else math.inf
     return Phase.FINAL if step is None or step >= steps else Phase.STEP
 
 
-def _step_after(look: Look | None) -> int | None:
-    """The step that the machine is at, or about to begin; None once all are over."""
+def _step_after(look: EvaluationRecord | None) -> int | None:
+    """The step that the state machine is at or about to begin; None at full traffic."""
     if look is None:
         return 0
     return look.step if look.step is None or look.word != "advance" else look.step + 1

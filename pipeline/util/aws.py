@@ -1,4 +1,4 @@
-"""Asking AWS: clients of one region, and one sentence for whatever goes wrong."""
+"""Clients of AWS services for one region; SDK errors become one sentence in an `AwsError`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,20 +11,20 @@ _TOO_MANY: Final = ("RequestLimitExceeded", "Throttling", "ThrottlingException",
 
 
 def client(service: str, region: str | None = None, *, retries: Literal["standard", "adaptive"] = "standard") -> Any:
-    """Credentials come from where the AWS SDK always looks, and so does the region if none is given."""
+    """A client with the SDK's default credentials, and its default region if none is given."""
     from botocore.config import Config
     from botocore.session import Session
 
     session = Session()
     session.register_component("data_loader", _descriptions())
     patience = Config(connect_timeout=5, read_timeout=30, retries={"mode": retries, "total_max_attempts": 5})
-    with asking(f"ask {service}"):
+    with asking(f"create a client for {service}"):
         return session.create_client(service, region_name=region, config=patience)
 
 
 @cache
 def _descriptions() -> Any:
-    """Of services and endpoints: reading them takes longer than a call, and the files do not change."""
+    """The SDK's service descriptions, loaded once: reading the files takes longer than a call."""
     from botocore.loaders import create_loader
 
     return create_loader()
@@ -32,17 +32,17 @@ def _descriptions() -> Any:
 
 @contextmanager
 def asking(what: str) -> Iterator[None]:
-    """Turn the SDK's errors into ours; `what` continues "AWS was to"."""
+    """Convert SDK errors; `what` is an infinitive phrase, as in "list the queues"."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         yield
     except (BotoCoreError, ClientError) as error:
-        raise AwsError(f"AWS was to {what}, and did not: {str(error).rstrip('.')}") from error
+        raise AwsError(f"AWS: cannot {what}: {str(error).rstrip('.')}") from error
 
 
 def is_no_answer(error: AwsError) -> bool:
-    """A fault of the network or of a server, or too many questions: not what is wrong with one, or with who asks."""
+    """True for network errors, server errors and throttling, which a retry may pass; false for a bad request."""
     from botocore import exceptions as sdk
 
     cause = error.__cause__

@@ -1,4 +1,4 @@
-"""Where words go: results to stdout, talk to stderr; colour only where a person looks."""
+"""The console of a command: results on stdout, progress and errors on stderr, colour on terminals only."""
 
 import os
 import sys
@@ -8,19 +8,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-import click
+from nxpipe.pipeline.util.escape import for_json, for_json_text, for_log, line_for, style
 
-from nxpipe.pipeline.util.escape import for_json, for_json_text, for_log, line_for, shown, style, unstyled
-
-_CLEARED = "\r\033[K"  # the row of the terminal that the cursor is in
+_CLEARED = "\r\033[K"  # clears the terminal row of the cursor
 
 
 @dataclass
 class Console:
-    """How one invocation speaks. Options after any command may change it, so it is the one mutable thing.
+    """The output of one invocation. Mutable, because --json, --quiet and --verbose may follow the command.
 
-    Each argument is a line, and stays one: what cannot be printed in it, line breaks too, leaves as an escape. Nothing
-    else in `pipeline` writes to stdout or stderr of a command, and no text has a colour but by `style`.
+    Each argument is one line: unprintable characters, line breaks included, are printed as escapes. Nothing else in
+    `pipeline` writes to the stdout or stderr of a command, and only `style` sets colours.
     """
 
     json: bool = False
@@ -28,24 +26,24 @@ class Console:
     verbose: bool = False
 
     def result(self, *lines: str) -> None:
-        """Print what the command was asked for."""
+        """Print the result of the command."""
         _write(lines, sys.stdout)
 
     def page(self, text: str) -> None:
-        """Print what has lines of our own, such as a table: what others wrote in it was escaped when it came in."""
+        """Print text of several lines, such as a table; foreign text in it is escaped already."""
         _write(text.split("\n"), sys.stdout)
 
     def data(self, value: object) -> None:
-        """Print a result for machines: one JSON document."""
+        """Print the result as one JSON document."""
         _write_raw(for_json(value, 2, ascii_only=not _has_all_characters(sys.stdout)), sys.stdout)
 
     def data_line(self, value: object, *, err: bool = False) -> None:
-        """A JSON document in a line, of which a program reads many."""
+        """Print one JSON document per line."""
         stream = sys.stderr if err else sys.stdout
         _write_raw(for_json(value, ascii_only=not _has_all_characters(stream)), stream)
 
     def data_text(self, document: str) -> None:
-        """JSON that was written elsewhere, in the very words that it has."""
+        """Print a stored JSON document, byte for byte."""
         _write_raw(for_json_text(document), sys.stdout)
 
     def say(self, *lines: str) -> None:
@@ -57,36 +55,36 @@ class Console:
             self.say(*lines)
 
     def complain(self, first: str, *further: str) -> None:
-        """An error is said even when quiet was asked for."""
+        """Print an error, even with --quiet."""
         _write([style("Error: ", fg="red", bold=True) + first, *further], sys.stderr)
 
     def trace(self, text: str) -> None:
-        """A traceback or the log of a worker, line by line."""
+        """Print a traceback or a worker's log, line by line."""
         _write(text.rstrip("\n").split("\n"), sys.stderr)
 
     def command(self, line: str) -> None:
-        """To the runner of GitHub Actions, as `escape.workflow_command` makes it."""
+        """Print a workflow command for the runner of GitHub Actions, from `escape.workflow_command`."""
         _write_raw(line, sys.stderr)
 
     @property
     def live(self) -> bool:
-        """Whether a row of stderr can be written over."""
+        """True if stderr is a terminal whose rows can be rewritten."""
         return _is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb" and not self.quiet and not self.json
 
     def overwrite(self, line: str) -> None:
-        """Put it into the row of the terminal that the cursor is in."""
+        """Replace the terminal row of the cursor."""
         _write_raw(f"\r{_as_line(line, sys.stderr)}\033[K", sys.stderr, end="")
 
     def clear_row(self) -> None:
         _write_raw(_CLEARED, sys.stderr, end="")
 
     def clear_rows(self, count: int) -> None:
-        """What the last rows said, to say it anew."""
+        """Clear the last rows, to print them again."""
         _write_raw(f"\033[{count}A\033[J", sys.stderr, end="")
 
     @contextmanager
     def step(self, title: str) -> Iterator[None]:
-        """Announce a piece of work and, when it is done, how long it took: one line, rewritten on a terminal."""
+        """Print the title of a step and its duration at the end: one line, rewritten on a terminal."""
         live = _is_terminal(sys.stderr) and not self.quiet
         if live:
             _write_raw(_as_line(f"  {title} ...", sys.stderr), sys.stderr, end="")
@@ -103,10 +101,10 @@ class Console:
 
 
 class Guarded:
-    """stdout or stderr as libraries see it: their warnings and tracebacks hold names out of models, too."""
+    """stdout or stderr for libraries: escapes their warnings and tracebacks, which may quote names of models."""
 
     def __init__(self, stream: TextIO) -> None:
-        self.own = stream  # ours alone: what is written there was escaped
+        self.own = stream  # for the console only, whose text is escaped
 
     def write(self, text: str) -> int:
         self.own.write("\n".join(map(for_log, text.split("\n"))))
@@ -135,9 +133,11 @@ def _write(lines: Sequence[str], stream: TextIO | None) -> None:
 
 
 def _write_raw(text: str, stream: TextIO | None, end: str = "\n") -> None:
-    """Python has no stream where a process was started with a closed one; what would go there is for nobody."""
+    """Write and flush; a process that was started with a closed stream has None in its place."""
     if stream is not None:
-        click.echo(text + end, file=own(stream), nl=False, color=True)
+        unguarded = own(stream)
+        unguarded.write(text + end)
+        unguarded.flush()
 
 
 def _as_line(line: str, stream: TextIO) -> str:
@@ -154,24 +154,3 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 def _coloured(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Plain columns, two spaces apart; a cell may be coloured, and nothing follows the last one."""
-    cells = [[style(title, bold=True) for title in header], *([shown(cell) for cell in row] for row in rows)]
-    widths = [max(len(unstyled(row[column])) for row in cells) for column in range(len(header))]
-    return "\n".join("  ".join(map(_padded, row, widths)).rstrip() for row in cells)
-
-
-def _padded(cell: str, width: int) -> str:
-    return cell + " " * (width - len(unstyled(cell)))
-
-
-def human_bytes(count: int) -> str:
-    """A size as people read it: 437.9 MB."""
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

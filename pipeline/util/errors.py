@@ -1,76 +1,80 @@
-"""What can go wrong between a command and the rooms it drives. Light: every command may import this."""
+"""Errors of the pipeline. They carry no exit codes: util/exit_codes.py maps them. Imports nothing."""
 
 
 class PipelineError(Exception):
-    """Root of the pipeline's own errors; the message is one sentence that ends in the way out."""
+    """Base of the pipeline's errors; the message is one sentence that ends with the remedy."""
 
 
 class MissingSoftware(PipelineError):
-    """A command needs a library or program that is not installed."""
+    """A required library or program is not installed."""
 
     def __init__(self, what: str, needed_for: str, get_it: str) -> None:
-        super().__init__(f"{needed_for} needs {what}, which is not installed here; {get_it}.")
+        super().__init__(f"{needed_for} requires {what}, which is not installed; {get_it}.")
         self.what = what
 
 
 class ModelSourceError(PipelineError):
-    """A model id, folder, configuration or weights file that cannot be used."""
+    """An unusable model id, folder, configuration or weights file."""
 
 
 class InputInvalid(PipelineError):
-    """What is to be fed to a program does not suit it: a prompt that is too long, a token that the model has not."""
+    """An invalid argument or program input: an unknown fleet, a prompt that is too long, an unknown token."""
 
 
 class BuildRefused(PipelineError):
-    """A request that this version cannot carry out as asked."""
+    """A request that this version does not support."""
 
-    deterministic = True  # the same request meets the same error again
+    deterministic = True  # a retry fails with the same error
 
 
 class DoesNotFit(BuildRefused):
-    """A program that is larger than a core of the target holds."""
+    """A program that exceeds the memory of a core of the target."""
 
 
 class NotEnoughMemory(BuildRefused):
-    """A request that this machine cannot carry out now; another one can."""
+    """A request that needs more memory than this machine has available."""
 
     deterministic = False
 
 
 class ProgramInvalid(PipelineError):
-    """A stored program that is not the one that its artifact describes."""
+    """A stored program that differs from its artifact's description."""
 
 
 class VerificationFailed(PipelineError):
-    """The emulator's answer is further from PyTorch's than the thresholds allow."""
+    """An emulated output deviates from its reference beyond the thresholds."""
 
-    deterministic = True  # by the same thresholds
+    deterministic = True  # with the same thresholds
 
 
 class ExecutorUnavailable(PipelineError):
-    """Whoever was to carry the work out cannot be reached, or not any more."""
+    """The executor of a build is unreachable or was lost."""
 
 
 class NotReady(PipelineError):
-    """An instance of a fleet that cannot serve what it should."""
+    """An instance that cannot serve its fleet's artifact."""
 
 
 class AwsError(PipelineError):
-    """AWS cannot be reached, refuses, or does not have what was asked for."""
+    """AWS is unreachable, denies a request, or lacks a resource."""
 
 
 class TemplateInvalid(PipelineError):
-    """A file that is no CloudFormation template, or a folder that CDK has not written."""
+    """A file that is not a CloudFormation template, or a folder that is not an output of CDK."""
 
 
 class WouldOverwrite(PipelineError):
-    """A file of the user's stands where a command would write."""
+    """A command would overwrite an existing file."""
 
 
 def sentence_of(error: Exception) -> str:
-    """What it says to a person; those of the operating system do not say it in a sentence themselves."""
+    """The message of an error as one sentence; errors of the operating system get a composed one."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
     if isinstance(error, MemoryError):
-        return f"out of memory: {error or 'this work is too large for this machine'}."
+        return f"out of memory: {error or 'the work exceeds the memory of this machine'}."
     return str(error)
+
+
+class RolloutRefused(PipelineError):
+    """A rollout that must not begin, or a word for one that is not under way; no traffic was moved."""

@@ -1,4 +1,4 @@
-"""Text that others wrote, made harmless for the medium that it goes to: one function for each.
+"""Escapes for untrusted text, one function per medium.
 
 Names, messages and file names come from models, stores, servers and users. On a terminal their control characters
 would move the cursor or set the window's title; in a job of GitHub Actions a line of them that begins with `::` would

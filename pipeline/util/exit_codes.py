@@ -1,7 +1,7 @@
-"""The one table of exit codes: what each number means and which errors end in it.
+"""The table of exit codes: number, meaning, remedy, and the errors that map to it.
 
-Errors are named by text, not imported: an error that was raised has its module loaded already, so the
-table costs nothing on the paths where nothing goes wrong.
+Errors are named by module and class, not imported: the module of a raised error is loaded already, so commands that
+succeed pay nothing for the table.
 """
 
 from collections.abc import Iterable
@@ -18,218 +18,218 @@ class ExitCode:
     errors: tuple[str, ...] = ()
 
 
-OK: Final = ExitCode(0, "ok", "The command did all that was asked.", "Nothing to do.")
+OK: Final = ExitCode(0, "ok", "The command succeeded.", "Nothing to do.")
 INTERNAL: Final = ExitCode(
     1,
     "internal",
-    "An error that nxpipe did not foresee.",
-    "Run again with `--verbose`, and report the log file that the message names.",
+    "An internal error of nxpipe.",
+    "Rerun with `--verbose` and report the log file that the message names.",
 )
 USAGE: Final = ExitCode(
     2,
     "usage",
-    "The command line is wrong, or what is given to a program: an unknown option, a value out of range, a long prompt.",
-    "Read `nxpipe COMMAND -h`; nothing was done.",
+    "Invalid usage or input: an unknown option, a value out of range, a prompt longer than the largest bucket.",
+    "See `nxpipe COMMAND -h`; nothing was changed.",
     ("click.exceptions:UsageError", "nxpipe.emulator.errors:InputsInvalid", "nxpipe.pipeline.util.errors:InputInvalid"),
 )
 CONFIGURATION: Final = ExitCode(
     3,
     "configuration",
-    "`nxpipe.toml` or an `NXPIPE_*` environment variable is wrong.",
-    "Mend the lines that the message names, then run `nxpipe config check`.",
+    "`nxpipe.toml` or an `NXPIPE_*` environment variable is invalid.",
+    "Fix the lines that the message names, then run `nxpipe config check`.",
     ("nxpipe.pipeline.config.faults:ConfigInvalid",),
 )
 SOFTWARE: Final = ExitCode(
     4,
     "missing-software",
-    "A library or program that this command needs is not installed.",
-    "Run `nxpipe doctor`: it says what is missing and how to get it.",
+    "A library or program that the command requires is not installed.",
+    "Run `nxpipe doctor`, which lists missing software and how to install it.",
     ("nxpipe.pipeline.util.errors:MissingSoftware",),
 )
 OVERWRITE: Final = ExitCode(
     5,
     "would-overwrite",
-    "A file of yours stands where the command would write.",
-    "Move the file away, or look at the difference with `--dry-run`.",
+    "The command would overwrite an existing file.",
+    "Move the file away, or see the difference with `--dry-run`.",
     ("nxpipe.pipeline.util.errors:WouldOverwrite",),
 )
 MODEL: Final = ExitCode(
     10,
     "model-source",
-    "The model cannot be had: an unknown id, a broken folder, weights that do not fit its configuration.",
-    "Pass another `--model-id` or `--weights`, as the message says.",
+    "The model cannot be loaded: an unknown id, a broken folder, weights that do not match its configuration.",
+    "Pass another `--model-id` or `--weights`; the message names the cause.",
     ("nxpipe.pipeline.util.errors:ModelSourceError",),
 )
 COMPILE: Final = ExitCode(
     11,
     "does-not-compile",
-    "The model cannot be captured or lowered for the target, or the request is beyond this version.",
-    "The message names the operators, where they stand in the model's source, and what to change.",
+    "The model cannot be captured or lowered for the target, or this version does not support the request.",
+    "The message names the operators, their lines in the model's source, and the fix.",
     ("nxpipe.emulator.errors:CompileError", "nxpipe.pipeline.util.errors:BuildRefused"),
 )
 VERIFICATION: Final = ExitCode(
     12,
     "verification-failed",
-    "The emulated result differs from PyTorch's by more than the thresholds allow; nothing was published.",
-    "Choose a gentler autocast, or change the thresholds in `[verify]` if the difference is acceptable.",
+    "An emulated output deviates from PyTorch's beyond the thresholds; nothing was published.",
+    "Choose a more precise autocast, or relax the thresholds in `[verify]` if the deviation is acceptable.",
     ("nxpipe.pipeline.util.errors:VerificationFailed",),
 )
 DOES_NOT_FIT: Final = ExitCode(
     13,
     "does-not-fit",
-    "The model lowers, but its share does not fit the memory of one core of the target.",
-    "Choose the tensor-parallel degree or the target that the report of `nxpipe check` names.",
+    "The model compiles, but its shard exceeds the memory of one core of the target.",
+    "Use the tensor-parallel degree or the target that `nxpipe check` reports.",
     ("nxpipe.pipeline.util.errors:DoesNotFit", "nxpipe.emulator.errors:OutOfMemory"),
 )
 EXECUTABLE: Final = ExitCode(
     14,
     "bad-executable",
-    "What claims to be an executable is none, its bytes were changed, or it is another than its artifact describes.",
-    "Build the model again, or fetch the artifact again; docs/reference/nxe.md says what the message's byte is.",
+    "An executable is malformed, corrupt, or not the one that its artifact describes.",
+    "Rebuild the model or fetch the artifact again; docs/reference/nxe.md documents the byte offset in the message.",
     ("nxpipe.emulator.errors:ExecutableInvalid", "nxpipe.pipeline.util.errors:ProgramInvalid"),
 )
 INCOMPLETE: Final = ExitCode(
     15,
     "incomplete",
-    "Cells of the build are missing, for several reasons or because they were not tried after one of them failed.",
-    "The summary names each with its reason; mend those, then run the same command: what is there is not built again.",
+    "Cells of the build are missing: they failed for several reasons, or were skipped after a failure.",
+    "The summary lists each reason; fix the causes and run the same command again; built cells are cached.",
 )
 REGRESSION: Final = ExitCode(
     16,
     "regression",
-    "A program is predicted to be slower than that of the artifact it was held against, by more than is allowed.",
-    "`nxpipe diff` shows what changed; mend it, or allow more with `--threshold`.",
+    "A program is predicted to be slower than the baseline by more than the threshold.",
+    "See the change with `nxpipe diff`; fix it, or raise `--threshold`.",
 )
 EXECUTOR: Final = ExitCode(
     17,
     "executor",
-    "Whoever was to carry the work out cannot be reached, or not any more: a Ray cluster, for one.",
-    "Look at the address that the message names, then run the same command: what is in the store is not built again.",
+    "The executor, such as a Ray cluster, is unreachable or was lost.",
+    "Check the address in the message, then run the same command again; built cells are cached.",
     ("nxpipe.pipeline.util.errors:ExecutorUnavailable",),
 )
 STORE: Final = ExitCode(
     20,
     "store",
     "The artifact store cannot be reached, read or written.",
-    "Check the URL, the permissions and the free space that the message names; a retry is always safe.",
+    "Check the URL, permissions or free space that the message names; a retry is safe.",
     ("nxpipe.artifact_store.errors:StoreError",),
 )
 NOT_FOUND: Final = ExitCode(
     21,
     "not-in-store",
-    "The store holds no artifact of that name or key.",
-    "List what is there with `nxpipe store ls`.",
+    "The store has no artifact of that name or key.",
+    "List the artifacts with `nxpipe store ls`.",
     ("nxpipe.artifact_store.errors:NotFound",),
 )
 CORRUPT: Final = ExitCode(
     22,
     "corrupt",
-    "Stored bytes do not have the digest that names them; they were not used.",
-    "Fetch or build the artifact again; find out what changed the bytes.",
+    "Stored bytes do not match their digest; they were not used.",
+    "Fetch or rebuild the artifact; find the cause of the corruption.",
     ("nxpipe.artifact_store.errors:Corrupt",),
 )
 REFUSED: Final = ExitCode(
     23,
     "refused",
-    "A rule of the store or of the channel's policy forbids it; nothing was changed.",
-    "The message names the rule and what would satisfy it: another artifact, a signature, a look at the channel.",
+    "A rule of the store or the channel's policy forbids the operation; nothing was changed.",
+    "The message names the rule and what satisfies it: another artifact, a signature, a newer generation.",
     ("nxpipe.artifact_store.errors:Refused",),
 )
 CONFLICT: Final = ExitCode(
     24,
     "not-reproducible",
-    "The same request has made two different artifacts; the one that was published first stands.",
-    "Compare the two, and make what differs deterministic or part of the key.",
+    "One request produced two different artifacts; the first one stays published.",
+    "Compare the two; make the difference deterministic or a part of the cache key.",
     ("nxpipe.artifact_store.errors:Conflict",),
 )
 KEY: Final = ExitCode(
     25,
     "signing-key",
-    "A signing key or a public key cannot be used: unreadable, of another kind, or open to other users.",
-    "Mend the file or the KMS key that the message names; `nxpipe store keygen` makes a new one.",
+    "A signing key or public key is unusable: unreadable, of another type, or readable by other users.",
+    "Fix the file or KMS key that the message names, or create a key with `nxpipe store keygen`.",
     ("nxpipe.artifact_store.trust.keys:BadKey",),
 )
 UNSAFE_STORE: Final = ExitCode(
     26,
     "unsafe-store",
-    "The folder or bucket does not keep a property that the store is built on.",
-    "Use another backend, or mend the properties that `nxpipe store doctor` names.",
+    "The folder or bucket lacks a property that the store requires.",
+    "Use another backend, or fix the properties that `nxpipe store doctor` reports.",
     ("nxpipe.artifact_store.errors:UnsafeBackend",),
 )
 SYSTEM: Final = ExitCode(
     30,
     "system",
     "The operating system refused: no space, no permission, no such folder.",
-    "Mend what the message names and run the same command again.",
+    "Fix the cause that the message names and run the same command again.",
     ("builtins:OSError", "builtins:MemoryError"),
 )
 NOT_READY: Final = ExitCode(
     31,
     "not-ready",
-    "This machine cannot serve what its fleet should: a device, a program or the instance's own metadata is missing.",
-    "Mend what the message names; Auto Scaling has been told to try another instance.",
+    "This instance cannot serve its fleet's artifact: a device, a program or instance metadata is missing.",
+    "Fix the cause that the message names; Auto Scaling replaces the instance.",
     ("nxpipe.pipeline.util.errors:NotReady",),
 )
 AWS: Final = ExitCode(
     32,
     "aws",
-    "AWS cannot be reached, refuses, or does not have what was asked for.",
-    "Look at the region, the credentials and the permission that the message names; a retry is always safe.",
+    "AWS is unreachable, denies the request, or lacks the resource.",
+    "Check the region, credentials and permission that the message names; a retry is safe.",
     ("nxpipe.pipeline.util.errors:AwsError",),
 )
 FINDINGS: Final = ExitCode(
     33,
     "findings",
-    "Templates break our rules, or deploying them would lose what is to be kept.",
-    "Each finding says what to do; `[[acknowledge]]` accepts one for a while, with a reason.",
+    "Templates violate NXP rules, or a deployment would delete resources that must be retained.",
+    "Apply the fix in each finding; `[[acknowledge]]` accepts a finding until a date, with a reason.",
 )
 TEMPLATE: Final = ExitCode(
     34,
     "bad-template",
-    "What should be a CloudFormation template is none.",
-    "Mend the file that the message names, or write the templates with `npx cdk synth`.",
+    "A file is not a valid CloudFormation template.",
+    "Fix the file that the message names, or write the templates with `npx cdk synth`.",
     ("nxpipe.pipeline.util.errors:TemplateInvalid",),
 )
 RECORD: Final = ExitCode(
     35,
     "rollout-record",
-    "A plan, evidence or record of a rollout is none, or a recorded verdict is not what the judge says.",
-    "The message names the judgement; fetch the record again, or find out who changed it.",
-    ("nxpipe.pipeline.canary.errors:CanaryError",),
+    "A rollout's plan, evidence or record is malformed, or a recorded verdict does not match its evidence.",
+    "The message names the evaluation; fetch the record again, or find out who changed it.",
+    ("nxpipe.pipeline.canary.documents:CanaryError",),
 )
 ROLLED_BACK: Final = ExitCode(
     40,
     "rolled-back",
-    "All traffic is with the old version again: the new one is worse, or an alarm or a person ended the rollout.",
-    "`nxpipe rollout log FLEET` shows why; mend the version, or start the same one again with `--again`.",
+    "The rollout was rolled back: the new version is worse, or an alarm or an operator ended it.",
+    "See the cause with `nxpipe rollout log FLEET`; fix the version, or restart the same one with `--again`.",
 )
 UNDECIDED: Final = ExitCode(
     41,
     "undecided",
-    "The rollout's step has lasted as long as it may, and its evidence says neither yes nor no: a person is awaited.",
-    "Run `nxpipe rollout approve FLEET` or `abort FLEET`; `nxpipe rollout plan` says what would find out more.",
+    "A step of the rollout reached its time limit without a decision; it waits for an operator.",
+    "Run `nxpipe rollout approve FLEET` or `abort FLEET`; `nxpipe rollout plan` shows how to detect smaller changes.",
 )
 CAPACITY_BLOCKED: Final = ExitCode(
     42,
     "capacity-blocked",
-    "The new version's instances did not come or did not become ready, so it never had any traffic.",
-    "Look at the Auto Scaling group that the message names, then start the rollout again.",
+    "The new version's instances did not start or did not become ready; no traffic was moved.",
+    "Check the Auto Scaling group that the message names, then start the rollout again.",
 )
 ROLLOUT_REFUSED: Final = ExitCode(
     43,
     "rollout-refused",
-    "The rollout cannot begin as things are, or there is none that could be told anything; no traffic was moved.",
-    "The message names what stands in the way: another rollout, an alarm, a stack that is not deployed.",
-    ("nxpipe.pipeline.rollout.errors:RolloutRefused",),
+    "The rollout cannot start now, or no rollout is in progress; no traffic was moved.",
+    "Resolve the cause that the message names: another rollout, an alarm, a stack that is not deployed.",
+    ("nxpipe.pipeline.util.errors:RolloutRefused",),
 )
 INTERRUPTED: Final = ExitCode(
-    130, "interrupted", "Ctrl-C. Nothing half-written is left behind.", "Run the same command again: it resumes."
+    130, "interrupted", "Interrupted by Ctrl-C; no partial files remain.", "Run the same command again; it resumes."
 )
 PIPE_CLOSED: Final = ExitCode(
-    141, "pipe-closed", "The program that read our output went away, as `head` does.", "Nothing to do."
+    141, "pipe-closed", "The reader of stdout closed the pipe, as `head` does.", "Nothing to do."
 )
 TERMINATED: Final = ExitCode(
-    143, "terminated", "SIGTERM. Nothing half-written is left behind.", "Run the same command again: it resumes."
+    143, "terminated", "Terminated by SIGTERM; no partial files remain.", "Run the same command again; it resumes."
 )
 
 TABLE: Final = (
@@ -273,7 +273,7 @@ _BY_ERROR: Final = {error: row for row in TABLE for error in row.errors}
 
 
 def exit_code_of(error: BaseException) -> ExitCode | None:
-    """The row for this error, by its nearest ancestor in the table; None when nobody foresaw it."""
+    """The row of the error's nearest ancestor in the table; None for an internal error."""
     for kind in type(error).__mro__:
         row = _BY_ERROR.get(f"{kind.__module__}:{kind.__qualname__}")
         if row is not None:
@@ -282,6 +282,6 @@ def exit_code_of(error: BaseException) -> ExitCode | None:
 
 
 def one_code(codes: Iterable[int]) -> int:
-    """That of a build: of what is missing the code that all have in common, if there is one; 0 where nothing is."""
+    """The exit code of a build from those of its failed cells: the common one, else INCOMPLETE; 0 without failures."""
     different = set(codes)
     return OK.number if not different else different.pop() if len(different) == 1 else INCOMPLETE.number

@@ -9,8 +9,9 @@ from types import TracebackType
 from typing import Final, Self
 
 from nxpipe.artifact_store.backends.protocol import Sent
-from nxpipe.pipeline.util.console import Console, human_bytes
+from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.escape import for_terminal
+from nxpipe.pipeline.util.text import human_bytes
 
 _BAR: Final = 24  # characters
 _SHOWN_EVERY: Final = 0.1  # seconds, on a terminal

@@ -27,7 +27,7 @@ from nxpipe.pipeline.verify.verify import Arrays
 
 if TYPE_CHECKING:
     from nxpipe.emulator.capture import CaptureRequest
-    from nxpipe.emulator.capture.answer import Answer
+    from nxpipe.emulator.capture.request import Answer
     from nxpipe.emulator.compile import Program
     from nxpipe.emulator.ir.graph import Graph
     from nxpipe.emulator.passes import PassOptions
@@ -100,7 +100,7 @@ def published(request: BuildRequest, shape: Shape) -> Plan:
     """The authors' own division among ranks, which a build follows too."""
     if request.tensor_parallel == 1:
         return ()
-    from nxpipe.emulator.capture.published import published_plan
+    from nxpipe.emulator.capture.model import published_plan
 
     return published_plan(request.capture(shape))
 
@@ -182,7 +182,7 @@ def read_texts(request: BuildRequest, batch: int, room: tuple[int, int], trial: 
 def compare_file(request: SavedRequest, trial: Trial, step: Step) -> Comparison:
     """A saved program, held against what PyTorch or ONNX's reference evaluator computes with the same file."""
     from nxpipe.emulator.capture import example_inputs
-    from nxpipe.emulator.capture.answer import Answer
+    from nxpipe.emulator.capture.request import Answer
 
     program, (shape,) = request.program, request.shapes
     request.check()

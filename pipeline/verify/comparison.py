@@ -9,18 +9,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from nxpipe.pipeline.util.console import human_bytes
 from nxpipe.pipeline.util.errors import NotEnoughMemory
-from nxpipe.pipeline.util.machine import available_memory
+from nxpipe.pipeline.util.process import available_memory
+from nxpipe.pipeline.util.text import human_bytes
 from nxpipe.pipeline.verify.evidence import Step
 from nxpipe.pipeline.verify.runner import FAST, Execution, Runner
 from nxpipe.pipeline.verify.verify import Arrays, Deviation, Thresholds, compare
 
 if TYPE_CHECKING:
-    from nxpipe.emulator.capture.answer import Answer
+    from nxpipe.emulator.capture.request import Answer
     from nxpipe.emulator.compile import Program
     from nxpipe.emulator.core import Statistics
-    from nxpipe.emulator.ir.graph import Graph, Value
+    from nxpipe.emulator.ir.graph import Graph
+    from nxpipe.emulator.ir.nodes import Value
 
 Batches: TypeAlias = Sequence[Arrays]
 Asked: TypeAlias = "Callable[[Batches], list[Answer]]"
@@ -114,7 +115,7 @@ def on_emulator(compiled: Compiled, parameters: Arrays, executor: Runner) -> Emu
     """The emulator's answers with a program that is compiled when it is its turn, from all of its ranks."""
 
     def emulate(batches: Batches, layers_like: "Answer | None") -> tuple[list["Answer"], "Statistics | None"]:
-        from nxpipe.emulator.capture.answer import Answer
+        from nxpipe.emulator.capture.request import Answer
 
         like = {} if layers_like is None else layers_like.layers
         program = compiled(partial(_with_layers, like=like) if like else as_it_is)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from nxpipe.pipeline.request import BuildRequest, Shape
-from nxpipe.pipeline.util.console import human_bytes
 from nxpipe.pipeline.util.errors import NotEnoughMemory, VerificationFailed
-from nxpipe.pipeline.util.machine import available_memory
+from nxpipe.pipeline.util.process import available_memory
+from nxpipe.pipeline.util.text import human_bytes
 from nxpipe.pipeline.verify.verify import Arrays, Deviation, Thresholds, compare
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from nxpipe.pipeline.verify.verify import USUAL_YARDSTICK, Arrays
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published, Store
     from nxpipe.emulator.capture import CaptureRequest
-    from nxpipe.emulator.capture.answer import Answer
+    from nxpipe.emulator.capture.request import Answer
     from nxpipe.emulator.core import Statistics
 
 
@@ -66,7 +66,7 @@ def _as_stored(one: StoredProgram, weights: Arrays, runner: Runner) -> Emulated:
 
 
 def _answer(outputs: Arrays) -> "Answer":
-    from nxpipe.emulator.capture.answer import Answer
+    from nxpipe.emulator.capture.request import Answer
 
     return Answer(outputs, {})
 

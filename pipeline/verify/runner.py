@@ -1,14 +1,11 @@
 """Who carries a compiled program out: `fast`, each operator by its numerics; or `isa`, emulated cores, instruction by
 instruction of the program that is stored, or else written for them now."""
 
-import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-import click
-
-from nxpipe.pipeline.util.console import human_bytes
+from nxpipe.pipeline.util.errors import InputInvalid
+from nxpipe.pipeline.util.text import human_bytes
 from nxpipe.pipeline.verify.verify import Arrays
 
 if TYPE_CHECKING:
@@ -18,21 +15,10 @@ if TYPE_CHECKING:
     from nxpipe.emulator.core import Statistics
     from nxpipe.emulator.executable.executable import Executable
     from nxpipe.emulator.run.isa import LoadedIsa
-    from nxpipe.emulator.run.ranks import Loaded
+    from nxpipe.emulator.run.ranks import Runnable
 
 Mode: TypeAlias = Literal["fast", "isa"]
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
 _HOSTILE: Final = "hostile"
-
-
-class _EngineOrder(click.ParamType[str]):
-    name = "ORDER"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not re.fullmatch(r"program|hostile|random:[0-9]+", str(value)):
-            self.fail(f"{value!r} is none of program, hostile and random:SEED, as in random:7", param, ctx)
-        return str(value)
 
 
 @dataclass(frozen=True)
@@ -46,30 +32,11 @@ class Execution:
     def of(cls, mode: Mode, order: str | None) -> "Execution":
         """What the options say."""
         if order is not None and mode != "isa":
-            raise click.UsageError("--engine-order is that of emulated cores; pass --mode isa too")
+            raise InputInvalid("--engine-order applies to emulated cores; add --mode isa")
         return cls(mode, order or _HOSTILE)
 
 
 FAST: Final = Execution()
-
-
-def execution_options(command: _Command) -> _Command:
-    """`--mode` and `--engine-order`, for `Execution.of`."""
-    order = click.option(
-        "--engine-order",
-        type=_EngineOrder(),
-        metavar="ORDER",
-        help="With --mode isa: which engine goes when several may: program (as written), hostile (the least friendly "
-        f"way), or random:SEED. Answers are the same.  [default: {_HOSTILE}]",
-    )
-    mode = click.option(
-        "--mode",
-        type=click.Choice(get_args(Mode)),
-        default="fast",
-        show_default=True,
-        help="Run each operator by its numerics, or the program itself on emulated cores, instruction by instruction.",
-    )
-    return mode(order(command))
 
 
 @dataclass(frozen=True)
@@ -86,7 +53,7 @@ class Runner:
 
             return Running(program, LoadedRanks(program.graph, weights))
         from nxpipe.emulator.emit import emit
-        from nxpipe.emulator.run import Isa
+        from nxpipe.emulator.run.isa import Isa
 
         cores = Isa(stored or emit(program, self.core), order=self.execution.order).load(weights)
         return Running(program, cores, counting=cores)
@@ -95,7 +62,7 @@ class Runner:
 class Running:
     """A program with its weights: whole tensors go in, and whole ones come out."""
 
-    def __init__(self, program: "Program", ranks: "Loaded", counting: "LoadedIsa | None" = None) -> None:
+    def __init__(self, program: "Program", ranks: "Runnable", counting: "LoadedIsa | None" = None) -> None:
         from nxpipe.emulator.run.ranks import LoadedProgram
 
         self._whole = LoadedProgram(program, ranks)

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nxpipe.pipeline.artifacts import artifact_files
+from nxpipe.pipeline.compile import artifact_files
 from nxpipe.pipeline.models.source import ModelSource
-from nxpipe.pipeline.util.documents import json_of
 from nxpipe.pipeline.util.errors import ModelSourceError, ProgramInvalid
+from nxpipe.pipeline.util.files import json_of
 from nxpipe.pipeline.verify.evidence import Step
 from nxpipe.pipeline.verify.judged import chosen
 from nxpipe.pipeline.verify.stored_program import core_of, read_instructions, require_instructions, require_made_of
@@ -123,10 +123,10 @@ def _program(
 ) -> "Program":
     """The graph as it was published. Which piece of a tensor each rank has is said by the program made of it."""
     from nxpipe.emulator.compile import Program
-    from nxpipe.emulator.ir.graph import Graph
+    from nxpipe.emulator.ir.decoding import decode
     from nxpipe.emulator.isa.program import Role
 
-    graph = Graph.from_bytes(files[artifact_files.graph(executable.name)])
+    graph = decode(files[artifact_files.graph(executable.name)])
     if graph.key != executable.graph_key:
         raise ProgramInvalid(
             f"{where}: its graph has key {graph.key[:12]}, where the manifest says {executable.graph_key[:12]}; build "

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nxpipe.pipeline.artifacts import artifact_files
+from nxpipe.pipeline.compile import artifact_files
 from nxpipe.pipeline.util.errors import BuildRefused, ProgramInvalid
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from nxpipe.artifact_store.manifest import Manifest
     from nxpipe.emulator.compile import Program
     from nxpipe.emulator.executable.executable import Executable
-    from nxpipe.emulator.executable.port import Port
+    from nxpipe.emulator.executable.tables import Port
     from nxpipe.emulator.isa.program import Buffer
 
 _AGAIN = "build the model again"

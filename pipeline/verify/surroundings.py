@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from nxpipe.pipeline.util.machine import processors
+from nxpipe.pipeline.util.process import processors
 
 _CPU: Final = Path("/proc/cpuinfo")
 _LONGEST: Final = 4000  # characters of a document's text

@@ -1,7 +1,7 @@
-"""States of a machine as the Amazon States Language has them, in JSONPath: a state is the JSON that is deployed.
+"""Amazon States Language builders (JSONPath): each function returns the JSON of a state.
 
-Each call of a service is tried again before it counts as failed. What a machine writes is absolute (weights, sizes,
-values of a record), so that a call that did arrive, and whose answer was lost, does no harm when it is repeated.
+Every service call is retried before it counts as failed. All writes are absolute (weights, sizes, values of a
+record), so repeating a call whose response was lost is harmless.
 """
 
 from collections.abc import Mapping

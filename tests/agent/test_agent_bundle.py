@@ -10,7 +10,7 @@ import pytest
 
 from nxpipe.pipeline.fleet.agent.bundle import Bundle
 from nxpipe.pipeline.util import exit_codes
-from nxpipe.stacks.agents import NoAgentLocked, locked_agent
+from nxpipe.stacks.locks import NoAgentLocked, locked_agent
 from tests.pipeline.in_process import InProcess, nxpipe
 
 __all__ = ["nxpipe"]

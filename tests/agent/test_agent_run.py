@@ -161,7 +161,7 @@ def test_programs_for_another_target_are_not_served(nxpipe: InProcess, place: Pl
     place.metadata.values["instance-type"] = "trn1.2xlarge"
     answer = nxpipe(*place.words, "--", *SERVER)
     assert answer.code == exit_codes.NOT_READY.number
-    assert "has programs for inf2, and a trn1.2xlarge runs those for trn1" in answer.err
+    assert "has programs for inf2, but a trn1.2xlarge runs those for trn1" in answer.err
     assert place.state is None
 
 
@@ -251,7 +251,7 @@ def test_a_fleet_that_the_file_does_not_have_is_a_wrong_word(nxpipe: InProcess, 
 
 def test_what_runs_on_an_instance_imports_neither_numpy_nor_torch(place: Place) -> None:
     script = (
-        "import sys, json\nfrom pipeline.cli import cli\nfrom pipeline.command_line.output import Console\n"
+        "import sys, json\nfrom nxpipe.pipeline.cli.main import cli\nfrom nxpipe.pipeline.util.console import Console\n"
         f"cli.main({place.words!r}, obj=Console(), standalone_mode=False)\n"
         "print(json.dumps([name for name in ('numpy', 'torch', 'transformers', 'boto3') if name in sys.modules]))"
     )

@@ -14,10 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxpipe.pipeline.fleet.agent.embedded import NAMESPACE, event, metrics
-from nxpipe.pipeline.fleet.agent.report import Figures, figures
-from nxpipe.pipeline.fleet.agent.watch import Compilers
-from nxpipe.stacks import metrics as watched
+from nxpipe.pipeline.fleet.agent.watch import NAMESPACE, Compilers, Figures, fleet_metrics, log_event, read_figures
+from nxpipe.stacks.observability import metrics as watched
 from tests.agent.metadata import Metadata, metadata_service
 from tests.agent.project import CONFIG
 from tests.pipeline.command import NXPIPE, Answer, nxpipe
@@ -57,19 +55,22 @@ BUSY: dict[str, Any] = {
 
 
 def test_all_cores_count_those_too_that_nobody_uses() -> None:
-    assert figures(BUSY) == Figures(utilisation=0.3, fullest_core=1000, hardware_failures=2)
+    assert read_figures(BUSY) == Figures(utilisation=0.3, fullest_core=1000, hardware_failures=2)
 
 
 def test_processes_that_share_a_core_fill_it_together() -> None:
     both = {**BUSY, "neuron_runtime_data": BUSY["neuron_runtime_data"] * 2}
-    assert figures(both).fullest_core == 2000
+    assert read_figures(both).fullest_core == 2000
 
 
 def test_what_could_not_be_measured_is_absent_and_no_zero() -> None:
     failed = {"error": "no permission", "neuroncores_in_use": {"0": {"neuroncore_utilization": 80.0}}}
     report = {**BUSY, "neuron_runtime_data": [{"pid": 1, "report": {"neuroncore_counters": failed}}]}
-    assert figures(report) == Figures(utilisation=None, fullest_core=None, hardware_failures=0)
-    assert {each.name for each in metrics(figures(report), 0)} == {"execution_status_total", "compile_events_total"}
+    assert read_figures(report) == Figures(utilisation=None, fullest_core=None, hardware_failures=0)
+    assert {each.name for each in fleet_metrics(read_figures(report), 0)} == {
+        "execution_status_total",
+        "compile_events_total",
+    }
 
 
 _GROUPS = ("neuroncore_counters", "memory_used", "execution_stats")
@@ -85,19 +86,19 @@ _MAPS = st.none() | st.dictionaries(st.text(max_size=3), _JSON)
     | st.lists(st.fixed_dictionaries({"report": st.none() | st.dictionaries(st.sampled_from(_GROUPS), _MAPS)}))
 )
 def test_a_report_that_lacks_anything_is_read_all_the_same(runtimes: Any) -> None:
-    assert figures({"neuron_runtime_data": runtimes}).hardware_failures == 0
+    assert read_figures({"neuron_runtime_data": runtimes}).hardware_failures == 0
 
 
 def test_the_stacks_watch_exactly_what_is_sent() -> None:
-    sent = metrics(figures(BUSY), 1)
+    sent = fleet_metrics(read_figures(BUSY), 1)
     series = [one for each in watched.MEASURES for one in each.series.values() if one.namespace == watched.NAMESPACE]
     assert {(each.name, tuple(each.only.items())) for each in series} == {(each.name, each.only) for each in sent}
     assert watched.NAMESPACE == NAMESPACE
 
 
 def test_an_event_declares_each_metric_with_the_dimensions_of_its_series() -> None:
-    sent = metrics(figures(BUSY), 1)
-    told = json.loads(event(1_700_000_000_000, {"Project": "demo", "Fleet": "search"}, "i-1", sent))
+    sent = fleet_metrics(read_figures(BUSY), 1)
+    told = json.loads(log_event(1_700_000_000_000, {"Project": "demo", "Fleet": "search"}, "i-1", sent))
     declared = {
         metric["Name"]: tuple(tuple(names) for names in each["Dimensions"])
         for each in told["_aws"]["CloudWatchMetrics"]
@@ -166,7 +167,7 @@ def place(server: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_each_report_is_an_event_of_the_fleet_s_log(place: Place) -> None:
     done = place.watch(place.monitor(json.dumps(BUSY), json.dumps(BUSY)))
     assert done.code == 31  # the monitor ended; the unit starts both anew
-    assert "ended with 3" in done.err
+    assert "exited with 3" in done.err
     assert [each["neuroncore_memory_usage_bytes"] for each in place.events()] == [1000, 1000]
     assert place.events()[0]["Fleet"] == "search"
 
@@ -181,7 +182,7 @@ def test_it_goes_on_in_the_same_stream_after_a_restart(place: Place) -> None:
 def test_what_is_no_report_is_said(place: Place, line: str) -> None:
     done = place.watch(place.monitor(line))
     assert (done.code, done.err.count("\n")) == (31, 1)
-    assert "wrote what is no report" in done.err
+    assert "wrote no valid report" in done.err
 
 
 def test_a_monitor_that_is_not_there_is_one_sentence(place: Place) -> None:

@@ -11,10 +11,10 @@ from nxpipe.artifact_store.channel.generation import Generation, Served
 from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.documents import written_now
 from nxpipe.artifact_store.errors import StoreUnavailable
+from nxpipe.artifact_store.fetch.cached_store import CachedStore, MirroredBlobs
+from nxpipe.artifact_store.fetch.mirrors import Sources
+from nxpipe.artifact_store.fetch.read_cache import ReadCache
 from nxpipe.artifact_store.manifest import Manifest
-from nxpipe.artifact_store.transfer.reading import BlobsFromAfar, StoreFromAfar
-from nxpipe.artifact_store.transfer.source import Sources
-from nxpipe.artifact_store.transfer.tier import Tier
 from tests.artifact_store.samples import put
 
 
@@ -43,9 +43,9 @@ def refuse(path: str, start: int) -> None:
     raise StoreUnavailable("the network is down; mend it")
 
 
-def afar(places: list[Any], tier: Tier | None = None, heard: list[str] | None = None) -> StoreFromAfar:
+def afar(places: list[Any], tier: ReadCache | None = None, heard: list[str] | None = None) -> CachedStore:
     sources = Sources(places, (heard if heard is not None else []).append)
-    return StoreFromAfar(places[0], BlobsFromAfar(places[0], sources, tier), sources)
+    return CachedStore(places[0], MirroredBlobs(places[0], sources, tier), sources)
 
 
 def promoted(store: Store) -> tuple[Manifest, str]:

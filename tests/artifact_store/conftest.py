@@ -9,7 +9,7 @@ import pytest
 
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.s3 import Bucket
-from nxpipe.artifact_store.backends.s3_quick import Quick
+from nxpipe.artifact_store.backends.s3_quick import FastPath
 from tests.artifact_store.samples import Place, bucket, folder, s3_server
 from tests.artifact_store.wire import Wire, impatient_client
 
@@ -51,7 +51,7 @@ def backend(client: Any) -> Bucket:
 @pytest.fixture
 def by_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every request takes botocore's own way, so that a test may stand in for its client."""
-    monkeypatch.setattr(Quick, "ask", lambda *_: None)
+    monkeypatch.setattr(FastPath, "ask", lambda *_: None)
 
 
 @pytest.fixture

@@ -17,16 +17,14 @@ from hypothesis import strategies as st
 from nxpipe.artifact_store import Published, Store
 from nxpipe.artifact_store.backends.protocol import Payload
 from nxpipe.artifact_store.bundle import oci
-from nxpipe.artifact_store.bundle.export import export_artifact
-from nxpipe.artifact_store.bundle.load import Bundled
-from nxpipe.artifact_store.bundle.oci import BLOB_TYPE, KEY_ID, Image, blob_name
-from nxpipe.artifact_store.bundle.opened import BadBundle
+from nxpipe.artifact_store.bundle.archive import Bundled, export_artifact
+from nxpipe.artifact_store.bundle.oci import BLOB_TYPE, KEY_ID, BadBundle, Image, blob_name
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Conflict, Corrupt, NotFound, Refused, StoreError
 from nxpipe.artifact_store.layout import blob_path, signature_folder
+from nxpipe.artifact_store.trust.envelope import statement_of
 from nxpipe.artifact_store.trust.keys import as_base64
-from nxpipe.artifact_store.trust.statement import statement_of
 from tests.artifact_store.samples import Folder, Place, folder, publish_verified, put, watched
 from tests.conftest import ROOT
 

@@ -10,22 +10,18 @@ import pytest
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.protocol import Payload
 from nxpipe.artifact_store.blobs import GRACE
-from nxpipe.artifact_store.bundle.export import export_artifact
-from nxpipe.artifact_store.bundle.load import Bundled
-from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.builds import keep_step_result, observed, record_observation, step_result
+from nxpipe.artifact_store.bundle.archive import Bundled, export_artifact
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Conflict, Corrupt, Incomplete, InvalidDocument
 from nxpipe.artifact_store.evidence import UNVERIFIED, Evidence, gap, is_covered
 from nxpipe.artifact_store.layout import blob_path
-from nxpipe.artifact_store.parts import keep_observation, keep_part, part_of, seen
-from nxpipe.artifact_store.trust.key_files import make_key_file
-from nxpipe.artifact_store.trust.policy import Policy, TrustedKey
+from nxpipe.artifact_store.maintenance.fsck import fsck
+from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
+from nxpipe.artifact_store.trust.keys import make_key_file
+from nxpipe.artifact_store.trust.policy import Policy, TrustedKey, believing, is_vouched, vouch
 from nxpipe.artifact_store.trust.signers import open_signer
-from nxpipe.artifact_store.trust.testimony import believing, is_vouched, vouch
-from nxpipe.artifact_store.upkeep.fsck import fsck
-from nxpipe.artifact_store.upkeep.gc import carry_out, plan
-from nxpipe.artifact_store.upkeep.rules import Rules
 from tests.artifact_store.samples import Place, evidence, folder, publish_verified, put
 from tests.faults.turns import TimedFolder
 
@@ -200,21 +196,21 @@ def test_a_bundle_with_evidence_of_another_artifact_is_refused(local: Place, tmp
 
 
 def test_what_was_observed_first_stands_and_another_result_is_no_conflict(store: Store) -> None:
-    first = keep_observation(store, KEY, {"answers": store.put_blob(b"0.1")}, {"cosine": 0.1})
-    assert keep_observation(store, KEY, {"answers": store.put_blob(b"0.2")}, {"cosine": 0.2}) == first
-    assert seen(store, KEY) == first == part_of(store, KEY)
+    first = record_observation(store, KEY, {"answers": store.put_blob(b"0.1")}, {"cosine": 0.1})
+    assert record_observation(store, KEY, {"answers": store.put_blob(b"0.2")}, {"cosine": 0.2}) == first
+    assert observed(store, KEY) == first == step_result(store, KEY)
     with pytest.raises(Conflict):
-        keep_part(store, KEY, {"answers": store.put_blob(b"0.2")}, {"cosine": 0.2})
+        keep_step_result(store, KEY, {"answers": store.put_blob(b"0.2")}, {"cosine": 0.2})
 
 
 def test_an_observation_that_lost_a_blob_gives_way_to_the_next(local: Place) -> None:
     store = local.store
-    first = keep_observation(store, KEY, {"answers": store.put_blob(b"0.1")}, {})
+    first = record_observation(store, KEY, {"answers": store.put_blob(b"0.1")}, {})
     local.remove(blob_path(first.blobs()[0]))
-    assert seen(store, KEY) is None
-    second = keep_observation(store, KEY, {"answers": store.put_blob(b"0.2")}, {})
-    assert seen(store, KEY) == second
+    assert observed(store, KEY) is None
+    second = record_observation(store, KEY, {"answers": store.put_blob(b"0.2")}, {})
+    assert observed(store, KEY) == second
     assert second.key != KEY
     local.remove(blob_path(second.blobs()[0]))
-    third = keep_observation(store, KEY, {"answers": store.put_blob(b"0.1")}, {})
+    third = record_observation(store, KEY, {"answers": store.put_blob(b"0.1")}, {})
     assert third == first  # its blob is back

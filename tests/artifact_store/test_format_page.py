@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.artifact_store import documents, layout, manifest, pack
-from nxpipe.artifact_store.backends import s3_parts
+from nxpipe.artifact_store import documents, layout, manifest, weights
+from nxpipe.artifact_store.backends import s3_multipart
 from nxpipe.artifact_store.blobs import GRACE
+from nxpipe.artifact_store.builds import MAX_OUTCOME_BYTES, MAX_PART_BYTES, ResultFile, StepResult
 from nxpipe.artifact_store.canonical import MAX_DEPTH, MAX_INTEGER, canonical_json
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.evidence import MAX_EVIDENCE_BYTES, Compared, Evidence, Figures, Limits
 from nxpipe.artifact_store.manifest import Manifest
-from nxpipe.artifact_store.parts import MAX_PART_BYTES, Part, PartFile
 from nxpipe.artifact_store.record import ActionRecord
-from nxpipe.artifact_store.runs import MAX_OUTCOME_BYTES
 from tests.artifact_store.samples import folder, put, tree
 from tests.conftest import ROOT
 
@@ -61,14 +60,14 @@ def fields(section: str) -> set[str]:
 def test_every_field_is_on_the_page_and_no_other() -> None:
     assert fields("4") == set(Manifest.model_fields)
     assert fields("6") == {*ActionRecord.model_fields, "seal"}
-    assert fields("18") == {*Part.model_fields, "seal"}
+    assert fields("18") == {*StepResult.model_fields, "seal"}
     assert fields("19") == {*Evidence.model_fields, "seal"}
     assert {*Compared.model_fields, *Limits.model_fields, *Figures.model_fields} <= set(
         re.findall(r"`(\w+)`", SECTIONS["19"])
     )
 
 
-@pytest.mark.parametrize("part", [manifest.Executable, manifest.Tensor, manifest.File, manifest.ModelRef, PartFile])
+@pytest.mark.parametrize("part", [manifest.Executable, manifest.Tensor, manifest.File, manifest.ModelRef, ResultFile])
 def test_every_field_of_a_part_is_on_the_page(part: type[documents.Document]) -> None:
     cells = [row[1] for section in ("4", "18") for row in rows(section, "Field")]
     named = {frozenset(re.findall(r"`(\w+)`", cell)) for cell in cells}
@@ -120,11 +119,11 @@ def test_the_limits_on_the_page_are_those_of_the_code() -> None:
     assert f"at most {MAX_DEPTH} levels deep" in SECTIONS["3"]
     assert MAX_INTEGER == 2**53 - 1
     assert "-(2^53 - 1) and 2^53 - 1" in SECTIONS["3"]
-    assert s3_parts.WRITE_ID in SECTIONS["13"]
+    assert s3_multipart.WRITE_ID in SECTIONS["13"]
     assert f"| grace | {GRACE / 3600:.0f} hours." in PAGE
 
 
 def test_the_page_gives_the_sizes_of_packs() -> None:
-    assert f"below {pack.PACKED_BELOW} bytes" in SECTIONS["5"]
-    assert f"exceed {pack.MAX_PACK_BYTES} bytes" in SECTIONS["5"]
-    assert f"1 to {pack.MAX_TENSORS}" in SECTIONS["5"]
+    assert f"below {weights.PACKED_BELOW} bytes" in SECTIONS["5"]
+    assert f"exceed {weights.MAX_PACK_BYTES} bytes" in SECTIONS["5"]
+    assert f"1 to {weights.MAX_TENSORS}" in SECTIONS["5"]

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.protocol import Backend, Payload
-from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.errors import Corrupt, StoreUnavailable
 from nxpipe.artifact_store.index import segments
 from nxpipe.artifact_store.layout import ACTIONS, RECORD_SEGMENTS, action_path

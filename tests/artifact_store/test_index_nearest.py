@@ -15,7 +15,7 @@ from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import InvalidDocument
 from nxpipe.artifact_store.index import leaves, segments
 from nxpipe.artifact_store.index.leaves import Difference, differences, fields_of
-from nxpipe.artifact_store.index.nearest import nearest
+from nxpipe.artifact_store.index.nearest import nearest_artifacts
 from nxpipe.artifact_store.layout import INPUT_SEGMENTS, blob_path
 from nxpipe.artifact_store.record import Published
 from tests.artifact_store.samples import Place, contents, folder, manifest
@@ -44,7 +44,7 @@ def test_the_nearest_and_exactly_what_differs_are_named(place: Place) -> None:
         "config": {"layers": 12, "act": None, "eos": [1, 2], "new": {}},
         "shapes": [["forward", 1, 128], ["forward", 1, 512]],
     }
-    (found,) = nearest(place.store, wanted, count=1)
+    (found,) = nearest_artifacts(place.store, wanted, count=1)
     assert found.published == near
     assert found.fields == 7
     assert found.differences == (
@@ -57,13 +57,13 @@ def test_the_nearest_and_exactly_what_differs_are_named(place: Place) -> None:
 
 def test_the_answer_itself_is_not_its_own_neighbour(place: Place) -> None:
     publish(place.store, ASKED)
-    assert nearest(place.store, ASKED, count=3) == []
+    assert nearest_artifacts(place.store, ASKED, count=3) == []
     other = publish(place.store, {**ASKED, "target": "trn1"})
-    assert [near.published for near in nearest(place.store, ASKED, count=3)] == [other]
+    assert [near.published for near in nearest_artifacts(place.store, ASKED, count=3)] == [other]
 
 
 def test_an_empty_store_has_nothing_near_and_stays_empty(place: Place) -> None:
-    assert nearest(place.store, ASKED, count=3) == []
+    assert nearest_artifacts(place.store, ASKED, count=3) == []
     assert place.objects() == {}
 
 
@@ -73,10 +73,10 @@ def test_the_second_search_reads_no_inputs_but_those_it_tells_of(place: Place, m
     inputs = {blob_path(one.manifest.key_inputs) for one in published}
     wanted = {**ASKED, "seed": 2, "target": "trn1"}
     first, paths = told(place)
-    (before,) = nearest(first, wanted, count=1)
+    (before,) = nearest_artifacts(first, wanted, count=1)
     assert inputs <= set(paths)
     second, paths = told(place)
-    assert nearest(second, wanted, count=1) == [before]
+    assert nearest_artifacts(second, wanted, count=1) == [before]
     assert inputs & set(paths) == {blob_path(published[2].manifest.key_inputs)}
     assert before.published == published[2]
 
@@ -84,7 +84,7 @@ def test_the_second_search_reads_no_inputs_but_those_it_tells_of(place: Place, m
 def test_a_hint_reads_no_more_than_it_was_allowed(place: Place) -> None:
     for seed in range(4):
         publish(place.store, {**ASKED, "seed": seed})
-    assert len(nearest(place.store, ASKED, count=9, at_most=2)) == 2
+    assert len(nearest_artifacts(place.store, ASKED, count=9, at_most=2)) == 2
 
 
 def test_what_cannot_be_read_is_passed_over_and_told_of(place: Place) -> None:
@@ -93,7 +93,7 @@ def test_what_cannot_be_read_is_passed_over_and_told_of(place: Place) -> None:
     place.write(blob_path(torn.manifest.key_inputs), b'{"a":1}')
     place.remove(blob_path(Blob.of(without_manifest.manifest.to_bytes())))
     said: list[str] = []
-    found = nearest(place.store, ASKED, count=3, report=said.append)
+    found = nearest_artifacts(place.store, ASKED, count=3, report=said.append)
     assert [near.published for near in found] == [whole]
     assert len(said) == 2
     assert any(torn.request_key in sentence for sentence in said)
@@ -109,7 +109,7 @@ def test_a_segment_with_numbers_of_no_leaf_is_passed_over(
     data = canonical_json({"format": "nxpipe.inputs/1", "leaves": ["a\t1"], "inputs": {one.request_key: text}})
     place.store.backend.create(INPUT_SEGMENTS + Blob.of(data).sha256, Payload.of(data))
     said: list[str] = []
-    (found,) = nearest(place.store, {**ASKED, "seed": 1}, count=1, report=said.append)
+    (found,) = nearest_artifacts(place.store, {**ASKED, "seed": 1}, count=1, report=said.append)
     assert found.published == one
     assert any("no leaf" in sentence for sentence in said)
 
@@ -145,7 +145,7 @@ def test_no_entry_differs_in_fewer_fields_than_the_nearest(
             publish(store, inputs)
         others = [one for one in stored if canonical_json(one) != canonical_json(wanted)]
         for _ in range(2):
-            found = nearest(store, wanted, count=len(stored))
+            found = nearest_artifacts(store, wanted, count=len(stored))
             counts = [len(near.differences) for near in found]
             assert counts == sorted(len(differences(one, wanted)) for one in others)
 

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.errors import InvalidDocument
 from tests.conftest import ROOT
 
@@ -27,11 +26,11 @@ INPUTS: Final = {
 # canonical.py, digest.py and errors.py are the standard library's: any Python that parses them runs them.
 PROGRAM: Final = """
 import importlib.util, json, sys, types
-package = types.ModuleType("artifact_store")
-package.__path__ = [sys.argv[1]]
-sys.modules["artifact_store"] = package
+for name, folders in (("nxpipe", []), ("nxpipe.artifact_store", [sys.argv[1]])):
+    package = sys.modules[name] = types.ModuleType(name)
+    package.__path__ = folders
 from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.canonical import sha256_hex
 print(sha256_hex(canonical_json(json.loads(sys.stdin.read()))))
 """
 OLDEST: Final = (3, 10)  # the first that has `match`

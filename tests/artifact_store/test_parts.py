@@ -8,13 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.builds import ResultFile, StepResult, keep_step_result, step_result
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Conflict, Corrupt, Incomplete, InvalidDocument, NotFound
 from nxpipe.artifact_store.layout import PARTS, blob_path, part_path
-from nxpipe.artifact_store.parts import Part, PartFile, keep_part, part_of
-from nxpipe.artifact_store.upkeep.fsck import fsck
-from nxpipe.artifact_store.upkeep.gc import carry_out, plan
-from nxpipe.artifact_store.upkeep.rules import Rules
+from nxpipe.artifact_store.maintenance.fsck import fsck
+from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
 from tests.artifact_store.samples import Place, put
 from tests.artifact_store.upkeep_world import GRACE, ClockedFolder
 
@@ -22,16 +21,16 @@ KEY, OTHER = "a" * 64, "b" * 64
 FACTS: dict[str, object] = {"instructions": 12, "sizes": [1, 2.5]}
 
 
-def made(store: Store, key: str = KEY, program: bytes = b"program", **facts: object) -> Part:
+def made(store: Store, key: str = KEY, program: bytes = b"program", **facts: object) -> StepResult:
     files = {"program": store.put_blob(program), "graph": store.put_blob(b"graph")}
-    return keep_part(store, key, files, FACTS | facts)
+    return keep_step_result(store, key, files, FACTS | facts)
 
 
 def test_a_part_is_found_by_its_key_with_its_files_and_facts(store: Store) -> None:
-    assert part_of(store, KEY) is None
+    assert step_result(store, KEY) is None
     kept = made(store)
-    assert part_of(store, KEY) == kept
-    assert part_of(store, OTHER) is None
+    assert step_result(store, KEY) == kept
+    assert step_result(store, OTHER) is None
     assert [file.path for file in kept.files] == ["graph", "program"]
     assert store.read_blob(kept.blob("program")) == b"program"
     assert kept.facts == FACTS
@@ -47,9 +46,9 @@ def test_a_part_with_a_bad_blob_is_none_until_it_is_made_again(place: Place, dam
         place.remove(path)
     else:
         place.write(path, b"pr0gram")
-    assert part_of(place.store, KEY) is None
+    assert step_result(place.store, KEY) is None
     assert made(place.store) == kept
-    assert part_of(place.store, KEY) == kept
+    assert step_result(place.store, KEY) == kept
 
 
 def test_who_makes_the_same_again_gets_the_part_that_stands(place: Place) -> None:
@@ -75,12 +74,12 @@ def test_another_result_of_the_same_question_is_a_conflict(store: Store, other: 
         made(store, **other)  # type: ignore[arg-type]
     assert f"part {KEY}" in str(caught.value)
     assert caught.value.stored == kept.result != caught.value.offered
-    assert part_of(store, KEY) == kept
+    assert step_result(store, KEY) == kept
 
 
 def test_a_part_that_names_what_is_not_there_is_not_kept(place: Place) -> None:
     with pytest.raises(Incomplete, match=f"cannot keep part {KEY}"):
-        keep_part(place.store, KEY, {"program": Blob.of(b"nobody put this")}, {})
+        keep_step_result(place.store, KEY, {"program": Blob.of(b"nobody put this")}, {})
     assert not [path for path in place.objects() if path.startswith(PARTS)]
 
 
@@ -90,24 +89,24 @@ def test_a_part_in_anothers_place_or_damaged_is_corrupt(place: Place) -> None:
     for data in (theirs.to_bytes(), b"rot"):
         place.write(part_path(KEY), data)
         with pytest.raises(Corrupt):
-            part_of(place.store, KEY)
+            step_result(place.store, KEY)
 
 
 def test_a_part_of_more_than_a_mebibyte_is_refused(place: Place) -> None:
     with pytest.raises(InvalidDocument, match="at most 1048576"):
-        keep_part(place.store, KEY, {}, {"listing": "x" * 1024**2})
+        keep_step_result(place.store, KEY, {}, {"listing": "x" * 1024**2})
     assert not place.objects()
 
 
 @given(paths=st.lists(st.sampled_from("abcd"), max_size=4))
 def test_files_have_one_order_and_no_twins(paths: list[str]) -> None:
-    files = tuple(PartFile(path=path, blob=Blob.of(path.encode())) for path in paths)
+    files = tuple(ResultFile(path=path, blob=Blob.of(path.encode())) for path in paths)
     if paths == sorted(set(paths)):
-        part = Part(key=KEY, files=files, facts={}, write_id="0" * 32)
-        assert Part.from_bytes(part.to_bytes()) == part
+        part = StepResult(key=KEY, files=files, facts={}, write_id="0" * 32)
+        assert StepResult.from_bytes(part.to_bytes()) == part
     else:
         with pytest.raises(ValueError, match="do not ascend"):
-            Part(key=KEY, files=files, facts={}, write_id="0" * 32)
+            StepResult(key=KEY, files=files, facts={}, write_id="0" * 32)
 
 
 @pytest.fixture
@@ -122,7 +121,7 @@ def collect_after(store: Store, graces: float) -> set[str]:
     return {step.found.path for step in carry_out(store, plan(store, Rules(), store.backend.now())).done}
 
 
-def everything_of(part: Part) -> set[str]:
+def everything_of(part: StepResult) -> set[str]:
     return {part.path, *map(blob_path, part.blobs())}
 
 
@@ -131,36 +130,36 @@ def test_a_part_of_no_artifact_stays_while_it_is_young_and_goes_with_its_blobs(c
     assert collect_after(clocked, 0.4) == set()
     kept = made(clocked)
     assert collect_after(clocked, 0.9) == set()
-    assert part_of(clocked, KEY) == kept
+    assert step_result(clocked, KEY) == kept
     assert collect_after(clocked, 2) == everything_of(kept)
-    assert part_of(clocked, KEY) is None
+    assert step_result(clocked, KEY) is None
 
 
 def test_a_part_stays_as_long_as_an_artifact_holds_all_its_blobs(clocked: Store) -> None:
     artifact = put(clocked)
     clocked.publish(artifact)
-    whole = keep_part(clocked, KEY, {"program": artifact.executables[0].blob}, FACTS)
-    half = keep_part(clocked, OTHER, {"program": whole.blob("program"), "log": clocked.put_blob(b"log")}, {})
+    whole = keep_step_result(clocked, KEY, {"program": artifact.executables[0].blob}, FACTS)
+    half = keep_step_result(clocked, OTHER, {"program": whole.blob("program"), "log": clocked.put_blob(b"log")}, {})
     assert collect_after(clocked, 2) == {half.path, blob_path(half.blob("log"))}
-    assert part_of(clocked, KEY) == whole
+    assert step_result(clocked, KEY) == whole
 
 
 def test_a_part_that_names_nothing_goes_with_its_age(clocked: Store) -> None:
-    kept = keep_part(clocked, KEY, {}, FACTS)
+    kept = keep_step_result(clocked, KEY, {}, FACTS)
     assert collect_after(clocked, 0.9) == set()
     assert collect_after(clocked, 0.2) == {kept.path}
 
 
-@pytest.mark.parametrize("again", [lambda store: part_of(store, KEY), made], ids=["found", "made"])
+@pytest.mark.parametrize("again", [lambda store: step_result(store, KEY), made], ids=["found", "made"])
 def test_a_part_that_is_asked_for_again_lives_as_long_as_a_new_one(
-    clocked: Store, again: Callable[[Store], Part]
+    clocked: Store, again: Callable[[Store], StepResult]
 ) -> None:
     kept = made(clocked)
     assert isinstance(clocked.backend, ClockedFolder)
     clocked.backend.time += 2 * GRACE
     assert again(clocked) == kept
     assert collect_after(clocked, 0.9) == set()
-    assert part_of(clocked, KEY) == kept
+    assert step_result(clocked, KEY) == kept
 
 
 def test_a_collection_that_is_cut_short_leaves_no_part_without_its_blobs(clocked: Store) -> None:

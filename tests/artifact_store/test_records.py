@@ -6,11 +6,10 @@ import threading
 import pytest
 
 from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.builds import Leases, failure_of, new_holder, record_failure
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Corrupt, NotFound, Refused, StoreUnavailable
-from nxpipe.artifact_store.failures import failure_of, remember_failure
 from nxpipe.artifact_store.layout import failure_path, lease_folder
-from nxpipe.artifact_store.leases import Leases, new_holder
 from nxpipe.artifact_store.pins import Pins
 from tests.artifact_store.samples import Place
 
@@ -75,7 +74,7 @@ def test_a_damaged_lease_stops_nobody(place: Place) -> None:
 
 
 def test_a_failure_of_the_request_itself_is_remembered_with_its_log(store: Store) -> None:
-    remember_failure(store, KEY, Unsupported("aten.foo has\nno counterpart"), log=b"the whole story")
+    record_failure(store, KEY, Unsupported("aten.foo has\nno counterpart"), log=b"the whole story")
     found = failure_of(store, KEY)
     assert found is not None
     assert (found.kind, found.message) == ("Unsupported", "aten.foo has no counterpart")
@@ -85,7 +84,7 @@ def test_a_failure_of_the_request_itself_is_remembered_with_its_log(store: Store
 
 
 def test_a_failure_is_forgotten_when_its_time_is_over(store: Store) -> None:
-    remember_failure(store, KEY, Unsupported("no"), seconds=-1)
+    record_failure(store, KEY, Unsupported("no"), seconds=-1)
     assert failure_of(store, KEY) is None
 
 
@@ -102,12 +101,12 @@ def test_a_failure_is_forgotten_when_its_time_is_over(store: Store) -> None:
     ids=lambda error: type(error).__name__,
 )
 def test_what_another_attempt_may_be_spared_is_never_remembered(store: Store, error: Exception) -> None:
-    assert remember_failure(store, KEY, error) is None
+    assert record_failure(store, KEY, error) is None
     assert failure_of(store, KEY) is None
 
 
 def test_a_message_of_any_length_and_content_is_kept_short_and_plain(store: Store) -> None:
-    remember_failure(store, KEY, Unsupported("\x1b[31m" + "x" * 100_000))
+    record_failure(store, KEY, Unsupported("\x1b[31m" + "x" * 100_000))
     found = failure_of(store, KEY)
     assert found is not None
     assert found.message.isprintable()
@@ -115,7 +114,7 @@ def test_a_message_of_any_length_and_content_is_kept_short_and_plain(store: Stor
 
 
 def test_the_longest_message_there_is_still_fits_into_a_record(store: Store) -> None:
-    remember_failure(store, KEY, Unsupported("\U0001f600" * 100_000))
+    record_failure(store, KEY, Unsupported("\U0001f600" * 100_000))
     assert failure_of(store, KEY) is not None
 
 
@@ -140,9 +139,9 @@ def test_a_pin_for_a_while_ends(store: Store) -> None:
 
 
 def test_a_damaged_failure_is_corrupt_and_the_next_one_replaces_it(place: Place) -> None:
-    remember_failure(place.store, KEY, Unsupported("no"))
+    record_failure(place.store, KEY, Unsupported("no"))
     place.write(failure_path(KEY), b"rot")
     with pytest.raises(Corrupt):
         failure_of(place.store, KEY)
-    remember_failure(place.store, KEY, Unsupported("no"))
+    record_failure(place.store, KEY, Unsupported("no"))
     assert failure_of(place.store, KEY) is not None

@@ -18,9 +18,9 @@ from botocore.exceptions import IncompleteReadError
 from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.backends.protocol import CHUNK, Payload
 from nxpipe.artifact_store.backends.s3 import Bucket
-from nxpipe.artifact_store.backends.s3_faults import ATTEMPTS
-from nxpipe.artifact_store.backends.s3_parts import MAX_BLOB_BYTES, WRITE_ID
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.backends.s3_client import ATTEMPTS
+from nxpipe.artifact_store.backends.s3_multipart import MAX_BLOB_BYTES, WRITE_ID
+from nxpipe.artifact_store.canonical import sha256_hex
 from nxpipe.artifact_store.errors import Changed, StoreUnavailable, TooLarge
 from nxpipe.artifact_store.layout import action_path, blob_path
 from tests.artifact_store.samples import contents, put

@@ -20,17 +20,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from moto.s3.models import s3_backends
 
-from nxpipe.artifact_store.backends import s3, s3_multipart, s3_parts
+from nxpipe.artifact_store.backends import s3, s3_multipart
 from nxpipe.artifact_store.backends.protocol import Payload
 from nxpipe.artifact_store.backends.s3 import Bucket, connect
 from nxpipe.artifact_store.backends.s3_body import opened
 from nxpipe.artifact_store.backends.s3_client import S3Options
-from nxpipe.artifact_store.backends.s3_parts import (
+from nxpipe.artifact_store.backends.s3_multipart import (
     MAX_BLOB_BYTES,
     PARTS,
     WHOLE,
     WRITE_ID,
-    Part,
+    UploadPart,
     is_stored,
     parts_of,
     stretches,
@@ -49,7 +49,7 @@ PATH = f"cas/sha256/{BLOB.sha256[:2]}/{BLOB.sha256}"
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The smallest parts that S3 takes, so that a test need not send hundreds of megabytes."""
-    monkeypatch.setattr(s3_parts, "_PART_BYTES", 5 * MIB)
+    monkeypatch.setattr(s3_multipart, "_PART_BYTES", 5 * MIB)
     monkeypatch.setattr(s3, "IN_PARTS_ABOVE", 10 * MIB)
 
 
@@ -121,7 +121,7 @@ def test_every_part_carries_its_sha256_and_the_completion_overwrites_nothing(
     backend.replace(PATH, payload)
     for part in asked["UploadPart"]:
         start = (part["PartNumber"] - 1) * 5 * MIB
-        assert part["ChecksumSHA256"] == s3_parts.spelled(hashlib.sha256(DATA[start : start + 5 * MIB]).digest())
+        assert part["ChecksumSHA256"] == s3_multipart.spelled(hashlib.sha256(DATA[start : start + 5 * MIB]).digest())
     created, replaced = asked["CompleteMultipartUpload"]
     assert (created["IfNoneMatch"], "IfNoneMatch" in replaced) == ("*", False)
     assert created["MpuObjectSize"] == BLOB.size
@@ -183,7 +183,7 @@ def test_the_parts_of_a_blob_depend_on_its_size_alone() -> None:
 
 
 @settings(max_examples=25)
-@given(st.integers(s3_parts.IN_PARTS_ABOVE + 1, MAX_BLOB_BYTES))
+@given(st.integers(s3_multipart.IN_PARTS_ABOVE + 1, MAX_BLOB_BYTES))
 def test_parts_cover_a_blob_of_any_size_and_stay_within_the_limits_of_s3(size: int) -> None:
     pieces = stretches(size)
     assert pieces[0][0] == 0
@@ -227,11 +227,11 @@ KEPT = {"a SHA-256": True, "an ETag that is an MD5": False}
 @pytest.mark.parametrize("kept", KEPT)
 def test_a_stored_part_is_known_by(kept: str) -> None:
     data = b"0123456789"
-    part = Part(1, 2, 4, s3_parts.spelled(hashlib.sha256(b"2345").digest()))
+    part = UploadPart(1, 2, 4, s3_multipart.spelled(hashlib.sha256(b"2345").digest()))
     listed = {"Size": 4, "ETag": f'"{hashlib.md5(b"2345").hexdigest()}"'}
     if KEPT[kept]:
         listed |= {"ChecksumSHA256": part.checksum, "ETag": '"encrypted"'}
-    other = {"ETag": '"0"'} | ({"ChecksumSHA256": s3_parts.spelled(bytes(32))} if KEPT[kept] else {})
+    other = {"ETag": '"0"'} | ({"ChecksumSHA256": s3_multipart.spelled(bytes(32))} if KEPT[kept] else {})
     with opened(Payload.of(data), lambda _: None) as source:
         assert is_stored(part, listed, source)
         assert not is_stored(part, {**listed, "Size": 5}, source)
@@ -245,7 +245,7 @@ def test_bytes_in_memory_are_hashed_once_for_their_name_and_their_parts(
     assert (payload.sha256, payload.size) == (BLOB.sha256, BLOB.size)
     with opened(BLOB, lambda _: None) as source:
         expected = parts_of(BLOB, source)
-        monkeypatch.setattr(s3_parts, "_digests", None)
+        monkeypatch.setattr(s3_multipart, "_digests", None)
         assert parts_of(payload, source) == expected
     assert backend.create(PATH, payload)
     assert sha256_of(backend) == BLOB.sha256
@@ -265,7 +265,9 @@ def test_bytes_that_change_after_they_were_hashed_are_refused_by_their_parts(
         body = request.body.read()
         request.body.seek(0)
         told = request.headers["x-amz-checksum-sha256"]
-        sent.append((told if isinstance(told, str) else told.decode(), s3_parts.spelled(hashlib.sha256(body).digest())))
+        sent.append(
+            (told if isinstance(told, str) else told.decode(), s3_multipart.spelled(hashlib.sha256(body).digest()))
+        )
 
     client.meta.events.register("before-send.s3.UploadPart", compare)
     backend.create(PATH, payload)  # this server believes what it is told; S3 compares these two

@@ -11,7 +11,7 @@ from moto.s3.models import s3_backends
 from nxpipe.artifact_store.backends.protocol import CHUNK, Found, Payload
 from nxpipe.artifact_store.backends.s3 import Bucket, connect
 from nxpipe.artifact_store.backends.s3_client import S3Options
-from nxpipe.artifact_store.backends.s3_parts import WRITE_ID
+from nxpipe.artifact_store.backends.s3_multipart import WRITE_ID
 from nxpipe.artifact_store.errors import Changed, StoreUnavailable
 from tests.artifact_store.wire import Wire, answer
 

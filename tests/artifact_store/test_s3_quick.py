@@ -30,9 +30,9 @@ from nxpipe.artifact_store.backends import s3_quick
 from nxpipe.artifact_store.backends.protocol import CHUNK, Payload
 from nxpipe.artifact_store.backends.s3 import Bucket
 from nxpipe.artifact_store.backends.s3_client import s3_client
-from nxpipe.artifact_store.backends.s3_connection import Doubt
-from nxpipe.artifact_store.backends.s3_parts import WRITE_ID, spelled
-from nxpipe.artifact_store.backends.s3_signature import Signer
+from nxpipe.artifact_store.backends.s3_connection import FallBackToBotocore
+from nxpipe.artifact_store.backends.s3_multipart import WRITE_ID, spelled
+from nxpipe.artifact_store.backends.s3_quick import RequestSigner
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.layout import blob_path
 from tests.artifact_store.samples import put
@@ -132,7 +132,7 @@ def test_both_ways_tell_the_same_of_an_object(warm: Bucket, client: Any, monkeyp
     ways = Ways.of(client)
     warm.create("a", OURS)
     quick = warm.stat("a")
-    monkeypatch.setattr(s3_quick.Quick, "ask", lambda *_: None)
+    monkeypatch.setattr(s3_quick.FastPath, "ask", lambda *_: None)
     assert warm.stat("a") == quick
     assert ways.taken == ["quick PutObject", "quick HeadObject", "sdk HeadObject"]
 
@@ -280,7 +280,7 @@ def test_a_signature_is_the_one_that_botocore_makes(key: str, token: bool) -> No
     request.context["client_config"] = Config(s3={"payload_signing_enabled": False})
     S3SigV4Auth(Credentials(*credentials), "s3", "eu-west-1").add_auth(request)
     moment = datetime.strptime(request.headers["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-    Signer("eu-west-1", "s3").sign(credentials, "PUT", path, headers, moment.timestamp())
+    RequestSigner("eu-west-1", "s3").sign(credentials, "PUT", path, headers, moment.timestamp())
     assert headers["authorization"] == request.headers["Authorization"]
 
 
@@ -293,7 +293,7 @@ def test_both_ways_reach_the_same_object(warm: Bucket, client: Any, key: str) ->
 
 
 def test_a_signers_key_is_of_its_day_and_of_its_secret() -> None:
-    signer, told = Signer("us-east-1", "s3"), []
+    signer, told = RequestSigner("us-east-1", "s3"), []
     for secret, day in (("a", 0), ("a", 1), ("b", 1), ("a", 0)):
         headers = {"host": "h"}
         signer.sign(SECRET._replace(secret_key=secret), "GET", "/", headers, day * 86400.0)
@@ -388,16 +388,16 @@ def test_over_tls_it_trusts_whom_the_sdk_trusts(
 ) -> None:
     with scripted(certificate) as secure:
         port = int(secure.url.rpartition(":")[2])
-        stranger = s3_quick.Quick(s3_client())._connections("https", "127.0.0.1", port)
+        stranger = s3_quick.FastPath(s3_client())._connections("https", "127.0.0.1", port)
         monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
-        trusting = s3_quick.Quick(s3_client())._connections("https", "127.0.0.1", port)
+        trusting = s3_quick.FastPath(s3_client())._connections("https", "127.0.0.1", port)
         assert stranger is not None
         assert trusting is not None
         secure.answers = [OK, OK]
         for _ in range(2):
             assert trusting.send("PUT", b"PUT / HTTP/1.1\r\nContent-Length: 1\r\n\r\nx").status == 200
         assert [(each.body, each.connection) for each in secure.asked] == [(b"x", 1)] * 2
-        with pytest.raises(Doubt, match="certificate verify failed"):
+        with pytest.raises(FallBackToBotocore, match="certificate verify failed"):
             stranger.send("GET", b"GET / HTTP/1.1\r\n\r\n")
 
 
@@ -415,7 +415,7 @@ def test_only_an_answer_that_states_the_right_digest_spares_a_look(
     told: Bucket, script: Script, monkeypatch: pytest.MonkeyPatch, way: str, states: str, proves: bool
 ) -> None:
     if way == "sdk":
-        monkeypatch.setattr(s3_quick.Quick, "ask", lambda *_: None)
+        monkeypatch.setattr(s3_quick.FastPath, "ask", lambda *_: None)
     checksum = spelled(hashlib.sha256(b"ours").digest())
     stated = {"the same": checksum, "another": spelled(bytes(32)), "nothing": None}[states]
     script.answers = [

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from nxpipe.artifact_store import Published, Store
-from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Conflict, Corrupt, Incomplete, NotFound
 from nxpipe.artifact_store.layout import action_path, blob_path, listing_path

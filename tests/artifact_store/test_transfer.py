@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Corrupt, NotFound, StoreUnavailable
+from nxpipe.artifact_store.fetch import partial, ranges
+from nxpipe.artifact_store.fetch.read_cache import ReadCache
+from nxpipe.artifact_store.fetch.selection import by_channel
 from nxpipe.artifact_store.layout import blob_path
-from nxpipe.artifact_store.transfer import partial, ranges
-from nxpipe.artifact_store.transfer.believed import ALL
-from nxpipe.artifact_store.transfer.tier import Tier
-from nxpipe.artifact_store.transfer.wanted import by_channel
+from nxpipe.artifact_store.trust.channel_trust import ALL
 from tests.artifact_store.afar import afar, counting, patch, promoted, refuse
 from tests.artifact_store.samples import Place, contents, folder, put, tree
 
 
 @pytest.fixture
-def tier(tmp_path: Path) -> Tier:
-    return Tier(tmp_path / "cache")
+def tier(tmp_path: Path) -> ReadCache:
+    return ReadCache(tmp_path / "cache")
 
 
 # Mirrors
@@ -75,7 +75,7 @@ def test_when_no_place_has_it_the_stores_own_fault_is_told(tmp_path: Path) -> No
     assert afar(places).find("0" * 64) is None
 
 
-def test_writes_go_to_the_store_whatever_mirrors_and_tier_hold(tmp_path: Path, tier: Tier) -> None:
+def test_writes_go_to_the_store_whatever_mirrors_and_tier_hold(tmp_path: Path, tier: ReadCache) -> None:
     """A copy elsewhere proves nothing: what is published must be in the store."""
     place, mirror = folder(tmp_path / "store"), folder(tmp_path / "mirror")
     store = afar([place.backend, mirror.backend], tier)
@@ -100,7 +100,7 @@ def test_a_channel_that_is_empty_in_the_store_is_not_looked_for_in_a_mirror(tmp_
 # The tier
 
 
-def test_what_was_read_once_is_not_read_again(place: Place, tier: Tier) -> None:
+def test_what_was_read_once_is_not_read_again(place: Place, tier: ReadCache) -> None:
     backend = counting(place.backend)
     store = afar([backend], tier)
     blobs = [place.store.put_blob(data) for data in contents()]
@@ -122,7 +122,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_copy_is_thrown_away_and_read_from_the_store(
-    tmp_path: Path, tier: Tier, damage: Callable[[Path], object]
+    tmp_path: Path, tier: ReadCache, damage: Callable[[Path], object]
 ) -> None:
     place = folder(tmp_path / "store")
     backend = counting(place.backend)
@@ -135,7 +135,7 @@ def test_a_damaged_copy_is_thrown_away_and_read_from_the_store(
     assert len(backend.reads) == 21
 
 
-def test_a_copy_without_a_stamp_is_hashed_and_stamped(tmp_path: Path, tier: Tier) -> None:
+def test_a_copy_without_a_stamp_is_hashed_and_stamped(tmp_path: Path, tier: ReadCache) -> None:
     place = folder(tmp_path / "store")
     backend = counting(place.backend)
     blob = place.store.put_blob(contents()[1])
@@ -151,7 +151,7 @@ def test_a_copy_without_a_stamp_is_hashed_and_stamped(tmp_path: Path, tier: Tier
 
 def test_above_the_limit_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
     place = folder(tmp_path / "store")
-    tier = Tier(tmp_path / "cache", limit=5000)
+    tier = ReadCache(tmp_path / "cache", limit=5000)
     store = afar([place.backend], tier)
     blobs = [place.store.put_blob(bytes([number]) * 1000) for number in range(5)]
     for age, blob in enumerate(blobs):
@@ -167,7 +167,7 @@ def test_above_the_limit_what_was_used_longest_ago_goes_first(tmp_path: Path) ->
 
 def test_a_blob_beyond_the_limit_is_read_all_the_same(tmp_path: Path) -> None:
     place = folder(tmp_path / "store")
-    store = afar([place.backend], Tier(tmp_path / "cache", limit=10))
+    store = afar([place.backend], ReadCache(tmp_path / "cache", limit=10))
     data = secrets.token_bytes(5000)
     assert store.read_blob(place.store.put_blob(data)) == data
 
@@ -183,7 +183,7 @@ def small_ranges(monkeypatch: pytest.MonkeyPatch) -> int:
     return 1000
 
 
-def test_a_large_blob_comes_in_ranges_and_is_right(place: Place, tier: Tier, small_ranges: int) -> None:
+def test_a_large_blob_comes_in_ranges_and_is_right(place: Place, tier: ReadCache, small_ranges: int) -> None:
     data = secrets.token_bytes(12_345)
     backend = counting(place.backend)
     blob = place.store.put_blob(data)
@@ -233,7 +233,7 @@ def test_what_has_come_before_a_failure_does_not_come_again(
     assert not list(root.glob(".*.part"))
 
 
-def test_a_damaged_large_blob_is_never_left_under_its_name(tmp_path: Path, tier: Tier, small_ranges: int) -> None:
+def test_a_damaged_large_blob_is_never_left_under_its_name(tmp_path: Path, tier: ReadCache, small_ranges: int) -> None:
     place, mirror = folder(tmp_path / "store"), folder(tmp_path / "mirror")
     data = secrets.token_bytes(5000)
     blob = place.store.put_blob(data)
@@ -253,10 +253,10 @@ import sys
 from pathlib import Path
 from nxpipe.artifact_store.backends.local import LocalFolder
 from nxpipe.artifact_store.documents import Blob
-from nxpipe.artifact_store.transfer import partial, ranges
-from nxpipe.artifact_store.transfer.reading import BlobsFromAfar
-from nxpipe.artifact_store.transfer.source import Sources
-from nxpipe.artifact_store.transfer.tier import Tier
+from nxpipe.artifact_store.fetch import partial, ranges
+from nxpipe.artifact_store.fetch.cached_store import MirroredBlobs
+from nxpipe.artifact_store.fetch.mirrors import Sources
+from nxpipe.artifact_store.fetch.read_cache import ReadCache
 import time
 ranges.RANGE = ranges.IN_RANGES_ABOVE = partial.NOTED_AFTER = 1000
 root, sha256, size = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
@@ -265,7 +265,7 @@ class Slow(LocalFolder):
         time.sleep(0.02)
         return super().read(path, start, stop, tag=tag)
 place = Slow(root / "store")
-blobs = BlobsFromAfar(place, Sources([place]), Tier(root / "cache"))
+blobs = MirroredBlobs(place, Sources([place]), ReadCache(root / "cache"))
 print("ready", flush=True)
 blobs.copy_to(Blob(sha256=sha256, size=size), root / "copy", lambda n: print(n, flush=True))
 """
@@ -280,7 +280,7 @@ def test_a_process_goes_on_where_a_killed_one_stopped(tmp_path: Path, small_rang
         for _, line in zip(range(60), process.stdout, strict=False):
             assert line.strip()
         process.send_signal(signal.SIGKILL)
-    tier = Tier(tmp_path / "cache")
+    tier = ReadCache(tmp_path / "cache")
     assert len(tree(tier.partial.root)) == 1
     assert not tree(tier.root / "cas")
     backend = counting(place.backend)

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import NotFound, NotUnderstood, Refused, StoreUnavailable
+from nxpipe.artifact_store.fetch.file_layout import layout_of
+from nxpipe.artifact_store.fetch.folder import WEIGHTS, fetch, size_of
+from nxpipe.artifact_store.fetch.offline_index import OfflineIndex
+from nxpipe.artifact_store.fetch.read_cache import ReadCache
+from nxpipe.artifact_store.fetch.selection import by_channel, by_name
 from nxpipe.artifact_store.manifest import Manifest, Tensor
-from nxpipe.artifact_store.transfer.believed import ALL
-from nxpipe.artifact_store.transfer.fetch import WEIGHTS, fetch, size_of
-from nxpipe.artifact_store.transfer.remembered import Remembered
-from nxpipe.artifact_store.transfer.safetensors import layout_of
-from nxpipe.artifact_store.transfer.tier import Tier
-from nxpipe.artifact_store.transfer.wanted import by_channel, by_name
+from nxpipe.artifact_store.trust.channel_trust import ALL
 from nxpipe.artifact_store.url import open_offline
 from nxpipe.artifact_store.weights import Elements, put_weights
 from tests.artifact_store.afar import afar, counting, patch, promoted
@@ -31,8 +31,8 @@ from tests.conftest import ROOT
 
 
 @pytest.fixture
-def tier(tmp_path: Path) -> Tier:
-    return Tier(tmp_path / "cache")
+def tier(tmp_path: Path) -> ReadCache:
+    return ReadCache(tmp_path / "cache")
 
 
 # Folders
@@ -72,7 +72,7 @@ def read_safetensors(path: Path) -> dict[str, tuple[str, list[int], bytes]]:
     return found
 
 
-def test_an_artifact_in_a_folder_is_all_that_its_manifest_names(place: Place, tier: Tier, tmp_path: Path) -> None:
+def test_an_artifact_in_a_folder_is_all_that_its_manifest_names(place: Place, tier: ReadCache, tmp_path: Path) -> None:
     store = afar([place.backend], tier)
     wanted = place.store.publish(weighty(place.store)).manifest
     told: list[int] = []
@@ -240,12 +240,12 @@ def test_a_folder_with_files_of_somebody_else_is_left_alone(tmp_path: Path) -> N
 # Offline
 
 
-def test_offline_serves_what_was_seen_and_says_how_old_it_is(tmp_path: Path, tier: Tier) -> None:
+def test_offline_serves_what_was_seen_and_says_how_old_it_is(tmp_path: Path, tier: ReadCache) -> None:
     url = "s3://a-bucket/that-is-not-there"
     place = folder(tmp_path / "store")
     wanted, channel = promoted(place.store)
     online = afar([place.backend], tier)
-    remember = Remembered(tier.root, url)
+    remember = OfflineIndex(tier.root, url)
     fetch(online.blobs, by_name(online, wanted.request_key, remember).manifest, tmp_path / "first")
     assert by_channel(online, channel, None, None, ALL, remember).seen_ago is None
     seen = time.time() - 7200
@@ -272,15 +272,15 @@ def test_offline_says_what_is_not_here(tmp_path: Path) -> None:
         offline.read_blob(Blob.of(b"never seen"))
 
 
-def test_offline_and_a_hit_import_no_client(tmp_path: Path, tier: Tier) -> None:
+def test_offline_and_a_hit_import_no_client(tmp_path: Path, tier: ReadCache) -> None:
     place = folder(tmp_path / "store")
     wanted = place.store.publish(put(place.store)).manifest
     online = afar([place.backend], tier)
-    fetch(online.blobs, by_name(online, MODEL, Remembered(tier.root, "s3://b/p")).manifest, tmp_path / "first")
+    fetch(online.blobs, by_name(online, MODEL, OfflineIndex(tier.root, "s3://b/p")).manifest, tmp_path / "first")
     code = (
         "import sys; from pathlib import Path; from nxpipe.artifact_store.url import open_offline; "
-        "from nxpipe.artifact_store.transfer.wanted import by_name; "
-        "from nxpipe.artifact_store.transfer.fetch import fetch; "
+        "from nxpipe.artifact_store.fetch.selection import by_name; "
+        "from nxpipe.artifact_store.fetch.folder import fetch; "
         f"store = open_offline('s3://b/p', Path({str(tier.root)!r})); "
         f"fetch(store.blobs, by_name(store, {wanted.request_key!r}).manifest, Path({str(tmp_path / 'served')!r})); "
         "print(sorted({'boto3', 'botocore', 'numpy', 'click', 'socketserver'} & set(sys.modules)))"

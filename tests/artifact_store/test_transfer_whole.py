@@ -15,10 +15,10 @@ import pytest
 
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import StoreUnavailable
+from nxpipe.artifact_store.fetch import local_files
+from nxpipe.artifact_store.fetch.folder import WEIGHTS, fetch, size_of
+from nxpipe.artifact_store.fetch.read_cache import ReadCache
 from nxpipe.artifact_store.manifest import Manifest
-from nxpipe.artifact_store.transfer import stamp
-from nxpipe.artifact_store.transfer.fetch import WEIGHTS, fetch, size_of
-from nxpipe.artifact_store.transfer.tier import Tier
 from nxpipe.artifact_store.weights import Elements, put_weights
 from tests.artifact_store.afar import afar, counting, patch
 from tests.artifact_store.samples import Folder, contents, folder, manifest, tree
@@ -28,8 +28,8 @@ LARGE = 70_000  # bytes of a tensor: a blob of its own
 
 
 @pytest.fixture
-def tier(tmp_path: Path) -> Tier:
-    return Tier(tmp_path / "cache")
+def tier(tmp_path: Path) -> ReadCache:
+    return ReadCache(tmp_path / "cache")
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def fetched_plainly(place: Folder, wanted: Manifest, tmp_path: Path) -> bytes:
     return (tmp_path / "plain" / WEIGHTS).read_bytes()
 
 
-def test_a_second_folder_gets_a_link_and_asks_nobody(place: Folder, tier: Tier, tmp_path: Path) -> None:
+def test_a_second_folder_gets_a_link_and_asks_nobody(place: Folder, tier: ReadCache, tmp_path: Path) -> None:
     wanted = model(place, 1, 2, 3)
     backend = counting(place.backend)
     store = afar([backend], tier)
@@ -72,7 +72,7 @@ def test_a_second_folder_gets_a_link_and_asks_nobody(place: Folder, tier: Tier, 
 
 
 def test_on_another_file_system_the_folder_gets_a_copy(
-    place: Folder, tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Folder, tier: ReadCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*arguments: Any, **named: Any) -> None:
         raise OSError(errno.EXDEV, "Invalid cross-device link")
@@ -90,7 +90,7 @@ def test_on_another_file_system_the_folder_gets_a_copy(
     assert (tmp_path / "two" / WEIGHTS).stat().st_nlink == 1
 
 
-def test_of_another_version_only_what_is_new_comes(place: Folder, tier: Tier, tmp_path: Path) -> None:
+def test_of_another_version_only_what_is_new_comes(place: Folder, tier: ReadCache, tmp_path: Path) -> None:
     old, new = model(place, 1, 2, 3), model(place, 4, 2, 3, request=2)
     backend = counting(place.backend)
     store = afar([backend], tier)
@@ -103,7 +103,7 @@ def test_of_another_version_only_what_is_new_comes(place: Folder, tier: Tier, tm
 
 @pytest.mark.parametrize("at", ["served", "cache"])
 def test_whoever_writes_to_a_file_that_is_shared_spoils_no_other_fetch(
-    place: Folder, tier: Tier, tmp_path: Path, at: str
+    place: Folder, tier: ReadCache, tmp_path: Path, at: str
 ) -> None:
     """A folder's file and the tier's are one; every kind of damage is found before the next folder gets it."""
     wanted = model(place, 1, 2, 3)
@@ -120,7 +120,7 @@ def test_whoever_writes_to_a_file_that_is_shared_spoils_no_other_fetch(
         assert (tmp_path / "served" / WEIGHTS).read_bytes() == expected
 
 
-def test_notes_of_what_lies_where_are_believed_of_no_byte(place: Folder, tier: Tier, tmp_path: Path) -> None:
+def test_notes_of_what_lies_where_are_believed_of_no_byte(place: Folder, tier: ReadCache, tmp_path: Path) -> None:
     old, new = model(place, 1, 2, 3), model(place, 4, 2, 3, request=2)
     fetch(afar([place.backend], tier).blobs, old, tmp_path / "old")
     expected = fetched_plainly(place, new, tmp_path)
@@ -139,17 +139,17 @@ def test_notes_of_what_lies_where_are_believed_of_no_byte(place: Folder, tier: T
     ]
     for number, damage in enumerate(damaged):
         damage()
-        fetch(afar([place.backend], Tier(tier.root)).blobs, new, tmp_path / f"new-{number}")
+        fetch(afar([place.backend], ReadCache(tier.root)).blobs, new, tmp_path / f"new-{number}")
         assert (tmp_path / f"new-{number}" / WEIGHTS).read_bytes() == expected
         for content in (tier.root / "whole").iterdir():
             if content != notes.parent:
-                Tier(tier.root).held.throw_out(content.name)
+                ReadCache(tier.root).held.throw_out(content.name)
 
 
 def test_what_the_tier_threw_out_stays_in_its_folder_and_need_not_come_again(place: Folder, tmp_path: Path) -> None:
     wanted = model(place, 1, 2, 3)
     backend = counting(place.backend)
-    tier = Tier(tmp_path / "cache", limit=1)
+    tier = ReadCache(tmp_path / "cache", limit=1)
     fetch(afar([backend], tier).blobs, wanted, tmp_path / "served")
     assert not list((tier.root / "whole").glob("*/file"))
     backend.reads.clear()
@@ -158,14 +158,14 @@ def test_what_the_tier_threw_out_stays_in_its_folder_and_need_not_come_again(pla
 
 
 def test_after_a_start_of_the_machine_files_are_hashed_and_not_fetched(
-    place: Folder, tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Folder, tier: ReadCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = model(place, 1, 2, 3)
     backend = counting(place.backend)
     store = afar([backend], tier)
     fetch(store.blobs, wanted, tmp_path / "served")
     backend.reads.clear()
-    monkeypatch.setattr(stamp, "_boot", lambda: "another")
+    monkeypatch.setattr(local_files, "_boot", lambda: "another")
     assert fetch(store.blobs, wanted, tmp_path / "served").bytes_written == 0
     fetch(store.blobs, wanted, tmp_path / "new")
     assert not backend.reads
@@ -173,7 +173,7 @@ def test_after_a_start_of_the_machine_files_are_hashed_and_not_fetched(
     assert fetch(store.blobs, wanted, tmp_path / "served").bytes_written == wanted.files[0].blob.size
 
 
-def test_what_came_before_a_failure_does_not_come_again(place: Folder, tier: Tier, tmp_path: Path) -> None:
+def test_what_came_before_a_failure_does_not_come_again(place: Folder, tier: ReadCache, tmp_path: Path) -> None:
     wanted = model(place, *range(20))
     expected = fetched_plainly(place, wanted, tmp_path)
     backend = counting(place.backend)
@@ -189,7 +189,7 @@ def test_what_came_before_a_failure_does_not_come_again(place: Folder, tier: Tie
         fetch(afar([backend], tier).blobs, wanted, tmp_path / "served", told.append)
     backend.before_read = lambda path, start: None
     came = len(backend.reads)
-    fetch(afar([backend], Tier(tier.root)).blobs, wanted, tmp_path / "served")
+    fetch(afar([backend], ReadCache(tier.root)).blobs, wanted, tmp_path / "served")
     assert (tmp_path / "served" / WEIGHTS).read_bytes() == expected
     assert len(backend.reads) == len(wanted.blobs()) - 1 + 1  # only what failed was asked for twice
     assert came > 13
@@ -200,26 +200,26 @@ import sys, time
 from pathlib import Path
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.local import LocalFolder
-from nxpipe.artifact_store.transfer.fetch import fetch
-from nxpipe.artifact_store.transfer.reading import BlobsFromAfar
-from nxpipe.artifact_store.transfer.source import Sources
-from nxpipe.artifact_store.transfer.tier import Tier
+from nxpipe.artifact_store.fetch.folder import fetch
+from nxpipe.artifact_store.fetch.cached_store import MirroredBlobs
+from nxpipe.artifact_store.fetch.mirrors import Sources
+from nxpipe.artifact_store.fetch.read_cache import ReadCache
 root, key = Path(sys.argv[1]), sys.argv[2]
 class Slow(LocalFolder):
     def read(self, path, start=0, stop=None, *, tag=None):
         time.sleep(0.05)
         return super().read(path, start, stop, tag=tag)
 place = Slow(root / "store")
-tier = Tier(root / "cache") if sys.argv[3] == "tier" else None
+tier = ReadCache(root / "cache") if sys.argv[3] == "tier" else None
 wanted = Store(place).find(key).manifest
-fetch(BlobsFromAfar(place, Sources([place]), tier), wanted, root / "served", lambda n: print(n, flush=True))
+fetch(MirroredBlobs(place, Sources([place]), tier), wanted, root / "served", lambda n: print(n, flush=True))
 """
 
 
 @pytest.mark.parametrize("with_tier", [True, False])
 def test_a_process_goes_on_where_a_killed_one_stopped(place: Folder, tmp_path: Path, *, with_tier: bool) -> None:
     wanted = model(place, *range(150))
-    tier = Tier(tmp_path / "cache") if with_tier else None
+    tier = ReadCache(tmp_path / "cache") if with_tier else None
     command = [sys.executable, "-c", _FETCH, str(tmp_path), wanted.request_key, "tier" if with_tier else "none"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
@@ -236,7 +236,7 @@ def test_a_process_goes_on_where_a_killed_one_stopped(place: Folder, tmp_path: P
 
 def test_the_oldest_file_goes_when_the_tier_is_full(place: Folder, tmp_path: Path) -> None:
     versions = [model(place, seed, request=seed) for seed in range(1, 5)]
-    tier = Tier(tmp_path / "cache", limit=400_000)
+    tier = ReadCache(tmp_path / "cache", limit=400_000)
     for age, version in enumerate(versions):
         fetch(afar([place.backend], tier).blobs, version, tmp_path / f"version-{age}")
         for stamped in (tier.root / "stamps").glob("??/*"):

@@ -33,16 +33,29 @@ from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.documents import as_time
 from nxpipe.artifact_store.errors import Corrupt, InvalidDocument, Refused, StoreUnavailable
 from nxpipe.artifact_store.layout import signature_folder
-from nxpipe.artifact_store.transfer.believed import Trust
-from nxpipe.artifact_store.trust.dsse import pre_authentication_encoding
-from nxpipe.artifact_store.trust.envelope import PAYLOAD_TYPE, Envelope, sign
-from nxpipe.artifact_store.trust.key_files import KeyFile, make_key_file, public_path
-from nxpipe.artifact_store.trust.keys import BadKey, PublicKey, Signer, as_base64, from_base64
+from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
+from nxpipe.artifact_store.trust.envelope import (
+    PAYLOAD_TYPE,
+    Envelope,
+    Statement,
+    pre_authentication_encoding,
+    sign,
+    statement_of,
+)
+from nxpipe.artifact_store.trust.keys import (
+    BadKey,
+    KeyFile,
+    PublicKey,
+    Signer,
+    as_base64,
+    from_base64,
+    make_key_file,
+    public_path,
+)
 from nxpipe.artifact_store.trust.kms import KmsKey
 from nxpipe.artifact_store.trust.policy import Policy, TrustedKey, signing_with
 from nxpipe.artifact_store.trust.signatures import Signatures
 from nxpipe.artifact_store.trust.signers import open_signer
-from nxpipe.artifact_store.trust.statement import Statement, statement_of
 from tests.artifact_store.afar import first_generation
 from tests.artifact_store.samples import MODEL, Place, folder, publish_verified, put
 from tests.conftest import ROOT
@@ -644,5 +657,5 @@ def test_a_stolen_key_that_has_expired_cannot_date_back_before_the_store_took_th
     for expires, believed in ((now - 50 * day, False), (now + 50 * day, True), (None, True)):
         rules = Policy((TrustedKey("release", signer.public, expires=expires),), frozenset({"prod"}))
         assert rules.fault(forged) is None, "by the date that it gives itself"
-        fault = Trust(rules, None).fault(store.backend, forged)
+        fault = ChannelVerifier(rules, None).fault(store.backend, forged)
         assert (fault is None) is believed, fault

@@ -11,10 +11,10 @@ import pytest
 
 from nxpipe.artifact_store import Published, Store
 from nxpipe.artifact_store.backends.protocol import Backend, Found
+from nxpipe.artifact_store.builds import keep_step_result, record_failure
 from nxpipe.artifact_store.channel.change import Author, Requirements, promote
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Corrupt, NotFound, StoreUnavailable
-from nxpipe.artifact_store.failures import remember_failure
 from nxpipe.artifact_store.layout import (
     CHANNELS,
     PINS,
@@ -24,14 +24,12 @@ from nxpipe.artifact_store.layout import (
     listing_path,
     retired_path,
 )
+from nxpipe.artifact_store.maintenance.fsck import fsck
+from nxpipe.artifact_store.maintenance.gc import Plan, Rules, carry_out, plan
+from nxpipe.artifact_store.maintenance.reachability import usage
 from nxpipe.artifact_store.manifest import Tensor
-from nxpipe.artifact_store.pack import packed
-from nxpipe.artifact_store.parts import keep_part
 from nxpipe.artifact_store.pins import Pins
-from nxpipe.artifact_store.upkeep.fsck import fsck
-from nxpipe.artifact_store.upkeep.gc import Plan, carry_out, plan
-from nxpipe.artifact_store.upkeep.rules import Rules
-from nxpipe.artifact_store.upkeep.usage import usage
+from nxpipe.artifact_store.weights import packed
 from tests.artifact_store.samples import Place, folder, publish_verified, put
 
 PASSED = -5.0  # a grace for which everything is old
@@ -165,7 +163,7 @@ def test_a_removal_spares_what_somebody_needs_again(place: Place, aged: Store) -
 def test_nothing_is_collected_from_a_store_that_is_not_understood(place: Place, aged: Store, what: str) -> None:
     one = published(place.store, 1)
     promote(place.store, "prod", [one], Author("ann", "because"), Requirements())
-    part = keep_part(place.store, "e" * 64, {}, {})
+    part = keep_step_result(place.store, "e" * 64, {}, {})
     put(place.store, "lost", request="lost")
     path = {
         "part": part.path,
@@ -187,10 +185,10 @@ def test_parts_and_failures_go_with_what_they_name(place: Place, aged: Store) ->
     store = place.store
     one = published(store, 1)
     program = one.manifest.executables[0]
-    keep_part(store, "e" * 64, {"program": program.blob}, {})
-    keep_part(store, "f" * 64, {"program": store.put_blob(b"a program of no artifact")}, {})
-    remember_failure(store, "a" * 64, NoSuchOperator("no"), log=b"a log that is kept", seconds=1000)
-    remember_failure(store, "b" * 64, NoSuchOperator("no"), log=b"a log that has expired", seconds=-1000)
+    keep_step_result(store, "e" * 64, {"program": program.blob}, {})
+    keep_step_result(store, "f" * 64, {"program": store.put_blob(b"a program of no artifact")}, {})
+    record_failure(store, "a" * 64, NoSuchOperator("no"), log=b"a log that is kept", seconds=1000)
+    record_failure(store, "b" * 64, NoSuchOperator("no"), log=b"a log that has expired", seconds=-1000)
     gone = {Blob.of(b"a program of no artifact"), Blob.of(b"a log that has expired")}
     assert collect(aged) == {f"parts/{'f' * 64}", f"failures/{'b' * 64}", *map(blob_path, gone)}
 

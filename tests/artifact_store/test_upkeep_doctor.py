@@ -7,11 +7,10 @@ from typing import Any, cast
 import pytest
 
 from nxpipe.artifact_store.backends.local import LocalFolder
-from nxpipe.artifact_store.backends.probes import Probe
-from nxpipe.artifact_store.backends.protocol import Backend, Found, Payload
+from nxpipe.artifact_store.backends.protocol import Backend, Found, Payload, Probe
 from nxpipe.artifact_store.backends.s3 import Bucket
 from nxpipe.artifact_store.errors import Denied, StoreUnavailable, UnsafeBackend
-from nxpipe.artifact_store.upkeep.doctor import Diagnosis, examine, insist_on_safety
+from nxpipe.artifact_store.maintenance.doctor import Diagnosis, examine, insist_on_safety
 from tests.artifact_store.wire import Wire, answer
 
 

@@ -19,9 +19,8 @@ from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.protocol import Backend
 from nxpipe.artifact_store.channel.generation import Generation
 from nxpipe.artifact_store.channel.log import ChannelLog, channels
-from nxpipe.artifact_store.upkeep.gc import carry_out, plan
-from nxpipe.artifact_store.upkeep.reach import DAY
-from nxpipe.artifact_store.upkeep.rules import Rules
+from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
+from nxpipe.artifact_store.maintenance.reachability import DAY
 from tests.artifact_store.upkeep_world import (
     GRACE,
     HISTORY,

@@ -12,9 +12,8 @@ import pytest
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.layout import ACTIONS, RETIRED
-from nxpipe.artifact_store.upkeep.gc import carry_out, plan
-from nxpipe.artifact_store.upkeep.reach import DAY
-from nxpipe.artifact_store.upkeep.rules import Rules
+from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
+from nxpipe.artifact_store.maintenance.reachability import DAY
 from tests.artifact_store.upkeep_world import (
     GRACE,
     HISTORY,

@@ -11,8 +11,15 @@ from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Corrupt, InvalidDocument
 from nxpipe.artifact_store.layout import blob_path
 from nxpipe.artifact_store.manifest import Tensor
-from nxpipe.artifact_store.pack import MAX_PACK_BYTES, PACKED_BELOW, packed, unpacked
-from nxpipe.artifact_store.weights import Elements, put_weights, read_weights
+from nxpipe.artifact_store.weights import (
+    MAX_PACK_BYTES,
+    PACKED_BELOW,
+    Elements,
+    packed,
+    put_weights,
+    read_weights,
+    unpacked,
+)
 from tests.artifact_store.samples import Place
 
 

@@ -8,19 +8,17 @@ from typing import Any, cast
 from nxpipe.artifact_store import Published, Store
 from nxpipe.artifact_store.backends.local import LocalFolder
 from nxpipe.artifact_store.backends.protocol import Backend, Payload, Sent, nobody
-from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.builds import StepResult, keep_step_result, step_result
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.channel.change import Author, Requirements, promote, rollback
 from nxpipe.artifact_store.channel.log import ChannelLog, channels
-from nxpipe.artifact_store.digest import sha256_hex
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Corrupt, Incomplete, NotFound, Refused, StoreUnavailable
 from nxpipe.artifact_store.layout import PARTS
+from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
+from nxpipe.artifact_store.maintenance.reachability import DAY, History
 from nxpipe.artifact_store.manifest import Manifest
-from nxpipe.artifact_store.parts import Part, keep_part, part_of
 from nxpipe.artifact_store.pins import Pins
-from nxpipe.artifact_store.upkeep.gc import carry_out, plan
-from nxpipe.artifact_store.upkeep.reach import DAY, History
-from nxpipe.artifact_store.upkeep.rules import Rules
 from tests.artifact_store.samples import manifest, publish_verified
 
 _BEGIN = 1_800_000_000.0
@@ -114,11 +112,11 @@ def sample(store: Store, request: int) -> Manifest:
     return manifest(blobs, model=MODELS[request % 2])
 
 
-def program_of(store: Store, request: int) -> Part:
+def program_of(store: Store, request: int) -> StepResult:
     """Found, or made if nobody has; neighbours share it."""
     program = contents(request)[1]
     key = sha256_hex(program)
-    return part_of(store, key) or keep_part(store, key, {"program": store.put_blob(program)}, {})
+    return step_result(store, key) or keep_step_result(store, key, {"program": store.put_blob(program)}, {})
 
 
 def publish(request: int) -> Act:
@@ -192,7 +190,7 @@ def losses(backend: Backend) -> list[str]:
 
 def _dangling(store: Store) -> Iterator[str]:
     for path in store.backend.paths(PARTS):
-        part = store.records.read(Part, path)
+        part = store.records.read(StepResult, path)
         if part is not None and not all(map(store.blobs.is_intact, part.blobs())):
             yield f"{part.path} outlives what it names"
 

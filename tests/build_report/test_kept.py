@@ -8,11 +8,10 @@ import pytest
 from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.backends.local import LocalFolder
 from nxpipe.artifact_store.backends.protocol import Payload
+from nxpipe.artifact_store.builds import store_report, timestamp_of
 from nxpipe.artifact_store.errors import InvalidDocument
 from nxpipe.artifact_store.layout import REPORTS
-from nxpipe.artifact_store.reports import moment_of, store_report
-from nxpipe.artifact_store.upkeep.gc import carry_out, plan
-from nxpipe.artifact_store.upkeep.rules import Rules
+from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
 from nxpipe.pipeline.build.report import html
 from nxpipe.pipeline.build.report.keeping import keep_report
 from nxpipe.pipeline.build.report.recorder import Recorder
@@ -91,7 +90,7 @@ def test_a_report_said_again_replaces_what_was_said(tmp_path: Path) -> None:
 )
 def test_only_a_time_in_utc_names_a_report(began_at: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidDocument):
-        moment_of(began_at)
+        timestamp_of(began_at)
     with pytest.raises(InvalidDocument):
         store_report(Store(LocalFolder(tmp_path)), "0" * 64, began_at, html=b"", json=b"")
 
@@ -102,8 +101,8 @@ def test_a_report_lies_beside_a_manifest_or_nowhere(tmp_path: Path) -> None:
 
 
 def test_a_time_names_files_that_every_system_can_hold() -> None:
-    assert moment_of(BEGAN) == MOMENT
-    assert moment_of("2026-11-21T19:01:47Z") == "20261121T190147Z"
+    assert timestamp_of(BEGAN) == MOMENT
+    assert timestamp_of("2026-11-21T19:01:47Z") == "20261121T190147Z"
 
 
 def test_the_report_of_an_artifact_is_read_back_the_newest_of_several(tmp_path: Path, nxpipe: InProcess) -> None:
@@ -112,7 +111,7 @@ def test_the_report_of_an_artifact_is_read_back_the_newest_of_several(tmp_path: 
     name, where = published.request_key[:12], ("--store", str(tmp_path / "store"))
     bare = nxpipe("store", "report", name, *where)
     assert bare.code == 21
-    assert "no report of a build is kept" in bare.err
+    assert "has no build report" in bare.err
     of = matrix(1, [1], [64])
     files = keep_report(results(of, ends(course(of))), Recorder(), tmp_path / "builds")
     for year, document in (("2026", b"{}"), ("2027", files.json.read_bytes())):

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nxpipe.artifact_store import Store, open_store
+from nxpipe.artifact_store.builds import keep_step_result, record_failure
 from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.artifact_store.failures import remember_failure
 from nxpipe.artifact_store.manifest import Executable, Manifest, ModelRef
-from nxpipe.artifact_store.parts import keep_part
 from nxpipe.pipeline.build.asked import Asked, Backend
 from nxpipe.pipeline.build.plan import make_plan
 from nxpipe.pipeline.build.planned import PlannedArtifact, PlannedCell
@@ -80,7 +79,7 @@ def states(store: Store, asked: Asked, *, force: bool = False) -> list[tuple[str
 
 
 def commit(store: Store, key: str) -> None:
-    keep_part(store, key, {"program": store.put_blob(key.encode())}, {"degree": 1})
+    keep_step_result(store, key, {"program": store.put_blob(key.encode())}, {"degree": 1})
 
 
 def commit_cell(store: Store, asked: Asked, shape: Shape) -> None:
@@ -157,7 +156,7 @@ def test_a_remembered_failure_is_told_with_its_exit_code_and_force_forgets_it(
     key_of: Callable[[object], str], error: Exception, code: int, store: Store, asked: Asked
 ) -> None:
     asked_for = {"verify": {"min_cosine": 0.9, "max_relative_error": 0.1, "max_kl": None, "min_top1": None}}
-    remember_failure(store, key_of(asked.request()), error, log=canonical_json(asked_for))
+    record_failure(store, key_of(asked.request()), error, log=canonical_json(asked_for))
     failed = cells(store, asked)[E8]
     assert failed.state == "failed"
     assert failed.fault is not None

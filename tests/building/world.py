@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nxpipe.artifact_store.builds import StepResult
 from nxpipe.artifact_store.layout import PARTS
-from nxpipe.artifact_store.parts import Part
 from tests.faults.invariants import visible
 from tests.pipeline.command import NXPIPE, Answer
 from tests.pipeline.conftest import BERT, LLAMA, write_model
@@ -133,7 +133,7 @@ class World:
 
 
 def parts_of(objects: Mapping[str, bytes]) -> dict[str, str]:
-    parts = [Part.from_bytes(data) for path, data in objects.items() if path.startswith(PARTS)]
+    parts = [StepResult.from_bytes(data) for path, data in objects.items() if path.startswith(PARTS)]
     return {part.key: part.write_id for part in parts}
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from nxpipe.stacks.rollout.judge import archive
+from nxpipe.stacks.rollout.stack import archive
 
 # Questions come line by line, and each answer has beside it what it says of each metric's ratio. What an operator may
 # add to a Python, `-I` and `-S` leave out.
@@ -17,13 +17,13 @@ _SERVE: Final = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 from nxpipe.pipeline.canary.counts import METRICS
-from nxpipe.pipeline.canary.course import Course
+from nxpipe.pipeline.canary.state import RolloutState
 from nxpipe.pipeline.canary.handler import handle
-from nxpipe.pipeline.canary.interval import interval
+from nxpipe.pipeline.canary.evalues import interval
 print(json.dumps([module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)]), flush=True)
 for line in sys.stdin:
     told = handle(json.loads(line), None)
-    course = Course.from_text(told["carried"])
+    course = RolloutState.from_text(told["carried"])
     ratios = [interval(course.plan, course.evidence.steps, metric) for metric in range(len(METRICS))]
     print(json.dumps([told, ratios]), flush=True)
 """

@@ -1,14 +1,26 @@
 """Minutes as a service might have them, and the exact probabilities behind them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import comb
+from typing import Any
 
 from nxpipe.pipeline.canary.counts import LATENCIES, Arm, Batch
 from nxpipe.pipeline.canary.evidence import Evidence
-from nxpipe.pipeline.canary.judge import Judged, Moment, judge
-from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.judge import Judgement, Moment, judge
+from nxpipe.pipeline.canary.plan import CanaryPlan
+from nxpipe.pipeline.config import Rollout
+from nxpipe.pipeline.rollout.input import plan_of
 
-PLAN = Plan.of()
+_DEFAULTS = plan_of(Rollout())
+_FIELDS = ("bake_min", "bake_max", "alpha", "beta", "objective", "margin", "bursts", "latencies")
+
+
+def plan_with(shares: Sequence[int] = (5, 25, 50, 100), **changes: Any) -> CanaryPlan:
+    """A plan with the defaults of [rollout], but for these changes."""
+    return CanaryPlan.of(shares, **({name: getattr(_DEFAULTS, name) for name in _FIELDS} | changes))
+
+
+PLAN = plan_with()
 _SLOWER = (0.5, 0.25, 0.1, 0.05, 0.01, 0.003, 0.0005)
 
 
@@ -25,7 +37,7 @@ def errors_alone(number: int, canary: tuple[int, int], stable: tuple[int, int]) 
     return Batch(number, Arm(*canary), Arm(*stable))
 
 
-def judged_alone(batches: list[Batch], plan: Plan = PLAN, at: int | None = None) -> Judged:
+def judged_alone(batches: list[Batch], plan: CanaryPlan = PLAN, at: int | None = None) -> Judgement:
     """All at once, in the first step."""
     over = at if at is not None else max((batch.minute for batch in batches), default=0) + 1
     return judge(plan, Evidence(), batches, Moment(0, 0, over))

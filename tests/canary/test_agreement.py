@@ -11,19 +11,19 @@ from typing import Any, Final
 
 import pytest
 
-from nxpipe.pipeline.canary.canonical import spelled
-from nxpipe.pipeline.canary.counts import LATENCIES, METRICS, NOBODY, Arm, Batch, Count
-from nxpipe.pipeline.canary.course import Course
+from nxpipe.pipeline.canary.counts import LATENCIES, METRICS, NO_REQUESTS, Arm, Batch, Count
+from nxpipe.pipeline.canary.documents import canonical_json
+from nxpipe.pipeline.canary.evalues import interval
 from nxpipe.pipeline.canary.evidence import Evidence
-from nxpipe.pipeline.canary.interval import interval
-from nxpipe.pipeline.canary.judge import Judged, Moment, judge
-from nxpipe.pipeline.canary.logs import log_sum
-from nxpipe.pipeline.canary.metrics import beginning_of
-from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.judge import Decision, Judgement, Moment, judge
+from nxpipe.pipeline.canary.likelihood import log_sum
+from nxpipe.pipeline.canary.metrics import start_of
+from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.canary.record import replay
-from nxpipe.pipeline.canary.verdict import Decision
-from nxpipe.stacks.rollout.judge import RUNTIME
+from nxpipe.pipeline.canary.state import RolloutState
+from nxpipe.stacks.rollout.stack import RUNTIME
 from tests.canary.function import Function, found, function
+from tests.canary.samples import plan_with
 
 CHECKOUT: Final = str(Path(__file__).parents[2])
 FIRST: Final = 29_000_000  # the minute, since 1970, in which rollouts begin here
@@ -67,7 +67,7 @@ class Both:
     """One rollout, judged by the function and, beside it, as a simulation and a replay judge it."""
 
     function: Function
-    plan: Plan
+    plan: CanaryPlan
     evidence: Evidence = field(default_factory=Evidence)
     records: list[dict[str, Any]] = field(default_factory=list)
     step: int = -1
@@ -89,7 +89,7 @@ class Both:
         if self.step == 0:
             self.minute = self.begun
 
-    def after(self, canary: Arm, stable: Arm, *, late: bool = False) -> Judged:
+    def after(self, canary: Arm, stable: Arm, *, late: bool = False) -> Judgement:
         """One more minute. When counts come late, the service of metrics says so, and tells them at the next look."""
         self.waiting.append(Batch(self.minute, canary, stable))
         self.minute += 1
@@ -105,12 +105,12 @@ class Both:
         self.waiting = self.waiting if late else []
         return ours
 
-    def same(self, told: dict[str, Any], ratios: list[tuple[float, float]], ours: Judged) -> None:
+    def same(self, told: dict[str, Any], ratios: list[tuple[float, float]], ours: Judgement) -> None:
         record = json.loads(told["record"]["text"])
         self.records.append(record)
-        assert spelled(record["verdict"]) == spelled(ours.verdict.as_json())
+        assert canonical_json(record["verdict"]) == canonical_json(ours.verdict.as_json())
         assert record["evidence"] == ours.evidence.digest
-        assert Course.from_text(told["carried"]).evidence == ours.evidence
+        assert RolloutState.from_text(told["carried"]).evidence == ours.evidence
         assert ratios == [interval(self.plan, ours.evidence.steps, metric) for metric in range(len(METRICS))]
 
     def replayed(self) -> list[str | None]:
@@ -118,7 +118,7 @@ class Both:
 
 
 def at(minute: int) -> str:
-    return beginning_of(minute, 60)
+    return start_of(minute, 60)
 
 
 def answers(batches: Sequence[Batch], latencies: int) -> list[dict[str, Any]]:
@@ -150,10 +150,10 @@ def _series(id_: str, counts: dict[str, Count]) -> dict[str, Any]:
 # Drawn
 
 
-def drawn_plan(chance: random.Random) -> Plan:
+def drawn_plan(chance: random.Random) -> CanaryPlan:
     shares = sorted({*chance.sample(range(1, 100), chance.randint(0, 3)), 100})
     bursts = chance.choice([0.0, 0.0, 0.3, 1.0])
-    return Plan.of(
+    return plan_with(
         shares,
         bake_min=chance.randint(1, 3),
         bake_max=chance.randint(4, 10),
@@ -181,7 +181,7 @@ def drawn_arm(chance: random.Random, requests: int, rate: float, shares: Sequenc
     return Arm(number(requests), errors, number(requests), tuple(slower))
 
 
-def drawn_minute(chance: random.Random, plan: Plan, share: float, digits: float) -> tuple[Arm, Arm]:
+def drawn_minute(chance: random.Random, plan: CanaryPlan, share: float, digits: float) -> tuple[Arm, Arm]:
     """Nobody, or up to so many digits of requests; more often than not the versions are alike."""
     everyone = int(10 ** chance.uniform(0, digits)) if chance.random() < 0.9 else 0
     canary = min(everyone, round(everyone * share * chance.uniform(0.5, 1.5)))
@@ -191,7 +191,7 @@ def drawn_minute(chance: random.Random, plan: Plan, share: float, digits: float)
     return drawn_arm(chance, canary, rate * worse, shares), drawn_arm(chance, everyone - canary, rate, shares)
 
 
-def drawn_rollout(deployed: Function, chance: random.Random) -> Iterator[Judged]:
+def drawn_rollout(deployed: Function, chance: random.Random) -> Iterator[Judgement]:
     """Up to a billion requests; with bursts up to ten thousand, for the judge takes long to weigh more of them."""
     both = Both(deployed, drawn_plan(chance))
     digits = chance.choice([1, 2, 4] if any(both.plan.bursts) else [1, 2, 4, 6, 9])
@@ -228,8 +228,8 @@ def test_floats_are_added_alike_by_every_python() -> None:
 
 USUAL: Final = (Arm(150, 1), Arm(2850, 14))
 EXTREMES: Final = {
-    "zero traffic": ([(NOBODY, NOBODY)] * 60, Decision.UNDECIDED),
-    "traffic of the canary alone": ([(Arm(150, 1), NOBODY)] * 5, Decision.CONTINUE),
+    "zero traffic": ([(NO_REQUESTS, NO_REQUESTS)] * 60, Decision.UNDECIDED),
+    "traffic of the canary alone": ([(Arm(150, 1), NO_REQUESTS)] * 5, Decision.CONTINUE),
     "zero errors": ([(Arm(150, 0), Arm(2850, 0))] * 6, Decision.ADVANCE),
     "all errors, of both": ([(Arm(150, 150), Arm(2850, 2850))] * 5, Decision.FROZEN),
     "all errors, of the canary": ([(Arm(150, 150), Arm(2850, 14))], Decision.ROLL_BACK),
@@ -238,7 +238,10 @@ EXTREMES: Final = {
         [(Arm(50_000_000, 300_000), Arm(950_000_000, 4_750_000))],
         Decision.ROLL_BACK,
     ),
-    "missing minutes": ([USUAL if each % 3 == 0 else (NOBODY, NOBODY) for each in range(30)], Decision.ADVANCE),
+    "missing minutes": (
+        [USUAL if each % 3 == 0 else (NO_REQUESTS, NO_REQUESTS) for each in range(30)],
+        Decision.ADVANCE,
+    ),
     "a counter reset": ([USUAL, (Arm(-3000, -20), Arm(-57_000, -280)), *[USUAL] * 5], Decision.ADVANCE),
     "more errors than requests": ([(Arm(10, 11), Arm(190, 1))], Decision.CONTINUE),
     "NaN": ([(Arm(150, math.nan), Arm(math.nan, 14))] * 5, Decision.CONTINUE),
@@ -249,7 +252,7 @@ EXTREMES: Final = {
 @pytest.mark.parametrize("what", EXTREMES)
 def test_counts_that_go_to_extremes_have_a_defined_verdict(deployed: Function, what: str) -> None:
     minutes, decision = EXTREMES[what]
-    both = Both(deployed, Plan.of())
+    both = Both(deployed, plan_with())
     both.begin_step()
     said = [both.after(*minute).verdict for minute in minutes]
     assert said[-1].decision is decision
@@ -257,7 +260,7 @@ def test_counts_that_go_to_extremes_have_a_defined_verdict(deployed: Function, w
 
 
 def test_minutes_that_are_told_late_count_as_if_they_had_not_been(deployed: Function) -> None:
-    late, timely = Both(deployed, Plan.of()), Both(deployed, Plan.of())
+    late, timely = Both(deployed, plan_with()), Both(deployed, plan_with())
     for both in (late, timely):
         both.begin_step()
         for number in range(6):

@@ -7,15 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxpipe.pipeline.canary.counts import METRICS, NOBODY, Arm, Batch
-from nxpipe.pipeline.canary.errors import EvidenceInvalid, PlanInvalid
+from nxpipe.pipeline.canary.counts import METRICS, NO_REQUESTS, Arm, Batch
+from nxpipe.pipeline.canary.documents import EvidenceInvalid, PlanInvalid
+from nxpipe.pipeline.canary.evalues import interval
 from nxpipe.pipeline.canary.evidence import Evidence, pooled
-from nxpipe.pipeline.canary.explain import explain
-from nxpipe.pipeline.canary.interval import interval
-from nxpipe.pipeline.canary.judge import Moment, judge, verdict_of
-from nxpipe.pipeline.canary.plan import Plan, Step
-from nxpipe.pipeline.canary.verdict import Decision, Verdict
-from tests.canary.samples import PLAN, arm, errors_alone, judged_alone, minute
+from nxpipe.pipeline.canary.judge import Decision, Moment, Verdict, decide, explain, judge
+from nxpipe.pipeline.canary.plan import CanaryPlan, TrafficStep
+from tests.canary.samples import PLAN, arm, errors_alone, judged_alone, minute, plan_with
 
 HEALTHY = ((150, 1), (2850, 14))
 
@@ -49,7 +47,7 @@ def test_a_slow_version_under_suspicion_does_not_advance() -> None:
 
 
 def test_without_traffic_nothing_is_learnt_and_a_person_is_asked() -> None:
-    silent = [Batch(number, NOBODY, NOBODY) for number in range(60)]
+    silent = [Batch(number, NO_REQUESTS, NO_REQUESTS) for number in range(60)]
     early, late = judged_alone(silent[:59]).verdict, judged_alone(silent).verdict
     assert (early.decision, late.decision) == (Decision.CONTINUE, Decision.UNDECIDED)
     assert late.worse == pytest.approx(0)
@@ -68,7 +66,7 @@ def test_the_shortest_time_is_one_of_evidence_and_not_of_the_clock() -> None:
     assert judged_alone(healthy(5), at=59).verdict.decision is Decision.ADVANCE
 
 
-@pytest.mark.parametrize("wrong", [Batch(1, Arm(math.nan, 0), NOBODY), minute(0, *HEALTHY), minute(9, *HEALTHY)])
+@pytest.mark.parametrize("wrong", [Batch(1, Arm(math.nan, 0), NO_REQUESTS), minute(0, *HEALTHY), minute(9, *HEALTHY)])
 def test_a_minute_that_cannot_be_used_is_no_minute_of_the_shortest_time(wrong: Batch) -> None:
     """Not a number, one that was taken in before, and one of the future."""
     evidence, decisions = judged_alone(healthy(1)).evidence, []
@@ -80,7 +78,7 @@ def test_a_minute_that_cannot_be_used_is_no_minute_of_the_shortest_time(wrong: B
 
 
 def test_minutes_without_requests_of_the_canary_are_no_minutes_of_the_shortest_time() -> None:
-    silent = [replace(each, canary=NOBODY, stable=Arm(2850, 14)) for each in healthy(30)[1:]]
+    silent = [replace(each, canary=NO_REQUESTS, stable=Arm(2850, 14)) for each in healthy(30)[1:]]
     assert judged_alone([minute(0, (3000, 15), (57_000, 280)), *silent]).verdict.decision is Decision.CONTINUE
 
 
@@ -216,7 +214,7 @@ def test_regions_add_their_curves() -> None:
     together = pooled([judged_alone(one).evidence, judged_alone(other).evidence])
     as_one = judged_alone([*one, *(replace(each, minute=each.minute + 6) for each in other)]).evidence
     assert together.steps == as_one.steps
-    assert verdict_of(PLAN, together, Moment(0, 0, 6)).decision is Decision.ADVANCE
+    assert decide(PLAN, together, Moment(0, 0, 6)).decision is Decision.ADVANCE
 
 
 def test_regions_at_different_steps_cannot_be_pooled() -> None:
@@ -226,9 +224,9 @@ def test_regions_at_different_steps_cannot_be_pooled() -> None:
 
 
 def test_a_step_cannot_be_left_out() -> None:
-    with pytest.raises(EvidenceInvalid, match="one after another"):
+    with pytest.raises(EvidenceInvalid, match="in order"):
         judge(PLAN, Evidence(), [], Moment(1, 0, 5))
-    with pytest.raises(EvidenceInvalid, match="before the one"):
+    with pytest.raises(EvidenceInvalid, match="before the previous step"):
         judge(PLAN, judged_alone(healthy(5)).evidence, [], Moment(1, 0, 6))
 
 
@@ -247,7 +245,7 @@ def test_the_interval_of_the_ratio_closes_in_on_it() -> None:
 
 
 def test_a_verdict_is_explained_in_words_and_numbers() -> None:
-    plan = Plan.of(latencies=(0.1, 0.2, 0.3, 0.4, 0.8, 1.0, 1.28))
+    plan = plan_with(latencies=(0.1, 0.2, 0.3, 0.4, 0.8, 1.0, 1.28))
     judged = judged_alone([minute(0, (15, 8), (285, 1))], plan)
     said = explain(plan, judged.evidence, judged.verdict)
     assert said.startswith("roll_back (step 1 of 4, 5 % of traffic, minute 1): worse than the stable version")
@@ -260,8 +258,8 @@ def test_a_verdict_is_explained_in_words_and_numbers() -> None:
     "broken",
     [
         {"steps": ()},
-        {"steps": (Step(50, 2.0),)},
-        {"steps": (Step(100, 1.0),)},
+        {"steps": (TrafficStep(50, 2.0),)},
+        {"steps": (TrafficStep(100, 1.0),)},
         {"bake_max": 1},
         {"alpha": 0.0},
         {"objective": 1.0},
@@ -273,14 +271,14 @@ def test_a_verdict_is_explained_in_words_and_numbers() -> None:
     ],
 )
 def test_a_plan_that_nobody_can_follow_is_refused(broken: dict[str, object]) -> None:
-    with pytest.raises(PlanInvalid, match="cannot be followed"):
+    with pytest.raises(PlanInvalid, match="invalid rollout plan"):
         replace(PLAN, **broken)  # type: ignore[arg-type]
 
 
 def test_a_plan_survives_json() -> None:
-    plan = Plan.of((10, 100), latencies=(0.1, 0.2, 0.3, 0.4, 0.8, 1.0, 1.28), bursts=(0.3, *[0.0] * 7))
-    again = Plan.from_json(json.loads(json.dumps(plan.as_json())))
+    plan = plan_with((10, 100), latencies=(0.1, 0.2, 0.3, 0.4, 0.8, 1.0, 1.28), bursts=(0.3, *[0.0] * 7))
+    again = CanaryPlan.from_json(json.loads(json.dumps(plan.as_json())))
     assert again == plan
     assert again.digest == plan.digest
-    with pytest.raises(PlanInvalid, match="no plan"):
-        Plan.from_json({"steps": []})
+    with pytest.raises(PlanInvalid, match="invalid rollout plan"):
+        CanaryPlan.from_json({"steps": []})

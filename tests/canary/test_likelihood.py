@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxpipe.pipeline.canary.bursts import fitted_tau, mixed_log_likelihoods
-from nxpipe.pipeline.canary.likelihood import log_likelihoods
+from nxpipe.pipeline.canary.likelihood import fitted_tau, log_likelihoods, mixed_log_likelihoods
 from tests.canary.samples import fisher
 
 RATIOS = (0.25, 1.0, 2.0, 11.0, 100.0)

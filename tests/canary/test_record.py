@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from nxpipe.pipeline.canary.canonical import digest_of, spelled
 from nxpipe.pipeline.canary.counts import Batch
-from nxpipe.pipeline.canary.errors import RecordInvalid
+from nxpipe.pipeline.canary.documents import RecordInvalid, canonical_json, digest_of
 from nxpipe.pipeline.canary.evidence import Evidence
 from nxpipe.pipeline.canary.judge import Moment, judge
-from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.canary.record import read, record_of, replay
 from tests.canary.samples import PLAN, minute
 from tests.pipeline.in_process import InProcess
@@ -19,7 +18,7 @@ from tests.pipeline.in_process import nxpipe as here
 __all__ = ["here"]
 
 
-def recorded(minutes: int = 12, plan: Plan = PLAN) -> list[dict[str, Any]]:
+def recorded(minutes: int = 12, plan: CanaryPlan = PLAN) -> list[dict[str, Any]]:
     """Two steps; some minutes come late, and one never."""
     evidence, records, previous = Evidence(), [], None
     for now in range(1, minutes + 1):
@@ -34,7 +33,7 @@ def recorded(minutes: int = 12, plan: Plan = PLAN) -> list[dict[str, Any]]:
 
 
 def lines(records: list[dict[str, Any]]) -> str:
-    return "\n".join(map(spelled, [PLAN.as_json(), *records])) + "\n"
+    return "\n".join(map(canonical_json, [PLAN.as_json(), *records])) + "\n"
 
 
 def test_a_record_is_derived_again_bit_for_bit() -> None:
@@ -91,7 +90,7 @@ def test_a_file_that_is_no_record_is_refused(text: str) -> None:
 
 
 def test_a_judgement_that_cannot_be_read_is_refused() -> None:
-    with pytest.raises(RecordInvalid, match="Judgement 1"):
+    with pytest.raises(RecordInvalid, match="judgement 1"):
         list(replay(PLAN, [{"verdict": {}, "moment": {"step": 9}}]))
 
 
@@ -100,7 +99,7 @@ def test_the_command_replays_a_record_and_explains_each_step(here: InProcess, tm
     file.write_text(lines(recorded()))
     answer = here("rollout", "replay", str(file))
     assert answer.code == 0, answer.err
-    assert "12 judgements, all of them the same again" in answer.err
+    assert "12 evaluations, all reproduced" in answer.err
     assert "step 1 of 4" in answer.out
     assert "step 2 of 4" in answer.out
 
@@ -112,7 +111,7 @@ def test_the_command_ends_in_its_own_code_at_a_difference(here: InProcess, tmp_p
     file.write_text(lines(records))
     answer = here("rollout", "replay", str(file), "--json")
     assert answer.code == 35
-    assert "judgement 5 of" in answer.err
+    assert "evaluation 5 of" in answer.err
     assert json.loads(answer.out)[4]["same"] is False
 
 

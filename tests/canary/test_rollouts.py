@@ -8,17 +8,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxpipe.pipeline.canary.plan import Plan
-from nxpipe.pipeline.canary.verdict import Decision
+from nxpipe.pipeline.canary.judge import Decision
 from nxpipe.pipeline.config import Rollout
-from nxpipe.pipeline.rollout.drift import best_chance, minutes_until
-from nxpipe.pipeline.rollout.latency import FROZEN, Slowness
-from nxpipe.pipeline.rollout.limits import upper_limit
-from nxpipe.pipeline.rollout.planner import POWER, Fault, Service, against, in_favour, prospects
-from nxpipe.pipeline.rollout.plans import plan_of
-from nxpipe.pipeline.rollout.simulate import Summary, median_minutes, simulate
-from nxpipe.pipeline.rollout.world import Scenario, Traffic, World
-from tests.canary.samples import PLAN
+from nxpipe.pipeline.rollout.input import plan_of
+from nxpipe.pipeline.rollout.planner import (
+    LOG_THRESHOLDS,
+    POWER,
+    Defect,
+    Service,
+    Slowness,
+    against,
+    best_chance,
+    in_favour,
+    minutes_until,
+    prospects,
+)
+from nxpipe.pipeline.rollout.simulate import (
+    Scenario,
+    SimulatedTraffic,
+    SimulationSummary,
+    TrafficModel,
+    median_minutes,
+    simulate,
+    upper_limit,
+)
+from tests.canary.samples import PLAN, plan_with
 from tests.pipeline.in_process import InProcess
 from tests.pipeline.in_process import nxpipe as here
 
@@ -28,11 +42,11 @@ BASE = 0.005
 
 def world(
     scenario: Scenario = "steady", rps: float = 5, error: float = BASE, slowness: Slowness | None = None
-) -> World:
-    return World(scenario, rps, BASE, error, slowness or Slowness())
+) -> TrafficModel:
+    return TrafficModel(scenario, rps, BASE, error, slowness or Slowness())
 
 
-def rates(summary: Summary) -> dict[Decision, float]:
+def rates(summary: SimulationSummary) -> dict[Decision, float]:
     return {each: len(summary.ended(each)) / len(summary.outcomes) for each in Decision}
 
 
@@ -67,36 +81,36 @@ def test_a_late_canary_goes_back_after_it_has_begun_to_fail() -> None:
 
 def test_counts_are_drawn_at_the_rates_that_were_asked_for() -> None:
     slow = Slowness(scale=1.2)
-    traffic = Traffic(world(rps=100, error=0.05, slowness=slow), np.random.default_rng(1))
+    traffic = SimulatedTraffic(world(rps=100, error=0.05, slowness=slow), np.random.default_rng(1))
     batches = [batch for batch, _ in zip(traffic.minutes(0, 25), range(200), strict=False)]
     canary = sum(each.canary.requests for each in batches)
     everything = canary + sum(each.stable.requests for each in batches)
     assert everything / 200 == pytest.approx(6000, rel=0.01)
     assert canary / everything == pytest.approx(0.25, rel=0.01)
     assert sum(each.canary.errors for each in batches) / canary == pytest.approx(0.05, rel=0.03)
-    slower = [sum(each.canary.slower[at] for each in batches) / canary for at in range(len(FROZEN))]
+    slower = [sum(each.canary.slower[at] for each in batches) / canary for at in range(len(LOG_THRESHOLDS))]
     assert slower == pytest.approx(slow.slower(), rel=0.15)
 
 
 @pytest.mark.parametrize(("scale", "tail"), [(1.2, 1.0), (1.0, 1.5), (1.1, 1.3)])
 def test_p99_rises_by_what_was_asked_for(scale: float, tail: float) -> None:
-    p99 = FROZEN[4]
+    p99 = LOG_THRESHOLDS[4]
     assert Slowness(scale, tail).before(p99 + math.log(scale * tail)) == pytest.approx(p99)
 
 
 @pytest.mark.parametrize(
     ("fault", "rps"),
     [
-        (Fault("x 4", 0.02), 5),
-        (Fault("x 2", 0.01), 50),
-        (Fault("p99", BASE, Slowness(scale=1.2)), 5),
-        (Fault("tail", BASE, Slowness(tail=1.5)), 5),
+        (Defect("x 4", 0.02), 5),
+        (Defect("x 2", 0.01), 50),
+        (Defect("p99", BASE, Slowness(scale=1.2)), 5),
+        (Defect("tail", BASE, Slowness(tail=1.5)), 5),
     ],
     ids=str,
 )
-def test_the_planner_foresees_what_the_simulator_finds(fault: Fault, rps: float) -> None:
+def test_the_planner_foresees_what_the_simulator_finds(fault: Defect, rps: float) -> None:
     """A step that never ends for the better shows how often, and when, a fault is found within the hour."""
-    held = Plan.of(bake_min=60)
+    held = plan_with(bake_min=60)
     summary = simulate(held, world(rps=rps, error=fault.error, slowness=fault.slowness), 40, 5)
     found = sorted(each.minutes if each.step == 0 else 1000 for each in summary.outcomes)
     bets = against(held, Service(rps, BASE), fault, 0, 5)
@@ -114,11 +128,11 @@ def test_the_planner_foresees_when_a_healthy_version_advances() -> None:
 @given(rps=st.floats(0.3, 200), base=st.floats(0.0003, 0.06))
 @settings(max_examples=8)
 def test_the_smallest_rate_that_is_found_is_the_first_of_all_that_are_tried(rps: float, base: float) -> None:
-    plan, service = Plan.of((25, 100)), Service(rps, base)
+    plan, service = plan_with((25, 100)), Service(rps, base)
     told = prospects(plan, service)[0].detectable_error
     rates = [rate for tenths in range(11, 1001) if (rate := base * tenths / 10) <= 0.5]
     found = (
-        rate for rate in rates if best_chance(against(plan, service, Fault("", rate), 0, 25), plan.bake_max) >= POWER
+        rate for rate in rates if best_chance(against(plan, service, Defect("", rate), 0, 25), plan.bake_max) >= POWER
     )
     assert told == next(found, None)
 

@@ -7,28 +7,27 @@ from math import comb
 import pytest
 
 from nxpipe.pipeline.canary.counts import METRICS, Arm, Batch, Pairs
-from nxpipe.pipeline.canary.curve import curves_of
-from nxpipe.pipeline.canary.evidence import StepEvidence, begin
-from nxpipe.pipeline.canary.plan import Plan
-from nxpipe.pipeline.canary.values import all_metrics, better, within_objective, worse
-from tests.canary.samples import PLAN, errors_alone, fisher
+from nxpipe.pipeline.canary.evalues import all_metrics, better, within_objective, worse
+from nxpipe.pipeline.canary.evidence import StepEvidence, empty_step, evidence_of_minute
+from nxpipe.pipeline.canary.plan import CanaryPlan
+from tests.canary.samples import PLAN, errors_alone, fisher, plan_with
 
 ERRORS = 0
 # Bets on the metrics and for later minutes lie still here: what they add to 1 is taken off again.
 CELLS = [(1, 1, 1), (2, 9, 4), (5, 5, 5), (5, 40, 3), (12, 8, 15), (15, 60, 7), (40, 10, 30)]
 
 
-def known(batches: list[Batch], plan: Plan = PLAN) -> list[StepEvidence]:
-    step = begin(plan, 0)
+def known(batches: list[Batch], plan: CanaryPlan = PLAN) -> list[StepEvidence]:
+    step = empty_step(plan, 0)
     for batch in batches:
-        step += StepEvidence(0, curves_of(plan, batch), int(batch.canary.requests), int(batch.canary.errors))
+        step += StepEvidence(0, evidence_of_minute(plan, batch), int(batch.canary.requests), int(batch.canary.errors))
     return [step]
 
 
 @pytest.mark.parametrize(("n", "m", "k"), CELLS)
 @pytest.mark.parametrize("margin", [1.0, 1.25])
 def test_evidence_against_a_version_no_worse_is_expected_to_be_at_most_1(n: int, m: int, k: int, margin: float) -> None:
-    plan = Plan.of(margin=margin)
+    plan = plan_with(margin=margin)
     for true in (0.2, 0.8, 1.0, margin):
         expected = sum(
             chance * math.exp(worse(plan, known([errors_alone(0, (n, x), (m, k - x))], plan), ERRORS, margin))
@@ -76,7 +75,7 @@ def test_evidence_for_a_version_beyond_its_objective_is_expected_to_be_at_most_1
         comb(n, bad)
         * rate**bad
         * (1 - rate) ** (n - bad)
-        * math.exp(within_objective(PLAN, StepEvidence(0, begin(PLAN, 0).curves, n, bad)))
+        * math.exp(within_objective(PLAN, StepEvidence(0, empty_step(PLAN, 0).curves, n, bad)))
         for bad in range(n + 1)
     )
     assert expected <= 1 + 1e-8
@@ -85,7 +84,7 @@ def test_evidence_for_a_version_beyond_its_objective_is_expected_to_be_at_most_1
 @pytest.mark.parametrize(("n", "m", "k"), CELLS)
 @pytest.mark.parametrize("tau", [0.0, 0.6])
 def test_evidence_rises_with_the_canarys_bad_requests(n: int, m: int, k: int, tau: float) -> None:
-    plan = Plan.of(bursts=(tau, *[0.0] * (len(METRICS) - 1)))
+    plan = plan_with(bursts=(tau, *[0.0] * (len(METRICS) - 1)))
     shares = [x for x, _ in fisher(n, m, k, 1.0)]
     steps = [known([errors_alone(0, (n, x), (m, k - x))], plan) for x in shares]
     against = [worse(plan, each, ERRORS, 1.0) for each in steps]
@@ -97,16 +96,16 @@ def test_evidence_rises_with_the_canarys_bad_requests(n: int, m: int, k: int, ta
 def test_a_pair_of_which_one_is_bad_is_a_minute_of_one_request_each() -> None:
     alone = (1, *[0] * (len(METRICS) - 1))
     nothing = (0,) * len(METRICS)
-    pair = curves_of(PLAN, Batch(0, Arm(0, 0), Arm(0, 0), Pairs(alone, nothing)))
-    assert pair[ERRORS] == curves_of(PLAN, errors_alone(0, (1, 1), (1, 0)))[ERRORS]
-    other = curves_of(PLAN, Batch(0, Arm(0, 0), Arm(0, 0), Pairs(nothing, alone)))
-    assert other[ERRORS] == curves_of(PLAN, errors_alone(0, (1, 0), (1, 1)))[ERRORS]
+    pair = evidence_of_minute(PLAN, Batch(0, Arm(0, 0), Arm(0, 0), Pairs(alone, nothing)))
+    assert pair[ERRORS] == evidence_of_minute(PLAN, errors_alone(0, (1, 1), (1, 0)))[ERRORS]
+    other = evidence_of_minute(PLAN, Batch(0, Arm(0, 0), Arm(0, 0), Pairs(nothing, alone)))
+    assert other[ERRORS] == evidence_of_minute(PLAN, errors_alone(0, (1, 0), (1, 1)))[ERRORS]
 
 
 def test_nothing_known_is_even_odds() -> None:
     assert [worse(PLAN, known([]), metric, 1.0) for metric in range(len(METRICS))] == pytest.approx([0] * len(METRICS))
     assert all_metrics([0.0] * len(METRICS)) == pytest.approx(0)
-    assert within_objective(PLAN, begin(PLAN, 0)) == pytest.approx(0)
+    assert within_objective(PLAN, empty_step(PLAN, 0)) == pytest.approx(0)
 
 
 def test_bets_on_later_steps_lie_still_until_those_begin() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.emulator.capture.onnx.table import IMPORTERS
+from nxpipe.emulator.capture.onnx.reader import IMPORTERS
 from nxpipe.emulator.ops import OPERATORS
 from tests.conformance.onnx_report import node_tests
 from tests.conformance.opinfo import operators

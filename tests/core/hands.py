@@ -10,10 +10,14 @@ from hypothesis import strategies as st
 from nxpipe.emulator.core import Machine
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, index
-from nxpipe.emulator.isa.instructions import DmaCopy, Engine, Instruction, TensorCopy, Wait
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import Engine, Instruction, Wait
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
+from nxpipe.emulator.isa.vector import TensorCopy
 from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.schedule.redundant_waits import eliminate_redundant_waits
+from nxpipe.emulator.schedule.waits import insert_waits
 
 FLOATS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 NARROW = (*FLOATS, DType.INT8, DType.UINT8, DType.INT16, DType.UINT16)
@@ -190,3 +194,8 @@ def as_stored(results: Array, dtype: DType) -> Array:
 
 def wide(numbers: Array) -> Array:
     return np.asarray(numbers.astype(np.float32))
+
+
+def with_waits(program: Program) -> Program:
+    """A program without waits, synchronised as the back end does it."""
+    return eliminate_redundant_waits(insert_waits(program))

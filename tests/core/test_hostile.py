@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 
 from nxpipe.emulator.core import Deadlock, Machine, OutOfBounds, Race, SumNotBegun, Unwritten
-from nxpipe.emulator.core.faults import Malformed
+from nxpipe.emulator.core.faults import MalformedInstruction
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, index
-from nxpipe.emulator.isa.instructions import Alu, DmaCopy, Engine, Matmul, Memset, TensorCopy, TensorTensor, Wait
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import Alu, Engine, Wait
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Loop, Program, Role, Step
+from nxpipe.emulator.isa.tensor import Matmul
+from nxpipe.emulator.isa.vector import Memset, TensorCopy, TensorTensor
 from tests.core.hands import in_order, table
 
 F32 = DType.FLOAT32
@@ -47,7 +50,7 @@ def machine(*body: Step, order: str = "hostile", check: bool = True) -> Machine:
 def test_reading_what_nobody_has_written_is_an_error_that_names_instruction_place_and_element(order: str) -> None:
     half = Memset(engine=Engine.VECTOR, dst=sbuf(size=4), value=1.0)
     twice = TensorTensor(engine=Engine.VECTOR, dst=sbuf(64), left=sbuf(), right=sbuf(), op=Alu.ADD)
-    message = r"vector tensor_tensor .*: it reads sbuf\[0:4, bytes 0:32\], where nobody has written element 4 of 32"
+    message = r"vector tensor_tensor .*: it reads sbuf\[0:4, bytes 0:32\], where element 4 of 32 was never written"
     with pytest.raises(Unwritten, match=message):
         machine(half, twice, order=order).execute()
 
@@ -66,7 +69,7 @@ def test_what_one_run_has_written_is_not_there_in_the_next() -> None:
 def test_an_output_that_no_instruction_wrote_cannot_be_read() -> None:
     some = machine(load())
     some.execute()
-    with pytest.raises(Unwritten, match=r"output 'y' is read, and nobody has written its element \[0, 0\]"):
+    with pytest.raises(Unwritten, match=r"output 'y' is read, and its element \[0, 0\] was never written"):
         some.read("y")
 
 
@@ -97,7 +100,7 @@ def product(accumulate: int) -> Matmul:
 
 def test_a_sum_begins_with_a_matmul_that_does_not_accumulate() -> None:
     machine(*in_order([load(), product(0), product(1), product(1)])).execute()
-    with pytest.raises(SumNotBegun, match=r"nc_matmul .*: it adds to psum\[0:8, bytes 0:32\]"):
+    with pytest.raises(SumNotBegun, match=r"nc_matmul .*: it accumulates to psum\[0:8, bytes 0:32\]"):
         machine(*in_order([load(), product(1)])).execute()
 
 
@@ -214,7 +217,7 @@ def test_engines_that_wait_for_each_other_are_all_listed(order: str) -> None:
 
 def test_operands_that_do_not_go_together_are_an_error() -> None:
     wrong = DmaCopy(engine=Engine.DMA0, dst=sbuf(size=4), src=X)
-    with pytest.raises(Malformed, match="32 elements come to sbuf"):
+    with pytest.raises(MalformedInstruction, match="32 elements are written to sbuf"):
         machine(wrong).execute()
 
 
@@ -222,5 +225,5 @@ def test_weights_are_not_written_to() -> None:
     buffers = table(
         (Role.PARAMETER, "w", F32, (4, 8)),
     )
-    with pytest.raises(Malformed, match="writes to the parameter 'w'"):
+    with pytest.raises(MalformedInstruction, match="writes to the parameter 'w'"):
         Machine(Program("v2", 1, buffers, (DmaCopy(engine=Engine.DMA0, dst=X, src=sbuf()),)))

@@ -10,13 +10,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxpipe.emulator.core.collective import COLLECTIVES
-from nxpipe.emulator.core.meanings import MEANINGS
+from nxpipe.emulator.core.engines import HANDLERS
+from nxpipe.emulator.core.engines.collective import EXCHANGES
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa import instructions as isa
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import INSTRUCTIONS, Alu, Engine, Function
+from nxpipe.emulator.isa.gpsimd import AffineSelect, GatherFree, IotaPattern, PartitionReduce
+from nxpipe.emulator.isa.instruction import Alu, Engine
+from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.operands import Memory
+from nxpipe.emulator.isa.scalar import Activation, Function
+from nxpipe.emulator.isa.tensor import Matmul, NcTranspose
+from nxpipe.emulator.isa.vector import (
+    BnAggregate,
+    BnStats,
+    CopyPredicated,
+    FindIndex8,
+    MatchReplace8,
+    Max8,
+    Memset,
+    Reciprocal,
+    ScalarTensorTensor,
+    TensorCopy,
+    TensorReduce,
+    TensorScalar,
+    TensorTensor,
+    TensorTensorScan,
+)
 from nxpipe.emulator.numerics import Array
 from tests.core.hands import FLOATS, NARROW, Bench, Layout, as_stored, layouts, values, wide
 
@@ -66,7 +85,7 @@ Laid = dict[str, Layout]
 
 
 def test_every_kind_of_instruction_has_a_meaning() -> None:
-    assert {*MEANINGS, *COLLECTIVES} == set(INSTRUCTIONS.values())
+    assert {*HANDLERS, *EXCHANGES} == set(INSTRUCTIONS.values())
 
 
 @pytest.mark.parametrize("op", TWO)
@@ -84,7 +103,7 @@ def test_tensor_tensor(
     memory: Memory,
 ) -> None:
     a, b = values(random, left, shape), values(random, right, shape)
-    make = partial(isa.TensorTensor, engine=Engine.VECTOR, op=op)
+    make = partial(TensorTensor, engine=Engine.VECTOR, op=op)
     found = Bench(core, {"dst": memory, "left": memory}, laid)(
         make, {"left": (a, left), "right": (b, right)}, (out, shape)
     )
@@ -101,7 +120,7 @@ def test_bits_are_combined_as_they_are(
 ) -> None:
     a = random.integers(0, np.iinfo(dtype.value).max, shape, dtype.stored, endpoint=True)
     b = random.integers(0, 40, shape, dtype.stored)
-    make = partial(isa.TensorTensor, engine=Engine.VECTOR, op=op)
+    make = partial(TensorTensor, engine=Engine.VECTOR, op=op)
     found = Bench(layouts=laid)(make, {"left": (a, dtype), "right": (b, dtype)}, (dtype, shape))
     np.testing.assert_array_equal(found["dst"], BITS[op](a, b))
 
@@ -113,14 +132,14 @@ def test_gpsimd_calculates_with_32_bits_exactly(
 ) -> None:
     limits = np.iinfo(dtype.value)
     a, b = (random.integers(limits.min, limits.max, shape, dtype.stored, endpoint=True) for _ in range(2))
-    make = partial(isa.TensorTensor, engine=Engine.GPSIMD, op=op)
+    make = partial(TensorTensor, engine=Engine.GPSIMD, op=op)
     found = Bench()(make, {"left": (a, dtype), "right": (b, dtype)}, (dtype, shape))
     np.testing.assert_array_equal(found["dst"], PLAIN[op](a, b))
 
 
 def test_the_vector_engine_calculates_with_32_bits_in_float32() -> None:
     a = np.array([[2**24 + 1]], np.int32)
-    make = partial(isa.TensorTensor, engine=Engine.VECTOR, op=Alu.ADD)
+    make = partial(TensorTensor, engine=Engine.VECTOR, op=Alu.ADD)
     found = Bench()(make, {"left": (a, I32), "right": (np.zeros_like(a), I32)}, (I32, (1, 1)))
     assert found["dst"] == 2**24
 
@@ -156,7 +175,7 @@ def test_tensor_scalar(
     options: dict[str, Any] = {"op0": op0, "op1": op1, "reverse0": reverse0, "reverse1": reverse1, "operand1": -0.5}
     if not by_column:
         options["operand0"] = number
-    make = partial(isa.TensorScalar, engine=Engine.VECTOR, **options)
+    make = partial(TensorScalar, engine=Engine.VECTOR, **options)
     found = Bench(layouts=laid)(make, given_, (out, shape))
     with np.errstate(all="ignore"):
         operand: Array = np.broadcast_to(column.reshape(-1, 1, 1, 1) if by_column else np.float32(number), shape)
@@ -175,16 +194,16 @@ def _ordered(op: Alu, values_: Array, operand: Array, reverse: bool) -> Array:
 def test_an_operator_of_one_operand_ignores_the_other_on_either_side(reverse: bool) -> None:
     x = np.array([[-2.0, 0.5, 4.0]], np.float32)
     for op, expected in ((Alu.ABS, abs(x)), (Alu.SQUARE, x * x), (Alu.RELU, [[0, 0.5, 4]]), (Alu.RECIPROCAL, 1 / x)):
-        make = partial(isa.TensorScalar, engine=Engine.VECTOR, op0=op, operand0=9.0, reverse0=reverse)
+        make = partial(TensorScalar, engine=Engine.VECTOR, op0=op, operand0=9.0, reverse0=reverse)
         np.testing.assert_array_equal(Bench()(make, {"src": (x, F32)}, (F32, (1, 3)))["dst"], expected)
-    root = partial(isa.TensorScalar, engine=Engine.GPSIMD, op0=Alu.RSQRT, operand0=9.0, reverse0=reverse)
+    root = partial(TensorScalar, engine=Engine.GPSIMD, op0=Alu.RSQRT, operand0=9.0, reverse0=reverse)
     found = Bench()(root, {"src": (abs(x), F32)}, (F32, (1, 3)))["dst"]
     np.testing.assert_allclose(found, abs(x) ** -0.5, rtol=1e-6)
 
 
 def test_bits_are_masked_by_a_number() -> None:
     x = np.arange(256, dtype=np.uint8).reshape(1, 256)
-    make = partial(isa.TensorScalar, engine=Engine.VECTOR, op0=Alu.BITWISE_AND, operand0=15.0, op1=Alu.INVERT)
+    make = partial(TensorScalar, engine=Engine.VECTOR, op0=Alu.BITWISE_AND, operand0=15.0, op1=Alu.INVERT)
     found = Bench()(make, {"src": (x, DType.UINT8)}, (DType.UINT8, (1, 256)))
     np.testing.assert_array_equal(found["dst"], ~(x & 15))
 
@@ -195,7 +214,7 @@ def test_scalar_tensor_tensor(
     random: np.random.Generator, shape: tuple[int, ...], dtype: DType, out: DType, op0: Alu, op1: Alu, laid: Laid
 ) -> None:
     x, y = values(random, dtype, shape), values(random, F32, shape)
-    make = partial(isa.ScalarTensorTensor, engine=Engine.VECTOR, op0=op0, operand0=0.75, op1=op1, reverse1=True)
+    make = partial(ScalarTensorTensor, engine=Engine.VECTOR, op0=op0, operand0=0.75, op1=op1, reverse1=True)
     found = Bench(layouts=laid)(make, {"src": (x, dtype), "right": (y, F32)}, (out, shape))
     with np.errstate(all="ignore"):
         first = _ordered(op0, wide(x), np.full(shape, 0.75, np.float32), reverse=False)
@@ -211,7 +230,7 @@ def test_tensor_reduce(
     x, kept = values(random, dtype, shape), shape[: 4 - axes]
     x = (x / 64).astype(dtype.stored)  # so that no product overflows
     for op, plain in ((Alu.MAXIMUM, np.max), (Alu.MINIMUM, np.min), (Alu.ADD, np.sum), (Alu.MULTIPLY, np.prod)):
-        make = partial(isa.TensorReduce, engine=Engine.VECTOR, op=op, axes=axes, negate=negate)
+        make = partial(TensorReduce, engine=Engine.VECTOR, op=op, axes=axes, negate=negate)
         own = {**laid, "dst": Layout((0,), (1,), (True,))}
         found = Bench(layouts=own)(make, {"src": (x, dtype)}, (F32, (shape[0], prod(kept[1:]))))
         expected = plain(x.astype(np.float64).reshape(*kept, -1), axis=-1) * (-1 if negate else 1)
@@ -224,7 +243,7 @@ def test_tensor_copy_converts(
     random: np.random.Generator, shape: tuple[int, ...], dtype: DType, out: DType, laid: Laid, engine: Engine
 ) -> None:
     x = values(random, dtype, shape)
-    found = Bench(layouts=laid)(partial(isa.TensorCopy, engine=engine), {"src": (x, dtype)}, (out, shape))
+    found = Bench(layouts=laid)(partial(TensorCopy, engine=engine), {"src": (x, dtype)}, (out, shape))
     np.testing.assert_array_equal(found["dst"], as_stored(wide(x), out))
 
 
@@ -235,7 +254,7 @@ def test_tensor_copy_predicated(
 ) -> None:
     x, before = values(random, dtype, shape), values(random, dtype, shape)
     chosen = random.integers(0, 2, shape, np.uint8)
-    make = partial(isa.CopyPredicated, engine=Engine.VECTOR, reverse=reverse)
+    make = partial(CopyPredicated, engine=Engine.VECTOR, reverse=reverse)
     operands = {"src": (x, dtype), "predicate": (chosen, DType.UINT8)}
     found = Bench(layouts=laid)(make, operands, (dtype, shape), start=before)
     np.testing.assert_array_equal(found["dst"], wide(np.where((chosen != 0) != reverse, x, before)))
@@ -245,7 +264,7 @@ def test_tensor_copy_predicated(
 @given(seeds, lanes, st.integers(1, 20), st.sampled_from(TWO[:5]), st.sampled_from(TWO[:5]), flat)
 def test_tensor_tensor_scan(random: np.random.Generator, count: int, size: int, op0: Alu, op1: Alu, laid: Laid) -> None:
     a, b = (random.normal(0, 1, (count, size)).astype(np.float32) for _ in range(2))
-    make = partial(isa.TensorTensorScan, engine=Engine.VECTOR, op0=op0, op1=op1, initial=0.5)
+    make = partial(TensorTensorScan, engine=Engine.VECTOR, op0=op0, op1=op1, initial=0.5)
     found = Bench(layouts=laid)(make, {"left": (a, F32), "right": (b, F32)}, (F32, (count, size)))
     state = np.full(count, 0.5, np.float32)
     for at in range(size):
@@ -256,7 +275,7 @@ def test_tensor_tensor_scan(random: np.random.Generator, count: int, size: int, 
 @quick
 @given(shapes, narrow_types, st.integers(0, 100), layouts(3), memories)
 def test_memset(shape: tuple[int, ...], dtype: DType, value: int, layout: Layout, memory: Memory) -> None:
-    make = partial(isa.Memset, engine=Engine.VECTOR, value=float(value))
+    make = partial(Memset, engine=Engine.VECTOR, value=float(value))
     found = Bench(memories={"dst": memory}, layouts={"dst": layout})(make, {}, (dtype, shape))
     np.testing.assert_array_equal(found["dst"], np.full(shape, value))
 
@@ -265,7 +284,7 @@ def test_memset(shape: tuple[int, ...], dtype: DType, value: int, layout: Layout
 @given(seeds, shapes, wide_types, three)
 def test_reciprocal(random: np.random.Generator, shape: tuple[int, ...], dtype: DType, laid: Laid) -> None:
     x = values(random, dtype, shape)
-    found = Bench(layouts=laid)(partial(isa.Reciprocal, engine=Engine.VECTOR), {"src": (x, dtype)}, (F32, shape))
+    found = Bench(layouts=laid)(partial(Reciprocal, engine=Engine.VECTOR), {"src": (x, dtype)}, (F32, shape))
     with np.errstate(divide="ignore"):
         np.testing.assert_array_equal(found["dst"], np.float32(1) / wide(x))
 
@@ -277,11 +296,11 @@ def test_statistics_of_pieces_are_those_of_the_whole(
 ) -> None:
     x = random.normal(3, 2, (count, pieces, width)).astype(np.float32)
     stats = [
-        Bench()(partial(isa.BnStats, engine=Engine.VECTOR), {"src": (x[:, at], F32)}, (F32, (count, 6)))["dst"]
+        Bench()(partial(BnStats, engine=Engine.VECTOR), {"src": (x[:, at], F32)}, (F32, (count, 6)))["dst"]
         for at in range(pieces)
     ]
     joined = np.concatenate(stats, axis=1)
-    make = partial(isa.BnAggregate, engine=Engine.VECTOR)
+    make = partial(BnAggregate, engine=Engine.VECTOR)
     found = Bench()(make, {"src": (joined, F32)}, (F32, (count, 2)))["dst"]
     whole = x.reshape(count, -1).astype(np.float64)
     np.testing.assert_allclose(found, np.stack([whole.mean(axis=1), whole.var(axis=1)], axis=1), rtol=1e-4, atol=1e-5)
@@ -297,13 +316,13 @@ def test_the_eight_largest_are_found_and_replaced(
 ) -> None:
     x = random.integers(-5, 6, (count, size)).astype(np.float32)  # many of them equal
     operands = {"src": (x, F32)}
-    largest = Bench(layouts=laid)(partial(isa.Max8, engine=Engine.VECTOR), operands, (F32, (count, 8)))["dst"]
+    largest = Bench(layouts=laid)(partial(Max8, engine=Engine.VECTOR), operands, (F32, (count, 8)))["dst"]
     np.testing.assert_array_equal(largest, -np.sort(-x, axis=1)[:, :8])
     operands |= {"values": (largest, F32)}
-    find = partial(isa.FindIndex8, engine=Engine.VECTOR)
+    find = partial(FindIndex8, engine=Engine.VECTOR)
     places = Bench(layouts=laid)(find, operands, (U32, (count, 8)))["dst"]
     np.testing.assert_array_equal(places, np.argsort(-x, axis=1, kind="stable")[:, :8])
-    replace = partial(isa.MatchReplace8, engine=Engine.VECTOR, number=-9.0)
+    replace = partial(MatchReplace8, engine=Engine.VECTOR, number=-9.0)
     left = Bench(layouts=laid)(replace, operands, (F32, (count, size)))["dst"]
     expected = x.copy()
     np.put_along_axis(expected, places.astype(np.int64), -9, axis=1)
@@ -312,7 +331,7 @@ def test_the_eight_largest_are_found_and_replaced(
 
 def test_a_value_that_is_absent_has_a_place_with_all_bits_set() -> None:
     x, absent = np.arange(8, dtype=np.float32).reshape(1, 8), np.full((1, 8), 9, np.float32)
-    make = partial(isa.FindIndex8, engine=Engine.VECTOR)
+    make = partial(FindIndex8, engine=Engine.VECTOR)
     found = Bench()(make, {"src": (x, F32), "values": (absent, F32)}, (DType.UINT16, (1, 8)))
     np.testing.assert_array_equal(found["dst"], np.full((1, 8), 0xFFFF))
 
@@ -329,7 +348,7 @@ def test_a_value_that_is_absent_has_a_place_with_all_bits_set() -> None:
 def test_iota(
     shape: tuple[int, ...], dtype: DType, start: int, by_partition: int, steps: tuple[int, ...], layout: Layout
 ) -> None:
-    make = partial(isa.Iota, engine=Engine.GPSIMD, start=Affine(start), by_partition=by_partition, steps=steps)
+    make = partial(IotaPattern, engine=Engine.GPSIMD, start=Affine(start), by_partition=by_partition, steps=steps)
     found = Bench(layouts={"dst": layout})(make, {}, (dtype, shape))
     np.testing.assert_array_equal(found["dst"], as_stored(wide(_counted(shape, start, (by_partition, *steps))), dtype))
 
@@ -346,7 +365,7 @@ def test_affine_select(
 ) -> None:
     x, steps = values(random, dtype, shape), (1, -2, 3, -1)
     make = partial(
-        isa.AffineSelect,
+        AffineSelect,
         engine=Engine.GPSIMD,
         start=Affine(start),
         by_partition=steps[0],
@@ -363,7 +382,7 @@ def test_affine_select(
 @given(seeds, lanes, st.integers(1, 20), narrow_types, flat)
 def test_gather_in_partitions(random: np.random.Generator, count: int, size: int, dtype: DType, laid: Laid) -> None:
     x, indices = values(random, dtype, (count, size)), random.integers(0, size, (count, 13), np.uint32)
-    make = partial(isa.GatherFree, engine=Engine.GPSIMD)
+    make = partial(GatherFree, engine=Engine.GPSIMD)
     found = Bench(layouts=laid)(make, {"src": (x, dtype), "indices": (indices, U32)}, (dtype, (count, 13)))
     np.testing.assert_array_equal(found["dst"], wide(np.take_along_axis(x, indices.astype(np.int64), 1)))
 
@@ -373,7 +392,7 @@ def test_gather_in_partitions(random: np.random.Generator, count: int, size: int
 def test_reduction_over_partitions(random: np.random.Generator, count: int, size: int, laid: Laid) -> None:
     x = random.normal(0, 1, (count, size)).astype(np.float32)
     for op, plain in ((Alu.ADD, np.sum), (Alu.MAXIMUM, np.max)):
-        make = partial(isa.PartitionReduce, engine=Engine.GPSIMD, op=op)
+        make = partial(PartitionReduce, engine=Engine.GPSIMD, op=op)
         found = Bench(layouts=laid)(make, {"src": (x, F32)}, (F32, (1, size)))
         np.testing.assert_allclose(found["dst"], plain(x, axis=0, keepdims=True), rtol=1e-4, atol=1e-5)
 
@@ -415,7 +434,7 @@ def test_activation(
 ) -> None:
     x = random.uniform(0.1, 0.9, shape).astype(dtype.stored)
     bias = random.uniform(0.1, 0.5, (shape[0], 1)).astype(np.float32)
-    make = partial(isa.Activation, engine=Engine.SCALAR, function=function, scale=0.5)
+    make = partial(Activation, engine=Engine.SCALAR, function=function, scale=0.5)
     operands = {"src": (x, dtype), **({"bias": (bias, F32)} if by_column else {})}
     bench = Bench("v3", {"src": memory}, laid)
     found = bench(make, operands, (F32, shape), {"total": (F32, (shape[0], 1))})
@@ -428,7 +447,7 @@ def test_activation(
 @pytest.mark.parametrize(("function", "most"), [(Function.SIN, np.pi), (Function.ARCTAN, np.pi / 2)])
 def test_functions_are_invalid_where_their_tables_end(function: Function, most: float) -> None:
     x = np.array([[most * 0.99, -most * 0.99, most * 1.01, -most * 1.01]], np.float32)
-    make = partial(isa.Activation, engine=Engine.SCALAR, function=function)
+    make = partial(Activation, engine=Engine.SCALAR, function=function)
     found = Bench()(make, {"src": (x, F32)}, (F32, (1, 4)))["dst"]
     np.testing.assert_array_equal(np.isnan(found[0]), [False, False, True, True])
 
@@ -449,7 +468,7 @@ def test_matmul_sums_exact_products(
     random: np.random.Generator, k: int, m: int, n: int, dtype: DType, core: str
 ) -> None:
     a, b = values(random, dtype, (k, m)), values(random, dtype, (k, n))
-    make = partial(isa.Matmul, engine=Engine.TENSOR)
+    make = partial(Matmul, engine=Engine.TENSOR)
     found = Bench(core, {"dst": Memory.PSUM})(make, {"stationary": (a, dtype), "moving": (b, dtype)}, (F32, (m, n)))[
         "dst"
     ]
@@ -470,7 +489,7 @@ def test_transpose(random: np.random.Generator, count: int, size: int, dtype: DT
     x = values(random, dtype, (count, size))
     memory = Memory.PSUM if engine is Engine.TENSOR else Memory.SBUF
     found = Bench(core, {"dst": memory})(
-        partial(isa.Transpose, engine=engine), {"src": (x, dtype)}, (dtype, (size, count))
+        partial(NcTranspose, engine=engine), {"src": (x, dtype)}, (dtype, (size, count))
     )
     np.testing.assert_array_equal(found["dst"], wide(x.T))
 
@@ -479,7 +498,7 @@ def test_transpose(random: np.random.Generator, count: int, size: int, dtype: DT
 def test_an_infinity_spoils_the_sums_of_a_transpose_before_v3(core: str, spoiled: bool) -> None:
     x = np.zeros((4, 3), np.float32)
     x[1, 2] = -np.inf
-    make = partial(isa.Transpose, engine=Engine.TENSOR)
+    make = partial(NcTranspose, engine=Engine.TENSOR)
     found = Bench(core, {"dst": Memory.PSUM})(make, {"src": (x, F32)}, (F32, (3, 4)))["dst"]
     np.testing.assert_array_equal(found[:2], 0)
     np.testing.assert_array_equal(found[2], [np.nan] * 4 if spoiled else x[:, 2])

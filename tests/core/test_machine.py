@@ -12,18 +12,12 @@ from nxpipe.emulator.core import Machine, Unwritten
 from nxpipe.emulator.errors import ExecutionError, MissingTensor, WrongTensor
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, index
-from nxpipe.emulator.isa.instructions import (
-    AllGather,
-    AllReduce,
-    Alu,
-    DmaCopy,
-    Engine,
-    Instruction,
-    ReduceScatter,
-    TensorTensor,
-)
+from nxpipe.emulator.isa.collective import CollectiveAllGather, CollectiveAllReduce, CollectiveReduceScatter
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import Alu, Engine, Instruction
 from nxpipe.emulator.isa.operands import Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
+from nxpipe.emulator.isa.vector import TensorTensor
 from nxpipe.emulator.numerics import Array, round_to
 from tests.core.hands import in_order, table
 
@@ -147,7 +141,7 @@ def test_what_is_not_kept_is_fresh_in_each_run(role: Role) -> None:
     machine.execute()
     np.testing.assert_array_equal(machine.read("y"), x[::-1])
     machine.write("ids", np.array([0, 1, 0, 3], np.uint32))
-    with pytest.raises(Unwritten, match=r"it reads t\[bytes \d+:\d+\], where nobody has written element 4 of 8"):
+    with pytest.raises(Unwritten, match=r"it reads t\[bytes \d+:\d+\], where element 4 of 8 was never written"):
         machine.execute()
 
 
@@ -167,7 +161,7 @@ def test_constants_come_with_the_program() -> None:
 def meeting(ranks: int, dtype: DType, order: str, make: type[Instruction], shares: list[Array]) -> list[Array]:
     """What each rank has after a collective between copies through SBUF."""
     shape = shares[0].shape
-    out = shape if make is AllReduce else (ranks, *shape)
+    out = shape if make is CollectiveAllReduce else (ranks, *shape)
     buffers = table(
         (Role.INPUT, "x", dtype, shape),
         (Role.SCRATCH, "t", dtype, shape),
@@ -199,9 +193,9 @@ def test_ranks_add_in_their_order_and_round_once(
 ) -> None:
     shares = [round_to(random.normal(0, 1, (3, 4)).astype(np.float32), dtype) for _ in range(ranks)]
     expected = round_to(reduce(lambda sums, share: sums + share, shares), dtype)
-    for found in meeting(ranks, dtype, order, AllReduce, shares):
+    for found in meeting(ranks, dtype, order, CollectiveAllReduce, shares):
         np.testing.assert_array_equal(found, expected)
-    for found in meeting(ranks, dtype, order, AllGather, shares):
+    for found in meeting(ranks, dtype, order, CollectiveAllGather, shares):
         np.testing.assert_array_equal(found, np.stack(shares))
 
 
@@ -213,9 +207,9 @@ def test_ranks_take_their_parts_of_tiles_and_put_them_together_again(order: str)
     wide, own = (Tile(Memory.SBUF, F32, 32, 6, Affine(at), contiguous(size)) for at, size in ((128, 40), (512, 10)))
     body: list[Step] = [
         DmaCopy(engine=Engine.DMA0, dst=wide, src=whole(0, F32, 6, 40)),
-        ReduceScatter(engine=Engine.COLLECTIVE, dst=own, src=wide),
+        CollectiveReduceScatter(engine=Engine.COLLECTIVE, dst=own, src=wide),
         DmaCopy(engine=Engine.DMA1, dst=whole(1, F32, 6, 10), src=own),
-        AllGather(engine=Engine.COLLECTIVE, dst=wide, src=own),
+        CollectiveAllGather(engine=Engine.COLLECTIVE, dst=wide, src=own),
         DmaCopy(engine=Engine.DMA1, dst=whole(2, F32, 6, 40), src=wide),
     ]
     machine = Machine(Program("v2", 4, buffers, in_order(body)), order=order)
@@ -235,7 +229,7 @@ def test_ranks_add_up_tiles_where_they_lie(order: str) -> None:
     tile = Tile(Memory.SBUF, F32, 32, 6, Affine(128), contiguous(10))
     body: list[Step] = [
         DmaCopy(engine=Engine.DMA0, dst=tile, src=whole(0, F32, 6, 10)),
-        AllReduce(engine=Engine.COLLECTIVE, dst=tile, src=tile),
+        CollectiveAllReduce(engine=Engine.COLLECTIVE, dst=tile, src=tile),
         DmaCopy(engine=Engine.DMA1, dst=whole(1, F32, 6, 10), src=tile),
     ]
     machine = Machine(Program("v2", 4, buffers, in_order(body)), order=order)

@@ -9,7 +9,8 @@ from nxpipe.emulator.core import Machine
 from nxpipe.emulator.errors import IndexOutOfRange
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import DmaCopy, DmaTranspose, Engine
+from nxpipe.emulator.isa.dma import DmaCopy, DmaTranspose
+from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile, contiguous
 from nxpipe.emulator.isa.program import Program, Role
 from nxpipe.emulator.numerics import Array

@@ -12,23 +12,15 @@ from hypothesis import strategies as st
 from nxpipe.emulator.core import Machine, MachineFault
 from nxpipe.emulator.errors import OptionsInvalid
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.affine import Affine, index, turning
-from nxpipe.emulator.isa.instructions import (
-    DMA_QUEUES,
-    Activation,
-    Alu,
-    DmaCopy,
-    Engine,
-    Function,
-    Instruction,
-    Matmul,
-    Memset,
-    TensorCopy,
-    TensorTensor,
-)
+from nxpipe.emulator.isa.affine import Affine, index, rotating_offset
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import DMA_QUEUES, Alu, Engine, Instruction
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Loop, Program, Role, Step
+from nxpipe.emulator.isa.scalar import Activation, Function
+from nxpipe.emulator.isa.tensor import Matmul
 from nxpipe.emulator.isa.totals import totals
+from nxpipe.emulator.isa.vector import Memset, TensorCopy, TensorTensor
 from tests.core.hands import in_order, table
 
 F32 = DType.FLOAT32
@@ -43,7 +35,7 @@ def _offset(draw: Draw, depth: int, most: int) -> Affine:
     for level in range(depth):
         offset = offset + index(level) * draw(st.sampled_from((0, 0, 1, 4)))
     if depth and draw(st.booleans()):
-        offset = offset + turning(index(depth - 1), 2, 16)
+        offset = offset + rotating_offset(index(depth - 1), 2, 16)
     return offset
 
 

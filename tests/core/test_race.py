@@ -6,12 +6,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxpipe.emulator.core.places import Pattern, pattern, touch
-from nxpipe.emulator.core.race import Access, Clocks, Log
+from nxpipe.emulator.core.access import Pattern, pattern, touch
+from nxpipe.emulator.core.races import Access, Clocks, Log
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import Engine, Memset
+from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Axis, Memory, Tile
+from nxpipe.emulator.isa.vector import Memset
 
 axes = st.lists(st.builds(Axis, st.integers(1, 5), st.integers(-9, 9)), max_size=3).map(tuple)
 

@@ -7,15 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxpipe.emulator.isa.affine import Affine, affine, index, turning
-from nxpipe.emulator.isa.faults import Rule
-from nxpipe.emulator.isa.instructions import DmaCopy, Engine, Instruction, Memset, TensorCopy, Wait
-from nxpipe.emulator.isa.limits import faults
+from nxpipe.emulator.isa.affine import Affine, affine, index, rotating_offset
+from nxpipe.emulator.isa.constraints import Rule
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import Engine, Instruction, Wait
+from nxpipe.emulator.isa.legality import faults
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Loop, Program, Step, instructions
-from nxpipe.emulator.schedule.implied import without_implied
-from nxpipe.emulator.schedule.sync import synchronised
-from tests.core.hands import in_order
+from nxpipe.emulator.isa.vector import Memset, TensorCopy
+from nxpipe.emulator.schedule.redundant_waits import eliminate_redundant_waits
+from tests.core.hands import in_order, with_waits
 from tests.core.test_orders import F32, LANES, ORDERS, WIDTH, bodies, program, run
 from tests.mutation.redundant import knowledge
 
@@ -23,8 +24,8 @@ from tests.mutation.redundant import knowledge
 @settings(max_examples=60)
 @given(bodies())
 def test_programs_that_were_synchronised_give_the_same_bytes_in_every_order(body: tuple[Step, ...]) -> None:
-    safe = synchronised(program(body))
-    assert not [fault for fault in faults(safe) if fault.broken.rule is Rule.WAIT]
+    safe = with_waits(program(body))
+    assert not [fault for fault in faults(safe) if fault.rule is Rule.WAIT]
     assert {run(safe.body, order) for order in ORDERS} == {run(in_order(body), "program")}
 
 
@@ -34,7 +35,7 @@ def test_without_the_waits_that_are_implied_every_engine_knows_as_much_at_every_
     body: tuple[Step, ...], data: st.DataObject
 ) -> None:
     waiting = program(tuple(_fewer(in_order(body), (), data)))
-    less = without_implied(waiting)
+    less = eliminate_redundant_waits(waiting)
     assert knowledge(less) == knowledge(waiting)
     for before, after in zip(instructions(waiting.body), instructions(less.body), strict=True):
         assert set(after.waits) <= set(before.waits)
@@ -74,7 +75,7 @@ def test_places_that_take_turns_are_not_taken_again_too_early_however_their_turn
     tiles = []
     for base, by_outer, by_inner, step, is_usual in turns:
         of = index(0) * inner + index(1) if is_usual else index(0) * by_outer + index(1) * by_inner
-        tiles.append(_tile(turning(of + base, places, 8 * step + 16)))
+        tiles.append(_tile(rotating_offset(of + base, places, 8 * step + 16)))
     x, y = (_rows(buffer, WIDTH) for buffer in (0, 1))
     room = Tile(Memory.SBUF, F32, 0, LANES, Affine(), contiguous(WIDTH))
     steps = (
@@ -88,7 +89,7 @@ def test_places_that_take_turns_are_not_taken_again_too_early_however_their_turn
         Loop(outer, (Loop(inner, steps), *more)),
         DmaCopy(engine=Engine.DMA1, dst=y, src=room),
     )
-    safe = synchronised(program(body))
+    safe = with_waits(program(body))
     assert {run(safe.body, order) for order in ORDERS} == {run(in_order(body), "program")}
 
 
@@ -97,14 +98,14 @@ def test_a_wait_of_a_turn_ago_implies_what_the_one_that_is_waited_for_saw_then()
     load = DmaCopy(engine=Engine.DMA0, dst=into, src=_rows(0, 4))
     work = TensorCopy(engine=Engine.VECTOR, dst=through, src=into)
     store = DmaCopy(engine=Engine.DMA1, dst=_rows(1, 4), src=through)
-    found = synchronised(program((Loop(5, (load, work, store)),)))
+    found = with_waits(program((Loop(5, (load, work, store)),)))
     one = Affine(1, ((0, 1),))
     assert [step.waits for step in instructions(found.body)] == [
         (Wait(Engine.VECTOR, one + -1),),
         (Wait(Engine.DMA0, one), Wait(Engine.DMA1, one + -1)),
         (Wait(Engine.VECTOR, one),),
     ]
-    assert _waits(found) == _waits(without_implied(_with(found, 0, Wait(Engine.DMA1, one + -2))))
+    assert _waits(found) == _waits(eliminate_redundant_waits(_with(found, 0, Wait(Engine.DMA1, one + -2))))
 
 
 @pytest.mark.parametrize("known_before", [True, False])
@@ -117,7 +118,7 @@ def test_a_wait_is_left_out_only_if_it_is_implied_in_the_first_turn_too(known_be
     asked = (Wait(Engine.VECTOR, turn + 1), Wait(Engine.DMA0, turn + 1))
     inside = (late.after(*asked), load, work.after(Wait(Engine.DMA0, turn + 2)))
     before = work.after(Wait(Engine.DMA0, Affine(1))) if known_before else work
-    found = without_implied(program((load, before, Loop(4, inside))))
+    found = eliminate_redundant_waits(program((load, before, Loop(4, inside))))
     assert _waits(found)[2] == (asked[:1] if known_before else asked)
 
 

@@ -8,18 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nxpipe.emulator.analysis.utilisation import utilisation
+from nxpipe.emulator.analysis.utilization import utilisation
 from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.isa.affine import Affine, index
-from nxpipe.emulator.isa.cycles import cost
-from nxpipe.emulator.isa.instructions import DMA_QUEUES, Engine, Instruction, Wait
-from nxpipe.emulator.isa.parse import program as parsed
+from nxpipe.emulator.isa.cost import cost, share_of_dma
+from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine, Instruction, Wait
 from nxpipe.emulator.isa.program import Loop, Program, Step, executed, only
-from nxpipe.emulator.isa.transfer import share_of_dma
-from nxpipe.emulator.schedule.sync import synchronised
 from nxpipe.emulator.schedule.timeline import latency_ns
-from tests.core.hands import in_order
+from tests.core.hands import in_order, with_waits
 from tests.core.test_orders import bodies, program
+from tests.isa.assembler import program as parsed
 
 HEAD = "core v2, ranks 1\ninput x: f32[128,2048] at 0\noutput y: f32[128,2048] at 1048576\n\n"
 COPY = 1300 + 128 * 2048 / (272 * 0.81)  # nanoseconds of 2 KiB a partition on all sixteen engines
@@ -78,7 +76,7 @@ def repeated(draw: st.DrawFn) -> Program:
     first, more = draw(bodies()), draw(bodies())
     many = Loop(draw(st.integers(1, 12)), tuple(_deeper(more)))
     body = (*first, many, *draw(st.sampled_from(((), more))))
-    waiting = in_order(body) if draw(st.booleans()) else synchronised(program(body)).body
+    waiting = in_order(body) if draw(st.booleans()) else with_waits(program(body)).body
     less = draw(st.lists(st.integers(0, 3), min_size=2, max_size=2)) if draw(st.booleans()) else (0, 0)
     return program(tuple(_for_less(waiting, *less)))
 

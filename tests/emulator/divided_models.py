@@ -72,3 +72,8 @@ def together(
 def worst_error(found: Mapping[str, Array], expected: Mapping[str, Array]) -> float:
     assert found.keys() == expected.keys()
     return max(relative_error(found[name], expected[name]) for name in expected)
+
+
+def execute_ranks(graph: Graph, parameters: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """The outputs of a sharded graph without states, by name."""
+    return LoadedRanks(graph, parameters).run(inputs)[0]

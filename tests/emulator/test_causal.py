@@ -6,12 +6,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Attention, Binary
 from nxpipe.emulator.passes import PassOptions
-from nxpipe.emulator.passes.causal import recognise_causal
+from nxpipe.emulator.passes.fuse import recognise_causal
 from nxpipe.emulator.run.fast import execute
 
 F32, I32 = DType.FLOAT32, DType.INT32

@@ -11,10 +11,11 @@ from torch.nn import ModuleList
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from nxpipe.emulator.capture import CaptureRequest, capture
-from nxpipe.emulator.capture.depth import compile_by_depth
 from nxpipe.emulator.capture.model import build_model
+from nxpipe.emulator.capture.repeated_layers import compile_by_depth
 from nxpipe.emulator.compile import compile_graph
 from nxpipe.emulator.errors import CaptureError
+from nxpipe.emulator.ir.decoding import decode
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.passes import PassOptions, check, run_passes
@@ -116,7 +117,7 @@ def test_the_lengthened_graph_is_the_full_capture(name: str) -> None:
     assert graph.key == whole.key
     assert [graph.inputs.keys(), graph.outputs.keys()] == [whole.inputs.keys(), whole.outputs.keys()]
     assert graph.parameters.keys() == whole.parameters.keys()
-    assert Graph.from_bytes(graph.to_bytes()).key == whole.key
+    assert decode(graph.to_bytes()).key == whole.key
     layers = max(len(stack) for stack in build_model(request(config, phase)).modules() if isinstance(stack, ModuleList))
     assert max(repeat.count for repeat in graph.repeats) >= layers // period - 1
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from nxpipe.emulator.capture.export import capture_module
-from nxpipe.emulator.capture.exported import capture_exported, exported_parameters
+from nxpipe.emulator.capture.pt2 import capture_exported, exported_parameters
 from nxpipe.emulator.errors import CaptureError, CompileError, UnsupportedOperators
 from nxpipe.emulator.run.fast import execute
 

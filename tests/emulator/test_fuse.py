@@ -7,7 +7,8 @@ import pytest
 
 from nxpipe.emulator.capture import example_inputs
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import (
@@ -24,9 +25,13 @@ from nxpipe.emulator.ops import (
     Unary,
 )
 from nxpipe.emulator.passes import PassOptions, run_passes
-from nxpipe.emulator.passes.canonicalise import canonicalise
-from nxpipe.emulator.passes.clean import eliminate_common_subexpressions, eliminate_dead_code, fold_constants
 from nxpipe.emulator.passes.fuse import fuse
+from nxpipe.emulator.passes.simplify import (
+    canonicalise,
+    eliminate_common_subexpressions,
+    eliminate_dead_code,
+    fold_constants,
+)
 from nxpipe.emulator.run.fast import execute
 from tests.emulator.divided_models import request
 from tests.emulator.models import captured, relative_error, weights

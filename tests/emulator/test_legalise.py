@@ -11,7 +11,7 @@ from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import ArgReduce, Binary, Cast, Iota, Linear, Reduce
 from nxpipe.emulator.passes import PassOptions, run_passes
-from nxpipe.emulator.passes.legalise import ConstantTooLarge, legalise
+from nxpipe.emulator.passes.precision import ConstantTooLarge, legalise
 from nxpipe.emulator.run.fast import execute
 from tests.emulator.models import captured, request, weights
 

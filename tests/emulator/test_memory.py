@@ -2,12 +2,13 @@
 
 import pytest
 
-from nxpipe.emulator.analysis.memory import capacity, code_bytes, footprints, peak_bytes, states
+from nxpipe.emulator.analysis.graph_memory import capacity, code_bytes, footprints, peak_bytes, states
 from nxpipe.emulator.capture import CaptureRequest, capture
 from nxpipe.emulator.compile import compile_graph
 from nxpipe.emulator.hardware import CORES, INSTANCES, instance
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import Binary, Broadcast, Cast, IndexUpdate, MatMul, Reshape, Transpose, Unary

@@ -14,6 +14,7 @@ from nxpipe.emulator import numerics
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import (
     Array,
+    Draws,
     atanh_erf,
     erf,
     largest_finite,
@@ -165,7 +166,7 @@ _DRAWS = 1_000_000
 
 
 def _drawn(value: float, dtype: DType, seed: int, count: int = _DRAWS) -> Array:
-    with stochastic_rounding(seed):
+    with stochastic_rounding(Draws(seed)):
         return round_to(np.full(count, value, np.float32), dtype)
 
 
@@ -194,7 +195,7 @@ def test_stochastic_rounding_is_unbiased(dtype: DType, low: float, step: float, 
 
 def test_the_mean_of_a_million_different_numbers_survives_stochastic_rounding() -> None:
     values = np.random.default_rng(0).standard_normal(_DRAWS).astype(np.float32)
-    with stochastic_rounding(0):
+    with stochastic_rounding(Draws(0)):
         rounded = round_to(values, DType.BFLOAT16)
     error = rounded.astype(np.float64) - values
     assert abs(error.mean()) < 5 * error.std() / 1000
@@ -205,7 +206,7 @@ def test_stochastic_rounding_is_reproduced_by_its_seed_alone() -> None:
     values = np.random.default_rng(0).standard_normal((300, 700)).astype(np.float32)
 
     def drawn(seed: int) -> list[bytes]:
-        with stochastic_rounding(seed):
+        with stochastic_rounding(Draws(seed)):
             return [round_to(values, DType.BFLOAT16).tobytes() for _ in range(2)]
 
     first, again, other = drawn(3), drawn(3), drawn(4)
@@ -221,7 +222,7 @@ def test_stochastic_rounding_does_not_depend_on_pieces_or_on_the_layout_in_memor
     values = np.random.default_rng(0).standard_normal((203, 707)).astype(np.float32)
 
     def drawn(array: Array) -> Array:
-        with stochastic_rounding(5):
+        with stochastic_rounding(Draws(5)):
             return round_to(array, dtype)
 
     whole = drawn(values)
@@ -232,7 +233,7 @@ def test_stochastic_rounding_does_not_depend_on_pieces_or_on_the_layout_in_memor
 
 def test_what_a_type_can_represent_is_never_moved_by_chance() -> None:
     values = round_to(np.random.default_rng(0).standard_normal(100_000), DType.FLOAT8_E4M3)
-    with stochastic_rounding(0):
+    with stochastic_rounding(Draws(0)):
         assert np.array_equal(round_to(values, DType.FLOAT8_E4M3), values)
         extremes = round_to(np.array([math.inf, -math.inf, math.nan], np.float32), DType.BFLOAT16)
     assert extremes[:2].tolist() == [math.inf, -math.inf]
@@ -249,12 +250,12 @@ def test_the_documented_check_of_stochastic_rounding_holds() -> None:
         return float(sums[0])
 
     assert total() == 1024
-    with stochastic_rounding(0):
+    with stochastic_rounding(Draws(0)):
         assert abs(total() - 2048) < 5 * math.sqrt(2048 / 4)
 
 
 def test_outside_of_its_block_rounding_is_to_nearest_again() -> None:
-    with pytest.raises(ZeroDivisionError), stochastic_rounding(0):
+    with pytest.raises(ZeroDivisionError), stochastic_rounding(Draws(0)):
         1 / 0  # noqa: B018
     assert set(round_to(np.full(1000, 1.001, np.float32), DType.BFLOAT16).tolist()) == {1.0}
 

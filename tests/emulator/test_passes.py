@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from nxpipe.emulator.errors import ExecutionError, GraphInvalid, OptionsInvalid
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Graph, Node, Value
+from nxpipe.emulator.ir.decoding import decode
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Value
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import (
     Attention,
@@ -26,10 +28,10 @@ from nxpipe.emulator.ops import (
     Where,
 )
 from nxpipe.emulator.passes import PASSES, PassOptions, check, run_passes
-from nxpipe.emulator.passes.autocast import autocast
-from nxpipe.emulator.passes.canonicalise import canonicalise
-from nxpipe.emulator.passes.clean import (
+from nxpipe.emulator.passes.precision import autocast
+from nxpipe.emulator.passes.simplify import (
     LARGEST_FOLDED_CONSTANT,
+    canonicalise,
     eliminate_common_subexpressions,
     eliminate_dead_code,
     fold_constants,
@@ -77,7 +79,7 @@ def test_all_passes_together_keep_results_and_a_second_round_finds_nothing(graph
 @slow_to_draw
 def test_a_lowered_graph_survives_its_bytes(graph: Graph) -> None:
     lowered = run_passes(graph, PassOptions("all", "bf16"))
-    assert Graph.from_bytes(lowered.to_bytes()).key == lowered.key
+    assert decode(lowered.to_bytes()).key == lowered.key
 
 
 few = settings(max_examples=20)

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from nxpipe.emulator.errors import ExecutionError, GraphInvalid
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Graph, Value
-from nxpipe.emulator.ir.repeat import unroll
-from nxpipe.emulator.ir.resize import NotResizable, resize
+from nxpipe.emulator.ir.decoding import decode
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Value
+from nxpipe.emulator.ir.repeat import NotResizable, resize, unroll
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.ops import Binary, Linear, Unary
 from nxpipe.emulator.passes import PassOptions, check
@@ -118,7 +119,7 @@ def test_rolling_keeps_key_bytes_and_results_of_random_programs(graph: Graph, ti
     check(again, after="rolling")
     assert len(again.nodes) <= len(chained.nodes)
     assert unroll(again).key == chained.key
-    assert Graph.from_bytes(again.to_bytes()).to_bytes() == again.to_bytes()
+    assert decode(again.to_bytes()).to_bytes() == again.to_bytes()
     assert roll(again, PLAIN).to_bytes() == again.to_bytes()
     parameters, inputs = arguments(chained, seed)
     try:
@@ -205,7 +206,7 @@ def test_hostile_tables_of_a_repeat_are_refused_without_a_crash(data: st.DataObj
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     hostile = encoded[:8] + struct.pack("<Q", len(text)) + text + encoded[16 + length :]
     try:
-        read = Graph.from_bytes(hostile)
+        read = decode(hostile)
     except GraphInvalid:
         assert changed
         return

@@ -8,20 +8,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nxpipe.emulator.analysis.memory import footprints
+from nxpipe.emulator.analysis.graph_memory import footprints
 from nxpipe.emulator.compile import divided
 from nxpipe.emulator.emit import emit
 from nxpipe.emulator.errors import IllTyped
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Binary, Linear, Operator, RankSlice, Reduce, Reshape, RmsNorm, Softmax, Unary, Where
-from nxpipe.emulator.ops.shares import Share, stretches, uneven
+from nxpipe.emulator.ops.collective import Share, stretches, uneven
 from nxpipe.emulator.passes import PassOptions, run_passes
-from nxpipe.emulator.passes.shard import NO_PADDING, DegreeImpossible, Piece, padding, plan
-from nxpipe.emulator.run import Isa
+from nxpipe.emulator.passes.shard import NO_PADDING, DegreeImpossible, Sharding, padding, plan
 from nxpipe.emulator.run.fast import execute
+from nxpipe.emulator.run.isa import Isa
 from nxpipe.emulator.run.ranks import LoadedProgram
 from tests.emulator.divided_models import arguments, blank_states, lowered, request, together, worst_error
 from tests.emulator.models import captured, weights
@@ -176,7 +177,7 @@ def test_every_element_has_a_rank_or_the_share_is_refused(
         with pytest.raises(IllTyped, match="cannot be cut"):
             RankSlice(0, 1, (share.size,), (parts,), degree, *rooms).infer(TensorType((share.size,), F32))
         return
-    piece, whole = Piece(0, (share.size,), (parts,), *rooms), np.arange(1.0, share.size + 1)
+    piece, whole = Sharding(0, (share.size,), (parts,), *rooms), np.arange(1.0, share.size + 1)
     shares = piece.parted(whole, degree)
     assert {len(each) for each in shares} == {share.local}
     assert set(np.concatenate(shares)) - {0.0} == set(whole)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from nxpipe.emulator.capture import CaptureRequest, example_inputs
-from nxpipe.emulator.capture.published import published_plan
+from nxpipe.emulator.capture.model import published_plan
 from nxpipe.emulator.compile import compile_program
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.passes import PassOptions, run_passes

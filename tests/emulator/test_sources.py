@@ -8,9 +8,8 @@ import torch
 import transformers
 
 from nxpipe.emulator.capture import CaptureRequest, capture, example_inputs, parameter_specs, reference_outputs
-from nxpipe.emulator.capture.export import capture_module
+from nxpipe.emulator.capture.export import capture_module, input_types
 from nxpipe.emulator.capture.model import build_model
-from nxpipe.emulator.capture.signature import input_types
 from nxpipe.emulator.errors import CaptureError, UnsupportedOperators
 from nxpipe.emulator.passes import PassOptions, run_passes
 from nxpipe.emulator.run.fast import execute

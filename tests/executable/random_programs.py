@@ -6,15 +6,17 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from nxpipe.emulator.executable.code import kind_of
 from nxpipe.emulator.executable.executable import Executable
-from nxpipe.emulator.executable.kinds import kind_of
-from nxpipe.emulator.executable.port import Port
+from nxpipe.emulator.executable.tables import Port
 from nxpipe.emulator.ir.types import DType, TensorType
-from nxpipe.emulator.isa.affine import Affine, Turn
-from nxpipe.emulator.isa.instructions import INSTRUCTIONS, Alu, Engine, Function, Instruction, Wait
+from nxpipe.emulator.isa.affine import Affine, RotatingOffset
+from nxpipe.emulator.isa.instruction import Alu, Engine, Instruction, Wait
+from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Tile
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
-from nxpipe.emulator.passes.shard import Piece
+from nxpipe.emulator.isa.scalar import Function
+from nxpipe.emulator.passes.shard import Sharding
 
 WHOLE = st.integers(-(2**40), 2**40)
 COUNT = st.integers(0, 2**40)
@@ -33,7 +35,7 @@ def sums(draw: Any, loops: int) -> Affine:
 @st.composite
 def affines(draw: Any, loops: int) -> Affine:
     plain = draw(sums(loops))
-    turns = st.builds(Turn, WHOLE.filter(bool), st.integers(2, 9), sums(loops))
+    turns = st.builds(RotatingOffset, WHOLE.filter(bool), st.integers(2, 9), sums(loops))
     return Affine(plain.base, plain.terms, tuple(draw(st.lists(turns, max_size=2))))
 
 
@@ -110,8 +112,8 @@ def executables(draw: Any) -> Executable:
         Port("ids", Role.INPUT, TensorType((rows, columns), dtype), draw(st.sampled_from([(), ("batch", "")]))),
         Port("cache", Role.STATE, TensorType((held, columns), DType.FLOAT32)),
     )
-    divisions = {1: Piece(1, (2 * columns,), (2,)), 2: Piece(0, (2 * rows,), (2,))}
+    divisions = {1: Sharding(1, (2 * columns,), (2,)), 2: Sharding(0, (2 * rows,), (2,))}
     if held < 2 * rows:
-        divisions[2] = Piece(0, (held,), (1,), (1,), (rows,))
+        divisions[2] = Sharding(0, (held,), (1,), (1,), (rows,))
     constants = {digest: table} if draw(st.booleans()) else {}
     return Executable(Program("v3", 2, buffers, draw(bodies()), NOTES, constants), ports, divisions)

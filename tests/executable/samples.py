@@ -4,21 +4,23 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from nxpipe.emulator.executable.code import kind_of
 from nxpipe.emulator.executable.executable import Executable, to_bytes
-from nxpipe.emulator.executable.kinds import kind_of
-from nxpipe.emulator.executable.port import Port
+from nxpipe.emulator.executable.tables import Port
 from nxpipe.emulator.ir.types import DType, TensorType
-from nxpipe.emulator.isa.affine import Affine, index, turning
-from nxpipe.emulator.isa.instructions import INSTRUCTIONS, Alu, Engine, Function, Instruction, Wait
+from nxpipe.emulator.isa.affine import Affine, index, rotating_offset
+from nxpipe.emulator.isa.instruction import Alu, Engine, Instruction, Wait
+from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.operands import Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role
-from nxpipe.emulator.passes.shard import Piece
+from nxpipe.emulator.isa.scalar import Function
+from nxpipe.emulator.passes.shard import Sharding
 
 TABLE = bytes(range(64))
 
 
 def tile(seed: int, *sizes: int) -> Tile:
-    offset = turning(index(0) + seed % 2, 2, 2048) + seed * 64
+    offset = rotating_offset(index(0) + seed % 2, 2, 2048) + seed * 64
     return Tile(Memory.SBUF, DType.BFLOAT16, 32 * (seed % 4), 32, offset, contiguous(*(sizes or (16,))))
 
 
@@ -71,7 +73,7 @@ def sample(seed: int = 0) -> Executable:
         *(Port(f"cache.{n}.key", Role.STATE, TensorType((2, 7, 32), DType.BFLOAT16)) for n in range(2)),
         Port("logits", Role.OUTPUT, TensorType((2, 1, 99), DType.FLOAT32), ("batch", "", "")),
     )
-    divisions = {1: Piece(1, (7,), (1,), (1,), (4,)), 2: Piece(0, (16, 12), (2, 3), (1, 2), (8, 4))}
+    divisions = {1: Sharding(1, (7,), (1,), (1,), (4,)), 2: Sharding(0, (16, 12), (2, 3), (1, 2), (8, 4))}
     loops = Loop(4, (Loop(3 + seed, body[:half]), *(Loop(2, (step,)) for step in body[half:])))
     notes = ("", "model.layers.0", f"model.norm at model.py:{seed}")
     return Executable(Program("v2", 2, buffers, (loops,), notes, {digest: TABLE}), ports, divisions)

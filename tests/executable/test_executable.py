@@ -11,17 +11,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nxpipe.emulator.errors import ExecutableInvalid
-from nxpipe.emulator.executable import kinds
+from nxpipe.emulator.executable import code
+from nxpipe.emulator.executable.code import kind_of
 from nxpipe.emulator.executable.container import BODY, LONGEST_FILE, MAGIC, VERSION, Section, packed
 from nxpipe.emulator.executable.executable import LARGE_CONSTANT, Executable, from_bytes, read, to_bytes
-from nxpipe.emulator.executable.kinds import kind_of
-from nxpipe.emulator.executable.spelling import LONGEST_TEXT, Reader, Writer
+from nxpipe.emulator.executable.field_codecs import LONGEST_TEXT, Reader, Writer
 from nxpipe.emulator.executable.tables import MOST_RANKS, MOST_TENSORS
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.affine import Affine, Turn, index
-from nxpipe.emulator.isa.instructions import INSTRUCTIONS, Activation, DmaCopy, Engine, Function, Memset, Wait
+from nxpipe.emulator.isa.affine import Affine, RotatingOffset, index
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import Engine, Wait
+from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.operands import Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role
+from nxpipe.emulator.isa.scalar import Activation, Function
+from nxpipe.emulator.isa.vector import Memset
 from tests.executable.damage import DAMAGES, parts, sealed, survives
 from tests.executable.random_programs import executables
 
@@ -149,18 +153,18 @@ def test_sections_lie_as_the_page_says() -> None:
 def test_limits_are_those_of_the_page() -> None:
     rows = dict(re.findall(r"^\| ([a-z][^|]+) \| (\d[\d^]*) \|$", PAGE, re.M))
     assert {name: 2 ** int(text[2:]) if "^" in text else int(text) for name, text in rows.items()} == {
-        "instructions and loops in the text": kinds.MOST_STEPS,
-        "loops around an instruction": kinds.MOST_LOOPS,
-        "terms of an affine number": kinds.MOST_TERMS,
-        "turns of an affine number": kinds.MOST_TURNS,
-        "axes of a place, and step sizes": kinds.MOST_AXES,
-        "waits of an instruction": kinds.MOST_WAITS,
-        "terms of all waits together": kinds.MOST_TERMS_OF_WAITS,
+        "instructions and loops in the text": code.MOST_STEPS,
+        "loops around an instruction": code.MOST_LOOPS,
+        "terms of an affine number": code.MOST_TERMS,
+        "turns of an affine number": code.MOST_TURNS,
+        "axes of a place, and step sizes": code.MOST_AXES,
+        "waits of an instruction": code.MOST_WAITS,
+        "terms of all waits together": code.MOST_TERMS_OF_WAITS,
         "axes of a tensor": 16,
         "elements of a tensor": 2**48,
         "tensors of a buffer": MOST_TENSORS,
         "parts of a divided axis, and ranks": MOST_RANKS,
-        "instructions carried out in one run": kinds.MOST_CARRIED_OUT,
+        "instructions carried out in one run": code.MOST_CARRIED_OUT,
     }
     assert f"at most {LONGEST_FILE >> 20} MiB" in PAGE
     assert f"at most {LONGEST_TEXT}" in PAGE
@@ -273,7 +277,7 @@ def test_a_program_has_the_same_bytes_on_every_machine_and_python() -> None:
 
 
 @pytest.mark.parametrize(
-    "offset", [Affine(0, ((0, 0),)), Affine(0, ((1, 2), (0, 2))), Affine(0, (), (Turn(1, 1, Affine()),))]
+    "offset", [Affine(0, ((0, 0),)), Affine(0, ((1, 2), (0, 2))), Affine(0, (), (RotatingOffset(1, 1, Affine()),))]
 )
 def test_a_number_in_another_than_its_canonical_form_is_not_written(offset: Affine) -> None:
     with pytest.raises(ExecutableInvalid, match=r"ascend|turn"):

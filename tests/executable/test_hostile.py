@@ -8,11 +8,12 @@ from itertools import cycle, islice
 
 import pytest
 
+from nxpipe.emulator.executable.code import kind_of
 from nxpipe.emulator.executable.container import Section, packed
 from nxpipe.emulator.executable.executable import from_bytes, to_bytes
-from nxpipe.emulator.executable.kinds import kind_of
 from nxpipe.emulator.isa.affine import index
-from nxpipe.emulator.isa.instructions import INSTRUCTIONS, Engine, Wait
+from nxpipe.emulator.isa.instruction import Engine, Wait
+from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.program import Loop
 from tests.executable.damage import DAMAGES, parts, sealed, survives
 from tests.executable.samples import instruction, sample, samples

@@ -25,10 +25,11 @@ import hashlib, sys
 sys.path.insert(0, sys.argv[1])
 from nxpipe.emulator.compile import divided
 from nxpipe.emulator.emit import emit
-from nxpipe.emulator.executable import to_bytes
+from nxpipe.emulator.executable.executable import to_bytes
+from nxpipe.emulator.ir.decoding import decode
 from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.passes import PassOptions
-graph = Graph.from_bytes(sys.stdin.buffer.read())
+graph = decode(sys.stdin.buffer.read())
 program = divided(graph, PassOptions(tensor_parallel=int(sys.argv[2])))
 print(hashlib.sha256(to_bytes(emit(program, sys.argv[3]))).hexdigest())
 """

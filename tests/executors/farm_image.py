@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from types import ModuleType
 
-from nxpipe.artifact_store.parts import keep_part, part_of
+from nxpipe.artifact_store.builds import keep_step_result, step_result
 from nxpipe.artifact_store.url import open_store
 from nxpipe.pipeline.build.events import Ended, Event, Fault, Said
 from nxpipe.pipeline.build.item import Item
@@ -26,8 +26,8 @@ def carry_out(item: Item, tell: Callable[[Event], None]) -> Ended:
         held = []
         while True:
             held.append(bytearray(b"x" * 2**23))
-    found = part_of(store, item.key)
-    keep_part(store, item.key, {}, {"made": item.title})
+    found = step_result(store, item.key)
+    keep_step_result(store, item.key, {}, {"made": item.title})
     if item.title.startswith("hang") and found is None:
         time.sleep(600)
     return Ended(item.key, 0.5, cached=found is not None, memory=1)

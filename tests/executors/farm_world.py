@@ -10,7 +10,7 @@ import boto3
 from moto.batch.models import Job, batch_backends
 
 from nxpipe.artifact_store import Store
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.canonical import sha256_hex
 from nxpipe.artifact_store.layout import PARTS
 from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.events import Ended, Event
@@ -34,7 +34,7 @@ _RETRIES: Final = {
 
 
 def deploy_farm(project: str = "demo", store: str = f"{STORE}/", memory: int = 512) -> None:
-    """As `stacks/farm.py` describes it, by the calls of CloudFormation."""
+    """As `stacks/build_farm.py` describes it, by the calls of CloudFormation."""
     ec2, batch = boto3.client("ec2"), boto3.client("batch")
     subnet = ec2.describe_subnets()["Subnets"][0]
     group = ec2.create_security_group(GroupName=f"{project}-farm", Description="builders", VpcId=subnet["VpcId"])

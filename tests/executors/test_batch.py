@@ -11,7 +11,7 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 from moto.batch.models import batch_backends
 
-from nxpipe.artifact_store.runs import keep_outcome
+from nxpipe.artifact_store.builds import record_outcome
 from nxpipe.artifact_store.store import Store
 from nxpipe.artifact_store.url import open_store
 from nxpipe.pipeline.build.events import Begun, Ended, Event, Said, to_document
@@ -230,7 +230,7 @@ def test_ten_thousand_children_cost_a_handful_of_requests_a_look(store: Store) -
     (array,) = (job for job in jobs().values() if job._child_jobs)
     children, digest = array._child_jobs or [], array.container_overrides["command"][-1]
     for place in (3, 9_998):
-        keep_outcome(store, digest, place, to_document(Ended(items[place].key, 1.0)))
+        record_outcome(store, digest, place, to_document(Ended(items[place].key, 1.0)))
         children[place]._mark_stopped(success=True)
     for child in children[5000:5020]:
         child.status = "RUNNING"

@@ -7,8 +7,7 @@ from tempfile import TemporaryDirectory
 
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.protocol import Payload
-from nxpipe.artifact_store.bundle.export import export_artifact
-from nxpipe.artifact_store.bundle.load import Bundled
+from nxpipe.artifact_store.bundle.archive import Bundled, export_artifact
 from nxpipe.artifact_store.bundle.oci import INDEX_FILE, LAYOUT_FILE, Image, blob_name, index_bytes
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.documents import Blob

@@ -1,4 +1,5 @@
-"""What is true of a store at every moment, whatever was killed or cut: docs/store-format.md, read from the outside.
+"""What is true of a store at every moment, whatever was killed or cut: docs/reference/store-format.md, read from the
+outside.
 
 Everything here is a function of the objects' bytes, so that one page of promises holds for a folder and for a bucket.
 """
@@ -8,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from nxpipe.artifact_store.builds import StepResult
+from nxpipe.artifact_store.canonical import sha256_hex
 from nxpipe.artifact_store.channel.generation import Generation, Head
-from nxpipe.artifact_store.digest import sha256_hex
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import InvalidDocument
 from nxpipe.artifact_store.evidence import Evidence, is_covered
@@ -35,10 +37,9 @@ from nxpipe.artifact_store.layout import (
     retired_path,
 )
 from nxpipe.artifact_store.manifest import Manifest
-from nxpipe.artifact_store.pack import unpacked
-from nxpipe.artifact_store.parts import Part
 from nxpipe.artifact_store.pins import Pin
 from nxpipe.artifact_store.record import ActionRecord
+from nxpipe.artifact_store.weights import unpacked
 
 Objects = Mapping[str, bytes]
 
@@ -138,7 +139,7 @@ def _broken_names(objects: Objects) -> Iterator[str]:
             if pin.path != path:
                 yield f"{path} is the pin {pin.name}"
         if path.startswith(PARTS):
-            part = Part.from_bytes(data)
+            part = StepResult.from_bytes(data)
             if part.path != path:
                 yield f"{path} is the part {part.key}"
             yield from (f"{path} names {blob.sha256}, which is gone" for blob in part.blobs() if _lacks(objects, blob))

@@ -12,15 +12,14 @@ from secrets import token_hex
 from typing import Final
 
 from nxpipe.artifact_store import Store
+from nxpipe.artifact_store.builds import keep_step_result, step_result
 from nxpipe.artifact_store.channel.change import Author, Requirements, promote, rollback
 from nxpipe.artifact_store.channel.generation import Generation, Served
 from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.documents import Blob, written_now
+from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
 from nxpipe.artifact_store.manifest import Manifest
-from nxpipe.artifact_store.parts import keep_part, part_of
 from nxpipe.artifact_store.pins import Pins
-from nxpipe.artifact_store.upkeep.gc import carry_out, plan
-from nxpipe.artifact_store.upkeep.rules import Rules
 from nxpipe.artifact_store.weights import Elements, put_weights
 from tests.artifact_store.samples import MODEL, contents, manifest, publish_verified
 
@@ -76,8 +75,8 @@ def pin(store: Store, *, name: str, digest: str, size: int) -> None:
 def make_part(store: Store, *, name: str) -> None:
     """As a builder does; then it is there for everybody."""
     program = store.put_blob(f"the program of {name}".encode())
-    kept = keep_part(store, Blob.of(name.encode()).sha256, {"program": program}, {"bytes": program.size})
-    assert part_of(store, kept.key) == kept
+    kept = keep_step_result(store, Blob.of(name.encode()).sha256, {"program": program}, {"bytes": program.size})
+    assert step_result(store, kept.key) == kept
 
 
 def collect(store: Store) -> None:

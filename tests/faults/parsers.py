@@ -7,19 +7,15 @@ from tempfile import TemporaryDirectory
 
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.local import LocalFolder
-from nxpipe.artifact_store.canonical import canonical_json, parse_canonical_json
+from nxpipe.artifact_store.builds import Failure, Lease, ResultFile, StepResult
+from nxpipe.artifact_store.canonical import canonical_json, parse_canonical_json, sha256_hex
 from nxpipe.artifact_store.channel.change import Requirements, promote
 from nxpipe.artifact_store.channel.generation import Head
-from nxpipe.artifact_store.digest import sha256_hex
 from nxpipe.artifact_store.documents import Blob, Sealed
-from nxpipe.artifact_store.failures import Failure
-from nxpipe.artifact_store.leases import Lease
 from nxpipe.artifact_store.manifest import Manifest
-from nxpipe.artifact_store.pack import packed, unpacked
-from nxpipe.artifact_store.parts import Part, PartFile
 from nxpipe.artifact_store.pins import Pins
-from nxpipe.artifact_store.trust.envelope import Envelope
-from nxpipe.artifact_store.trust.statement import Statement, statement_of
+from nxpipe.artifact_store.trust.envelope import Envelope, Statement, statement_of
+from nxpipe.artifact_store.weights import packed, unpacked
 from tests.artifact_store.samples import publish_verified
 from tests.faults import bundles
 from tests.faults.operations import AUTHOR, artifact
@@ -47,8 +43,8 @@ def parsers() -> Mapping[str, Parser]:
     parts = {Blob.of(data): data for data in (b"one", b"two" * 50, b"")}
     lease = Lease(request_key=ZEROS, term=1, holder="ann", acquired_at=at, expires_at=at)
     failure = Failure(request_key=ZEROS, kind="Error", message="no", log=None, at=at, expires_at=at)
-    files = (PartFile(path="graph", blob=one.record.manifest), PartFile(path="program", blob=one.record.manifest))
-    part = Part(key=ZEROS, files=files, facts={"bytes": 1, "cores": [0.5]}, write_id="0" * 32)
+    files = (ResultFile(path="graph", blob=one.record.manifest), ResultFile(path="program", blob=one.record.manifest))
+    part = StepResult(key=ZEROS, files=files, facts={"bytes": 1, "cores": [0.5]}, write_id="0" * 32)
     statement = statement_of(manifest, {"request": 1}, "https://example.com/builder").to_bytes()
     envelope = {"payload": "e30=", "payloadType": "application/vnd.in-toto+json", "signatures": []}
     sealed: list[Sealed] = [one.record, generation, Head(channel="prod", generation=1), pin, lease, failure, part]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nxpipe.artifact_store import Store
-from nxpipe.artifact_store.backends import s3_faults
+from nxpipe.artifact_store.backends import s3_client
 from nxpipe.artifact_store.channel.change import Requirements, promote
 from nxpipe.artifact_store.errors import Conflict
 from tests.artifact_store.samples import folder, publish_verified
@@ -35,7 +35,7 @@ class Arena:
 def arena(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Arena:
     if request.param == "folder":
         return Arena(lambda: folder(tmp_path).store, in_processes, lambda: folder(tmp_path).objects())
-    monkeypatch.setattr(s3_faults, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(s3_client, "_FIRST_PAUSE", 0.01)
     s3: S3 = request.getfixturevalue("s3")
     proxy: Proxy = request.getfixturevalue("proxy")
     name: str = request.getfixturevalue("bucket")

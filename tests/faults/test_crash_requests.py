@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 from nxpipe.artifact_store import Store
-from nxpipe.artifact_store.backends import s3_faults
+from nxpipe.artifact_store.backends import s3_client
 from nxpipe.artifact_store.errors import StoreError
 from tests.faults import buckets
 from tests.faults.conftest import S3
@@ -85,7 +85,7 @@ WORLD_LASTS: Final = 40  # attempts
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two attempts nobody need wait here."""
-    monkeypatch.setattr(s3_faults, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(s3_client, "_FIRST_PAUSE", 0.0)
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.0)
 
 

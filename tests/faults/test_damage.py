@@ -15,22 +15,19 @@ import pytest
 
 from nxpipe.artifact_store import Published, Store
 from nxpipe.artifact_store.backends.local import LocalFolder
+from nxpipe.artifact_store.builds import Leases, failure_of, keep_step_result, new_holder, record_failure, step_result
 from nxpipe.artifact_store.channel.change import Requirements, promote
 from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import Corrupt
-from nxpipe.artifact_store.failures import failure_of, remember_failure
+from nxpipe.artifact_store.fetch.cached_store import MirroredBlobs
+from nxpipe.artifact_store.fetch.mirrors import Sources
+from nxpipe.artifact_store.fetch.read_cache import ReadCache
 from nxpipe.artifact_store.index import segments
 from nxpipe.artifact_store.layout import BLOBS, LISTINGS
-from nxpipe.artifact_store.leases import Leases, new_holder
 from nxpipe.artifact_store.manifest import Manifest
-from nxpipe.artifact_store.parts import keep_part, part_of
 from nxpipe.artifact_store.pins import Pins
-from nxpipe.artifact_store.transfer.reading import BlobsFromAfar
-from nxpipe.artifact_store.transfer.source import Sources
-from nxpipe.artifact_store.transfer.tier import Tier
-from nxpipe.artifact_store.trust.key_files import KeyFile, make_key_file
-from nxpipe.artifact_store.trust.keys import PublicKey
+from nxpipe.artifact_store.trust.keys import KeyFile, PublicKey, make_key_file
 from nxpipe.artifact_store.trust.signatures import Signatures
 from nxpipe.artifact_store.weights import Elements, put_weights, read_weights
 from tests.artifact_store.samples import Folder, folder, publish_verified
@@ -70,7 +67,7 @@ class Place:
             "channels/prod/log/": lambda: list(log.back_from(log.tip())),
             "channels/prod/head": log.tip,
             "pins/": Pins(self.store.backend).all,
-            "parts/": lambda: part_of(self.store, "0" * 64),
+            "parts/": lambda: step_result(self.store, "0" * 64),
             "failures/": lambda: failure_of(self.store, "1" * 64),
             "leases/": lambda: Leases(self.store.backend).current("2" * 64),
             "evidence/": lambda: [self.store.evidence(one.manifest_digest) for one in self.published],
@@ -102,8 +99,8 @@ def filled(root: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     both = tuple(_published(store, request) for request in ("one", "two"))
     for one in both:
         promote(store, "prod", [one], AUTHOR, Requirements())
-    keep_part(store, "0" * 64, {"program": both[0].manifest.executables[0].blob}, {"instructions": 12})
-    remember_failure(store, "1" * 64, Hopeless("no"), log=LOG)
+    keep_step_result(store, "0" * 64, {"program": both[0].manifest.executables[0].blob}, {"instructions": 12})
+    record_failure(store, "1" * 64, Hopeless("no"), log=LOG)
     assert Leases(store.backend, A_DAY).take("2" * 64, new_holder("ann"))
     Pins(store.backend).add("keep", both[0].record.manifest, actor="ann", reason="because")
     make_key_file(root / "key")
@@ -201,17 +198,17 @@ def test_ten_thousand_damages_are_caught_before_use(place: Place) -> None:
 
 
 @pytest.fixture
-def afar(place: Place, tmp_path: Path) -> BlobsFromAfar:
+def afar(place: Place, tmp_path: Path) -> MirroredBlobs:
     """Reads through a tier from the store, and from a mirror when the store fails."""
     mirror = folder(tmp_path / "mirror")
     for path, data in place.folder.objects().items():
         if path.startswith(BLOBS):
             assert mirror.store.put_blob(data) == Blob.of(data)
     sources = Sources([place.store.backend, LocalFolder(tmp_path / "mirror")])
-    return BlobsFromAfar(place.store.backend, sources, Tier(tmp_path / "tier"))
+    return MirroredBlobs(place.store.backend, sources, ReadCache(tmp_path / "tier"))
 
 
-def assert_good_copies_are_used(place: Place, afar: BlobsFromAfar, root: Path, damages: int, seed: int) -> None:
+def assert_good_copies_are_used(place: Place, afar: MirroredBlobs, root: Path, damages: int, seed: int) -> None:
     """The tier, or the store behind it, or both are damaged; what comes out is right every time."""
     chance = Random(seed)
     blobs = {blob: place.store.read_blob(blob) for one in place.published for blob in one.manifest.blobs()}
@@ -227,13 +224,13 @@ def assert_good_copies_are_used(place: Place, afar: BlobsFromAfar, root: Path, d
         place.folder.write(paths[blob], blobs[blob])
 
 
-def test_a_damaged_copy_is_fetched_again_from_a_good_one(place: Place, afar: BlobsFromAfar, tmp_path: Path) -> None:
+def test_a_damaged_copy_is_fetched_again_from_a_good_one(place: Place, afar: MirroredBlobs, tmp_path: Path) -> None:
     assert_good_copies_are_used(place, afar, tmp_path, 200, seed=5)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_of_thousands_of_damaged_copies_each_is_fetched_again(
-    place: Place, afar: BlobsFromAfar, tmp_path: Path
+    place: Place, afar: MirroredBlobs, tmp_path: Path
 ) -> None:
     assert_good_copies_are_used(place, afar, tmp_path, 4_000, seed=6)

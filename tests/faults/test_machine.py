@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from nxpipe.artifact_store import Store
-from nxpipe.artifact_store.backends import s3_faults
+from nxpipe.artifact_store.backends import s3_client
 from nxpipe.artifact_store.backends.protocol import Backend
 from nxpipe.artifact_store.channel.change import Requirements, promote, rollback
 from nxpipe.artifact_store.channel.log import Appended
 from nxpipe.artifact_store.errors import Conflict, NotFound, Refused, StoreUnavailable
+from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan
 from nxpipe.artifact_store.record import Published
-from nxpipe.artifact_store.upkeep.gc import carry_out, plan
-from nxpipe.artifact_store.upkeep.rules import Rules
 from nxpipe.artifact_store.weights import read_weights
 from tests.artifact_store.samples import folder, publish_verified
 from tests.faults import buckets
@@ -231,7 +230,7 @@ def test_interleaved_writers_of_a_folder_break_no_promise_in_thirty_thousand_ste
 @pytest.fixture(params=["without versions", "with versions"])
 def in_a_bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], World]]:
     """On an S3 where one request of twelve meets something, and whose clock is no other test's."""
-    monkeypatch.setattr(s3_faults, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(s3_client, "_FIRST_PAUSE", 0.0)
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.0)
     with moto_process() as moto, Proxy(moto) as proxy:
         behind: Any = buckets.client(moto.url, attempts=1)

@@ -181,4 +181,4 @@ def test_importing_the_catalogue_loads_nothing_but_the_standard_library() -> Non
         "print(*sorted({name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)))"
     )
     done = subprocess.run([sys.executable, "-S", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert set(done.stdout.split()) <= {"emulator", "__main__"}
+    assert set(done.stdout.split()) <= {"nxpipe", "__main__"}

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from nxpipe.emulator.isa.parse import program
 from tests.faults.parsers import Parser
+from tests.isa.assembler import program
 from tests.isa.page import EXAMPLE
 
 

@@ -6,10 +6,12 @@ from typing import Any
 from hypothesis import strategies as st
 
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.affine import Affine, Turn
-from nxpipe.emulator.isa.instructions import INSTRUCTIONS, Alu, Engine, Function, Instruction, Wait
+from nxpipe.emulator.isa.affine import Affine, RotatingOffset
+from nxpipe.emulator.isa.instruction import Alu, Engine, Instruction, Wait
+from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
+from nxpipe.emulator.isa.scalar import Function
 
 FLOAT = DType.FLOAT32
 STEP = 16 * 1024  # bytes between the places of one instruction
@@ -109,7 +111,7 @@ def _sorted(terms: dict[int, int]) -> tuple[tuple[int, int], ...]:
 
 
 PLAIN_AFFINES = st.builds(Affine, NUMBERS, TERMS.map(_sorted))
-TURNS = st.builds(Turn, NUMBERS, st.integers(1, 9), PLAIN_AFFINES)
+TURNS = st.builds(RotatingOffset, NUMBERS, st.integers(1, 9), PLAIN_AFFINES)
 AFFINES = st.builds(Affine, NUMBERS, TERMS.map(_sorted), st.lists(TURNS, max_size=2).map(tuple))
 DTYPES = st.sampled_from(DType)
 DENSE = st.lists(st.integers(1, 300), max_size=4).map(lambda sizes: contiguous(*sizes))

@@ -10,18 +10,19 @@ from hypothesis import strategies as st
 from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine, index
-from nxpipe.emulator.isa.cycles import cost
-from nxpipe.emulator.isa.instructions import INSTRUCTIONS, DmaCopy, Engine, Instruction, Matmul, Transpose
-from nxpipe.emulator.isa.kinds import ENGINES
+from nxpipe.emulator.isa.cost import cost, moved, transfer_ns
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import Engine, Instruction
+from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.operands import Axis, Memory, Tile
-from nxpipe.emulator.isa.parse import program
 from nxpipe.emulator.isa.program import Loop, Step, executed
+from nxpipe.emulator.isa.tensor import Matmul, NcTranspose
 from nxpipe.emulator.isa.totals import totals
-from nxpipe.emulator.isa.transfer import moved, transfer_ns
+from tests.isa.assembler import program
 from tests.isa.page import EXAMPLE
 from tests.isa.samples import around, changed, far, inside, plain, sums, tile
 
-CHOICES = [(name, engine) for name in sorted(INSTRUCTIONS) for engine in ENGINES[INSTRUCTIONS[name]]]
+CHOICES = [(name, engine) for name in sorted(INSTRUCTIONS) for engine in INSTRUCTIONS[name].engines]
 PLAIN = st.sampled_from(CHOICES).map(lambda choice: plain(*choice, lanes=64, size=48))
 BODIES: st.SearchStrategy[Step] = st.recursive(
     PLAIN,
@@ -78,7 +79,7 @@ def test_the_tensor_engine_is_fully_used_by_full_tiles_and_less_by_narrow_ones()
 
 
 def test_transposes_take_the_tensor_engine_and_multiply_nothing() -> None:
-    one = Transpose(engine=Engine.TENSOR, dst=sums(64, 128, DType.BFLOAT16), src=tile(128, 64, dtype=DType.BFLOAT16))
+    one = NcTranspose(engine=Engine.TENSOR, dst=sums(64, 128, DType.BFLOAT16), src=tile(128, 64, dtype=DType.BFLOAT16))
     total = totals(around(one))
     assert (total.tensor_cycles, total.multiply_adds) == (128, 0)
 
@@ -95,7 +96,7 @@ def test_the_report_of_a_program_is_plain_and_does_not_change() -> None:
 def test_every_instruction_has_a_price_on_every_generation_that_has_it(name: str, engine: Engine) -> None:
     one = plain(name, engine)
     for core in CORES.values():
-        if ENGINES[type(one)][engine] <= core.nki_gen:
+        if one.engines[engine] <= core.nki_gen:
             assert cost(one, core).ns > 0
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.emulator.analysis.utilisation import utilisation
+from nxpipe.emulator.analysis.utilization import utilisation
 from nxpipe.emulator.executable.executable import Executable, to_bytes
-from nxpipe.emulator.isa.instructions import Engine
-from nxpipe.emulator.isa.parse import program
+from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.pipeline.cli.dis import ENGINES
 from tests.executable.samples import samples
+from tests.isa.assembler import program
 from tests.isa.page import EXAMPLE
 from tests.pipeline.in_process import InProcess, nxpipe
 

@@ -1,4 +1,4 @@
-"""The programs of docs/isa.md are carried out, and give what the page says that they do."""
+"""The programs of docs/reference/isa.md are carried out, and give what the page says that they do."""
 
 from collections.abc import Callable
 from math import erf
@@ -8,10 +8,10 @@ import pytest
 
 from nxpipe.emulator.core import Machine
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.parse import program
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.isa.totals import totals
 from nxpipe.emulator.numerics import Array
+from tests.isa.assembler import program
 from tests.isa.page import EXAMPLES
 
 BFLOAT = DType.BFLOAT16.stored

@@ -9,40 +9,23 @@ from hypothesis import strategies as st
 
 from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.affine import Affine, index, turning
-from nxpipe.emulator.isa.faults import ProgramInvalid, Rule
-from nxpipe.emulator.isa.instructions import (
-    DMA_QUEUES,
-    INSTRUCTIONS,
-    Activation,
-    AllGather,
-    AllReduce,
-    Alu,
-    DmaCopy,
-    Engine,
-    Function,
-    Instruction,
-    Iota,
-    Matmul,
-    Memset,
-    ReduceScatter,
-    TensorCopy,
-    TensorScalar,
-    TensorTensor,
-    Transpose,
-    Wait,
-)
-from nxpipe.emulator.isa.kinds import BITS, ENGINES
-from nxpipe.emulator.isa.limits import check, faults
+from nxpipe.emulator.isa.affine import Affine, index, rotating_offset
+from nxpipe.emulator.isa.collective import CollectiveAllGather, CollectiveAllReduce, CollectiveReduceScatter
+from nxpipe.emulator.isa.constraints import ProgramInvalid, Rule, starts
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.gpsimd import IotaPattern
+from nxpipe.emulator.isa.instruction import BITS, DMA_QUEUES, Alu, Engine, Instruction, Wait
+from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
+from nxpipe.emulator.isa.legality import check, faults
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile, contiguous
-from nxpipe.emulator.isa.places import starts
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step, executed
+from nxpipe.emulator.isa.scalar import Activation, Function
+from nxpipe.emulator.isa.tensor import Matmul, NcTranspose
+from nxpipe.emulator.isa.vector import Memset, TensorCopy, TensorScalar, TensorTensor
 from tests.isa.samples import around, changed, far, inside, plain, programs, sums, tile
 
 V2, V3, V4 = "v2", "v3", "v4"
-PLAIN = [
-    (name, engine, since) for name in sorted(INSTRUCTIONS) for engine, since in ENGINES[INSTRUCTIONS[name]].items()
-]
+PLAIN = [(name, engine, since) for name in sorted(INSTRUCTIONS) for engine, since in INSTRUCTIONS[name].engines.items()]
 
 
 def broken(*body: Step, core: str = V2) -> set[Rule]:
@@ -73,7 +56,7 @@ def test_a_plain_instruction_is_legal_from_its_generation_on_and_refused_before(
 
 @pytest.mark.parametrize("name", sorted(INSTRUCTIONS))
 def test_no_engine_but_its_own_carries_an_instruction_out(name: str) -> None:
-    own = ENGINES[INSTRUCTIONS[name]]
+    own = INSTRUCTIONS[name].engines
     one = plain(name, next(iter(own)))
     for engine in set(Engine) - set(own):
         assert broken(replace(one, engine=engine), core=V4) == {Rule.ENGINE}
@@ -148,7 +131,7 @@ def test_a_loop_of_no_turns_is_refused() -> None:
 def test_buffers_that_take_turns_stay_inside_of_the_memory_too() -> None:
     usable = CORES[V2].sbuf_usable
     for places, rules in ((usable // 4096, set()), (usable // 4096 + 1, {Rule.BOUNDS})):
-        turned = replace(tile(8, 1024), offset=turning(index(0), places, 4096))
+        turned = replace(tile(8, 1024), offset=rotating_offset(index(0), places, 4096))
         assert broken(inside(200, body=(copy(turned, tile(8, 1024)),))) == rules
 
 
@@ -191,7 +174,7 @@ def test_sums_stay_inside_of_a_bank_except_where_a_matmul_is_wider_than_one() ->
 @given(data=st.data())
 def test_no_turn_of_accepted_sums_crosses_a_bank(data: st.DataObject) -> None:
     counts = data.draw(st.lists(st.integers(1, 4), min_size=2, max_size=2))
-    offset = turning(index(0), data.draw(st.integers(1, 3)), 512) + data.draw(st.integers(0, 8)) * 256
+    offset = rotating_offset(index(0), data.draw(st.integers(1, 3)), 512) + data.draw(st.integers(0, 8)) * 256
     offset = (
         offset
         + index(0) * data.draw(st.sampled_from([0, 256, 2048]))
@@ -291,7 +274,7 @@ def test_v2_takes_a_bias_as_a_column_only_and_none_for_reciprocal() -> None:
 def test_the_tensor_engine_transposes_what_stays_whole() -> None:
     def transpose(dtype: DType, to: DType | None = None, core: str = V2) -> set[Rule]:
         dst, src = sums(64, 128, to or dtype), tile(128, 64, dtype=dtype)
-        return broken(Transpose(engine=Engine.TENSOR, dst=dst, src=src), core=core)
+        return broken(NcTranspose(engine=Engine.TENSOR, dst=dst, src=src), core=core)
 
     assert transpose(DType.BFLOAT16) == transpose(DType.FLOAT8_E4M3) == set()
     assert transpose(DType.BFLOAT16, DType.FLOAT32) == {Rule.DTYPE}
@@ -329,7 +312,7 @@ def test_memory_is_set_only_to_what_the_type_holds(dtype: DType, value: float, l
 
 
 def test_counted_numbers_fit_32_bits() -> None:
-    one = Iota(engine=Engine.GPSIMD, dst=tile(128, 8), start=Affine(2**31 - 9), by_partition=0, steps=(1,))
+    one = IotaPattern(engine=Engine.GPSIMD, dst=tile(128, 8), start=Affine(2**31 - 9), by_partition=0, steps=(1,))
     assert broken(one) == set()
     assert broken(replace(one, by_partition=1)) == {Rule.VALUE}
     assert broken(replace(one, steps=(1, 1))) == {Rule.SHAPE}
@@ -357,7 +340,7 @@ def test_a_gather_of_all_ranks_is_as_many_times_longer_and_contiguous() -> None:
 
 def test_ranks_add_up_equal_tiles_of_sbuf_or_stretches_of_hbm() -> None:
     def added(dst: Place, src: Place) -> set[Rule]:
-        return broken(AllReduce(engine=Engine.COLLECTIVE, dst=dst, src=src))
+        return broken(CollectiveAllReduce(engine=Engine.COLLECTIVE, dst=dst, src=src))
 
     assert added(tile(4, 8), tile(4, 8)) == set()
     assert added(tile(4, 8), far(32)) == {Rule.SHAPE}
@@ -369,8 +352,8 @@ def test_ranks_add_up_equal_tiles_of_sbuf_or_stretches_of_hbm() -> None:
 
 def test_ranks_share_tiles_as_wide_as_all_their_parts() -> None:
     def shared(long: Place, short: Place) -> list[set[Rule]]:
-        scattered = around(ReduceScatter(engine=Engine.COLLECTIVE, dst=short, src=long), ranks=2)
-        gathered = around(AllGather(engine=Engine.COLLECTIVE, dst=long, src=short), ranks=2)
+        scattered = around(CollectiveReduceScatter(engine=Engine.COLLECTIVE, dst=short, src=long), ranks=2)
+        gathered = around(CollectiveAllGather(engine=Engine.COLLECTIVE, dst=long, src=short), ranks=2)
         return [{fault.rule for fault in faults(program)} for program in (scattered, gathered)]
 
     assert shared(tile(4, 16), tile(4, 8)) == [set(), set()]

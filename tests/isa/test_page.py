@@ -1,4 +1,4 @@
-"""docs/isa.md is the specification: its tables, examples and programs are what the code does."""
+"""docs/reference/isa.md is the specification: its tables, examples and programs are what the code does."""
 
 from math import ceil, floor
 
@@ -6,15 +6,17 @@ import pytest
 
 from nxpipe.emulator.hardware import CORES
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.cycles import cost
-from nxpipe.emulator.isa.faults import Rule
-from nxpipe.emulator.isa.instructions import DMA_QUEUES, INSTRUCTIONS, Engine, Function, Instruction, Matmul
-from nxpipe.emulator.isa.kinds import ENGINES
-from nxpipe.emulator.isa.limits import faults
+from nxpipe.emulator.isa.constraints import Rule
+from nxpipe.emulator.isa.cost import cost
+from nxpipe.emulator.isa.instruction import DMA_QUEUES, Engine, Instruction
+from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
+from nxpipe.emulator.isa.legality import faults
 from nxpipe.emulator.isa.operands import Tile
-from nxpipe.emulator.isa.parse import program
 from nxpipe.emulator.isa.program import Program
+from nxpipe.emulator.isa.scalar import Function
+from nxpipe.emulator.isa.tensor import Matmul
 from nxpipe.emulator.isa.text import text
+from tests.isa.assembler import program
 from tests.isa.page import EXAMPLES, PAGE, sections, table
 from tests.isa.samples import plain
 
@@ -45,14 +47,14 @@ def test_the_engines_of_a_row_are_those_that_carry_the_instruction_out(name: str
         word, _, since = entry.partition(" ")
         generation = int(since.strip("(v)")) if since else 2
         written |= dict.fromkeys(DMA_QUEUES if word == "dma" else (Engine(word),), generation)
-    assert ENGINES[INSTRUCTIONS[name]] == written
+    assert INSTRUCTIONS[name].engines == written
 
 
 @pytest.mark.parametrize("size", [30, 240, 600])
 @pytest.mark.parametrize("name", [name for name in sorted(INSTRUCTIONS) if ROWS[name][1] != "DMA"])
 def test_the_cycles_of_a_row_are_what_a_plain_instruction_costs(name: str, size: int) -> None:
     """A formula out of the page, with the sizes of an instruction in it."""
-    engine = next(iter(ENGINES[INSTRUCTIONS[name]]))
+    engine = next(iter(INSTRUCTIONS[name].engines))
     one = plain(name, engine, 96, size)
     known = {"max": max, "min": min, "ceil": ceil} | sizes(one)
     for core in CORES.values():
@@ -69,7 +71,7 @@ def sizes(one: Instruction) -> dict[str, int]:
 
 @pytest.mark.parametrize("name", [name for name in sorted(INSTRUCTIONS) if ROWS[name][1] == "DMA"])
 def test_what_the_page_prices_as_dma_has_a_time_and_no_cycles(name: str) -> None:
-    price = cost(plain(name, next(iter(ENGINES[INSTRUCTIONS[name]]))), CORES["v3"])
+    price = cost(plain(name, next(iter(INSTRUCTIONS[name].engines))), CORES["v3"])
     assert price.cycles is None
     assert price.ns > 0
 

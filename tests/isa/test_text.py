@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.affine import Affine, index, turning
-from nxpipe.emulator.isa.instructions import INSTRUCTIONS, Engine, Instruction, Memset, Wait
-from nxpipe.emulator.isa.parse import program
+from nxpipe.emulator.isa.affine import Affine, index, rotating_offset
+from nxpipe.emulator.isa.instruction import Engine, Instruction, Wait
+from nxpipe.emulator.isa.instruction_set import INSTRUCTIONS
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role
 from nxpipe.emulator.isa.program import instructions as listed
-from nxpipe.emulator.isa.scan import TextInvalid
 from nxpipe.emulator.isa.text import affine_text, labelled, text
+from nxpipe.emulator.isa.vector import Memset
+from tests.isa.assembler import TextInvalid, program
 from tests.isa.page import EXAMPLE
 from tests.isa.samples import around, inside, instructions, plain, programs, tile
 
@@ -53,7 +54,7 @@ def test_a_number_is_written_as_a_number_whatever_holds_it(number: float) -> Non
 
 def test_addresses_read_as_one_would_write_them() -> None:
     assert affine_text(Affine(4096) + index(0) * 1024 + index(1) * -1) == "4096+1024*i0-i1"
-    assert affine_text(turning(index(0) + 2, 3, 512)) == "512*((2+i0) % 3)"
+    assert affine_text(rotating_offset(index(0) + 2, 3, 512)) == "512*((2+i0) % 3)"
     assert affine_text(Affine()) == "0"
 
 
@@ -106,7 +107,7 @@ def test_the_place_in_the_model_is_told_once_for_all_instructions_from_it() -> N
         (HEAD + "  " + MEMSET, 3, 3, "at most 0 spaces"),
         (HEAD + "loop i1 < 4:", 3, 6, "'i0'"),
         (HEAD + "dma0 dma_copy sbuf[0:1, 0 : f32] <- z[0 : f32]", 3, 37, "sbuf, psum or the label"),
-        (HEAD + "input x: f32[1] at 0", 3, 8, "another label"),
+        (HEAD + "input x: f32[1] at 0", 3, 8, "an unused label"),
         (HEAD + 'note 2 "later"', 3, 6, "'1'"),
         (HEAD + 'note 1 "\\x"', 3, 8, "a string with the escapes"),
         (HEAD + "bytes 12", 3, 7, "a string in quotes"),

@@ -6,15 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nxpipe.emulator.analysis.footprint import footprint, require_room
-from nxpipe.emulator.analysis.utilisation import DMA, Spill, utilisation
+from nxpipe.emulator.analysis.program_memory import footprint, require_room
+from nxpipe.emulator.analysis.utilization import DMA, Spill, utilisation
 from nxpipe.emulator.errors import OutOfMemory
 from nxpipe.emulator.isa.affine import Affine, index
-from nxpipe.emulator.isa.instructions import DmaCopy, Engine
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import Engine
 from nxpipe.emulator.isa.operands import Axis, Far, Tile, contiguous
-from nxpipe.emulator.isa.parse import program
 from nxpipe.emulator.isa.program import Buffer, Loop, Program, Role, Step
-from nxpipe.emulator.isa.touched import Touched, touched
+from nxpipe.emulator.isa.totals import BufferTraffic, buffer_traffic
+from tests.isa.assembler import program
 from tests.isa.page import EXAMPLES
 from tests.isa.samples import FLOAT, around, inside, tile
 
@@ -91,7 +92,7 @@ def test_the_smaller_spills_are_summed_up() -> None:
 
 
 def test_rows_of_a_table_count_and_not_the_table() -> None:
-    """docs/isa.md's gather: 64 rows of 96 numbers out of a thousand."""
+    """docs/reference/isa.md's gather: 64 rows of 96 numbers out of a thousand."""
     found = utilisation(program(EXAMPLES[2]))
     assert found.compulsory[Role.PARAMETER] == 64 * 96 * 2
     assert found.ratio == 1.0
@@ -149,20 +150,20 @@ ROW = 4096 * 4
 
 def test_what_the_run_has_written_itself_need_not_be_read_again() -> None:
     written_first = _state(_copied(8, written=True), _copied(32, written=False))
-    assert touched(written_first)[0] == Touched(read=24 * ROW, written=8 * ROW)
+    assert buffer_traffic(written_first)[0] == BufferTraffic(read=24 * ROW, written=8 * ROW)
     read_first = _state(_copied(32, written=False), _copied(8, written=True))
-    assert touched(read_first)[0] == Touched(read=32 * ROW, written=8 * ROW)
+    assert buffer_traffic(read_first)[0] == BufferTraffic(read=32 * ROW, written=8 * ROW)
 
 
 def test_a_step_that_writes_one_row_by_number_and_reads_all_moves_all_of_it_once() -> None:
     rows = tile(1, 1)
     step = _state(_copied(1, written=True, rows=rows), _copied(128, written=False))
-    assert touched(step)[0] == Touched(read=127 * ROW, written=ROW)
+    assert buffer_traffic(step)[0] == BufferTraffic(read=127 * ROW, written=ROW)
 
 
 def test_rows_by_number_are_never_more_than_there_are() -> None:
     asked = _copied(100, written=False, rows=tile(100, 1))
-    assert touched(_state(Loop(3, (asked,))))[0].read == 128 * ROW
+    assert buffer_traffic(_state(Loop(3, (asked,))))[0].read == 128 * ROW
 
 
 @given(
@@ -201,12 +202,12 @@ def test_every_byte_counts_once_whatever_the_pattern(
             written |= elements
         else:
             read |= elements - written
-    found = touched(_state(inside(*counts, body=tuple(body))))[0]
-    assert found == Touched(4 * len(read), 4 * len(written))
+    found = buffer_traffic(_state(inside(*counts, body=tuple(body))))[0]
+    assert found == BufferTraffic(4 * len(read), 4 * len(written))
 
 
 def test_scratch_counts_at_its_peak() -> None:
-    """docs/isa.md's first program with its output as scratch, and another that lies in the same place."""
+    """docs/reference/isa.md's first program with its output as scratch, and another that lies in the same place."""
     one = program(EXAMPLES[0])
     shared = replace(one.buffers[-1], role=Role.SCRATCH)
     both = replace(one, buffers=(*one.buffers[:-1], shared, replace(shared, names=("other",))))

@@ -8,15 +8,17 @@ import numpy as np
 
 from nxpipe.emulator.core import Machine
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType, TensorType
-from nxpipe.emulator.isa.limits import check
+from nxpipe.emulator.isa.legality import check
 from nxpipe.emulator.isa.program import RANK, Program, Role
 from nxpipe.emulator.lower import lower
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops.base import Operator
 from nxpipe.emulator.run.fast import execute
-from nxpipe.emulator.run.ranks import degree_of, execute_ranks
+from nxpipe.emulator.run.ranks import degree_of
+from tests.emulator.divided_models import execute_ranks
 
 CORES = ("v2", "v3")
 ORDERS = ("hostile", "random:7")

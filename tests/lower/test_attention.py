@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.operands import Far
 from nxpipe.emulator.isa.program import instructions
 from nxpipe.emulator.lower import lower
-from nxpipe.emulator.lower.heads import Plan
+from nxpipe.emulator.lower.attention import AttentionTiling
 from nxpipe.emulator.ops import Attention, Transpose
 from tests.lower.harness import Case, Given, case, floats, of, require_equal, truths, wholes
 from tests.lower.sweep import Draw, Row, sweep
@@ -74,7 +74,7 @@ def _hold(of_one: Case) -> None:
 def test_rows_that_are_too_long_pass_by_in_pieces(
     monkeypatch: pytest.MonkeyPatch, causal: bool, mask: Given | None
 ) -> None:
-    monkeypatch.setattr(Plan, "of", staticmethod(lambda *_: Plan(heads=1, piece=128, turns=1)))
+    monkeypatch.setattr(AttentionTiling, "of", staticmethod(lambda *_: AttentionTiling(heads=1, piece=128, buffers=1)))
     _hold(of(Attention(0.25, causal, BF16, BF16), *_heads((2,), 300, 300), *([mask] if mask else [])))
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.lower import NotLowered, lower
 from nxpipe.emulator.ops import AllGather, AllReduce, RankSlice, ReduceScatter, Unary
-from nxpipe.emulator.ops.shares import Share, uneven
+from nxpipe.emulator.ops.collective import Share, uneven
 from tests.lower.harness import case, wholes
 from tests.lower.sweep import FLOATS, INTEGERS, Draw, Row, sweep
 

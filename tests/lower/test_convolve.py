@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.ops import Convolution, Pool, Resample

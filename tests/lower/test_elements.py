@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType, TensorType
-from nxpipe.emulator.isa.instructions import DmaCopy
+from nxpipe.emulator.isa.dma import DmaCopy
 from nxpipe.emulator.isa.program import Role, instructions
 from nxpipe.emulator.lower import lower
 from nxpipe.emulator.numerics import round_to

@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType, TensorType
-from nxpipe.emulator.isa.affine import Affine, index, turning
-from nxpipe.emulator.isa.limits import faults
+from nxpipe.emulator.isa.affine import Affine, index, rotating_offset
+from nxpipe.emulator.isa.legality import faults
 from nxpipe.emulator.isa.operands import Axis, Far, Memory
 from nxpipe.emulator.isa.program import Program, Role
 from nxpipe.emulator.isa.totals import HBM, totals
 from nxpipe.emulator.lower import lower
-from nxpipe.emulator.lower.matrix import Matrix
+from nxpipe.emulator.lower.sbuf_residency import SbufMatrix
 from nxpipe.emulator.ops import Attention, Binary, Linear, Reshape, RmsNorm, Transpose, Unary
 from nxpipe.emulator.passes import PassOptions, run_passes
 from nxpipe.emulator.passes.roll import roll
@@ -122,13 +123,19 @@ def test_what_is_larger_than_sbuf_goes_to_hbm_and_comes_back() -> None:
         (1280 + 3, (Axis(128, 10), Axis(4, 2)), 128, 26, (Axis(4, 2),)),
         (50, (Axis(7, 10), Axis(3, 1280), Axis(2, 1)), 7, 0, (Axis(3, 10), Axis(2, 1))),
         (index(0) * 2560, (Axis(128, 10), Axis(10, 1)), 128, index(0) * 40, (Axis(10, 1),)),
-        (turning(index(0), 2, 1280), (Axis(5, 10), Axis(1, 1)), 5, turning(index(0), 2, 20), (Axis(1, 1),)),
+        (
+            rotating_offset(index(0), 2, 1280),
+            (Axis(5, 10), Axis(1, 1)),
+            5,
+            rotating_offset(index(0), 2, 20),
+            (Axis(1, 1),),
+        ),
     ],
 )
 def test_a_part_of_a_matrix_lies_in_lanes(
     offset: Affine | int, axes: tuple[Axis, ...], lanes: int, byte: Affine | int, inner: tuple[Axis, ...]
 ) -> None:
-    found = Matrix(10).tile(Far(0, BF16, Affine() + offset, axes), (4,))
+    found = SbufMatrix(10).tile(Far(0, BF16, Affine() + offset, axes), (4,))
     assert found is not None
     assert (found.memory, found.partitions, found.offset) == (Memory.SBUF, lanes, Affine() + byte)
     assert tuple(axis for axis in found.axes if axis.size > 1) == tuple(axis for axis in inner if axis.size > 1)
@@ -148,4 +155,4 @@ def test_a_part_of_a_matrix_lies_in_lanes(
     ],
 )
 def test_what_lanes_cannot_say_stays_in_hbm(offset: Affine | int, axes: tuple[Axis, ...]) -> None:
-    assert Matrix(10).tile(Far(0, BF16, Affine() + offset, axes), (4,)) is None
+    assert SbufMatrix(10).tile(Far(0, BF16, Affine() + offset, axes), (4,)) is None

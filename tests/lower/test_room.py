@@ -2,15 +2,15 @@
 
 import pytest
 
-from nxpipe.emulator.analysis.footprint import footprint, require_room
-from nxpipe.emulator.analysis.memory import footprints, room
+from nxpipe.emulator.analysis.graph_memory import footprints, room
+from nxpipe.emulator.analysis.program_memory import footprint, require_room
 from nxpipe.emulator.capture import CaptureRequest
 from nxpipe.emulator.compile import compile_program
 from nxpipe.emulator.emit import emit
 from nxpipe.emulator.errors import OutOfMemory
 from nxpipe.emulator.hardware import CORES, instance
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Origin
+from nxpipe.emulator.ir.nodes import Origin
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.lower import lower

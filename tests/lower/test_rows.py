@@ -3,7 +3,7 @@ of which may differ from a division by a unit of float32's last place; the bound
 
 import pytest
 
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.ops import LayerNorm, RmsNorm, Softmax

@@ -8,11 +8,12 @@ import pytest
 from nxpipe.emulator.compile import divided
 from nxpipe.emulator.emit import emit
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType, TensorType
-from nxpipe.emulator.isa.instructions import AllGather as Exchange
-from nxpipe.emulator.isa.instructions import Instruction
-from nxpipe.emulator.isa.limits import faults
+from nxpipe.emulator.isa.collective import CollectiveAllGather as Exchange
+from nxpipe.emulator.isa.instruction import Instruction
+from nxpipe.emulator.isa.legality import faults
 from nxpipe.emulator.isa.operands import Far
 from nxpipe.emulator.isa.program import Program, Role, instructions
 from nxpipe.emulator.lower import lower
@@ -20,8 +21,8 @@ from nxpipe.emulator.numerics import round_to
 from nxpipe.emulator.ops import AllGather, AllReduce, Binary, Cast, Linear, Operator, ReduceScatter, RmsNorm, Unary
 from nxpipe.emulator.ops import Softmax as AcrossRows
 from nxpipe.emulator.passes import PassOptions
-from nxpipe.emulator.run import Isa
 from nxpipe.emulator.run.fast import execute
+from nxpipe.emulator.run.isa import Isa
 from nxpipe.emulator.run.ranks import LoadedProgram, LoadedRanks
 from tests.lower.harness import Case, Given, case, floats, require_close
 

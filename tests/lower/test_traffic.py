@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.instructions import AllReduce as Exchange
+from nxpipe.emulator.isa.collective import CollectiveAllReduce as Exchange
 from nxpipe.emulator.isa.operands import Far, Tile
 from nxpipe.emulator.isa.program import Program, Role, instructions
 from nxpipe.emulator.isa.totals import HBM, totals

@@ -149,4 +149,4 @@ def test_finding_a_model_needs_nothing_but_the_standard_library() -> None:
         "print(*sorted({name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)))"
     )
     done = subprocess.run([sys.executable, "-S", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert set(done.stdout.split()) <= {"pipeline", "__main__"}
+    assert set(done.stdout.split()) <= {"nxpipe", "__main__"}

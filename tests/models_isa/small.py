@@ -16,7 +16,7 @@ from nxpipe.emulator.emit import emit
 from nxpipe.emulator.executable.executable import from_bytes, to_bytes
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.passes import PassOptions, run_passes
-from nxpipe.emulator.run import Isa
+from nxpipe.emulator.run.isa import Isa
 from nxpipe.emulator.run.ranks import LoadedProgram, LoadedRanks
 from nxpipe.pipeline.models.source import resolve
 from tests.emulator.models import relative_error, small_config, weights

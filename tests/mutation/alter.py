@@ -5,10 +5,12 @@ from dataclasses import fields, replace
 from typing import Any
 
 from nxpipe.emulator.ir.types import DType
-from nxpipe.emulator.isa.affine import Affine, Turn
-from nxpipe.emulator.isa.instructions import DMA_QUEUES, Alu, Function, Instruction, Matmul, TensorTensor, Wait
-from nxpipe.emulator.isa.kinds import BINARY, BITS, COMPARISONS, UNARY
+from nxpipe.emulator.isa.affine import Affine, RotatingOffset
+from nxpipe.emulator.isa.instruction import BINARY, BITS, COMPARISONS, DMA_QUEUES, UNARY, Alu, Instruction, Wait
 from nxpipe.emulator.isa.operands import Axis, Far, Memory, Place, Tile
+from nxpipe.emulator.isa.scalar import Function
+from nxpipe.emulator.isa.tensor import Matmul
+from nxpipe.emulator.isa.vector import TensorTensor
 
 BANK = 2048
 COMMUTATIVE = frozenset(
@@ -81,9 +83,9 @@ def turn(place: Place) -> Iterator[tuple[str, Place]]:
     unit = place.dtype.itemsize if isinstance(place, Tile) else 1
     for turn in place.offset.turns:
         variants = (
-            Turn(turn.step, turn.count, turn.of + 1),
-            Turn(turn.step, turn.count + 1, turn.of),
-            Turn(turn.step + unit, turn.count, turn.of),
+            RotatingOffset(turn.step, turn.count, turn.of + 1),
+            RotatingOffset(turn.step, turn.count + 1, turn.of),
+            RotatingOffset(turn.step + unit, turn.count, turn.of),
             None,
         )
         for other in variants:

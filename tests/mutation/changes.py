@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from nxpipe.emulator.isa.instructions import Engine, Instruction
+from nxpipe.emulator.isa.instruction import Engine, Instruction
 from nxpipe.emulator.isa.operands import Far, Place, Tile
 from nxpipe.emulator.isa.program import Loop, Program, Step
-from nxpipe.emulator.schedule.sync import synchronised
+from tests.core.hands import with_waits
 from tests.mutation import alter
 from tests.mutation.alter import Changed, having
 from tests.mutation.samples import Sample, samples
@@ -31,7 +31,7 @@ class Mutant:
     @property
     def program(self) -> Program:
         made = replace(self.original, body=_edited(self.original.body, self.edits))
-        return synchronised(made) if self.anew else made
+        return with_waits(made) if self.anew else made
 
     @property
     def is_wait(self) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from nxpipe.emulator.core import Race
 from nxpipe.emulator.errors import ExecutionError, IndexOutOfRange
-from nxpipe.emulator.isa.limits import faults
+from nxpipe.emulator.isa.legality import faults
 from nxpipe.emulator.isa.program import Program
 from tests.mutation.changes import Mutant
 from tests.mutation.proofs import Walk, proof

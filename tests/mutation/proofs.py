@@ -18,20 +18,14 @@ import numpy.typing as npt
 
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import (
-    Activation,
-    AllReduce,
-    DmaCopy,
-    Engine,
-    Instruction,
-    Reciprocal,
-    TensorCopy,
-    TensorScalar,
-    TensorTensor,
-    Transpose,
-)
+from nxpipe.emulator.isa.collective import CollectiveAllReduce
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import Engine, Instruction
 from nxpipe.emulator.isa.operands import Far, Memory, Place, Tile
 from nxpipe.emulator.isa.program import Program, Role, executed
+from nxpipe.emulator.isa.scalar import Activation
+from nxpipe.emulator.isa.tensor import NcTranspose
+from nxpipe.emulator.isa.vector import Reciprocal, TensorCopy, TensorScalar, TensorTensor
 from nxpipe.emulator.lower.kernel import PARTITIONS
 
 Names = npt.NDArray[np.uint64]
@@ -39,7 +33,7 @@ Bytes = npt.NDArray[np.int64]  # numbers of bytes
 Turns = tuple[int, ...]
 
 # Each element of the result comes of those at the same place, and of a column's in its partition.
-_BY_ELEMENT = (DmaCopy, TensorCopy, TensorTensor, TensorScalar, Activation, Reciprocal, AllReduce)
+_BY_ELEMENT = (DmaCopy, TensorCopy, TensorTensor, TensorScalar, Activation, Reciprocal, CollectiveAllReduce)
 _WORDS = (DType.INT32, DType.UINT32)
 
 
@@ -198,7 +192,7 @@ def _meaning(instruction: Instruction, turns: Turns) -> str:
         for each in fields(instruction)
         if each.name not in ("engine", "waits", "note")
     )
-    on = instruction.engine if isinstance(instruction, Transpose) else ""
+    on = instruction.engine if isinstance(instruction, NcTranspose) else ""
     return f"{instruction.name} {on} {list(told)}"
 
 

@@ -6,7 +6,7 @@ In no turn of any loop does leaving one of them out change what the waiting engi
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from nxpipe.emulator.isa.instructions import Engine, Instruction, Wait
+from nxpipe.emulator.isa.instruction import Engine, Instruction, Wait
 from nxpipe.emulator.isa.program import Program, executed
 
 Known = Mapping[Engine, int]

@@ -12,7 +12,8 @@ import numpy as np
 
 from nxpipe.emulator.core import Machine
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.program import Program, Role
 from nxpipe.emulator.lower import lower

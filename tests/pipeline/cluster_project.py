@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from nxpipe.pipeline.config.cluster_lock import ADDONS, ClusterLock
+from nxpipe.pipeline.config.locks import ADDONS, ClusterLock
 
 REGION: Final = "us-east-2"
 REGISTRY: Final = f"123456789012.dkr.ecr.{REGION}.amazonaws.com"

@@ -18,7 +18,7 @@ from moto import mock_aws
 
 from nxpipe.artifact_store import Published, open_store
 from nxpipe.pipeline.canary.handler import handle
-from nxpipe.pipeline.rollout.asked import Asked
+from nxpipe.pipeline.rollout.input import RolloutInput
 from tests.agent.project import CONFIG
 from tests.artifact_store.samples import MODEL, publish_verified, put
 from tests.cloud.install import install
@@ -150,7 +150,7 @@ class Fleet:
         What it says is kept as the machine keeps it.
         """
         told = self.execution()
-        name, asked = told["name"], Asked.from_text(told["input"])
+        name, asked = told["name"], RolloutInput.from_text(told["input"])
         assert asked is not None
         answer = self.looks.get(name) or self._open(name, asked)
         first = 1_000_000 * 60
@@ -174,7 +174,7 @@ class Fleet:
         }
         self.looks[name] = self._keep(json.loads(json.dumps(handle({"looks": seen}, None))))
 
-    def _open(self, name: str, asked: Asked) -> dict[str, Any]:
+    def _open(self, name: str, asked: RolloutInput) -> dict[str, Any]:
         sizes = {colour: {"desired": 2 if colour == asked.old else 0, "most": 4} for colour in ("blue", "green")}
         weights = {colour: [100 if colour == asked.old else 0] for colour in ("blue", "green")}
         state = json.loads(asked.text()) | {"weights": weights, "alarms": _QUIET, **sizes}

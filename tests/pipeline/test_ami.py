@@ -9,10 +9,10 @@ from botocore.session import Session
 from botocore.stub import Stubber
 
 from nxpipe.pipeline.config import ConfigInvalid, load_config
-from nxpipe.pipeline.config.amis import FLEETS_PARAMETER, TRAINING_PARAMETER, AmiLock, LockedImage, read_lock
-from nxpipe.pipeline.fleet.images import find_image, find_training_host
+from nxpipe.pipeline.config.locks import FLEETS_PARAMETER, TRAINING_PARAMETER, AmiLock, LockedImage, read_lock
+from nxpipe.pipeline.fleet.lock_files import find_image, find_training_host
 from nxpipe.pipeline.util.errors import AwsError
-from nxpipe.stacks.amis import fleet_image, known_images, lock_of, training_image, unlocked_images
+from nxpipe.stacks.locks import fleet_image, known_images, lock_of, training_image, unlocked_images
 from tests.pipeline.in_process import InProcess, nxpipe
 
 __all__ = ["nxpipe"]
@@ -94,7 +94,7 @@ def test_a_version_that_no_image_holds_is_told_with_the_one_that_there_is() -> N
 def test_what_aws_refuses_is_one_sentence() -> None:
     amazon = Amazon([])
     amazon.clients["ssm"] = Session().create_client("ssm", region_name=REGION)
-    with pytest.raises(AwsError, match=r"AWS was to read the parameter .* in us-east-2, and did not: .*credentials"):
+    with pytest.raises(AwsError, match=r"AWS: cannot read the parameter .* in us-east-2: .*credentials"):
         find_image(REGION, "2.32.0", amazon)
 
 

@@ -90,10 +90,10 @@ def test_a_channel_that_serves_nothing_of_the_model_is_said_and_no_failure(nxpip
     answer = nxpipe("bench", name_of(now), "--against", "production", "--allow-empty")
     assert (answer.code, answer.err) == (
         OK.number,
-        "channel production serves nothing of acme/tiny-bert for inf2 yet\n",
+        "channel production serves no acme/tiny-bert for inf2 yet\n",
     )
     serve(nxpipe, publish(store, "other", {16: 1.0}, model="acme/llama"))
-    assert "serves nothing of acme/tiny-bert" in nxpipe("bench", name_of(now), "--against", "production").err
+    assert "serves no acme/tiny-bert" in nxpipe("bench", name_of(now), "--against", "production").err
     assert nxpipe("bench", name_of(now)).err == ""
 
 
@@ -128,7 +128,7 @@ def test_the_models_of_the_configuration_are_those_that_a_build_has_made(
     (here / "nxpipe.toml").write_text(PROJECT + DESCRIBED)
     missing = nxpipe("bench")
     assert missing.code == NOT_FOUND.number
-    assert "run `nxpipe build --only bert` first, or see why by `nxpipe explain bert`" in missing.err
+    assert "run `nxpipe build --only bert`, or see why with `nxpipe explain bert`" in missing.err
     publish(store, "built", {16: 1.0, 32: 2.0}, model="tiny-bert", inputs=asked(here).key_inputs())
     for words in ((), ("bert",)):
         assert verdicts(nxpipe, *words) == {"forward-b1-s16": "alone", "forward-b1-s32": "alone"}
@@ -145,4 +145,4 @@ def asked(here: Path) -> BuildRequest:
 def test_a_threshold_is_a_percentage(nxpipe: InProcess, threshold: str) -> None:
     answer = nxpipe("bench", "--threshold", threshold)
     assert answer.code == USAGE.number
-    assert "is not a percentage from 0 on" in answer.err
+    assert "is not a percentage of at least 0" in answer.err

@@ -11,7 +11,7 @@ from safetensors.numpy import load, load_file, save_file
 
 from nxpipe.artifact_store import Published, Store, open_store
 from nxpipe.artifact_store.weights import read_weights
-from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.decoding import decode
 from nxpipe.emulator.run.fast import execute
 from nxpipe.pipeline.cli.main import cli
 from nxpipe.pipeline.models.weights import numpy_dtype
@@ -92,7 +92,7 @@ def test_what_was_published_runs_again_from_the_store_alone(tmp_path: Path, llam
     manifest = published.manifest
     (program,) = manifest.executables
     (file,) = (file for file in manifest.files if file.path == f"graphs/{program.name}")
-    graph = Graph.from_bytes(store.read_blob(file.blob))
+    graph = decode(store.read_blob(file.blob))
     assert graph.key == program.graph_key
     weights = weights_of(published, store)
     (evidence,) = store.evidence(published.manifest_digest)

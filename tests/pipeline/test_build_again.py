@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nxpipe.artifact_store import Store, open_store
-from nxpipe.artifact_store.leases import Leases
+from nxpipe.artifact_store.builds import Leases
 from nxpipe.emulator.errors import CaptureError
 from nxpipe.emulator.hardware import instance
 from nxpipe.pipeline.models.source import resolve

@@ -13,9 +13,9 @@ from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.manifest import Executable as Stored
 from nxpipe.artifact_store.manifest import File, Manifest
 from nxpipe.emulator.executable.executable import Executable, from_bytes, to_bytes
-from nxpipe.emulator.ir.graph import Graph
-from nxpipe.emulator.isa.instructions import TensorTensor
+from nxpipe.emulator.ir.decoding import decode
 from nxpipe.emulator.isa.program import Loop, Role, Step
+from nxpipe.emulator.isa.vector import TensorTensor
 from nxpipe.emulator.lower import LOWERINGS
 from nxpipe.emulator.ops import LayerNorm
 from nxpipe.pipeline.verify.stored_program import read_instructions
@@ -73,7 +73,7 @@ def test_each_shape_is_stored_as_a_program_for_the_target_s_cores_beside_its_gra
     files = {file.path: file.blob for file in manifest.files}
     for stored in manifest.executables:
         executable = program_of(store, stored)
-        graph = Graph.from_bytes(store.read_blob(files[path_of(stored)]))
+        graph = decode(store.read_blob(files[path_of(stored)]))
         assert (executable.program.core, executable.program.ranks) == ("v3", degree)
         assert graph.key == stored.graph_key
         assert executable.of_role(Role.INPUT).keys() | executable.of_role(Role.STATE).keys() == graph.inputs.keys()
@@ -254,7 +254,7 @@ def test_a_program_of_the_store_is_read_as_text_and_one_of_several_has_to_be_nam
     assert by_name.code == 0, by_name.err
     assert by_name.out == nxpipe("dis", str(file)).out
     for more, complaint in [
-        ((), "tiny-bert has forward-b1-s16, forward-b1-s32; pass one of them by --program"),
+        ((), "tiny-bert has forward-b1-s16, forward-b1-s32; select one with --program"),
         (("--program", "forward-b1-s23"), "did you mean 'forward-b1-s32'?"),
     ]:
         answer = nxpipe("dis", "tiny-bert", *more, *where)
@@ -279,9 +279,9 @@ def test_the_order_of_the_engines_changes_no_answer(tmp_path: Path, llama: Path,
 @pytest.mark.parametrize(
     ("words_", "complaint"),
     [
-        (("--mode", "isa", "--engine-order", "backwards"), "'backwards' is none of program, hostile and random:SEED"),
+        (("--mode", "isa", "--engine-order", "backwards"), "'backwards' is not program, hostile or random:SEED"),
         (("--mode", "isa", "--engine-order", "random:x"), "as in random:7"),
-        (("--engine-order", "program"), "pass --mode isa too"),
+        (("--engine-order", "program"), "add --mode isa"),
     ],
 )
 def test_an_order_that_says_nothing_is_refused(

@@ -10,12 +10,12 @@ from nxpipe.emulator.capture import CaptureRequest, parameter_specs, reference_o
 from nxpipe.emulator.compile import Program, compile_program
 from nxpipe.emulator.executable.executable import from_bytes
 from nxpipe.emulator.hardware import instance
-from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.decoding import decode
 from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.isa.program import Role
 from nxpipe.emulator.ops import RankSlice
 from nxpipe.emulator.passes import PassOptions
-from nxpipe.emulator.passes.shard import Piece
+from nxpipe.emulator.passes.shard import Sharding
 from nxpipe.emulator.run.ranks import LoadedRanks
 from nxpipe.pipeline.models.source import resolve
 from nxpipe.pipeline.models.weights import RandomWeights, Tensors
@@ -41,16 +41,16 @@ def test_an_artifact_says_which_piece_of_which_tensor_each_rank_has(tmp_path: Pa
     (program,) = manifest.executables
     (file,) = [file for file in manifest.files if file.path == f"graphs/{program.name}"]
     said = from_bytes(store.read_blob(program.blob))
-    graph = unroll(Graph.from_bytes(store.read_blob(file.blob)))
+    graph = unroll(decode(store.read_blob(file.blob)))
     names = {value: name for name, value in graph.parameters.items()}
     sliced = {
-        names[node.operands[0]]: Piece(op.axis, op.sizes, op.parts)
+        names[node.operands[0]]: Sharding(op.axis, op.sizes, op.parts)
         for node in graph.nodes
         if isinstance(op := node.op, RankSlice) and node.operands[0] in names
     }
     assert said.pieces(Role.PARAMETER) == sliced
     # Two key heads on four ranks: each has one, and two ranks have the same.
-    assert said.pieces(Role.STATE)["cache.0.key"] == Piece(1, (2,), (2,))
+    assert said.pieces(Role.STATE)["cache.0.key"] == Sharding(1, (2,), (2,))
     assert graph.inputs["cache.0.key"].type.shape == (1, 1, 32, 8)
 
 

@@ -112,7 +112,7 @@ def test_words_that_say_nothing_about_a_file_are_refused(nxpipe: InProcess, tmp_
     file = write_pt2(tmp_path / "m.pt2")
     answer = nxpipe("build", "--model-id", str(file), "--weights", "random:0")
     assert (answer.code, answer.out) == (2, "")
-    assert "--weights says nothing about m.pt2" in answer.err
+    assert "--weights does not apply to m.pt2" in answer.err
     missing = nxpipe("build", "--model-id", str(tmp_path / "x.pt2"), "--store", str(tmp_path / "store"))
     assert missing.code == 10
     assert "No such file" in missing.err

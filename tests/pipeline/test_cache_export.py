@@ -13,14 +13,18 @@ import pytest
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.local import LocalFolder
 from nxpipe.artifact_store.backends.protocol import Backend, nobody
-from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.channel.generation import Served
 from nxpipe.artifact_store.channel.log import ChannelLog
-from nxpipe.artifact_store.digest import sha256_hex
 from nxpipe.artifact_store.manifest import Executable, File, Manifest, ModelRef
-from nxpipe.pipeline.artifacts.neuron_cache.entry import State, kept_by
-from nxpipe.pipeline.artifacts.neuron_cache.export import Exported, What, clear_abandoned, export
-from nxpipe.pipeline.artifacts.neuron_cache.found import entries_in
+from nxpipe.pipeline.artifacts.neuron_cache import (
+    ExportedEntry,
+    ExportResult,
+    entries_in,
+    export_entries,
+    remove_abandoned_files,
+)
+from nxpipe.pipeline.compile.neuronx.cache_entry import EntryState, entries_of
 from nxpipe.pipeline.compile.neuronx.cached import cache_entries
 from nxpipe.pipeline.util.errors import ProgramInvalid
 from tests.artifact_store.afar import first_generation
@@ -81,11 +85,11 @@ def made(
     return store.publish(manifest).manifest
 
 
-def carry_out(store: Store, manifest: Manifest, cache: Backend) -> list[Exported]:
-    return list(export(store.blobs, kept_by(manifest), cache, nobody))
+def carry_out(store: Store, manifest: Manifest, cache: Backend) -> list[ExportedEntry]:
+    return list(export_entries(store.blobs, entries_of(manifest), cache, nobody))
 
 
-def outcomes(exported: Sequence[Exported]) -> list[What]:
+def outcomes(exported: Sequence[ExportedEntry]) -> list[ExportResult]:
     return [one.what for one in exported]
 
 
@@ -126,11 +130,11 @@ def cache(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_cache_gets_each_entry_to_the_byte_and_a_repetition_writes_nothing(store: Store, cache: Place) -> None:
     entries = {FOLDER: FILES, OTHER: {**FILES, "wrapped_neff.hlo": b"wrapped"}}
     manifest = made(store, entries)
-    assert outcomes(carry_out(store, manifest, cache.backend)) == [What.WRITTEN, What.WRITTEN]
+    assert outcomes(carry_out(store, manifest, cache.backend)) == [ExportResult.WRITTEN, ExportResult.WRITTEN]
     assert cached(cache) == inside(entries)
     written: list[str] = []
     backend = watched(cache.backend, lambda _, path: written.append(path))
-    assert outcomes(carry_out(store, manifest, backend)) == [What.THERE, What.THERE]
+    assert outcomes(carry_out(store, manifest, backend)) == [ExportResult.THERE, ExportResult.THERE]
     assert written == []
 
 
@@ -144,8 +148,8 @@ def test_the_neff_is_written_first_and_done_last_each_safe_before_the_next(store
 def test_progress_tells_every_byte_once(store: Store, cache: Place) -> None:
     for _ in range(2):
         told: list[int] = []
-        entries = kept_by(made(store))
-        list(export(store.blobs, entries, cache.backend, told.append))
+        entries = entries_of(made(store))
+        list(export_entries(store.blobs, entries, cache.backend, told.append))
         assert sum(told) == entries[0].size
 
 
@@ -188,7 +192,7 @@ def test_an_exporter_killed_before_any_step_leaves_nothing_half_visible(tmp_path
         place = folder(tmp_path / f"cache-{step}")
         status = in_child(partial(until, step, place.root))
         assert_nothing_half_visible(cached(place))
-        ready.add([each.state for each in entries_in(place.backend)] == [State.READY])
+        ready.add([each.state for each in entries_in(place.backend)] == [EntryState.READY])
         carry_out(store, manifest, place.backend)
         assert cached(place) == inside(ENTRY)
         if not os.WIFSIGNALED(status):
@@ -206,7 +210,7 @@ def test_what_a_killed_exporter_left_goes_after_a_day(store: Store, tmp_path: Pa
     for path in (old, young):
         path.write_bytes(b"half a neff")
     os.utime(old, (0, 0))
-    clear_abandoned(place.backend)
+    remove_abandoned_files(place.backend)
     assert (old.exists(), young.exists()) == (False, True)
     assert cached(place) == inside(ENTRY)
 
@@ -218,14 +222,18 @@ def test_of_two_exporters_with_different_programs_for_one_graph_one_has_the_entr
     for moment in range(len(FILES)):
         place = folder(tmp_path / f"cache-{moment}")
         steps = iter(range(moment))
-        answers: list[What] = []
+        answers: list[ExportResult] = []
 
         def interrupt(_: str, __: str, steps: Any = steps, place: Any = place, answers: Any = answers) -> None:
             if next(steps, None) is None and not answers:
                 answers += outcomes(carry_out(store, theirs, place.backend))
 
         mine = outcomes(carry_out(store, ours, watched(place.backend, interrupt)))
-        assert (mine, answers) == (([What.THERE], [What.WRITTEN]) if moment == 0 else ([What.WRITTEN], [What.HELD]))
+        assert (mine, answers) == (
+            ([ExportResult.THERE], [ExportResult.WRITTEN])
+            if moment == 0
+            else ([ExportResult.WRITTEN], [ExportResult.HELD])
+        )
         assert cached(place) == entries[moment == 0]
 
 
@@ -234,27 +242,27 @@ def test_two_exporters_of_the_same_program_do_each_others_work(store: Store, cac
 
     def interrupt(_: str, __: str) -> None:
         if next(told, None) == 1:
-            assert outcomes(carry_out(store, manifest, cache.backend)) == [What.WRITTEN]
+            assert outcomes(carry_out(store, manifest, cache.backend)) == [ExportResult.WRITTEN]
 
     exported = carry_out(store, manifest, watched(cache.backend, interrupt))
-    assert outcomes(exported) == [What.WRITTEN]
+    assert outcomes(exported) == [ExportResult.WRITTEN]
     assert cached(cache) == inside(ENTRY)
 
 
 @pytest.mark.parametrize(
     ("there", "what", "why"),
     [
-        ({"model.neff": b"theirs", "model.done": b""}, What.THERE, "another compilation"),
-        ({**FILES, "model.hlo_module.pb.lock": b""}, What.THERE, ""),
-        ({"model.hlo_module.pb.lock": b""}, What.HELD, "at work"),
-        ({"model.log": b"[NCC_EOOM001]", "model.hlo_module.pb": b"module" * 50}, What.HELD, "a failure"),
-        ({"model.done": b""}, What.HELD, "a failure"),
-        ({"model.neff": b"half of a ne"}, What.HELD, "another model.neff"),
-        ({"model.hlo_module.pb": b"x" * 300}, What.HELD, "another model.hlo_module.pb"),
+        ({"model.neff": b"theirs", "model.done": b""}, ExportResult.THERE, "another compilation"),
+        ({**FILES, "model.hlo_module.pb.lock": b""}, ExportResult.THERE, ""),
+        ({"model.hlo_module.pb.lock": b""}, ExportResult.HELD, "at work"),
+        ({"model.log": b"[NCC_EOOM001]", "model.hlo_module.pb": b"module" * 50}, ExportResult.HELD, "a failure"),
+        ({"model.done": b""}, ExportResult.HELD, "a failure"),
+        ({"model.neff": b"half of a ne"}, ExportResult.HELD, "another model.neff"),
+        ({"model.hlo_module.pb": b"x" * 300}, ExportResult.HELD, "another model.hlo_module.pb"),
     ],
 )
 def test_what_others_have_begun_or_finished_stays_as_it_is(
-    store: Store, tmp_path: Path, there: dict[str, bytes], what: What, why: str
+    store: Store, tmp_path: Path, there: dict[str, bytes], what: ExportResult, why: str
 ) -> None:
     place = folder(tmp_path / "cache")
     write(place, there)
@@ -262,14 +270,14 @@ def test_what_others_have_begun_or_finished_stays_as_it_is(
     assert first.what is what
     assert why in first.why
     assert bool(first.why) == bool(why)
-    assert second.what is What.WRITTEN
+    assert second.what is ExportResult.WRITTEN
     assert cached(place) == {**inside({FOLDER: there}), **inside({OTHER: FILES})}
 
 
 def test_a_file_of_an_artifact_that_is_no_part_of_an_entry_is_refused(store: Store) -> None:
     for where, files in (("elsewhere/MODULE_a+b", FILES), (FOLDER, {"model.neff": b""}), (f"{FOLDER}/sub", FILES)):
         with pytest.raises(ProgramInvalid, match="build the model again"):
-            kept_by(made(store, {where: files}))
+            entries_of(made(store, {where: files}))
 
 
 def test_what_the_compiler_has_cached_is_what_another_cache_gets(store: Store, tmp_path: Path) -> None:
@@ -279,7 +287,7 @@ def test_what_the_compiler_has_cached_is_what_another_cache_gets(store: Store, t
     write(compilers, {"model.log": b"[NCC_EOOM001]", "model.hlo_module.pb": b"module"}, OTHER)
     write(compilers, FILES, "neuronxcc-2.27/strangers")
     found = cache_entries(compilers.root, "forward-b1-s128")
-    assert outcomes(carry_out(store, made(store, kept=found), other.backend)) == [What.WRITTEN]
+    assert outcomes(carry_out(store, made(store, kept=found), other.backend)) == [ExportResult.WRITTEN]
     assert cached(other) == inside(ENTRY)
     assert cache_entries(tmp_path / "nowhere", "forward-b1-s128") == {}
 
@@ -341,7 +349,7 @@ def test_an_entry_that_others_hold_is_an_error_after_all_else_is_written(
     write(folder(tmp_path / "cache"), {"model.hlo_module.pb.lock": b""})
     answer = nxpipe("cache", "export", MODEL, "--to", "cache", "--store", "store")
     assert answer.code == 20
-    assert "1 of 2 entries were left alone" in answer.err
+    assert "1 of 2 entries were skipped" in answer.err
     assert "clear-locks" in answer.err
     write(folder(tmp_path / "cache"), {"model.log": b"", "notes.txt": b""}, "neuronxcc-2.0/MODULE_1+2")
     listed = nxpipe("cache", "ls", "cache", "--json")

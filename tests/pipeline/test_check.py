@@ -245,7 +245,7 @@ def _run(folder: Path, code: str) -> str:
 def test_a_second_check_of_the_same_model_says_the_same_without_torch(nxpipe: InProcess, bert: Path) -> None:
     first = nxpipe("check", "--model-id", str(bert), "--json").out
     code = (
-        "import sys; from nxpipe.pipeline.cli import cli; from nxpipe.pipeline.util.console import Console\n"
+        "import sys; from nxpipe.pipeline.cli.main import cli; from nxpipe.pipeline.util.console import Console\n"
         f"cli.main(['check', '--model-id', {str(bert)!r}, '--json'], obj=Console(), standalone_mode=False)\n"
         "heavy = {'torch', 'transformers', 'nxpipe.pipeline.check.examine'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)\n"

@@ -152,7 +152,7 @@ def test_verbose_shows_the_traceback_of_an_unforeseen_error(tmp_path: Path) -> N
 def _crash(cwd: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """The real entry point, with a bug planted in one command."""
     planted = (
-        "import sys, nxpipe.pipeline.cli.installation as d, nxpipe.pipeline.cli as c\n"
+        "import sys, nxpipe.pipeline.cli.doctor as d, nxpipe.pipeline.cli.main as c\n"
         "d.examine = lambda: 1 / 0\n"
         f"sys.argv = ['nxpipe', 'doctor', *{list(flags)}]\n"
         "import nxpipe.pipeline.cli.doctor as command; command.examine = d.examine\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nxpipe.pipeline.config import ConfigInvalid, load_config
-from nxpipe.pipeline.config.place import has_network, misplaced
+from nxpipe.pipeline.config.crosschecks import check_placement, has_network
 
 GROUP = """
 [[cluster.groups]]
@@ -39,7 +39,7 @@ def faults(folder: Path, text: str) -> list[str]:
         config = load_config(path, {})
     except ConfigInvalid as invalid:
         return [f"{each.key}: {each.found} | {each.allowed}" for each in invalid.faults]
-    return [f"{'.'.join(map(str, each.path))}: {each.found} | {each.allowed}" for each in misplaced(config)]
+    return [f"{'.'.join(map(str, each.path))}: {each.found} | {each.allowed}" for each in check_placement(config)]
 
 
 def test_a_cluster_of_its_own_is_complete_and_has_a_network(tmp_path: Path) -> None:
@@ -66,8 +66,8 @@ def test_a_cluster_of_its_own_is_complete_and_has_a_network(tmp_path: Path) -> N
         (f"{ON_DEMAND}\nsize = {SIZE}", f"{BLOCK}\nsize = {{ min = 1, max = 4 }}", "nodes come and go with it"),
         (f"{ON_DEMAND}\nsize = {SIZE}", f"{BLOCK}\nsize = {{ min = 0, max = 0 }}", "nodes come and go with it"),
         ('"us-east-2b"', '"us-east-2c"', "cluster.groups.0.zone"),
-        ("[cluster]", '[network]\nkind = "closed"\nzones = ["us-east-2b"]\n[cluster]', "two zones for it"),
-        ('region = "us-east-2"', "", "a region, for the subnets"),
+        ("[cluster]", '[network]\nkind = "closed"\nzones = ["us-east-2b"]\n[cluster]', "two zones in network.zones"),
+        ('region = "us-east-2"', "", "a region; the subnets"),
     ],
 )
 def test_what_eks_would_refuse_is_refused_in_one_sentence(old: str, new: str, said: str, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from botocore.session import Session
 from botocore.stub import Stubber
 
 from nxpipe.pipeline.config import ConfigInvalid, load_config
-from nxpipe.pipeline.config.cluster_lock import ADDONS, read_cluster_lock
-from nxpipe.pipeline.fleet.locking import find_cluster
+from nxpipe.pipeline.config.locks import ADDONS, read_cluster_lock
+from nxpipe.pipeline.fleet.lock_files import find_cluster
 from nxpipe.pipeline.util.errors import AwsError
 from tests.pipeline.cluster_project import DIGESTS, IMAGES, LOCK, REGION, project
 from tests.pipeline.in_process import InProcess, nxpipe
@@ -88,7 +88,7 @@ def test_an_image_that_is_not_in_the_mirror_is_told_by_its_name() -> None:
     empty = Stubber(amazon.clients["ecr"])
     empty.add_client_error("describe_images", "ImageNotFoundException")
     empty.activate()
-    with pytest.raises(AwsError, match=r"AWS was to find the image 123456789012\.dkr.*neuron-device-plugin:2\.32"):
+    with pytest.raises(AwsError, match=r"AWS: cannot find the image 123456789012\.dkr.*neuron-device-plugin:2\.32"):
         find_cluster(REGION, "1.34", tuple(IMAGES.values()), amazon)
 
 

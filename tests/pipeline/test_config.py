@@ -23,7 +23,7 @@ from nxpipe.pipeline.config import (
     origins,
 )
 from nxpipe.pipeline.config.reference import tables
-from nxpipe.pipeline.config.table import field_kind
+from nxpipe.pipeline.config.schema import field_kind
 from tests.conftest import ROOT
 from tests.pipeline.in_process import InProcess, nxpipe
 
@@ -164,9 +164,9 @@ def test_a_required_value_may_come_from_the_environment_alone(path: Path) -> Non
         (
             "NXPIPE_STORE_URI",
             "s3://x",
-            "expected a variable for a single value of [store]: NXPIPE_STORE_URL, NXPIPE_STORE",
+            "expected a variable for a scalar key of [store]: NXPIPE_STORE_URL, NXPIPE_STORE",
         ),
-        ("NXPIPE_ROLLOUT_STEPS", "5,100", "expected a variable for a single value of [rollout]: NXPIPE_ROLLOUT_ALPHA"),
+        ("NXPIPE_ROLLOUT_STEPS", "5,100", "expected a variable for a scalar key of [rollout]: NXPIPE_ROLLOUT_ALPHA"),
         ("NXPIPE_PROJECT_NAME", "caf\udce9", r'found "caf\udce9"; expected a name'),
     ],
 )

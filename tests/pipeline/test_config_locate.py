@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nxpipe.pipeline.config.faults import KeyPath
-from nxpipe.pipeline.config.locate import locate
+from nxpipe.pipeline.config.toml_file import locate
 
 Document = dict[str, Any]
 

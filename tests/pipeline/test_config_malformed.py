@@ -70,7 +70,7 @@ WRONG = {
     "UTF-8 with a mark": Wrong(b"\xef\xbb\xbf" + PROJECT.encode(), 1, "", "byte order mark of UTF-8", "without"),
     "UTF-16": Wrong(PROJECT.encode("utf-16"), 1, "", "byte order mark of UTF-16", "without"),
     "a NUL byte": Wrong(b'[project]\nname = "a\x00b"\n', 2, "", r"a\u0000b", "printable characters"),
-    "two megabytes": Wrong("#" * (2 << 20), None, "", "more than 1,048,576 bytes", "at most that size"),
+    "two megabytes": Wrong("#" * (2 << 20), None, "", "more than 1,048,576 bytes", "up to that size"),
     "unclosed string": Wrong('[project]\nname = "search\n', 2, "", r"name = \"search", "the quotes that end"),
     "no value": Wrong("[project]\nname =\n", 2, "", "name =", "text stands in quotes"),
     "a bare word": Wrong("[project]\nname = search\n", 2, "", "name = search", "text stands in quotes"),
@@ -84,15 +84,15 @@ WRONG = {
     "a number of 20000 bits": Wrong(
         f"{PROJECT}[build]\nparallelism = 0x{'f' * 5000}\n", 4, "build.parallelism", "20000 bits", "from 1 to 256"
     ),
-    "a section misspelt": Wrong(PROJECT + "[stor]\n", 3, "stor", "does not know", 'did you mean "store"?'),
-    "a key outside sections": Wrong('nane = "x"\n' + PROJECT, 1, "nane", "does not know", "one of project, store"),
+    "a section misspelt": Wrong(PROJECT + "[stor]\n", 3, "stor", "an unknown", 'did you mean "store"?'),
+    "a key outside sections": Wrong('nane = "x"\n' + PROJECT, 1, "nane", "an unknown", "one of project, store"),
     "a section that is a number": Wrong("rollout = 5\n" + PROJECT, 1, "rollout", "5", "a table"),
     "one model without an array": Wrong(PROJECT + '[models]\nname = "a"\n', 3, "models", "a table", "[[models]]"),
     "models as text": Wrong('models = "bert"\n' + PROJECT, 1, "models", '"bert"', "headed [[models]]"),
     "a model as a number": Wrong("models = [7]\n" + PROJECT, 1, "models[0]", "7", "a table that sets name"),
-    "a key misspelt": Wrong(model("bucket = [128]"), 8, "models[0].bucket", "does not know", 'did you mean "buckets"?'),
-    "a key in capitals": Wrong(model("TP = 2"), 8, "models[0].TP", "does not know", 'did you mean "tp"?'),
-    "a key with spaces": Wrong(model('"the tp" = 2'), 8, 'models[0]."the tp"', "does not know", "one of name, id"),
+    "a key misspelt": Wrong(model("bucket = [128]"), 8, "models[0].bucket", "an unknown", 'did you mean "buckets"?'),
+    "a key in capitals": Wrong(model("TP = 2"), 8, "models[0].TP", "an unknown", 'did you mean "tp"?'),
+    "a key with spaces": Wrong(model('"the tp" = 2'), 8, 'models[0]."the tp"', "an unknown", "one of name, id"),
     "a name in capitals": Wrong('[project]\nname = "Search"\n', 2, "project.name", '"Search"', "lower-case"),
     "an account as a number": Wrong(PROJECT + "account = 123456789012\n", 3, "project.account", "12345", "in quotes"),
     "an account of 11 digits": Wrong(PROJECT + 'account = "12345678901"\n', 3, "project.account", "12345", "12 digits"),
@@ -157,7 +157,7 @@ WRONG = {
     ),
     "a seed without a number": Wrong(model('weights = "random:x"'), 8, "models[0].weights", "random:x", "random:SEED"),
     "an autocast of its own": Wrong(model('autocast = "matmul"'), 8, "models[0].autocast", "matmul", '"matmult"?'),
-    "a model twice": Wrong(PROJECT + MODEL + MODEL, 9, "models[1].name", '"bert"', "models[0] has this one"),
+    "a model twice": Wrong(PROJECT + MODEL + MODEL, 9, "models[1].name", '"bert"', "models[0] has the same"),
     "a fleet without a kind": Wrong(fleet('kind = "serving"\n', ""), 8, "fleets[0].kind", "nothing", '"training"'),
     "a fleet of another kind": Wrong(fleet('"serving"', '"servin"'), 9, "fleets[0].kind", "servin", 'mean "serving"?'),
     "a fleet of a listed kind": Wrong(
@@ -165,9 +165,9 @@ WRONG = {
     ),
     "a fleet of a numbered kind": Wrong(fleet('"serving"', "1"), 9, "fleets[0].kind", "1", '"training"'),
     "a project in an array": Wrong('[[project]]\nname = "p"\n', 1, "project", "[a table]", "a table that sets name"),
-    "a fleet without a model": Wrong(PROJECT + FLEET, 6, "fleets[0].model", '"bert"', "there is none"),
+    "a fleet without a model": Wrong(PROJECT + FLEET, 6, "fleets[0].model", '"bert"', "it has none"),
     "a fleet that misspells it": Wrong(fleet('"bert"', '"brt"'), 11, "fleets[0].model", '"brt"', 'mean "bert"?'),
-    "a fleet twice": Wrong(PROJECT + MODEL + FLEET * 2, 18, "fleets[1].name", '"live"', "fleets[0] has this one"),
+    "a fleet twice": Wrong(PROJECT + MODEL + FLEET * 2, 18, "fleets[1].name", '"live"', "fleets[0] has the same"),
     "types of two targets": Wrong(
         fleet('"inf2.xlarge"]', '"inf2.xlarge", "trn1.2xlarge"]'),
         13,
@@ -176,26 +176,30 @@ WRONG = {
         "one compiler",
     ),
     "a type of another target": Wrong(
-        fleet('["inf2.xlarge"]', '["trn1.2xlarge"]'), 13, "fleets[0].instance_types[0]", "for trn1", "for inf2"
+        fleet('["inf2.xlarge"]', '["trn1.2xlarge"]'),
+        13,
+        "fleets[0].instance_types[0]",
+        "runs trn1 programs",
+        "for inf2",
     ),
     "a type too small for tp": Wrong(
         PROJECT + MODEL.replace("inf2.xlarge", "inf2.48xlarge") + "tp = 8\n" + FLEET,
         14,
         "fleets[0].instance_types[0]",
         "2 logical cores",
-        "at least the 8",
+        "at least 8",
     ),
     "an endpoint without its model": Wrong(
         endpoint('model = "bert"', 'model = "brt"'), 10, "endpoints[0].model", '"brt"', 'mean "bert"?'
     ),
     "an endpoint of another's name": Wrong(
-        endpoint("", "", ENDPOINT), 17, "endpoints[1].name", '"answers"', "endpoints[0] has this one"
+        endpoint("", "", ENDPOINT), 17, "endpoints[1].name", '"answers"', "endpoints[0] has the same"
     ),
     "an endpoint on instances for another target": Wrong(
         endpoint("ml.inf2", "ml.trn1").replace("trn1.xlarge", "trn1.2xlarge"),
         13,
         "endpoints[0].instance_type",
-        "for trn1",
+        "runs trn1 programs",
         "for inf2",
     ),
     "an endpoint on what SageMaker does not host": Wrong(
@@ -244,8 +248,8 @@ WRONG = {
         fleet('"on-demand"', '"on-demand", id = "cr-0a1b2c3d"'),
         14,
         "fleets[0].capacity.id",
-        'only kind = one of "reservation", "capacity-block" has',
-        'a key of kind "on-demand"',
+        'kind = one of "reservation", "capacity-block" only',
+        'a key of kind = "on-demand"',
     ),
     "a block of inf2": Wrong(
         fleet(
@@ -282,7 +286,7 @@ WRONG = {
         "the id of a subnet",
     ),
     "nodes of a serving fleet": Wrong(
-        PROJECT + MODEL + FLEET + "nodes = 2\n", 16, "fleets[0].nodes", 'only kind = "training" has', "instance_types"
+        PROJECT + MODEL + FLEET + "nodes = 2\n", 16, "fleets[0].nodes", 'kind = "training" only', "instance_types"
     ),
     "training on inf2": Wrong(
         PROJECT + ON_TRN1 + TRAINING.replace("trn1.32xlarge", "inf2.48xlarge"),
@@ -342,7 +346,7 @@ WRONG = {
         PROJECT + '[rollout]\nbake_min = "2h"\nbake_max = "1h"\n', 5, "rollout.bake_max", '"1h"', "at least bake_min"
     ),
     "a guard misspelt": Wrong(
-        PROJECT + '[rollout.guards]\nmax_p98 = "1s"\n', 4, "rollout.guards.max_p98", "does not know", 'mean "max_p99"?'
+        PROJECT + '[rollout.guards]\nmax_p98 = "1s"\n', 4, "rollout.guards.max_p98", "an unknown", 'mean "max_p99"?'
     ),
     "an executor unknown": Wrong(PROJECT + '[build]\nexecutor = "rai"\n', 4, "build.executor", '"rai"', 'mean "ray"?'),
     "parallelism of none": Wrong(PROJECT + "[build]\nparallelism = 0\n", 4, "build.parallelism", "0", 'or "auto"'),
@@ -420,7 +424,7 @@ def test_a_folder_and_a_missing_file_are_faults_too(nxpipe: InProcess, tmp_path:
     missing = nxpipe("config", "check", "--config", str(tmp_path / "none.toml"))
     assert (folder.code, missing.code) == (3, 3)
     assert "found a folder; expected a file" in folder.err
-    assert "found no such file; expected the configuration; `nxpipe init` writes one" in missing.err
+    assert "found no such file; expected the configuration; write one with `nxpipe init`" in missing.err
 
 
 def test_all_faults_of_a_file_are_told_at_once_in_the_order_of_the_file(nxpipe: InProcess, tmp_path: Path) -> None:

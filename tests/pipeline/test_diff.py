@@ -10,7 +10,8 @@ import pytest
 from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.weights import Elements
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Graph, Origin
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Origin
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Cast, Unary

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from nxpipe.artifact_store import Store, open_store
-from nxpipe.artifact_store.parts import keep_part
+from nxpipe.artifact_store.builds import keep_step_result
+from nxpipe.emulator.lower import BACKEND
 from nxpipe.emulator.passes import PASSES
 from nxpipe.pipeline.models.weights import parse_weights
 from nxpipe.pipeline.request import BuildRequest
@@ -74,10 +75,28 @@ def test_the_program_of_a_rank_shows_its_exchanges(nxpipe: InProcess, model: str
     assert "all_reduce(" not in graph_after(nxpipe, model, "--tp", "2", "--after", "autocast")
 
 
+def test_each_step_of_the_back_end_shows_its_record(nxpipe: InProcess, model: str) -> None:
+    def record_after(step: str) -> str:
+        answer = nxpipe("explain", "--json", "--model-id", model, "--buckets", "8", "--after", step)
+        assert answer.code == 0, answer.err
+        (program,) = json.loads(answer.out)
+        assert "graph" not in program
+        return str(program["lowered"])
+
+    records = {step.__name__: record_after(step.__name__) for step in BACKEND}
+    assert "is written to" in records["place_interface"]
+    assert "fused: " in records["emit_kernels"]
+    assert "activation-stationary, " in records["emit_kernels"]
+    assert "refused " in records["promote_to_sbuf"]
+    assert "  after " not in records["allocate_hbm"]
+    waits = [records[name].count("  after ") for name in ("insert_waits", "eliminate_redundant_waits")]
+    assert waits[0] >= waits[1] > 0
+
+
 def test_a_pass_that_does_not_exist_is_refused_with_those_that_do(nxpipe: InProcess, model: str) -> None:
     answer = nxpipe("explain", "--model-id", model, "--after", "tiling")
     assert answer.code == 2
-    assert "there is no pass 'tiling'; there are capture, fold_constants" in answer.err
+    assert "unknown pass 'tiling'; the passes are capture, fold_constants" in answer.err
 
 
 # Why
@@ -149,14 +168,14 @@ def test_programs_hold_no_weights_and_are_the_same_whatever_they_are(
     found = explained(nxpipe, "chat")
     assert [each["field"] for each in found["nearest"][0]["differences"]] == ["weights.seed"]
     assert {each["program"] for each in found["programs"] if each["nearest"]["differences"] == []} == PROGRAMS
-    assert f"the same as decode-b1-s32 of {name_of(near)}, whose part is no longer kept" in nxpipe("explain").out
+    assert f"same key as decode-b1-s32 of {name_of(near)}, whose result was collected" in nxpipe("explain").out
 
 
 def test_parts_are_hits_of_their_own(nxpipe: InProcess, request_here: BuildRequest, store: Store) -> None:
     first, second, third = sorted(request_here.shapes)
     for shape in (first, second):
-        keep_part(store, request_here.program_key(shape), {}, {})
-    keep_part(store, request_here.evidence_key(first), {}, {})
+        keep_step_result(store, request_here.program_key(shape), {}, {})
+    keep_step_result(store, request_here.evidence_key(first), {}, {})
     found = explained(nxpipe, "chat")
     assert states(found) == {first.name: "committed", second.name: "to do", third.name: "to do"}
     why = {each["program"]: (each["in_store"], each["why"]) for each in found["programs"]}

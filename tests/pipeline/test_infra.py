@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from moto import mock_aws
 
-from nxpipe.pipeline.fleet.files import parse, templates_of
+from nxpipe.pipeline.fleet.templates import parse, templates_of
 from nxpipe.pipeline.util.errors import TemplateInvalid
-from nxpipe.stacks.plan import fixed_properties
+from nxpipe.stacks.lint.deployment_plan import fixed_properties
 from tests.cloud.install import install
 from tests.pipeline.in_process import InProcess, nxpipe
 from tests.stacks.rules.fixtures import group, launch, resource
@@ -102,7 +102,7 @@ def test_with_a_project_its_acknowledgements_and_its_budget_hold(project: Path, 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "{", "Resources: [", "a: !Ref b"])
 def test_what_is_no_template_is_told_by_its_name(text: str, project: Path, nxpipe: InProcess) -> None:
     (project / "broken.yaml").write_text(text)
-    with pytest.raises(TemplateInvalid, match=r"broken\.yaml is no"):
+    with pytest.raises(TemplateInvalid, match=r"broken\.yaml is not"):
         templates_of([Path("broken.yaml")])
     assert nxpipe("infra", "lint", "broken.yaml").code == 34
 
@@ -156,7 +156,7 @@ def test_what_cannot_change_is_replaced_and_the_property_named(project: Path, nx
     before = {"Table": resource("AWS::DynamoDB::Table", TableName="one"), "Old": resource("AWS::SNS::Topic")}
     after = {"Table": resource("AWS::DynamoDB::Table", TableName="two"), "New": resource("AWS::SNS::Topic")}
     said = planned(nxpipe, project, {"search-web": before}, {"search-web": after})
-    assert "search-web/Table (AWS::DynamoDB::Table) is REPLACED by a new one, for TableName cannot change" in said
+    assert "search-web/Table (AWS::DynamoDB::Table) is REPLACED by a new one: TableName cannot change in place" in said
     assert "search-web/Old (AWS::SNS::Topic) is deleted" in said
     assert "search-web/New (AWS::SNS::Topic) is new" in said
 
@@ -169,7 +169,7 @@ def test_what_it_costs_is_told_before_and_after(project: Path, nxpipe: InProcess
 
 def test_a_stack_that_left_the_app_is_told_as_staying(project: Path, nxpipe: InProcess) -> None:
     said = planned(nxpipe, project, {"search-old": FLEET, "search-serve-web": FLEET}, {"search-serve-web": FLEET})
-    assert "Stack search-old is not in the app any more: CDK leaves it as it is." in said
+    assert "Stack search-old is no longer in the app: CDK leaves it unchanged." in said
 
 
 def test_losing_what_must_be_kept_ends_in_an_exit_code_of_its_own(project: Path, nxpipe: InProcess) -> None:

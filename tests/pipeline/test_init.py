@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nxpipe.pipeline.cli import init
+from nxpipe.pipeline.cli.init import configuration
 from nxpipe.pipeline.config import load_config
-from nxpipe.pipeline.templates import repository
-from nxpipe.pipeline.templates.configuration import configuration
 from tests.pipeline.in_process import InProcess, nxpipe
 
 __all__ = ["nxpipe"]
@@ -167,10 +167,10 @@ def test_an_init_that_fails_anywhere_leaves_the_repository_as_it_was(
 
         return step
 
-    planned = repository.plan(root, "bert-base-uncased", None)
+    planned = init.plan(root, "bert-base-uncased", None)
     for name in ("write_bytes", "replace"):
         monkeypatch.setattr(Path, name, failing(getattr(Path, name)))
     with pytest.raises(type(interruption)):
-        repository.write(planned)
+        init.write(planned)
     assert len(done) > survivors
     assert snapshot(root) == before

@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 
 from nxpipe.artifact_store import Store, open_store
-from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.emulator.capture import capture, example_inputs
 from nxpipe.emulator.hardware import instance
-from nxpipe.pipeline.artifacts.neuron_cache.entry import kept_by
-from nxpipe.pipeline.cli import installation
+from nxpipe.pipeline.cli import doctor
 from nxpipe.pipeline.compile.made import PROGRAM
+from nxpipe.pipeline.compile.neuronx.cache_entry import entries_of
 from nxpipe.pipeline.compile.neuronx.compile import compile_neff
 from nxpipe.pipeline.compile.neuronx.flags import compiler_environment, compiler_flags
 from nxpipe.pipeline.compile.neuronx.limited import Limits
@@ -98,7 +97,7 @@ def test_the_command_publishes_a_neff_in_the_layout_of_every_artifact(
     assert [shape for shape, _ in module["outputs"]] == [list(array.shape) for array in answers.values()]
     expected = [float(np.abs(array).sum()) for array in answers.values()]
     np.testing.assert_allclose([total for _, total in module["outputs"]], expected, rtol=1e-5)
-    (cached,) = kept_by(manifest)  # of what the compiler cached, the lock alone stays behind
+    (cached,) = entries_of(manifest)  # of what the compiler cached, the lock alone stays behind
     assert set(cached.files) == {"compile_flags.json", "model.done", "model.hlo_module.pb", "model.neff"}
     assert (cached.program, cached.files["model.neff"]) == (program.name, program.blob)
     refused = nxpipe("verify", built["request_key"], "--store", f"file://{tmp_path}/store")
@@ -210,7 +209,7 @@ def test_what_this_backend_cannot_do_is_refused_before_any_work(bert: Path, monk
 @pytest.mark.parametrize("missing", ["neuronx-cc", "torch-neuronx", "the program neuronx-cc on the PATH"])
 def test_what_is_missing_is_named_by_doctor_and_build(missing: str, toolchain: Toolchain, bert: Path) -> None:
     def state() -> str:
-        return next(each.state for each in installation.examine() if each.need.needed_for.endswith("--backend neuronx"))
+        return next(each.state for each in doctor.examine() if each.need.needed_for.endswith("--backend neuronx"))
 
     asked(bert).check()
     assert state() == "ok"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from nxpipe.pipeline.config.crosschecks import check_placement, has_network, zones_of
 from nxpipe.pipeline.config.load import load, read_source
-from nxpipe.pipeline.config.place import has_network, misplaced, zones_of
 from nxpipe.pipeline.config.root import Config
 
 MODEL = """
@@ -41,7 +41,7 @@ def told(folder: Path, text: str) -> list[str]:
     path = folder / "nxpipe.toml"
     path.write_text(text)
     source = read_source(path, {})
-    return [str(source.fault(each)).removeprefix(f"{folder}/") for each in misplaced(load(source))]
+    return [str(source.fault(each)).removeprefix(f"{folder}/") for each in check_placement(load(source))]
 
 
 def test_a_project_that_only_keeps_artifacts_needs_no_place(tmp_path: Path) -> None:
@@ -74,13 +74,13 @@ subnets = [
     [
         (
             PROJECT,
-            "nxpipe.toml:1: project.region: found nothing; expected a region, for the subnets of the fleets are in its "
+            "nxpipe.toml:1: project.region: found nothing; expected a region; the subnets of the fleets lie in its "
             "zones",
         ),
         (
             HERE + '[network]\nkind = "nat"\nzones = ["us-east-2b", "eu-west-1a"]\n',
-            'nxpipe.toml:6: network.zones[1]: found "eu-west-1a"; expected a zone of us-east-2, which is the region of '
-            "the project",
+            'nxpipe.toml:6: network.zones[1]: found "eu-west-1a"; expected a zone of us-east-2, the region of the '
+            "project",
         ),
         (
             HERE + '[network]\nkind = "closed"\nzones = ["us-east-2a", "us-east-2c"]\n',
@@ -89,8 +89,7 @@ subnets = [
         ),
         (
             HERE + EXISTING,
-            'nxpipe.toml:10: network.subnets[1].zone: found "us-east-2b"; expected another zone: this one has a subnet '
-            "already",
+            'nxpipe.toml:10: network.subnets[1].zone: found "us-east-2b"; expected a zone that is not listed yet',
         ),
     ],
 )
@@ -127,5 +126,5 @@ def test_a_release_signs_with_a_key_that_cannot_become_another(tmp_path: Path) -
     assert told(tmp_path, PROJECT + release + key) == []
     (fault,) = told(tmp_path, PROJECT + release + key.replace("key/1a2b", "alias/release"))
     assert "signing.key" in fault
-    assert "may use that key and no other" in fault
+    assert "the role of releases is limited to it" in fault
     assert told(tmp_path, PROJECT + key.replace("key/1a2b", "alias/release")) == []

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.emulator.hardware import instance
 from nxpipe.pipeline.models.source import resolve
 from nxpipe.pipeline.models.weights import RandomWeights
@@ -66,7 +65,7 @@ def test_host_user_locale_time_zone_and_hash_seed_never_flip_the_key(
         "from nxpipe.pipeline.models.source import resolve; from nxpipe.pipeline.models.weights import RandomWeights\n"
         "from nxpipe.pipeline.request import BuildRequest, Shape; from nxpipe.emulator.hardware import instance\n"
         "from nxpipe.artifact_store.canonical import canonical_json\n"
-        "from nxpipe.artifact_store.digest import sha256_hex\n"
+        "from nxpipe.artifact_store.canonical import sha256_hex\n"
         "shapes = (Shape('forward', 1, 32),)\n"
         "r = BuildRequest(resolve(sys.argv[1]), RandomWeights(0), shapes, instance('inf2.xlarge'))\n"
         "print(sha256_hex(canonical_json(r.key_inputs())))\n"

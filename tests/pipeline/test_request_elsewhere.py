@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from tests.checkout import copy_packages
 from tests.conftest import ROOT
 from tests.pipeline.conftest import BERT, LLAMA, write_model
 
@@ -35,7 +35,6 @@ MODELS: dict[str, dict[str, object]] = {
         "weights": "random:7",
     },
 }
-ROOMS = ("artifact_store", "emulator", "pipeline")
 LONG_AGO = 1_000_000_000
 
 
@@ -74,8 +73,7 @@ def keys(python: Path | str, checkout: Path, folder: Path, **environment: str) -
 
 def copied_checkout(target: Path) -> Path:
     """The sources alone, with other modes and times, as another clone under another umask has them."""
-    for room in ROOMS:
-        shutil.copytree(ROOT / room, target / room, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_packages(target)
     age(target)
     return target
 

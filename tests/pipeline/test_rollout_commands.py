@@ -10,14 +10,13 @@ from pathlib import Path
 import boto3
 import pytest
 
-from nxpipe.pipeline.canary.plan import Plan
-from nxpipe.pipeline.rollout.drift import minutes_until
 from nxpipe.pipeline.rollout.follow import follow
-from nxpipe.pipeline.rollout.planner import Service, in_favour
+from nxpipe.pipeline.rollout.planner import Service, in_favour, minutes_until
 from nxpipe.pipeline.rollout.status import Status
 from nxpipe.pipeline.util import exit_codes
 from nxpipe.pipeline.util.console import Console
 from tests.artifact_store.samples import MODEL
+from tests.canary.samples import plan_with
 from tests.pipeline.in_process import nxpipe
 from tests.pipeline.rollout_world import Fleet, fleet, front
 
@@ -35,7 +34,7 @@ def test_a_start_gives_each_colour_its_artifact_and_leaves_the_fleets_channel_al
     assert answer.code == 0, answer.err
     assert "blue -> green" in answer.err
     assert "5 %, 25 %, 50 %, 95 % of traffic, each for 5 to 60 minutes" in answer.err
-    assert "latency is not judged: 0 requests of the old version were timed" in answer.err
+    assert "latency is not judged: the baseline has 0 timed requests" in answer.err
     served = [fleet.served(channel) for channel in ("search--blue", "search--green", "production")]
     assert served == [fleet.name(0), fleet.name(1), fleet.name(0)]
     told = fleet.execution()
@@ -68,7 +67,7 @@ def test_starting_the_same_twice_is_one_rollout_and_another_one_has_to_wait(flee
     assert (fleet.start(1).code, fleet.start(1).code) == (0, 0)
     other = fleet.start(2)
     assert other.code == REFUSED
-    assert "is under way since" in other.err
+    assert "has been running since" in other.err
     assert "nxpipe rollout abort search" in other.err
     assert fleet.served("search--green") == fleet.name(1)
     assert len(fleet.running()) == 1
@@ -82,7 +81,7 @@ def test_a_start_that_died_is_finished_by_the_same_words_and_forgotten_by_others
     never_started = arn.rpartition(":")[0] + f":{fleet.artifacts[2].request_key[:12]}-green-1"
     fleet.write_record(owner=never_started, since=datetime.now(UTC).isoformat(), stable="blue")
     busy = fleet.start(1, "--again")
-    assert (busy.code, "try again in 5 minutes" in busy.err) == (REFUSED, True)
+    assert (busy.code, "retry in 5 min" in busy.err) == (REFUSED, True)
     assert fleet.start(2).code == 0
     assert fleet.execution()["executionArn"] == never_started
     fleet.stop_all()
@@ -131,9 +130,9 @@ def test_a_rehearsal_is_foreseen_by_what_its_short_minutes_bring(fleet: Fleet) -
         file.write("[rollout]\nsteps = [100]\n")
     fleet.count(30, seconds=10)
     said = fleet.start(1, "--minute", "1").err
-    minutes = minutes_until(in_favour(Plan.of((100,)), Service(30 / 60, base_error=0.0001), 0))
+    minutes = minutes_until(in_favour(plan_with((100,)), Service(30 / 60, base_error=0.0001), 0))
     assert "at 30 requests a second" in said
-    assert f"95 %: over in about {minutes:.0f} minutes" in said
+    assert f"95 %: about {minutes:.0f} minutes" in said
 
 
 def test_a_promotion_moves_the_fleets_channel_once(fleet: Fleet) -> None:
@@ -150,7 +149,7 @@ def test_when_the_command_has_died_the_next_one_moves_the_channel(fleet: Fleet) 
     fleet.says("promoted", "all is well")
     assert fleet.start(1).code == 0
     fleet.until_ended()
-    assert "move it with: nxpipe rollout status search --wait" in fleet.rollout("status", "search").err
+    assert "promote it with: nxpipe rollout status search --wait" in fleet.rollout("status", "search").err
     assert fleet.served("production") == fleet.name(0)
     fleet.weigh(green=100)
     fleet.ends()
@@ -223,7 +222,7 @@ def test_what_died_is_over_when_the_watchdog_has_brought_it_home(fleet: Fleet) -
     fleet.stop_all()
     assert fleet.status()["outcome"]["end"] == "unfinished"
     busy = fleet.start(2)
-    assert (busy.code, "its watchdog is bringing traffic home" in busy.err) == (REFUSED, True)
+    assert (busy.code, "its watchdog is rolling back" in busy.err) == (REFUSED, True)
     for stable, code in (("blue", ROLLED_BACK), ("green", 0)):
         fleet.write_record(stable=stable)
         assert fleet.rollout("status", "search", "--wait").code == code, owner
@@ -245,7 +244,7 @@ def test_the_status_has_the_weights_and_what_the_judge_has_seen(fleet: Fleet) ->
     picture = fleet.rollout("status", "search").out
     assert "blue 95 %, green 5 %" in picture
     assert "step 1 of 4, at 5 %" in picture
-    assert "goes back at 100 to 1" in picture
+    assert "rollback at 100 to 1" in picture
 
 
 def test_without_evidence_a_person_is_awaited_and_the_exit_code_says_so(fleet: Fleet) -> None:
@@ -254,7 +253,7 @@ def test_without_evidence_a_person_is_awaited_and_the_exit_code_says_so(fleet: F
     fleet.look(61)
     waited = fleet.rollout("status", "search", "--wait")
     assert waited.code == exit_codes.UNDECIDED.number
-    assert "a person is awaited" in waited.out
+    assert "a person must decide" in waited.out
     assert "nxpipe rollout approve search, or nxpipe rollout abort search" in waited.err
     assert fleet.rollout("approve", "search").code == 0
     assert fleet.status()["awaits_a_person"] is False
@@ -271,7 +270,7 @@ def test_a_word_to_a_rollout_may_be_repeated_and_its_end_is_not_taken_back(fleet
     fleet.stop_all()
     fleet.write_record(stable="blue")
     late = fleet.rollout("abort", "search")
-    assert (late.code, "no rollout of fleet search is under way" in late.err) == (REFUSED, True)
+    assert (late.code, "no rollout of fleet search is running" in late.err) == (REFUSED, True)
 
 
 def test_the_log_is_a_table_and_as_json_what_replay_reads(fleet: Fleet) -> None:
@@ -292,15 +291,15 @@ def test_interrupted_waiting_says_how_to_come_back(capsys: pytest.CaptureFixture
 
     with pytest.raises(KeyboardInterrupt):
         follow(Console(), "search", look)
-    assert "come back to it with: nxpipe rollout status search --wait" in capsys.readouterr().err
+    assert "follow it with: nxpipe rollout status search --wait" in capsys.readouterr().err
 
 
 def test_what_a_user_gets_wrong_is_one_sentence_with_the_way_out(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {
         "did you mean 'search'?": (exit_codes.USAGE, fleet.rollout("status", "serch")),
-        "name one ARTIFACT": (exit_codes.USAGE, fleet.rollout("start", "search")),
+        "pass either ARTIFACT": (exit_codes.USAGE, fleet.rollout("start", "search")),
         "there is no artifact": (exit_codes.NOT_FOUND, fleet.rollout("start", "search", f"{MODEL}@ffffffff")),
-        "leave out --to": (exit_codes.ROLLOUT_REFUSED, fleet.start(1, "--to", "blue")),
+        "omit --to": (exit_codes.ROLLOUT_REFUSED, fleet.start(1, "--to", "blue")),
         "there is no rollout lost": (
             exit_codes.ROLLOUT_REFUSED,
             fleet.rollout("log", "search", "--execution", "lost"),
@@ -310,9 +309,9 @@ def test_what_a_user_gets_wrong_is_one_sentence_with_the_way_out(fleet: Fleet, m
     with monkeypatch.context() as other:
         other.setenv("NXPIPE_PROJECT_NAME", "other")
         answers["npx cdk deploy other-rollout-search"] = (exit_codes.ROLLOUT_REFUSED, fleet.rollout("status", "search"))
-        answers["has no machine for rollouts"] = (exit_codes.ROLLOUT_REFUSED, fleet.rollout("abort", "search"))
+        answers["has no state machine"] = (exit_codes.ROLLOUT_REFUSED, fleet.rollout("abort", "search"))
     fleet.weigh(green=50)
-    answers["not wholly with one of blue and green"] = (exit_codes.ROLLOUT_REFUSED, fleet.start(1))
+    answers["shift all of it to one of blue and green"] = (exit_codes.ROLLOUT_REFUSED, fleet.start(1))
     with monkeypatch.context() as nobody:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             nobody.delenv(name)

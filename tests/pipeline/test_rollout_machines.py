@@ -149,7 +149,7 @@ def test_ctrl_c_leaves_the_rollout_alone_and_says_how_to_come_back(user: User, a
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=60)
     assert process.returncode == exit_codes.INTERRUPTED.number
-    assert "come back to it with: nxpipe rollout status search --wait" in told
+    assert "follow it with: nxpipe rollout status search --wait" in told
     assert user.status()["phase"] == "step"
     user.rollout("abort", "search")
     assert user.rollout("status", "search", "--wait").code == exit_codes.ROLLED_BACK.number

@@ -78,7 +78,7 @@ def test_words_that_cannot_be_meant_together_are_refused(nxpipe: InProcess, bert
     for words, complaint in [
         (("--input", str(file)), "is not a safetensors file"),
         (("--input", str(file), "--text", "[1]"), "pass one of them"),
-        (("an-artifact",), "name it alone"),
+        (("an-artifact",), "pass only --store"),
     ]:
         answer = nxpipe("run", *words, *small(bert))
         assert answer.code == 2

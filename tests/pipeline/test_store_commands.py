@@ -8,11 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from nxpipe.artifact_store import Published, open_store
-from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.manifest import Executable, File, Manifest, ModelRef, Tensor
+from nxpipe.pipeline.artifacts.store_url import store_url
 from nxpipe.pipeline.cli.main import cli
-from nxpipe.pipeline.cli.store_url import store_url
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.exit_codes import CONFIGURATION, CORRUPT, NOT_FOUND, OK, STORE, ExitCode, exit_code_of
 from tests.artifact_store.samples import publish_verified
@@ -231,7 +230,7 @@ def test_a_broken_file_is_told_unless_the_store_was_named(here: Path) -> None:
 def test_listing_a_folder_imports_neither_boto3_nor_torch(here: Path) -> None:
     publish(here / "s")
     code = (
-        "import sys; from nxpipe.pipeline.cli import cli; from nxpipe.pipeline.util.console import Console; "
+        "import sys; from nxpipe.pipeline.cli.main import cli; from nxpipe.pipeline.util.console import Console; "
         f"cli.main(['store', 'ls', '--store', {str(here / 's')!r}, '--json'], obj=Console(), standalone_mode=False); "
         "print({'boto3', 'botocore', 'torch', 'transformers', 'numpy'} & set(sys.modules), file=sys.stderr)"
     )

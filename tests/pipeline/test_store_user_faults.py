@@ -18,8 +18,7 @@ from threading import Thread
 import pytest
 
 from nxpipe.artifact_store import open_store
-from nxpipe.artifact_store.backends.s3_client import s3_client
-from nxpipe.artifact_store.backends.s3_faults import ATTEMPTS
+from nxpipe.artifact_store.backends.s3_client import ATTEMPTS, s3_client
 from nxpipe.artifact_store.layout import blob_path
 from nxpipe.pipeline.util.exit_codes import INTERRUPTED, KEY, NOT_FOUND, PIPE_CLOSED, REFUSED, STORE, USAGE, ExitCode
 from tests.artifact_store.samples import tree
@@ -412,7 +411,7 @@ def test_a_key_expires_by_the_clock_of_the_store(
         ("store unpin keept --store {store}", NOT_FOUND, "it has kept"),
         ("store pin {first} --as Mine! --store {store}", USAGE, "'Mine!' is no pin's name"),
         ("store pin {first} --as mine --reason \033[2J --store {store}", USAGE, "printable characters"),
-        ("promote {first} --channel Prod --store {store}", USAGE, "'Prod' is no channel's name"),
+        ("promote {first} --channel Prod --store {store}", USAGE, "'Prod' is not a valid channel name"),
         ("promote {first} --channel prod --actor= --store {store}", USAGE, "one line of 1 to 512"),
         ("store sign {first} --key file:{root}/release.key --builder x\ny --store {store}", USAGE, "--builder"),
         ("channel show prd --store {store}", NOT_FOUND, "did you mean 'prod'?"),

@@ -97,7 +97,7 @@ def test_a_deep_model_is_verified_on_its_first_layers_and_the_report_says_so(nxp
     answer = nxpipe(
         "verify", "--model-id", str(model), "--weights", "random:0", "--slice-layers", "2", "--buckets", "8"
     )
-    assert "only its first 2 layers" in answer.out
+    assert "first 2 layers" in answer.out
 
 
 def test_lists_with_an_entry_a_layer_are_cut_with_the_layers() -> None:
@@ -312,4 +312,4 @@ def test_a_saved_program_is_held_against_pytorch_and_against_onnx(nxpipe: InProc
         assert found["emulated"]["none"]["outputs"][0]["max_relative"] < 1e-5
     useless = nxpipe("verify", "--model-id", str(tmp_path / "m.pt2"), "--buckets", "16")
     assert useless.code == 2
-    assert "a program with shapes and weights of its own" in useless.err
+    assert "which has shapes and weights of its own" in useless.err

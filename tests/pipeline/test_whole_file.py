@@ -7,7 +7,7 @@ from threading import Barrier
 
 import pytest
 
-from nxpipe.pipeline.util.whole_file import write_whole
+from nxpipe.pipeline.util.files import write_whole
 
 
 def test_the_folder_of_a_file_is_made(tmp_path: Path) -> None:

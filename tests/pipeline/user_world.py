@@ -116,7 +116,7 @@ def is_one_sentence(answer: Answer, code: ExitCode, *says: str) -> None:
     assert error.startswith("Error: "), answer.err
     assert [line for line in before if not line.startswith("  ")] == [], answer.err
     assert "Traceback" not in answer.err
-    assert "did not foresee" not in answer.err
+    assert "internal error" not in answer.err
     for each in says:
         assert each in answer.err, answer.err
 

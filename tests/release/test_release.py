@@ -14,7 +14,7 @@ from nxpipe.pipeline.util import exit_codes
 from tests.pipeline.command import Answer
 from tests.release.world import CELLS, GATES, Team, deepen, gate, states
 
-VERIFIED = "verified on this machine before"
+VERIFIED = "already verified on this machine"
 
 
 def everything(folder: Path) -> dict[str, bytes]:
@@ -128,7 +128,7 @@ def test_a_channel_that_moves_after_it_was_held_against_is_not_overwritten(
         change.promote(store, "eu", [bert], change.Author("somebody", ""), change.Requirements())
 
     with monkeypatch.context() as patch:
-        patch.setattr("nxpipe.pipeline.release.serving.author_signature", somebody_else_is_faster)
+        patch.setattr("nxpipe.pipeline.release.promotion.author_signature", somebody_else_is_faster)
         words = ("--to", "eu", "--from", "staging", "--skip", "verify")
         report = team.release(*words, code=exit_codes.REFUSED.number)
     assert (states(report)["promote"], len(team.log("eu"))) == ("failed", 1)
@@ -138,7 +138,7 @@ def test_a_channel_that_moves_after_it_was_held_against_is_not_overwritten(
 def test_what_is_released_from_a_channel_needs_no_compiler(team: Team) -> None:
     program = """
 import sys
-from nxpipe.pipeline.cli import main
+from nxpipe.pipeline.cli.main import main
 sys.argv = ["nxpipe", *"release --to eu --from staging --skip verify".split()]
 try:
     main()

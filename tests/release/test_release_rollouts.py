@@ -22,7 +22,7 @@ WORDS = ("release", "--to", "production", "--from", "staging", "--skip", "verify
 @pytest.fixture(autouse=True)
 def second_on_staging(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Production serves the first artifact."""
-    monkeypatch.setattr("nxpipe.pipeline.rollout.follow._EVERY", 0.05)
+    monkeypatch.setattr("nxpipe.pipeline.rollout.follow._INTERVAL", 0.05)
     assert fleet.nxpipe("promote", fleet.name(1), "--channel", "staging").code == 0
 
 
@@ -67,7 +67,7 @@ def test_of_two_fleets_of_a_channel_the_second_keeps_what_it_runs_until_its_turn
     twin = text[text.index("[[fleets]]") :].replace('"search"', '"ranking"')
     Path("nxpipe.toml").write_text(text + twin)
     report = released(fleet, "--no-wait")
-    assert "not begun: fleet ranking" in gate(report, "rollout")["sentence"]
+    assert "not started: fleet ranking" in gate(report, "rollout")["sentence"]
     assert [fleet.served(f"ranking--{colour}") for colour in ("blue", "green")] == [fleet.name(0)] * 2
     assert report["way_back"] == ["nxpipe rollout abort search"]
 

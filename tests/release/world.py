@@ -9,7 +9,7 @@ from typing import Any, Final
 from nxpipe.artifact_store import open_store
 from nxpipe.artifact_store.channel.generation import Generation
 from nxpipe.artifact_store.channel.log import ChannelLog
-from nxpipe.artifact_store.trust.key_files import make_key_file
+from nxpipe.artifact_store.trust.keys import make_key_file
 from tests.pipeline.command import Answer
 from tests.pipeline.conftest import BERT, LLAMA, write_model
 from tests.pipeline.in_process import InProcess

@@ -14,8 +14,8 @@ from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import AllReduce, Binary, Gather, Linear, RankSlice, Unary
 from nxpipe.emulator.passes.options import PassOptions
-from nxpipe.emulator.passes.shard import Piece
-from nxpipe.emulator.run import Fast
+from nxpipe.emulator.passes.shard import Sharding
+from nxpipe.emulator.run.model import Fast
 from tests.emulator.divided_models import request
 from tests.emulator.models import captured, weights
 
@@ -52,7 +52,7 @@ def running_sum(length: int, state: str = "total") -> Fast:
 
 def divided_product() -> Fast:
     """x @ w.T on two ranks, each with half of the inputs of `w`."""
-    piece = Piece(1, (8,), (2,))
+    piece = Sharding(1, (8,), (2,))
     graphs = []
     for ranks in (1, 2):
         builder = GraphBuilder()

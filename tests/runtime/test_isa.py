@@ -9,18 +9,22 @@ from nxpipe.emulator import compile as compiled
 from nxpipe.emulator.core import Machine
 from nxpipe.emulator.emit import emit, ports_of
 from nxpipe.emulator.executable.executable import Executable, from_bytes, to_bytes
-from nxpipe.emulator.executable.port import Port
+from nxpipe.emulator.executable.tables import Port
 from nxpipe.emulator.hardware import instance
 from nxpipe.emulator.ir.builder import GraphBuilder
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.isa.affine import Affine
-from nxpipe.emulator.isa.instructions import AllGather, DmaCopy, Engine, Wait
+from nxpipe.emulator.isa.collective import CollectiveAllGather
+from nxpipe.emulator.isa.dma import DmaCopy
+from nxpipe.emulator.isa.instruction import Engine, Wait
 from nxpipe.emulator.isa.operands import Far, Memory, Tile, contiguous
 from nxpipe.emulator.isa.program import Buffer, Program, Role
-from nxpipe.emulator.numerics import stochastic_rounding
+from nxpipe.emulator.numerics import Draws, stochastic_rounding
 from nxpipe.emulator.ops import Binary, Linear, Operator, RankSlice, Slice, Unary
-from nxpipe.emulator.passes.shard import Piece
-from nxpipe.emulator.run import Fast, Isa, Runtime
+from nxpipe.emulator.passes.shard import Sharding
+from nxpipe.emulator.run.isa import Isa
+from nxpipe.emulator.run.model import Fast
+from nxpipe.emulator.run.runtime import Runtime
 from nxpipe.emulator.run.status import BadInput, ExecutionFailed, InvalidLoad, WrongGeneration
 from tests.emulator.models import relative_error
 from tests.runtime.models import running_sum, whole
@@ -81,7 +85,7 @@ def test_what_is_rounded_by_chance_is_the_same_in_every_order() -> None:
         machine = Machine(program, order=order)
         machine.write("x", numbers)
         answers = []
-        with stochastic_rounding(seed):
+        with stochastic_rounding(Draws(seed)):
             for _ in range(2):
                 machine.execute()
                 answers.append(machine.read("y").tobytes())
@@ -119,9 +123,9 @@ def gathering() -> Executable:
         Buffer(Role.OUTPUT, ("y",), F32, (2, 3, 2), (), 4096),
     )
     w = Far(0, F32, Affine(), contiguous(3, 2))
-    body = (AllGather(engine=Engine.COLLECTIVE, dst=Far(1, F32, Affine(), contiguous(2, 3, 2)), src=w),)
+    body = (CollectiveAllGather(engine=Engine.COLLECTIVE, dst=Far(1, F32, Affine(), contiguous(2, 3, 2)), src=w),)
     port = Port("y", Role.OUTPUT, TensorType((2, 3, 2), F32))
-    return Executable(Program("v2", 2, buffers, body), (port,), {0: Piece(0, (4,), (2,))})
+    return Executable(Program("v2", 2, buffers, body), (port,), {0: Sharding(0, (4,), (2,))})
 
 
 def test_each_rank_has_its_piece_in_the_order_in_which_its_program_wants_it() -> None:
@@ -134,7 +138,7 @@ def test_each_rank_has_its_piece_in_the_order_in_which_its_program_wants_it() ->
 
 def test_a_weight_that_ranks_share_is_divided_when_it_is_loaded() -> None:
     """As the compiler divides it: the first rank answers with the first half."""
-    piece = Piece(0, (10,), (2,))
+    piece = Sharding(0, (10,), (2,))
     graphs = []
     cuts: tuple[Operator, ...] = (Slice((0, 0), (5, 8), (1, 1)), RankSlice(piece.axis, 1, piece.sizes, piece.parts, 2))
     for op in cuts:

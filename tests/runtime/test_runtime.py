@@ -10,21 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nxpipe.emulator.analysis.memory import capacity, code_bytes
+from nxpipe.emulator.analysis.graph_memory import capacity, code_bytes
 from nxpipe.emulator.hardware import INSTANCES, instance
 from nxpipe.emulator.numerics import Array
-from nxpipe.emulator.run import Fast, Model, Runtime, status
-from nxpipe.emulator.run.cores import Cores
+from nxpipe.emulator.run import status
 from nxpipe.emulator.run.fast import execute
-from nxpipe.emulator.run.ranks import Loaded, States
-from nxpipe.emulator.run.resident import Shelf
+from nxpipe.emulator.run.isa import Shelf
+from nxpipe.emulator.run.model import Fast, Model
+from nxpipe.emulator.run.ranks import Runnable, States
+from nxpipe.emulator.run.runtime import Cores, Runtime
 from nxpipe.emulator.run.status import (
     BadInput,
     CoreBusy,
     CoresUnavailable,
     DeviceMemoryExhausted,
     InvalidLoad,
-    OutOfBounds,
+    LookupOutOfBounds,
     RequestTooLong,
     RuntimeClosed,
     RuntimeFault,
@@ -205,7 +206,7 @@ class Watched:
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
 
-    def load(self, weights: Mapping[str, Array], shelf: Shelf | None = None) -> Loaded:
+    def load(self, weights: Mapping[str, Array], shelf: Shelf | None = None) -> Runnable:
         loaded = self._inner.load(weights, shelf)
         watched = self
 
@@ -260,7 +261,7 @@ def test_a_fixed_axis_must_be_full() -> None:
 
 
 def test_a_lookup_behind_its_table_is_out_of_bounds() -> None:
-    with Runtime(INF2) as runtime, pytest.raises(OutOfBounds, match="index 6"):
+    with Runtime(INF2) as runtime, pytest.raises(LookupOutOfBounds, match="index 6"):
         lookups(runtime).execute({"ids": np.array([[6]])})
 
 
@@ -268,7 +269,7 @@ def test_a_core_runs_one_request_at_a_time() -> None:
     inside, leave = Event(), Event()
 
     class Slow(Fast):
-        def load(self, weights: Mapping[str, Array], shelf: Shelf | None = None) -> Loaded:
+        def load(self, weights: Mapping[str, Array], shelf: Shelf | None = None) -> Runnable:
             loaded = super().load(weights, shelf)
 
             class Waiting:
@@ -364,7 +365,7 @@ def test_copies_run_beside_each_other() -> None:
     meeting = Barrier(2)
 
     class Meeting(Fast):
-        def load(self, weights: Mapping[str, Array], shelf: Shelf | None = None) -> Loaded:
+        def load(self, weights: Mapping[str, Array], shelf: Shelf | None = None) -> Runnable:
             loaded = super().load(weights, shelf)
 
             class Waiting:

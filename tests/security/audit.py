@@ -33,7 +33,7 @@ class Seen:
         return {path for path in self.files if not any(path.is_relative_to(home) for home in homes)}
 
     def imports_beyond(self, *packages: str) -> set[str]:
-        return {name for name in self.imports if name.partition(".")[0] not in packages}
+        return {name for name in self.imports if not any(f"{name}.".startswith(f"{package}.") for package in packages)}
 
 
 _watching: list[Seen] = []

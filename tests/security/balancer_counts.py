@@ -6,13 +6,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from nxpipe.pipeline.canary.course import Course
-from nxpipe.pipeline.canary.looking import Look, Word, look
-from nxpipe.pipeline.canary.metrics import beginning_of
-from nxpipe.pipeline.canary.pace import Pace
-from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.metrics import start_of
+from nxpipe.pipeline.canary.plan import CanaryPlan, Schedule
+from nxpipe.pipeline.canary.state import RolloutState
+from nxpipe.pipeline.canary.steps import Action, Evaluation, evaluate
+from tests.canary.samples import plan_with
 
-PLAN: Final = Plan.of(latencies=(0.1, 0.15, 0.2, 0.3, 0.5, 0.625, 0.8))
+PLAN: Final = plan_with(latencies=(0.1, 0.15, 0.2, 0.3, 0.5, 0.625, 0.8))
 QUIET: Final[dict[str, list[str]]] = {
     "metric_names": [],
     "metric_states": [],
@@ -74,35 +74,35 @@ class Front:
         names = next(iter(self._counted.values()))
         found = {name: {n: each[name] for n, each in self._counted.items() if each[name]} for name in names}
         return [
-            {"Id": name, "Timestamps": [beginning_of(n, 60) for n in values], "Values": [*values.values()]}
+            {"Id": name, "Timestamps": [start_of(n, 60) for n in values], "Values": [*values.values()]}
             for name, values in found.items()
         ]
 
 
-def course(plan: Plan = PLAN) -> Course:
-    return Course("r1", plan, Pace(), "app/front/1", "targetgroup/green/1", "targetgroup/blue/1", ())
+def course(plan: CanaryPlan = PLAN) -> RolloutState:
+    return RolloutState("r1", plan, Schedule(), "app/front/1", "targetgroup/green/1", "targetgroup/blue/1", ())
 
 
-def roll_out(front: Front, plan: Plan = PLAN) -> tuple[Word, int, int]:
+def roll_out(front: Front, plan: CanaryPlan = PLAN) -> tuple[Action, int, int]:
     """How it ended, in which step, and after how many minutes."""
     for step, minutes, looked in looks(front, plan):
-        ended = looked.word is Word.ADVANCE and step == len(plan.steps)
-        if looked.word in (Word.ROLL_BACK, Word.ASK) or ended:
+        ended = looked.word is Action.ADVANCE and step == len(plan.steps)
+        if looked.word in (Action.ROLL_BACK, Action.ASK) or ended:
             return looked.word, step, minutes
     raise AssertionError("a rollout has an end")
 
 
-def looks(front: Front, plan: Plan = PLAN) -> Iterator[tuple[int, int, Look]]:
+def looks(front: Front, plan: CanaryPlan = PLAN) -> Iterator[tuple[int, int, Evaluation]]:
     """One a minute, from the first step on to that in which the new version serves alone."""
     stands, minute = course(plan), _FIRST
     for step in range(len(plan.steps) + 1):
         weight = plan.steps[step].weight if step < len(plan.steps) else 100
-        stands = stands.begin(step, beginning_of(minute, 60))
-        word = Word.CONTINUE
-        while word is Word.CONTINUE:
+        stands = stands.begin(step, start_of(minute, 60))
+        word = Action.CONTINUE
+        while word is Action.CONTINUE:
             front.minute(minute, weight)
             minute += 1
-            seen = {"metrics": front.told(), "at": beginning_of(minute, 60), "alarms": QUIET, "record": {}}
-            looked = look(stands, seen)
+            seen = {"metrics": front.told(), "at": start_of(minute, 60), "alarms": QUIET, "record": {}}
+            looked = evaluate(stands, seen)
             stands, word = looked.course, looked.word
             yield step, minute - _FIRST, looked

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from nxpipe.emulator.confinement import Limits, rules
+from nxpipe.emulator.confinement import Limits, server
 
 
 def attempts(scratch: Path, model: Path, secret: Path, port: int) -> dict[str, Callable[[], object]]:
@@ -54,8 +54,8 @@ def main() -> None:
     scratch, model, secret = map(Path, sys.argv[1:4])
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write is then an error
     tried = attempts(scratch, model, secret, int(sys.argv[4]))
-    rules.limit(Limits(written=2**20))
-    confined = rules.confine([*rules.libraries(Path(rules.__file__).parents[2]), str(model)], str(scratch))
+    server.limit(Limits(written=2**20))
+    confined = server.confine([*server.libraries(Path(server.__file__).parents[2]), str(model)], str(scratch))
     found = {"": confined}
     for name, attempt in tried.items():
         try:

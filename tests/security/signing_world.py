@@ -16,25 +16,25 @@ from nxpipe.artifact_store import Published, Store
 from nxpipe.artifact_store.backends.local import LocalFolder
 from nxpipe.artifact_store.channel.generation import Generation, Head, Served, Signature
 from nxpipe.artifact_store.documents import Blob, as_time
+from nxpipe.artifact_store.fetch.cached_store import CachedStore, MirroredBlobs
+from nxpipe.artifact_store.fetch.mirrors import Sources
+from nxpipe.artifact_store.fetch.offline_index import OfflineIndex
+from nxpipe.artifact_store.fetch.read_cache import DEFAULT_LIMIT, ReadCache
+from nxpipe.artifact_store.fetch.selection import by_channel
 from nxpipe.artifact_store.layout import generation_path, signature_folder
-from nxpipe.artifact_store.transfer.believed import Trust
-from nxpipe.artifact_store.transfer.reading import BlobsFromAfar, StoreFromAfar
-from nxpipe.artifact_store.transfer.remembered import Remembered
-from nxpipe.artifact_store.transfer.source import Sources
-from nxpipe.artifact_store.transfer.tier import DEFAULT_LIMIT, Tier
-from nxpipe.artifact_store.transfer.wanted import by_channel
-from nxpipe.artifact_store.trust.key_files import KeyFile, make_key_file
-from nxpipe.artifact_store.trust.policy import signing_with
+from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
+from nxpipe.artifact_store.trust.keys import KeyFile, make_key_file
+from nxpipe.artifact_store.trust.policy import signing_with, vouch
 from nxpipe.artifact_store.trust.signatures import Signatures
-from nxpipe.artifact_store.trust.testimony import vouch
-from nxpipe.pipeline.artifacts.neuron_cache.chosen import served
+from nxpipe.pipeline.artifacts.channel_log import ChannelView
+from nxpipe.pipeline.artifacts.channels import ServedModel
+from nxpipe.pipeline.artifacts.lookup import find_match, pair
+from nxpipe.pipeline.artifacts.neuron_cache import select_served
 from nxpipe.pipeline.artifacts.signing import trust_in
-from nxpipe.pipeline.artifacts.view import ChannelView
-from nxpipe.pipeline.cli.named import named, pair
 from nxpipe.pipeline.config import Config, load_config
-from nxpipe.pipeline.fleet.agent.artifact import Wish, bring
-from nxpipe.pipeline.release.state import Release
-from nxpipe.pipeline.release.words import Words
+from nxpipe.pipeline.fleet.agent.run import fetch_artifact
+from nxpipe.pipeline.release.options import ReleaseOptions
+from nxpipe.pipeline.release.state import ReleaseContext
 from nxpipe.pipeline.util.console import Console
 from tests.artifact_store.afar import afar
 from tests.artifact_store.samples import MODEL, manifest, publish_verified
@@ -111,7 +111,7 @@ class World:
     def store(self) -> Store:
         return Store(LocalFolder(self.root / "store"))
 
-    def trust(self, store: Store | None = None) -> Trust:
+    def trust(self, store: Store | None = None) -> ChannelVerifier:
         return trust_in(self.config, self.root, store or self.store)
 
     def key(self, name: str) -> KeyFile:
@@ -307,9 +307,9 @@ def _fetch(world: World) -> str:
 def _offline(world: World) -> str:
     """What an online look remembers, by the policy, and then nothing else."""
     url, cache = world.store.url, world.root.parent / f"{world.root.name}-cache"
-    remember = Remembered(cache, url)
+    remember = OfflineIndex(cache, url)
     online = by_channel(world.store, CHANNEL, None, None, world.trust(), remember)
-    offline = StoreFromAfar(remember, BlobsFromAfar(world.store.backend, Sources([]), None), Sources([remember]))
+    offline = CachedStore(remember, MirroredBlobs(world.store.backend, Sources([]), None), Sources([remember]))
     tip = world.trust(offline).tip(offline, CHANNEL)
     assert tip is not None
     world.trust(offline).insist_on_signatures(offline, CHANNEL, tip.artifacts[0])
@@ -321,19 +321,19 @@ def _mirror(world: World) -> str:
     """The store itself cannot be read."""
     gone = world.root / "gone"
     gone.write_text("no folder")
-    tier = Tier(world.root.parent / f"{world.root.name}-tier", DEFAULT_LIMIT)
+    tier = ReadCache(world.root.parent / f"{world.root.name}-tier", DEFAULT_LIMIT)
     store = afar([LocalFolder(gone), LocalFolder(world.root / "store")], tier)
     return by_channel(store, CHANNEL, None, None, world.trust(store)).digest
 
 
 def _agent(world: World) -> str:
     folder = world.root.parent / f"{world.root.name}-{secrets.token_hex(4)}"
-    made = bring(world.store, Wish((CHANNEL,), MODEL, "inf2"), world.trust(), folder)
+    made = fetch_artifact(world.store, ServedModel((CHANNEL,), MODEL, "inf2"), world.trust(), folder)
     return Blob.of(made.to_bytes()).sha256
 
 
 def _bench(world: World) -> str:
-    beside = named(CHANNEL, world.store, world.config_path).beside(world.artifact("c").manifest)
+    beside = find_match(CHANNEL, world.store, world.config_path).beside(world.artifact("c").manifest)
     assert beside is not None
     return Blob.of(beside.to_bytes()).sha256
 
@@ -345,15 +345,15 @@ def _diff(world: World) -> str:
 
 
 def _release(world: World) -> str:
-    words = Words("next", CHANNEL, None, (), 0.05, frozenset(), True, "somebody", "", None, {}, {})
-    (one,) = Release(Console(quiet=True), world.store, world.config, world.config_path, words).candidates
+    words = ReleaseOptions("next", CHANNEL, None, (), 0.05, frozenset(), True, "somebody", "", None, {}, {})
+    (one,) = ReleaseContext(Console(quiet=True), world.store, world.config, world.config_path, words).candidates
     found = world.store.find(one.request_key)
     assert found is not None
     return found.manifest_digest
 
 
 def _cache(world: World) -> str:
-    (one,) = served(world.store, CHANNEL, world.trust())
+    (one,) = select_served(world.store, CHANNEL, world.trust())
     return Blob.of(one.manifest.to_bytes()).sha256
 
 
@@ -385,5 +385,5 @@ def machine(state: Path) -> Iterator[None]:
     """One that has seen nothing yet."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(state))
-        patch.setattr("nxpipe.artifact_store.channel.marks.flush_to_disk", lambda _: None)  # nobody pulls the plug
+        patch.setattr("nxpipe.artifact_store.channel.watermarks.flush_to_disk", lambda _: None)  # nobody pulls the plug
         yield

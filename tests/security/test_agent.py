@@ -15,7 +15,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from nxpipe.artifact_store.layout import blob_path
-from nxpipe.pipeline.fleet.agent.hook import Hook
+from nxpipe.pipeline.fleet.agent.instance import LifecycleHook
 from nxpipe.pipeline.util import exit_codes
 from tests.agent.conftest import server
 from tests.agent.project import CONFIG
@@ -39,7 +39,7 @@ def attempt(*ids: str) -> Any:
 
 def is_one_sentence(said: str) -> bool:
     """In one line, without a traceback, and without anything that a terminal would obey."""
-    return said.count("\n") == 1 and said[:-1].isprintable() and "did not foresee" not in said
+    return said.count("\n") == 1 and said[:-1].isprintable() and "internal error" not in said
 
 
 # The metadata service
@@ -127,7 +127,7 @@ def test_a_refusal_of_aws_is_said_and_nothing_of_it_reaches_the_terminal(
             denied = {"Code": "AccessDenied", "Message": "no \x1b[31m PWN"}
             raise ClientError({"Error": denied}, "CompleteLifecycleAction")
 
-    monkeypatch.setattr(Hook, "_client", lambda _: Refusing())
+    monkeypatch.setattr(LifecycleHook, "_client", lambda _: Refusing())
     answer = nxpipe(*place.words)
     assert answer.code == NOT_READY
     assert "could not be told CONTINUE" in answer.err
@@ -170,7 +170,7 @@ def test_an_instance_that_cannot_serve_is_given_up(
 _ENDED_WHILE_IT_PREPARES = """
 import os, signal, sys, time
 from nxpipe.pipeline.fleet.agent.run import Agent
-from nxpipe.pipeline.cli import main
+from nxpipe.pipeline.cli.main import main
 
 def prepare(self, instance, step):
     os.kill(os.getpid(), signal.SIGTERM)

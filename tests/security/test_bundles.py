@@ -13,10 +13,9 @@ from typing import Any, Final
 import pytest
 
 from nxpipe.artifact_store import Store
-from nxpipe.artifact_store.bundle.export import export_artifact
+from nxpipe.artifact_store.bundle.archive import export_artifact
 from nxpipe.artifact_store.bundle.oci import BLOB_TYPE, KEY_ID, SIGNATURE_TYPE
-from nxpipe.artifact_store.canonical import canonical_json
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.layout import signature_folder
 from nxpipe.artifact_store.trust.envelope import PAYLOAD_TYPE, Envelope
 from nxpipe.pipeline.util import exit_codes

@@ -19,14 +19,14 @@ from nxpipe.artifact_store.channel.generation import Served
 from nxpipe.artifact_store.channel.log import ChannelLog
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import StoreError, StoreUnavailable
+from nxpipe.artifact_store.fetch import folder as folders
+from nxpipe.artifact_store.fetch import ranges
+from nxpipe.artifact_store.fetch.folder import WEIGHTS, fetch
+from nxpipe.artifact_store.fetch.local_files import date, stamp
+from nxpipe.artifact_store.fetch.offline_index import OfflineIndex
+from nxpipe.artifact_store.fetch.read_cache import ReadCache
 from nxpipe.artifact_store.layout import blob_path
 from nxpipe.artifact_store.manifest import Manifest
-from nxpipe.artifact_store.transfer import folder as folders
-from nxpipe.artifact_store.transfer import ranges
-from nxpipe.artifact_store.transfer.fetch import WEIGHTS, fetch
-from nxpipe.artifact_store.transfer.remembered import Remembered
-from nxpipe.artifact_store.transfer.stamp import date, stamp
-from nxpipe.artifact_store.transfer.tier import Tier
 from nxpipe.artifact_store.url import open_offline
 from tests.artifact_store.afar import afar, counting, first_generation
 from tests.artifact_store.samples import Folder, contents, folder, put, tree
@@ -43,8 +43,8 @@ def place(tmp_path: Path) -> Folder:
 
 
 @pytest.fixture
-def tier(tmp_path: Path) -> Tier:
-    return Tier(tmp_path / "cache")
+def tier(tmp_path: Path) -> ReadCache:
+    return ReadCache(tmp_path / "cache")
 
 
 @pytest.fixture
@@ -56,11 +56,11 @@ def victim(tmp_path: Path) -> Path:
     return path
 
 
-def stamp_path(tier: Tier, digest: str) -> Path:
+def stamp_path(tier: ReadCache, digest: str) -> Path:
     return tier.root / "stamps" / digest[:2] / digest
 
 
-def vouch(tier: Tier, digest: str, hashed: str, path: Path) -> None:
+def vouch(tier: ReadCache, digest: str, hashed: str, path: Path) -> None:
     """Have the stamp that was written of `hashed` say the same of the file that is there now."""
     date(path)
     stamped = stamp_path(tier, digest)
@@ -75,7 +75,7 @@ def vouch(tier: Tier, digest: str, hashed: str, path: Path) -> None:
 @as_root
 @pytest.mark.parametrize("whose", ["both", "the blob", "the stamp"])
 @attempt("B600")
-def test_a_forged_blob_with_a_forged_stamp_is_hashed(place: Folder, tier: Tier, whose: str) -> None:
+def test_a_forged_blob_with_a_forged_stamp_is_hashed(place: Folder, tier: ReadCache, whose: str) -> None:
     data = contents()[1]
     blob = place.store.put_blob(data)
     store = afar([place.backend], tier)
@@ -93,7 +93,7 @@ def test_a_forged_blob_with_a_forged_stamp_is_hashed(place: Folder, tier: Tier, 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
 @attempt("B600", "B603")
-def test_a_blob_that_others_may_write_to_is_hashed_each_time(place: Folder, tier: Tier, mode: int) -> None:
+def test_a_blob_that_others_may_write_to_is_hashed_each_time(place: Folder, tier: ReadCache, mode: int) -> None:
     data = contents()[1]
     blob = place.store.put_blob(data)
     backend = counting(place.backend)
@@ -110,7 +110,7 @@ def test_a_blob_that_others_may_write_to_is_hashed_each_time(place: Folder, tier
     assert len(backend.reads) == 2
 
 
-def test_a_stamp_of_ours_counts_under_its_own_name_only(place: Folder, tier: Tier) -> None:
+def test_a_stamp_of_ours_counts_under_its_own_name_only(place: Folder, tier: ReadCache) -> None:
     """Whoever may rename in a folder of the cache may give our file and our stamp another digest."""
     store = afar([place.backend], tier)
     ours, wanted = (place.store.put_blob(data) for data in (b"one content", b"two content"))
@@ -125,7 +125,7 @@ def test_a_stamp_of_ours_counts_under_its_own_name_only(place: Folder, tier: Tie
 
 @as_root
 @attempt("B600")
-def test_what_another_user_may_change_is_read_from_a_copy(place: Folder, tier: Tier) -> None:
+def test_what_another_user_may_change_is_read_from_a_copy(place: Folder, tier: ReadCache) -> None:
     """Between the hash and the use its owner may write to it."""
     data = contents()[1]
     blob = place.store.put_blob(data)
@@ -141,7 +141,7 @@ def test_what_another_user_may_change_is_read_from_a_copy(place: Folder, tier: T
 
 @as_root
 @attempt("B600")
-def test_no_folder_gets_a_link_to_a_file_of_another_user(place: Folder, tier: Tier, tmp_path: Path) -> None:
+def test_no_folder_gets_a_link_to_a_file_of_another_user(place: Folder, tier: ReadCache, tmp_path: Path) -> None:
     wanted = model(place, 1, 2, 3)
     backend = counting(place.backend)
     store = afar([backend], tier)
@@ -164,7 +164,7 @@ def test_no_folder_gets_a_link_to_a_file_of_another_user(place: Folder, tier: Ti
 def test_offline_what_another_user_says_a_channel_serves_is_not_believed(place: Folder, tmp_path: Path) -> None:
     url, cache = "s3://a-bucket/p", tmp_path / "cache"
     tip = first_generation("prod", [Served.of(place.store.publish(put(place.store)))])
-    Remembered(cache, url).keep_channel(tip)
+    OfflineIndex(cache, url).keep_channel(tip)
     assert ChannelLog(open_offline(url, cache).backend, "prod").tip() == tip
     seen = [path for path in (cache / "seen").rglob("*") if path.is_file()]
     assert len(seen) == 2  # the generation and the head
@@ -222,7 +222,7 @@ PARTS: dict[str, Callable[[Path, Path], None]] = {
 @pytest.mark.parametrize("what", PARTS)
 @attempt("B601")
 def test_a_planted_partial_file_is_not_written_to(
-    place: Folder, tier: Tier, tmp_path: Path, victim: Path, in_ranges: None, what: str
+    place: Folder, tier: ReadCache, tmp_path: Path, victim: Path, in_ranges: None, what: str
 ) -> None:
     data = os.urandom(5000)
     blob = place.store.put_blob(data)
@@ -242,7 +242,7 @@ def test_a_planted_partial_file_is_not_written_to(
 @pytest.mark.parametrize("what", PARTS)
 @attempt("B601")
 def test_a_partial_file_of_weights_that_was_planted_is_not_written_to(
-    place: Folder, tier: Tier, tmp_path: Path, victim: Path, what: str
+    place: Folder, tier: ReadCache, tmp_path: Path, victim: Path, what: str
 ) -> None:
     wanted = model(place, 1, 2, 3)
     fetch(afar([place.backend], tier).blobs, wanted, tmp_path / "one")
@@ -251,14 +251,14 @@ def test_a_partial_file_of_weights_that_was_planted_is_not_written_to(
     (tier.root / "partial").mkdir(parents=True)
     PARTS[what](tier.root / "partial" / f".{content}.nobody.abcd.part", victim)
     before = fingerprint(victim)
-    fetch(afar([place.backend], Tier(tier.root)).blobs, wanted, tmp_path / "two")
+    fetch(afar([place.backend], ReadCache(tier.root)).blobs, wanted, tmp_path / "two")
     assert fingerprint(victim) == before
     assert (tmp_path / "two" / WEIGHTS).read_bytes() == (tmp_path / "one" / WEIGHTS).read_bytes()
 
 
 @pytest.mark.parametrize("name", ["cas", "cas/sha256", "stamps", "partial", "whole", "seen"])
 @attempt("B601")
-def test_no_link_in_a_cache_is_followed(place: Folder, tier: Tier, tmp_path: Path, name: str) -> None:
+def test_no_link_in_a_cache_is_followed(place: Folder, tier: ReadCache, tmp_path: Path, name: str) -> None:
     outside = tmp_path / "outside"
     (outside / "ab").mkdir(parents=True)
     for each in ("file", "pieces.json", f".{'0' * 64}.nobody.abcd.part"):
@@ -267,10 +267,10 @@ def test_no_link_in_a_cache_is_followed(place: Folder, tier: Tier, tmp_path: Pat
     before = fingerprint(outside)
     (tier.root / name).parent.mkdir(parents=True, exist_ok=True)
     (tier.root / name).symlink_to(outside)
-    small = Tier(tier.root, limit=1)  # what is over it is thrown out, at once
+    small = ReadCache(tier.root, limit=1)  # what is over it is thrown out, at once
     try:
         fetch(afar([place.backend], small).blobs, wanted, tmp_path / "served")
-        Remembered(tier.root, "s3://b/p").keep(place.store.publish(wanted).record)
+        OfflineIndex(tier.root, "s3://b/p").keep(place.store.publish(wanted).record)
     except StoreUnavailable as refused:
         if "is a symlink" not in str(refused):
             raise
@@ -281,7 +281,7 @@ def test_no_link_in_a_cache_is_followed(place: Folder, tier: Tier, tmp_path: Pat
 @pytest.mark.parametrize("where", ["blob", "stamp", "whole", "pieces"])
 @attempt("B512", "B601")
 def test_what_is_no_file_in_a_cache_is_passed_over_and_nobody_waits(
-    place: Folder, tier: Tier, tmp_path: Path, where: str, plant: Callable[[Path], object]
+    place: Folder, tier: ReadCache, tmp_path: Path, where: str, plant: Callable[[Path], object]
 ) -> None:
     wanted = model(place, 1, 2)
     fetch(afar([place.backend], tier).blobs, wanted, tmp_path / "one")
@@ -295,18 +295,20 @@ def test_what_is_no_file_in_a_cache_is_passed_over_and_nobody_waits(
     }[where]
     path.unlink()
     plant(path)
-    fetch(afar([place.backend], Tier(tier.root)).blobs, wanted, tmp_path / "two")
+    fetch(afar([place.backend], ReadCache(tier.root)).blobs, wanted, tmp_path / "two")
     assert (tmp_path / "two" / WEIGHTS).read_bytes() == (tmp_path / "one" / WEIGHTS).read_bytes()
 
 
 @pytest.mark.parametrize("notes", ["[" * 100_000, '{"x": 1e400}', f'{{"{"0" * 64}": {10**40}}}', '{"x": -1}', "[1]"])
-def test_notes_of_pieces_that_make_no_sense_say_nothing(place: Folder, tier: Tier, tmp_path: Path, notes: str) -> None:
+def test_notes_of_pieces_that_make_no_sense_say_nothing(
+    place: Folder, tier: ReadCache, tmp_path: Path, notes: str
+) -> None:
     fetch(afar([place.backend], tier).blobs, model(place, 1, 2), tmp_path / "one")
     (pieces,) = (tier.root / "whole").glob("*/pieces.json")
     blob = model(place, 3, 2, request=2).weights[0].blob
     pieces.write_text(notes.replace("0" * 64, blob.sha256))
     other = model(place, 3, 2, request=2)
-    fetch(afar([place.backend], Tier(tier.root)).blobs, other, tmp_path / "two")
+    fetch(afar([place.backend], ReadCache(tier.root)).blobs, other, tmp_path / "two")
     fetch(place.store.blobs, other, tmp_path / "plain")
     assert (tmp_path / "two" / WEIGHTS).read_bytes() == (tmp_path / "plain" / WEIGHTS).read_bytes()
 
@@ -317,13 +319,13 @@ def test_notes_of_pieces_that_make_no_sense_say_nothing(place: Folder, tier: Tie
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077], ids=oct)
 @attempt("B602", "B603")
 def test_a_cache_that_we_make_is_ours_alone_whatever_the_umask(
-    place: Folder, tier: Tier, tmp_path: Path, umask: int
+    place: Folder, tier: ReadCache, tmp_path: Path, umask: int
 ) -> None:
     before = os.umask(umask)
     try:
         wanted = model(place, 1, 2)
         fetch(afar([place.backend], tier).blobs, wanted, tmp_path / "served")
-        Remembered(tier.root, "s3://b/p").keep(place.store.publish(wanted).record)
+        OfflineIndex(tier.root, "s3://b/p").keep(place.store.publish(wanted).record)
     finally:
         os.umask(before)
     assert stat.S_IMODE(tier.root.stat().st_mode) == 0o700
@@ -335,7 +337,7 @@ def test_a_cache_that_we_make_is_ours_alone_whatever_the_umask(
 def test_the_mode_of_a_cache_that_is_there_is_left_to_those_who_made_it(place: Folder, tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o1777)
-    afar([place.backend], Tier(tmp_path / "cache")).read_blob(place.store.put_blob(b"bytes"))
+    afar([place.backend], ReadCache(tmp_path / "cache")).read_blob(place.store.put_blob(b"bytes"))
     assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o1777
 
 
@@ -362,7 +364,7 @@ def _overwrite_and_put_the_time_back(path: Path) -> None:
     ],
 )
 def test_a_fetched_file_that_was_written_to_spoils_no_fetch(
-    place: Folder, tier: Tier, tmp_path: Path, damage: Callable[[Path], None], again: str
+    place: Folder, tier: ReadCache, tmp_path: Path, damage: Callable[[Path], None], again: str
 ) -> None:
     wanted = model(place, 1, 2, 3)
     store = afar([place.backend], tier)
@@ -443,7 +445,7 @@ def test_the_names_of_half_written_files_cannot_be_foreseen(
 
     monkeypatch.setattr(os, "open", watch)
     for name in ("one", "two"):
-        fetch(afar([place.backend], Tier(tmp_path / f"cache-{name}")).blobs, weighty(place.store), tmp_path / name)
+        fetch(afar([place.backend], ReadCache(tmp_path / f"cache-{name}")).blobs, weighty(place.store), tmp_path / name)
     assert len(seen) > 10
     assert len({path for path, _ in seen}) == len(seen)
     assert all(flags & os.O_EXCL and flags & os.O_NOFOLLOW for _, flags in seen)
@@ -455,15 +457,15 @@ import sys, time
 from pathlib import Path
 from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.backends.local import LocalFolder
-from nxpipe.artifact_store.transfer.fetch import fetch
-from nxpipe.artifact_store.transfer.reading import BlobsFromAfar
-from nxpipe.artifact_store.transfer.source import Sources
-from nxpipe.artifact_store.transfer.tier import Tier
+from nxpipe.artifact_store.fetch.folder import fetch
+from nxpipe.artifact_store.fetch.cached_store import MirroredBlobs
+from nxpipe.artifact_store.fetch.mirrors import Sources
+from nxpipe.artifact_store.fetch.read_cache import ReadCache
 root, key = Path(sys.argv[1]), sys.argv[2]
 place = LocalFolder(root / "store")
 wanted = Store(place).find(key).manifest
 print("begin", flush=True)
-fetch(BlobsFromAfar(place, Sources([place]), Tier(root / "cache")), wanted, root / "served")
+fetch(MirroredBlobs(place, Sources([place]), ReadCache(root / "cache")), wanted, root / "served")
 """
 
 
@@ -481,7 +483,7 @@ def _killed_fetches(place: Folder, wanted: Manifest, root: Path, times: int) -> 
 @pytest.mark.parametrize("times", [4, pytest.param(40, marks=pytest.mark.slow)])
 @attempt("B526")
 def test_a_fetch_that_is_killed_at_any_moment_is_finished_by_the_next(
-    place: Folder, tier: Tier, tmp_path: Path, times: int
+    place: Folder, tier: ReadCache, tmp_path: Path, times: int
 ) -> None:
     wanted = model(place, *range(30))
     _killed_fetches(place, wanted, tmp_path, times)

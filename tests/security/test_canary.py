@@ -8,25 +8,22 @@ from typing import Any
 
 import pytest
 
-from nxpipe.pipeline.canary.alone import Alone
-from nxpipe.pipeline.canary.answers import Open
-from nxpipe.pipeline.canary.counts import LATENCIES, NOBODY, Arm, Batch
-from nxpipe.pipeline.canary.course import Course
-from nxpipe.pipeline.canary.errors import EvidenceInvalid
+from nxpipe.pipeline.canary.counts import LATENCIES, NO_REQUESTS, Arm, Batch, Minutes
+from nxpipe.pipeline.canary.documents import EvidenceInvalid
+from nxpipe.pipeline.canary.evalues import FullTrafficTest
 from nxpipe.pipeline.canary.evidence import Evidence
-from nxpipe.pipeline.canary.explain import explain
-from nxpipe.pipeline.canary.judge import Moment, judge
-from nxpipe.pipeline.canary.looking import Word
-from nxpipe.pipeline.canary.minutes import Minutes
-from nxpipe.pipeline.canary.plan import Plan
-from nxpipe.pipeline.canary.verdict import Decision
-from tests.canary.samples import PLAN, arm, minute
+from nxpipe.pipeline.canary.judge import Decision, Moment, explain, judge
+from nxpipe.pipeline.canary.metrics import UnansweredRequests
+from nxpipe.pipeline.canary.plan import CanaryPlan
+from nxpipe.pipeline.canary.state import RolloutState
+from nxpipe.pipeline.canary.steps import Action
+from tests.canary.samples import PLAN, arm, minute, plan_with
 from tests.security.balancer_counts import PLAN as TIMED
 from tests.security.balancer_counts import Front, Version, course, roll_out
 
 HEALTHY = ((150, 1), (2850, 14))
-UNTIMED = Plan.of()
-SLOW = Plan.of(latencies=(2, 2.5, 3, 3.5, 4, 5, 6.4))  # seconds
+UNTIMED = plan_with()
+SLOW = plan_with(latencies=(2, 2.5, 3, 3.5, 4, 5, 6.4))  # seconds
 STABLE = arm(2850, 14)
 SOON = 6  # minutes: the step's first two are left out, and a count settles for two
 
@@ -76,7 +73,9 @@ def test_a_counter_at_its_limit_has_a_verdict() -> None:
 
 
 @attempt("E13")
-@pytest.mark.parametrize("wrong", [Batch(1, Arm(math.nan, 0), NOBODY), minute(0, *HEALTHY)], ids=["NaN", "replayed"])
+@pytest.mark.parametrize(
+    "wrong", [Batch(1, Arm(math.nan, 0), NO_REQUESTS), minute(0, *HEALTHY)], ids=["NaN", "replayed"]
+)
 def test_one_good_minute_and_unusable_ones_do_not_advance(wrong: Batch) -> None:
     evidence = judge(PLAN, Evidence(), [minute(0, *HEALTHY)], Moment(0, 0, 1)).evidence
     for clock in range(2, 60):
@@ -113,10 +112,10 @@ def test_minutes_that_are_not_of_the_rollout_prove_nothing(number: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "stable", [pytest.param(STABLE, marks=attempt("E18")), pytest.param(NOBODY, marks=attempt("E19"))]
+    "stable", [pytest.param(STABLE, marks=attempt("E18")), pytest.param(NO_REQUESTS, marks=attempt("E19"))]
 )
 def test_without_traffic_a_person_is_asked(stable: Arm) -> None:
-    assert decisions(NOBODY, stable) == [Decision.CONTINUE] * 59 + [Decision.UNDECIDED]
+    assert decisions(NO_REQUESTS, stable) == [Decision.CONTINUE] * 59 + [Decision.UNDECIDED]
 
 
 @attempt("E20")
@@ -135,7 +134,7 @@ def test_a_version_that_leaves_requests_unanswered_goes_back_at_once(share: floa
         roll_out(Front(Version(unanswered=share, late=late), Version(late=late), seed=seed), TIMED)
         for seed in range(100)
     ]
-    assert {(word, step) for word, step, _ in ended} == {(Word.ROLL_BACK, 0)}
+    assert {(word, step) for word, step, _ in ended} == {(Action.ROLL_BACK, 0)}
     assert max(minutes for _, _, minutes in ended) <= SOON
 
 
@@ -144,7 +143,7 @@ def test_a_version_that_leaves_requests_unanswered_goes_back_at_once(share: floa
 def test_without_known_latencies_it_takes_a_few_minutes_more(share: float) -> None:
     """Each request may be in flight for a minute then, which hides so many of them, once."""
     ended = [roll_out(Front(Version(unanswered=share), Version(), seed=seed), UNTIMED) for seed in range(20)]
-    assert {word for word, _, _ in ended} == {Word.ROLL_BACK}
+    assert {word for word, _, _ in ended} == {Action.ROLL_BACK}
     assert max(minutes for _, _, minutes in ended) <= SOON + 2 / share
 
 
@@ -155,15 +154,15 @@ def test_without_known_latencies_it_takes_a_few_minutes_more(share: float) -> No
 def test_of_a_thousand_versions_that_do_not_answer_all_but_a_few_go_back(share: float, requests: int) -> None:
     ended = [roll_out(Front(Version(unanswered=share), Version(), requests, seed), TIMED) for seed in range(1000)]
     soon = SOON if requests == 3000 else 3 * SOON
-    back = [minutes for word, _, minutes in ended if word is Word.ROLL_BACK]
+    back = [minutes for word, _, minutes in ended if word is Action.ROLL_BACK]
     assert len(back) >= 990
     assert sum(minutes <= soon for minutes in back) >= 990
 
 
 @pytest.mark.parametrize(("late", "plan"), [(0.0, TIMED), (0.01, TIMED), (0.05, UNTIMED), (0.5, UNTIMED), (0.05, SLOW)])
-def test_healthy_versions_are_promoted_whenever_answers_are_counted(late: float, plan: Plan) -> None:
+def test_healthy_versions_are_promoted_whenever_answers_are_counted(late: float, plan: CanaryPlan) -> None:
     ended = [roll_out(Front(Version(late=late), Version(late=late), seed=seed), plan) for seed in range(5)]
-    assert [word for word, _, _ in ended] == [Word.ADVANCE] * 5
+    assert [word for word, _, _ in ended] == [Action.ADVANCE] * 5
 
 
 @attempt("E22")
@@ -177,7 +176,7 @@ def test_a_source_that_does_not_count_what_hangs_asks_a_person() -> None:
 
 
 def test_requests_in_flight_are_not_unanswered_and_a_counter_gone_wrong_hides_little() -> None:
-    opened, found = Open(), []
+    opened, found = UnansweredRequests(), []
     for requests, answers in [(100, 90), (100, 100), (100, 110), (100, 90), (100, 95), (100, 100), (0, 0), (20, 20)]:
         opened, unanswered = opened.after(requests, answers, failed=0, in_flight=0.1)
         found.append(unanswered)
@@ -190,9 +189,9 @@ def test_requests_in_flight_are_not_unanswered_and_a_counter_gone_wrong_hides_li
 
 
 def test_a_version_that_stops_to_answer_when_it_serves_alone_goes_back() -> None:
-    assert Alone(1000, 300).fails(PLAN)
-    _, unanswered = Open().after(1000, 700, failed=0, in_flight=0.01)
-    assert Alone(1000, int(unanswered)).fails(PLAN)
+    assert FullTrafficTest(1000, 300).fails(PLAN)
+    _, unanswered = UnansweredRequests().after(1000, 700, failed=0, in_flight=0.01)
+    assert FullTrafficTest(1000, int(unanswered)).fails(PLAN)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +227,7 @@ def test_two_thousand_minutes_with_gaps_stay_small_enough_for_a_machine() -> Non
     evidence = judge(PLAN, Evidence(), batches, Moment(0, 0, 4000)).evidence
     text = replace(course(), evidence=evidence).text()
     assert len(text) < 200_000
-    assert Course.from_text(text).evidence == evidence
+    assert RolloutState.from_text(text).evidence == evidence
 
 
 def test_a_judge_reads_what_an_older_one_remembered() -> None:
@@ -238,8 +237,8 @@ def test_a_judge_reads_what_an_older_one_remembered() -> None:
     del evidence["baked"]
     for step in evidence["steps"]:
         del step["untimed"]
-    again = Course.from_text(json.dumps(document | {"evidence": evidence}))
-    assert again.opened == (Open(), Open())
+    again = RolloutState.from_text(json.dumps(document | {"evidence": evidence}))
+    assert again.opened == (UnansweredRequests(), UnansweredRequests())
     assert again.evidence.baked == again.evidence.taken == Minutes.of([0])
 
 

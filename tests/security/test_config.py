@@ -143,7 +143,7 @@ def checked(nxpipe: InProcess, folder: Path) -> Answer:
 
 def is_a_sentence(answer: Answer) -> None:
     assert "Traceback" not in answer.err + answer.out
-    assert "did not foresee" not in answer.err + answer.out
+    assert "internal error" not in answer.err + answer.out
 
 
 @pytest.fixture(autouse=True)
@@ -325,7 +325,7 @@ def test_an_answer_that_hangs_on_this_machine_is_not_kept(
     with monkeypatch.context() as patched:
         patched.setattr(model, "_own_configuration", failing)
         patched.setattr(
-            "nxpipe.emulator.capture.elsewhere.limits_now", lambda: None
+            "nxpipe.emulator.capture.confined.limits_now", lambda: None
         )  # in this process, where that is seen
         assert checked(nxpipe, folder).code == 11
     assert checked(nxpipe, folder).code == (11 if kept else 0)

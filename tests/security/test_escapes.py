@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from nxpipe.pipeline.cli.main import cli
 from nxpipe.pipeline.util import console, escape, exit_codes
-from nxpipe.pipeline.util.console import Console, table
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.text import table
 from tests.conftest import ROOT
 from tests.pipeline import command
 from tests.pipeline.in_process import InProcess, nxpipe
@@ -293,10 +294,10 @@ def test_a_style_cannot_be_forged() -> None:
 def test_nothing_but_the_console_writes_to_stdout_or_stderr() -> None:
     """A second place would be one without escapes. A worker's stdout is a pipe to its driver, and speaks JSON."""
     allowed = {
-        "command_line/output.py",
-        "reference.py",  # a tool of ours, not a command
-        "executors/worker.py",
-        "agent/hook.py",
+        "util/console.py",
+        "cli/reference.py",  # a tool of ours, not a command
+        "build/executors/worker.py",
+        "fleet/agent/hook.py",
     }
     found = set()
     for path in sorted((ROOT / "pipeline").rglob("*.py")):

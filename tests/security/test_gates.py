@@ -14,9 +14,8 @@ import yaml
 
 from nxpipe.artifact_store import Store, open_store
 from nxpipe.artifact_store.backends.protocol import Payload
-from nxpipe.artifact_store.canonical import canonical_json
+from nxpipe.artifact_store.canonical import canonical_json, sha256_hex
 from nxpipe.artifact_store.channel.log import ChannelLog
-from nxpipe.artifact_store.digest import sha256_hex
 from nxpipe.artifact_store.evidence import Evidence
 from nxpipe.pipeline.util.exit_codes import CORRUPT, OK, REFUSED, USAGE, VERIFICATION
 from tests.conftest import ROOT

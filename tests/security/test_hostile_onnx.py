@@ -21,7 +21,7 @@ from tests.security.hostile_onnx import hostile
 from tests.security.onnx_files import projection, saved, weight
 
 # Python's codecs, and the modules of these that load others when they are first used.
-_LOADED_LATER: Final = ("emulator", "encodings", "google", "ml_dtypes", "numpy", "onnx")
+_LOADED_LATER: Final = ("nxpipe.emulator", "encodings", "google", "ml_dtypes", "numpy", "onnx")
 _SECONDS: Final = 60  # of processor time for one file, ten times what the largest that is allowed takes
 _MEMORY: Final = 2 * 2**30
 _EVALUATED: Final = 2**16  # elements: on larger graphs onnx's evaluator may loop in Python for minutes

@@ -19,11 +19,12 @@ import boto3
 import pytest
 from moto.stepfunctions.parser.asl.component.common.retry import retrier_decl
 
-from nxpipe.artifact_store.trust.key_files import make_key_file
+from nxpipe.artifact_store.trust.keys import make_key_file
 from nxpipe.pipeline.config import Signing
-from nxpipe.stacks.reading import Templates, read
-from nxpipe.stacks.rules import Facts, lint
-from nxpipe.stacks.rules.permissions import SIGNER
+from nxpipe.stacks.lint.data_rules import SIGNER
+from nxpipe.stacks.lint.finding import Facts
+from nxpipe.stacks.lint.rules import lint
+from nxpipe.stacks.lint.template import Templates, read
 from tests.cloud.visitors import Fleet
 from tests.conftest import ROOT
 from tests.github.documents import ACTION, ACTIONS, TEMPLATES, WORKFLOWS, steps

@@ -12,10 +12,10 @@ from nxpipe.artifact_store import Store
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.documents import Blob, written_now
 from nxpipe.artifact_store.errors import InvalidDocument
+from nxpipe.artifact_store.fetch.file_layout import layout_of
 from nxpipe.artifact_store.layout import blob_path
 from nxpipe.artifact_store.manifest import WIDTHS, Manifest, Tensor
 from nxpipe.artifact_store.record import ActionRecord
-from nxpipe.artifact_store.transfer.safetensors import layout_of
 from nxpipe.emulator.ir.types import DType
 from nxpipe.pipeline.util import exit_codes
 from tests.artifact_store.samples import Folder, folder, put, tree

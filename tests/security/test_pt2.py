@@ -15,8 +15,8 @@ from typing import Any, Final
 import pytest
 import torch
 
-from nxpipe.emulator.capture.exported import capture_exported, exported_parameters, run_exported
-from nxpipe.emulator.capture.exported_document import NODES
+from nxpipe.emulator.capture.pt2 import capture_exported, exported_parameters, run_exported
+from nxpipe.emulator.capture.pt2_document import NODES
 from nxpipe.emulator.errors import CaptureError, CompileError
 from nxpipe.emulator.ir.graph import Graph
 from tests.pipeline.in_process import InProcess, nxpipe
@@ -27,7 +27,7 @@ __all__ = ["nxpipe"]  # the fixture
 
 Edit = Callable[[Any], object]
 # What reading a program may import for the first time: the reader's own parts, and torch's.
-READERS: Final = ("emulator", "torch", "transformers", "sympy", "mpmath", "numpy", "encodings")
+READERS: Final = ("nxpipe.emulator", "torch", "transformers", "sympy", "mpmath", "numpy", "encodings")
 
 
 @pytest.fixture

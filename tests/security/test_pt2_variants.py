@@ -11,14 +11,16 @@ from typing import Final
 import pytest
 
 from nxpipe import emulator
-from nxpipe.emulator.capture.exported import capture_exported, exported_parameters
+from nxpipe.emulator.capture.pt2 import capture_exported, exported_parameters
 from nxpipe.emulator.errors import CompileError
 from tests.security.audit import watched
 from tests.security.hostile_pt2 import GADGETS, MARK, good_files, variant
 from tests.security.saved_entries import Saved
 
 # Of the reader, and of what it calls. Packages, of which torch imports more when a program fails.
-_READERS: Final = ("emulator", "torch", "transformers", "sympy", "mpmath", "numpy", "encodings", "multiprocessing")
+_READERS: Final = (
+    "nxpipe.emulator", "torch", "transformers", "sympy", "mpmath", "numpy", "encodings", "multiprocessing"
+)  # fmt: skip
 _OURS: Final = Path(emulator.__file__).parent  # lines of which torch quotes in a traceback
 _SECONDS: Final = 120  # which ends a hang; nothing here takes one
 _MEMORY: Final = 4 * 2**30  # more than this process has by then

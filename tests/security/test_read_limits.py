@@ -112,7 +112,7 @@ CASES: Final = [
 def sentence(answer: Any) -> None:
     assert answer.code not in (0, 1), answer.err
     assert "Traceback" not in answer.out + answer.err
-    assert "did not foresee" not in answer.out + answer.err
+    assert "internal error" not in answer.out + answer.err
 
 
 @pytest.mark.parametrize("write", CASES)

@@ -78,15 +78,15 @@ def test_what_comes_to_staging_while_it_is_released_is_not_released(
 ) -> None:
     """Right after the look at the channel."""
     was = tip(store.backend, "staging")
-    looked = state.Release.tip
+    looked = state.ReleaseContext.tip
 
-    def look(self: state.Release, channel: str | None = None) -> Generation | None:
+    def look(self: state.ReleaseContext, channel: str | None = None) -> Generation | None:
         found = looked(self, channel)
         if channel == "staging":
             move_staging(store, request=3)
         return found
 
-    monkeypatch.setattr(state.Release, "tip", look)
+    monkeypatch.setattr(state.ReleaseContext, "tip", look)
     answer = nxpipe(*WORDS, "--expect", approved(store))
     assert answer.code == 0, answer.err
     production = tip(store.backend, "production")

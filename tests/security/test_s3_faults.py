@@ -14,15 +14,15 @@ import boto3
 import pytest
 from botocore.loaders import create_loader
 
-from nxpipe.artifact_store.backends import s3_faults
+from nxpipe.artifact_store.backends import s3_client
 from nxpipe.artifact_store.backends.s3 import connect
-from nxpipe.artifact_store.bundle.export import export_artifact
+from nxpipe.artifact_store.bundle.archive import export_artifact
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import StoreUnavailable
+from nxpipe.artifact_store.fetch.folder import fetch
 from nxpipe.artifact_store.layout import blob_path
+from nxpipe.artifact_store.maintenance.fsck import fsck
 from nxpipe.artifact_store.store import Store
-from nxpipe.artifact_store.transfer.fetch import fetch
-from nxpipe.artifact_store.upkeep.fsck import fsck
 from nxpipe.pipeline.util.exit_codes import CORRUPT, OK, REFUSED, STORE
 from tests.artifact_store.samples import S3, folder, s3_server
 from tests.artifact_store.test_transfer_folders import weighty
@@ -59,7 +59,7 @@ def world(
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
-    monkeypatch.setattr(s3_faults, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(s3_client, "_FIRST_PAUSE", 0.001)
     monkeypatch.setattr("botocore.session.create_loader", lambda *_: _LOADER)
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.0)
     monkeypatch.chdir(tmp_path)
@@ -93,7 +93,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def is_one_sentence(answer: Answer, *codes: int) -> None:
     assert answer.code in codes, (answer.code, answer.err)
     assert "Traceback" not in answer.err
-    assert "did not foresee" not in answer.err
+    assert "internal error" not in answer.err
     assert not answer.code or re.search(r"^Error: .+", answer.err, re.MULTILINE)
 
 

@@ -13,16 +13,16 @@ from nxpipe.artifact_store.backends.local import LocalFolder
 from nxpipe.artifact_store.canonical import canonical_json
 from nxpipe.artifact_store.channel.generation import PAYLOAD_TYPE as GENERATION_TYPE
 from nxpipe.artifact_store.channel.generation import Generation
-from nxpipe.artifact_store.channel.marks import Marks
+from nxpipe.artifact_store.channel.watermarks import Marks
 from nxpipe.artifact_store.documents import Blob
 from nxpipe.artifact_store.errors import ChannelEmpty, Corrupt, NotFound, Refused, StoreError
+from nxpipe.artifact_store.fetch.offline_index import OfflineIndex
+from nxpipe.artifact_store.fetch.selection import by_channel
 from nxpipe.artifact_store.layout import generation_path, head_path
-from nxpipe.artifact_store.transfer.believed import Trust
-from nxpipe.artifact_store.transfer.remembered import Remembered
-from nxpipe.artifact_store.transfer.wanted import by_channel
+from nxpipe.artifact_store.maintenance.fsck import fsck
+from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
 from nxpipe.artifact_store.trust.envelope import PAYLOAD_TYPE
 from nxpipe.artifact_store.trust.keys import as_base64
-from nxpipe.artifact_store.upkeep.fsck import fsck
 from nxpipe.artifact_store.url import open_offline
 from nxpipe.pipeline.artifacts.signing import trust_in
 from nxpipe.pipeline.util import exit_codes
@@ -235,7 +235,7 @@ def test_what_was_not_believed_is_not_what_this_machine_has_seen(world: World) -
 def test_a_folder_where_nobody_signs_may_be_made_anew(world: World, tmp_path: Path) -> None:
     """What was seen binds where the log cannot be forged: in a bucket, and where signatures are asked for."""
     marks = Marks(tmp_path / "seen", world.store.url)
-    free, strict = Trust(None, marks), Trust(world.trust().policy, marks)
+    free, strict = ChannelVerifier(None, marks), ChannelVerifier(world.trust().policy, marks)
     bucket = Marks(tmp_path / "seen", "s3://a-bucket/store")
     bucket.keep(world.generation(2))
     assert free.tip(world.store, CHANNEL) is not None
@@ -244,7 +244,7 @@ def test_a_folder_where_nobody_signs_may_be_made_anew(world: World, tmp_path: Pa
     with pytest.raises(Corrupt, match="this machine has seen generation 2"):
         strict.tip(world.store, CHANNEL)
     with pytest.raises(Corrupt, match="this machine has seen generation 2"):
-        Trust(None, bucket).tip(world.store, CHANNEL)
+        ChannelVerifier(None, bucket).tip(world.store, CHANNEL)
     found = free.tip(world.store, CHANNEL)
     assert found is not None
     assert found.generation == 1
@@ -311,7 +311,7 @@ def test_the_second_look_at_a_long_log_reads_no_more_than_its_end(world: World) 
 
 def test_what_is_remembered_is_asked_by_the_policy_again(world: World, tmp_path: Path) -> None:
     url, cache = "s3://a-bucket/that-is-not-there", tmp_path / "cache"
-    remember = Remembered(cache, url)
+    remember = OfflineIndex(cache, url)
     online = by_channel(world.store, CHANNEL, None, None, world.trust(), remember)
     offline = open_offline(url, cache)
     tip = world.trust(offline).tip(offline, CHANNEL)
@@ -329,7 +329,7 @@ def test_a_state_that_was_not_believed_is_not_remembered(world: World, tmp_path:
     url, cache = "s3://a-bucket/that-is-not-there", tmp_path / "cache"
     world.add(world.forged(3, "bare"))
     with pytest.raises(Refused):
-        by_channel(world.store, CHANNEL, None, None, world.trust(), Remembered(cache, url))
+        by_channel(world.store, CHANNEL, None, None, world.trust(), OfflineIndex(cache, url))
     with pytest.raises(NotFound):
         by_channel(open_offline(url, cache), CHANNEL, None, None, world.trust())
 
@@ -355,11 +355,11 @@ def test_a_mirror_that_lags_is_passed_over_and_one_that_does_not_is_told_of(worl
 def test_what_was_seen_last_is_what_is_remembered(world: World, tmp_path: Path) -> None:
     """Also where an administrator has restored an older store, and said so to this machine."""
     url, cache = "s3://a-bucket/that-is-not-there", tmp_path / "cache"
-    trust = Trust(world.trust().policy, None)
-    by_channel(world.store, CHANNEL, None, None, trust, Remembered(cache, url))
+    trust = ChannelVerifier(world.trust().policy, None)
+    by_channel(world.store, CHANNEL, None, None, trust, OfflineIndex(cache, url))
     world.remove(generation_path(CHANNEL, 2))
     world.head(1)
-    by_channel(world.store, CHANNEL, None, None, trust, Remembered(cache, url))
+    by_channel(world.store, CHANNEL, None, None, trust, OfflineIndex(cache, url))
     offline = open_offline(url, cache)
     tip = trust.tip(offline, CHANNEL)
     assert tip is not None
@@ -443,7 +443,9 @@ def test_fsck_reports_generations_beyond_a_gap(world: World) -> None:
 
 
 def test_a_date_that_the_folder_tells_is_what_an_expired_key_is_judged_by(world: World) -> None:
-    """What docs/security.md does not promise of a folder: its writers can set dates, Amazon's customers cannot."""
+    """What docs/guides/security.md does not promise of a folder: its writers can set dates, Amazon's customers
+    cannot.
+    """
     one = world.forged(3, signer="old", days_ago=60)
     world.add(one)
     with pytest.raises(Refused, match="expired"):
@@ -490,7 +492,7 @@ def test_a_channel_that_is_declared_may_still_be_empty(
     channel = "brand-new" if words else CHANNEL
     answer = nxpipe("bench", world.artifact("c").request_key, "--against", channel, *words)
     assert answer.code == 0, answer.err
-    assert f"channel {channel} serves nothing of acme/tiny-bert" in answer.err
+    assert f"channel {channel} serves no acme/tiny-bert" in answer.err
 
 
 def test_a_promotion_says_what_its_key_has_signed(world: World, nxpipe: InProcess) -> None:
@@ -501,7 +503,7 @@ def test_a_promotion_says_what_its_key_has_signed(world: World, nxpipe: InProces
     first = nxpipe(*words).err
     assert f"signed generation 1 with key {key}\n" in first
     assert f"{name} itself is not signed; to sign it: nxpipe store sign {name}\n" in first
-    assert "the key has signed nothing, for nothing was changed" in nxpipe(*words).err
+    assert "nothing was signed, because nothing changed" in nxpipe(*words).err
     assert "not signed" in nxpipe("channel", "show", "next").out
 
 

@@ -1,7 +1,7 @@
 """checkov over all stacks: `python -m tests.stacks.audit CHECKOV`, which is what `make audit` does.
 
 It is no test, for checkov cannot be installed beside us: it pins a boto3 of two years ago. What it finds is mended, or
-stands among the decisions of stacks/acknowledged.py; a decision that nothing needs any more is told, too.
+stands among the decisions of stacks/lint/validation.py; a decision that nothing needs any more is told, too.
 """
 
 import json
@@ -15,10 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from nxpipe.stacks.acknowledged import ACKNOWLEDGED
-from nxpipe.stacks.reading import Resource
-from nxpipe.stacks.rules import Finding
-from nxpipe.stacks.rules.acceptance import sift
+from nxpipe.stacks.lint.finding import Finding, sift
+from nxpipe.stacks.lint.template import Resource
+from nxpipe.stacks.lint.validation import ACKNOWLEDGED
 from tests.stacks.whole import write_whole
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +56,7 @@ def findings(report: Any) -> Iterator[Finding]:
         stack = Path(failed["file_path"]).name.removesuffix(".template.json")
         type_, _, id_ = failed["resource"].partition(".")
         resource = Resource(stack, None, id_, type_, f"{stack}/{id_}", {})
-        what, mend = failed["check_name"], "mend it, or write the decision into stacks/acknowledged.py"
+        what, mend = failed["check_name"], "mend it, or write the decision into stacks/lint/validation.py"
         yield Finding(failed["check_id"], resource, "", what, mend)
 
 

@@ -6,11 +6,11 @@ from typing import Any, Final
 
 from aws_cdk import RemovalPolicy
 
+from nxpipe.pipeline.config.cloud import ClosedNetwork
 from nxpipe.pipeline.config.cluster import Cluster
-from nxpipe.pipeline.config.cluster_lock import ADDONS, ClusterLock
-from nxpipe.pipeline.config.network import ClosedNetwork
+from nxpipe.pipeline.config.locks import ADDONS, ClusterLock
 from nxpipe.stacks.cache import CacheStack
-from nxpipe.stacks.cluster import ClusterStack
+from nxpipe.stacks.eks import ClusterStack
 from nxpipe.stacks.network import NetworkStack
 from nxpipe.stacks.store import StoreStack
 from tests.stacks.local import HERE, REGION, new_app

@@ -19,7 +19,7 @@ from aws_cdk import App
 
 import app
 from nxpipe.emulator.hardware import INSTANCES
-from nxpipe.stacks.guards import guard
+from nxpipe.stacks.lint.validation import guard
 from tests.stacks.linting import complaints, complaints_of_alike
 from tests.stacks.local import REGION, new_app
 from tests.stacks.silence import be_silent
@@ -152,8 +152,8 @@ def matrix_in_the_making() -> Iterator[Callable[[], Matrix]]:
 def make_all(folder: Path) -> dict[str, Made]:
     """Without alarms and rollouts, which know nothing of instances, and whose tests are elsewhere."""
     with (
-        patch("nxpipe.stacks.observe.ObserveStack", MagicMock()),
-        patch("nxpipe.stacks.rollout.RolloutStack", MagicMock()),
+        patch("nxpipe.stacks.observability.stack.ObserveStack", MagicMock()),
+        patch("nxpipe.stacks.rollout.stack.RolloutStack", MagicMock()),
     ):
         return {network: make(network, folder / network) for network in NETWORKS}
 

@@ -23,19 +23,18 @@ from moto.stepfunctions.parser.asl.component.state.exec.state_task.service.state
 )
 from moto.stepfunctions.parser.asl.component.state.state import CommonStateField
 
-from nxpipe.stacks.rollout.fleet import Colour, Fleet
-from nxpipe.stacks.rollout.record import Record
-from nxpipe.stacks.rollout.release import Means, release
+from nxpipe.stacks.rollout.fleet_record import Fleet, Record, TargetGroup
+from nxpipe.stacks.rollout.state_machine import Means, release, watch, watchdog
 from nxpipe.stacks.rollout.states import States
-from nxpipe.stacks.rollout.watch import watch
-from nxpipe.stacks.rollout.watchdog import watchdog
 from tests.cloud.formation.provider import client_of
 from tests.stacks.local import REGION
 
 Kind = Literal["fails once", "stays broken", "answer is lost", "is stopped"]
 Machine = Literal["rollout", "watch", "watchdog"]
 
-_FLEET: Final = Fleet("f", "rule", "balancer", {name: Colour(name, name, name) for name in ("blue", "green")}, 1, ())
+_FLEET: Final = Fleet(
+    "f", "rule", "balancer", {name: TargetGroup(name, name, name) for name in ("blue", "green")}, 1, ()
+)
 _RECORD: Final = Record("table", "f")
 _MEANS: Final = Means("judge", "watch", "clock", "topic", "bucket", "folder/")
 MACHINES: Final[dict[Machine, States]] = {

@@ -11,10 +11,10 @@ from typing import Any, Final
 import pytest
 from moto import mock_aws
 
-from nxpipe.pipeline.canary.plan import Plan
 from nxpipe.pipeline.config import Config, ServingFleet
-from nxpipe.stacks.observe import ObserveStack
-from nxpipe.stacks.rollout import RolloutStack
+from nxpipe.stacks.observability.stack import ObserveStack
+from nxpipe.stacks.rollout.stack import RolloutStack
+from tests.canary.samples import plan_with
 from tests.cloud.formation.provider import client_of
 from tests.cloud.install import install
 from tests.cloud.mends.refreshes import hosts_answer
@@ -33,7 +33,7 @@ _OVER: Final = ("SUCCEEDED", "FAILED", "TIMED_OUT", "ABORTED")
 PACE: Final = {"period": 1, "poll": 1, "settle": 1, "warm": 1, "warm_tries": 3, "final": 1, "patience": 30}
 
 
-NEVER_SURE: Final = Plan.of((50, 100), bake_min=1, bake_max=1, alpha=1e-9, beta=1e-300).as_json()
+NEVER_SURE: Final = plan_with((50, 100), bake_min=1, bake_max=1, alpha=1e-9, beta=1e-300).as_json()
 WHO: Final = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_DEFAULT_REGION": REGION}
 
 
@@ -156,7 +156,7 @@ def evidence(execution: str) -> list[dict[str, Any]]:
 
 def start(**changes: Any) -> str:
     """From whatever is stable to the other colour."""
-    plan = Plan.of((50, 100), bake_min=1, bake_max=20).as_json()
+    plan = plan_with((50, 100), bake_min=1, bake_max=20).as_json()
     given = {
         "from": stable(),
         "to": other(stable()),

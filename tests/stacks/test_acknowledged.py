@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from nxpipe.stacks.acknowledged import ACKNOWLEDGED
-from nxpipe.stacks.rules import RULES
+from nxpipe.stacks.lint.rules import RULES
+from nxpipe.stacks.lint.validation import ACKNOWLEDGED
 
 
 def test_each_has_a_reason_that_says_something_and_no_twin() -> None:

@@ -8,9 +8,9 @@ import pytest
 from aws_cdk import RemovalPolicy, Stack, aws_iam
 from aws_cdk.assertions import Template
 
-from nxpipe.pipeline.config.network import ClosedNetwork
+from nxpipe.pipeline.config.cloud import ClosedNetwork
 from nxpipe.stacks.cache import CacheStack
-from nxpipe.stacks.grants import mount_cache
+from nxpipe.stacks.iam import mount_cache
 from nxpipe.stacks.network import NetworkStack
 from nxpipe.stacks.store import StoreStack
 from tests.stacks.local import HERE, deploy, destroy, new_app, outputs, resources

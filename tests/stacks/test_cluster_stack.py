@@ -12,16 +12,15 @@ from cdk_nag import AwsSolutionsChecks, NIST80053R5Checks
 from app import add_stacks, deployable
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config import ConfigInvalid
-from nxpipe.pipeline.config.capacity import DRAINED_BEFORE_THE_END
 from nxpipe.pipeline.config.cluster import SYSTEM
-from nxpipe.pipeline.config.cluster_lock import ADDONS
-from nxpipe.stacks.acknowledged import ACKNOWLEDGED
-from nxpipe.stacks.costs import Prices, estimate
-from nxpipe.stacks.endpoints import Endpoints
+from nxpipe.pipeline.config.fleets import DRAINED_BEFORE_THE_END
+from nxpipe.pipeline.config.locks import ADDONS
+from nxpipe.stacks.lint.costs import Prices, estimate
+from nxpipe.stacks.lint.finding import Facts, Window
+from nxpipe.stacks.lint.template import Templates, read
+from nxpipe.stacks.lint.validation import ACKNOWLEDGED, Guards
 from nxpipe.stacks.names import NAMESPACE, SERVICE_ACCOUNT
-from nxpipe.stacks.reading import Templates, read
-from nxpipe.stacks.rules import Facts, Window
-from nxpipe.stacks.rules.plugin import Guards
+from nxpipe.stacks.network import Endpoints
 from tests.cloud.census import census
 from tests.stacks.cluster_world import ADMIN, BLOCK, LOCK, SERVE, TRAIN, World, make
 from tests.stacks.linting import complaints

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from nxpipe.stacks.costs import HOURS_A_MONTH, Estimate, Prices, estimate, load_prices
-from nxpipe.stacks.reading import Templates, read
-from nxpipe.stacks.rules import Facts, lint
+from nxpipe.stacks.lint.costs import HOURS_A_MONTH, Estimate, Prices, estimate, load_prices
+from nxpipe.stacks.lint.finding import Facts
+from nxpipe.stacks.lint.rules import lint
+from nxpipe.stacks.lint.template import Templates, read
 from tests.conftest import ROOT
 from tests.stacks.rules.fixtures import environment, group, launch, resource
 
@@ -161,7 +162,7 @@ def test_the_price_of_an_instance_is_known_where_it_is_sold() -> None:
 
 
 def test_every_price_has_a_source_and_a_date() -> None:
-    tables = tomllib.loads((ROOT / "stacks" / "prices.toml").read_text())
+    tables = tomllib.loads((ROOT / "stacks" / "lint" / "prices.toml").read_text())
     for table in tables.values():
         assert table["source"]
         assert table["date"] >= PRICES.date

@@ -11,13 +11,14 @@ from botocore.session import get_session
 
 from nxpipe.pipeline.config import Config, load_config
 from nxpipe.pipeline.config.endpoints import HOSTED
-from nxpipe.stacks.costs import Prices, estimate, load_prices
-from nxpipe.stacks.endpoint import EndpointStack
+from nxpipe.stacks.lint.costs import Prices, estimate, load_prices
+from nxpipe.stacks.lint.egress import needs
+from nxpipe.stacks.lint.finding import Facts
+from nxpipe.stacks.lint.rules import lint
+from nxpipe.stacks.lint.template import Templates, read
 from nxpipe.stacks.network import NetworkStack
-from nxpipe.stacks.observe import ObserveStack
-from nxpipe.stacks.reach import needs
-from nxpipe.stacks.reading import Templates, read
-from nxpipe.stacks.rules import Facts, lint
+from nxpipe.stacks.observability.stack import ObserveStack
+from nxpipe.stacks.sagemaker import EndpointStack
 from nxpipe.stacks.store import StoreStack
 from tests.cloud.census import census
 from tests.stacks.linting import complaints

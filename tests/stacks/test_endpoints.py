@@ -6,10 +6,9 @@ import boto3
 import pytest
 from aws_cdk import App, Stack, aws_ec2, aws_iam
 
-from nxpipe.pipeline.config.network import ClosedNetwork, NatNetwork
-from nxpipe.stacks.endpoints import Endpoints
-from nxpipe.stacks.network import NetworkStack
-from nxpipe.stacks.reach import Unreachable
+from nxpipe.pipeline.config.cloud import ClosedNetwork, NatNetwork
+from nxpipe.stacks.lint.egress import Unreachable
+from nxpipe.stacks.network import Endpoints, NetworkStack
 from tests.stacks.local import HERE, deploy, destroy, new_app, template_of
 
 ZONES: Final = ("us-east-2a", "us-east-2b")

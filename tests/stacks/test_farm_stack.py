@@ -7,11 +7,10 @@ import boto3
 import pytest
 from aws_cdk import RemovalPolicy
 
-from nxpipe.pipeline.config.cloud import Farm, Release
-from nxpipe.pipeline.config.network import ClosedNetwork
-from nxpipe.stacks.farm import FarmStack
+from nxpipe.pipeline.config.cloud import ClosedNetwork, Farm, Release
+from nxpipe.stacks.build_farm import FarmStack
+from nxpipe.stacks.github_roles import ReleaseStack
 from nxpipe.stacks.network import NetworkStack
-from nxpipe.stacks.release import ReleaseStack
 from nxpipe.stacks.store import StoreStack
 from tests.cloud.census import census
 from tests.stacks.local import ACCOUNT, HERE, REGION, deploy, destroy, new_app, outputs, template_of

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from app import main
-from nxpipe.pipeline.config.amis import FLEETS_PARAMETER, TRAINING_PARAMETER
-from nxpipe.pipeline.templates.configuration import configuration
-from nxpipe.stacks.reading import Templates, read
-from nxpipe.stacks.rules import Facts, lint
+from nxpipe.pipeline.cli.init import configuration
+from nxpipe.pipeline.config.locks import FLEETS_PARAMETER, TRAINING_PARAMETER
+from nxpipe.stacks.lint.finding import Facts
+from nxpipe.stacks.lint.rules import lint
+from nxpipe.stacks.lint.template import Templates, read
 from tests.conftest import ROOT
 from tests.stacks.local import new_app
 
@@ -32,7 +33,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in filter(None, listed.stdout.split("\0")):
         if not name.startswith(("tests/", "docs/", "benchmarks/")) and (ROOT / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
+            shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
     (folder / "node_modules").symlink_to(ROOT / "node_modules")
     (folder / ".venv").symlink_to(sys.prefix)
     assert not list(folder.glob("nxpipe.*.lock"))

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from nxpipe.stacks.keep import KEPT, kept_in
-from nxpipe.stacks.reading import Templates, read
-from nxpipe.stacks.rules import Facts, lint
-from nxpipe.stacks.rules.weights import RULE, TEXT
+from nxpipe.stacks.lint.data_rules import KEPT, RULE, TEXT, kept_in
+from nxpipe.stacks.lint.finding import Facts
+from nxpipe.stacks.lint.rules import lint
+from nxpipe.stacks.lint.template import Templates, read
 
 RETAINED = {"DeletionPolicy": "Retain", "UpdateReplacePolicy": "Retain"}
 

@@ -13,7 +13,7 @@ import pytest
 from aws_cdk.assertions import Template
 from pydantic import ValidationError
 
-from nxpipe.pipeline.config.network import ClosedNetwork, ExistingNetwork, NatNetwork
+from nxpipe.pipeline.config.cloud import ClosedNetwork, ExistingNetwork, NatNetwork
 from nxpipe.stacks.network import NetworkStack
 from tests.stacks.local import HERE, deploy, destroy, new_app, resources, template_of
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nxpipe.stacks.reach import Need, Unreachable, idle, missing, needs
+from nxpipe.stacks.lint.egress import Need, Unreachable, idle, missing, needs
 
 INSTANCE = {
     "Statement": [{"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}]

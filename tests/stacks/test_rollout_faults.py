@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from nxpipe.pipeline.canary.plan import Plan
+from tests.canary.samples import plan_with
 from tests.cloud.mends.events import strike
 from tests.cloud.visitors import Fleet, Visitors, visitors
 from tests.stacks.rollout_faults import Fault, faults, injected, meanwhile
@@ -34,7 +34,7 @@ from tests.stacks.rollout_world import (
 
 pytestmark = [pytest.mark.slow, pytest.mark.runs]
 
-QUICK: Final = Plan.of((100,), bake_min=1, bake_max=20).as_json()
+QUICK: Final = plan_with((100,), bake_min=1, bake_max=20).as_json()
 _BACK: Final = ("Because", "Back", "SeeBack", "IsBack", "PointBack", "EmptyAgain")
 # Where one comes only by another way than to promotion.
 _WAYS: Final = {

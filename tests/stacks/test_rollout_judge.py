@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nxpipe.pipeline.canary.alone import Alone
-from nxpipe.pipeline.canary.canonical import digest_of
+from nxpipe.pipeline.canary.constants import EVALUATIONS_PER_EXECUTION
 from nxpipe.pipeline.canary.counts import Arm
-from nxpipe.pipeline.canary.course import Course
-from nxpipe.pipeline.canary.errors import CanaryError
+from nxpipe.pipeline.canary.documents import CanaryError, digest_of
+from nxpipe.pipeline.canary.evalues import FullTrafficTest
 from nxpipe.pipeline.canary.handler import handle
-from nxpipe.pipeline.canary.looking import LOOKS_HERE, Word, look
-from nxpipe.pipeline.canary.metrics import batches, beginning_of, complete, minute_of, queries
-from nxpipe.pipeline.canary.pace import Pace
-from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.metrics import batches, complete, minute_of, queries, start_of
+from nxpipe.pipeline.canary.plan import Schedule
+from nxpipe.pipeline.canary.state import RolloutState
+from nxpipe.pipeline.canary.steps import Action, evaluate
+from tests.canary.samples import plan_with
 
 LATENCIES: Final = (0.1, 0.15, 0.2, 0.3, 0.5, 0.625, 0.8)
-PLAN: Final = Plan.of((5, 100), bake_min=5, bake_max=60, latencies=LATENCIES)
+PLAN: Final = plan_with((5, 100), bake_min=5, bake_max=60, latencies=LATENCIES)
 FLEET: Final = {
     "balancer": "app/front/1",
     "least": 1,
@@ -57,14 +57,14 @@ def at(minute: float) -> str:
     return datetime.fromtimestamp(1_800_000_000 + minute * 60, UTC).isoformat()
 
 
-def begun(step: int = 0, **changes: Any) -> Course:
-    course = Course.from_text(opened(**changes)["carried"])
+def begun(step: int = 0, **changes: Any) -> RolloutState:
+    course = RolloutState.from_text(opened(**changes)["carried"])
     return course.begin(step, at(0))
 
 
-def answer(course: Course, counts: Mapping[str, float], minutes: range) -> list[dict[str, Any]]:
+def answer(course: RolloutState, counts: Mapping[str, float], minutes: range) -> list[dict[str, Any]]:
     """What CloudWatch says when each of these minutes had these counts, and the other queries none."""
-    times = [beginning_of(minute, 60) for minute in minutes]
+    times = [start_of(minute, 60) for minute in minutes]
     return [
         {"Id": each["Id"], "Timestamps": times, "Values": [counts[each["Id"]]] * len(times), "StatusCode": "Complete"}
         if each["Id"] in counts
@@ -73,7 +73,9 @@ def answer(course: Course, counts: Mapping[str, float], minutes: range) -> list[
     ]
 
 
-def seen(course: Course, minute: float, counts: Mapping[str, float] | None = None, **changes: Any) -> dict[str, Any]:
+def seen(
+    course: RolloutState, minute: float, counts: Mapping[str, float] | None = None, **changes: Any
+) -> dict[str, Any]:
     metrics = answer(course, counts or {}, course.settled(at(minute)))
     return {"at": at(minute), "metrics": metrics, "alarms": QUIET, "record": {}} | changes
 
@@ -107,19 +109,19 @@ def test_a_rollout_opens_with_all_weights_of_each_step_and_the_way_back() -> Non
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"to": "blue"}, "from one of blue and green to the other"),
-        ({"from": None}, "from one of blue and green to the other"),
-        ({"weights": {"blue": [95], "green": [5], "standby": [0]}}, "Traffic is not wholly with blue"),
-        ({"weights": {"blue": [0], "green": [100], "standby": [0]}}, "Traffic is not wholly with blue"),
-        ({"weights": {"blue": [], "green": [0], "standby": [0]}}, "Traffic is not wholly with blue"),
-        ({"weights": {"blue": [100], "green": [0], "standby": [1]}}, "Traffic is not wholly with blue"),
+        ({"to": "blue"}, "between blue and green, not from"),
+        ({"from": None}, "between blue and green, not from"),
+        ({"weights": {"blue": [95], "green": [5], "standby": [0]}}, "blue does not have all traffic"),
+        ({"weights": {"blue": [0], "green": [100], "standby": [0]}}, "blue does not have all traffic"),
+        ({"weights": {"blue": [], "green": [0], "standby": [0]}}, "blue does not have all traffic"),
+        ({"weights": {"blue": [100], "green": [0], "standby": [1]}}, "blue does not have all traffic"),
         ({"green": {"desired": 2, "most": 4}}, "demo-green has 2 instances of an earlier version"),
         ({"green": {"desired": 0, "most": 2}}, "demo-green may have 2 instances and needs 3"),
-        ({"alarms": LOUD}, "The alarm bad sounds"),
+        ({"alarms": LOUD}, "alarm bad is active before the rollout"),
         ({"alarms": QUIET | {"composite_names": [], "composite_states": []}}, "which is gone"),
-        ({"plan": None}, "without a plan"),
-        ({"plan": {"steps": []}}, "no plan of a rollout"),
-        ({"pace": {"poll": 0}}, "poll = 0"),
+        ({"plan": None}, "has no plan"),
+        ({"plan": {"steps": []}}, "invalid rollout plan"),
+        ({"pace": {"poll": 0}}, "poll is 0"),
         ({"pace": {"haste": 1}}, "haste"),
         ({"pace": {"warm_tries": 10_000}}, "at most"),
     ],
@@ -156,7 +158,7 @@ def test_a_series_without_a_value_has_counted_nothing() -> None:
 @given(st.integers(0, 4 * 10**9), st.sampled_from([1, 10, 60, 300]))
 def test_a_minute_is_found_in_its_own_beginning(second: int, period: int) -> None:
     minute = second // period
-    assert minute_of(beginning_of(minute, period), period) == minute
+    assert minute_of(start_of(minute, period), period) == minute
 
 
 def test_an_answer_in_part_is_taken_for_none_and_asked_for_again() -> None:
@@ -164,23 +166,23 @@ def test_an_answer_in_part_is_taken_for_none_and_asked_for_again() -> None:
     found = seen(course, 10, GOOD)
     found["metrics"][0]["StatusCode"] = "PartialData"
     assert not complete(found["metrics"])
-    after = look(course, found)
+    after = evaluate(course, found)
     assert (after.taken, after.course.due) == ([], course.due)
-    assert len(look(after.course, seen(after.course, 10, GOOD)).taken) == 6
+    assert len(evaluate(after.course, seen(after.course, 10, GOOD)).taken) == 6
 
 
 def test_a_minute_is_counted_when_it_has_settled_and_once() -> None:
     """The step's first two are its own shift and a cold one; the last two may still change."""
     course = begun()
-    first = look(course, seen(course, 6.5, GOOD))
-    second = look(first.course, seen(first.course, 9.5, GOOD))
+    first = evaluate(course, seen(course, 6.5, GOOD))
+    second = evaluate(first.course, seen(first.course, 9.5, GOOD))
     minutes = [batch.minute - minute_of(at(0), 60) for batch in (*first.taken, *second.taken)]
     assert minutes == list(range(2, 7))
 
 
 def test_what_settles_after_a_step_has_ended_is_still_counted() -> None:
     course = begun()
-    first = look(course, seen(course, 6.5, GOOD)).course
+    first = evaluate(course, seen(course, 6.5, GOOD)).course
     next_ = first.begin(1, at(7))
     assert next_.due == first.due
     assert next_.begun > first.begun
@@ -196,93 +198,93 @@ def test_no_question_is_about_the_future() -> None:
 # A look
 
 
-def words(course: Course, minutes: range, counts: Mapping[str, float], **changes: Any) -> list[Word]:
+def words(course: RolloutState, minutes: range, counts: Mapping[str, float], **changes: Any) -> list[Action]:
     found = []
     for minute in minutes:
-        looked = look(course, seen(course, minute, counts, **changes))
+        looked = evaluate(course, seen(course, minute, counts, **changes))
         course = looked.course
         found.append(looked.word)
     return found
 
 
 def test_a_bad_version_goes_back_as_soon_as_its_first_minutes_are_known() -> None:
-    assert words(begun(), range(1, 7), BAD)[-1] is Word.ROLL_BACK
+    assert words(begun(), range(1, 7), BAD)[-1] is Action.ROLL_BACK
 
 
 def test_an_alarm_and_a_person_end_it_whatever_the_counts_say() -> None:
     course = begun()
-    assert look(course, seen(course, 3, GOOD, alarms=LOUD)).word is Word.ROLL_BACK
-    assert look(course, seen(course, 3, GOOD, record=said("abort"))).word is Word.ROLL_BACK
+    assert evaluate(course, seen(course, 3, GOOD, alarms=LOUD)).word is Action.ROLL_BACK
+    assert evaluate(course, seen(course, 3, GOOD, record=said("abort"))).word is Action.ROLL_BACK
 
 
 def test_an_alarm_that_was_deleted_sounds() -> None:
     course = begun()
     gone = QUIET | {"composite_names": [], "composite_states": []}
-    assert "which is gone" in look(course, seen(course, 3, GOOD, alarms=gone)).reason
+    assert "which is gone" in evaluate(course, seen(course, 3, GOOD, alarms=gone)).reason
 
 
 def test_a_paused_step_does_not_end_well_but_may_end_badly() -> None:
-    assert Word.ADVANCE in words(begun(), range(1, 30), GOOD)
-    assert set(words(begun(), range(1, 30), GOOD, record=said("pause"))) == {Word.CONTINUE}
-    assert words(begun(), range(1, 7), BAD, record=said("pause"))[-1] is Word.ROLL_BACK
+    assert Action.ADVANCE in words(begun(), range(1, 30), GOOD)
+    assert set(words(begun(), range(1, 30), GOOD, record=said("pause"))) == {Action.CONTINUE}
+    assert words(begun(), range(1, 7), BAD, record=said("pause"))[-1] is Action.ROLL_BACK
 
 
 def test_who_has_no_evidence_asks_once_and_goes_back_when_nobody_answers() -> None:
     course = begun(pace={"patience": 10})
     found = words(course, range(1, 80), {})
-    assert found.count(Word.ASK) == 1
-    asked, back = found.index(Word.ASK), found.index(Word.ROLL_BACK)
+    assert found.count(Action.ASK) == 1
+    asked, back = found.index(Action.ASK), found.index(Action.ROLL_BACK)
     assert back - asked == 10
 
 
 def test_an_approval_counts_only_where_it_was_asked_for() -> None:
     found = words(begun(), range(1, 70), {}, record=said("approve"))
-    assert found.index(Word.ADVANCE) == 61  # the step's hour, and the two minutes before it
-    assert set(found[:61]) == {Word.CONTINUE}
+    assert found.index(Action.ADVANCE) == 61  # the step's hour, and the two minutes before it
+    assert set(found[:61]) == {Action.CONTINUE}
 
 
 def test_what_is_no_signal_changes_nothing() -> None:
     course = begun()
-    assert look(course, seen(course, 3, GOOD, record=said("hurry"))).word is Word.CONTINUE
+    assert evaluate(course, seen(course, 3, GOOD, record=said("hurry"))).word is Action.CONTINUE
 
 
 def test_all_traffic_has_to_go_well_for_a_while_and_an_alarm_still_ends_it() -> None:
     course = begun(step=2, pace={"final": 10})
     found = words(course, range(1, 14), {})
-    assert found.index(Word.ADVANCE) == 11
-    assert look(course, seen(course, 3, alarms=LOUD)).word is Word.ROLL_BACK
+    assert found.index(Action.ADVANCE) == 11
+    assert evaluate(course, seen(course, 3, alarms=LOUD)).word is Action.ROLL_BACK
 
 
 def test_a_version_that_serves_alone_goes_back_when_it_fails_more_than_its_objective() -> None:
     course = begun(step=2, pace={"final": 10})
     for bad in ({"canary_5xx": 30}, {}):
         failing = {"canary_requests": 300, "canary_2xx": 270} | bad
-        assert words(course, range(1, 14), failing).index(Word.ROLL_BACK) < 5
+        assert words(course, range(1, 14), failing).index(Action.ROLL_BACK) < 5
     within = {"canary_requests": 300, "canary_2xx": 297, "canary_5xx": 3}
-    assert Word.ROLL_BACK not in words(course, range(1, 14), within)
+    assert Action.ROLL_BACK not in words(course, range(1, 14), within)
 
 
 def test_an_execution_hands_over_after_so_many_looks() -> None:
-    course = replace(begun(pace={"patience": 100_000}), looks_here=LOOKS_HERE - 1)
-    found = look(course, seen(course, 3, GOOD))
-    assert (found.word, found.course.looks_here) == (Word.WATCH, 0)
+    course = replace(begun(pace={"patience": 100_000}), looks_here=EVALUATIONS_PER_EXECUTION - 1)
+    found = evaluate(course, seen(course, 3, GOOD))
+    assert (found.word, found.course.looks_here) == (Action.WATCH, 0)
 
 
 # The function
 
 
 def test_what_is_remembered_passes_as_a_text_that_says_all() -> None:
-    course = look(begun(), seen(begun(), 9, GOOD)).course
-    assert Course.from_text(course.text()) == course
-    alone = replace(course, alone=Alone(12, 3))
-    assert Course.from_text(alone.text()) == alone
-    assert Course.from_text(json.loads(json.dumps(course.text()))).text() == course.text()
+    course = evaluate(begun(), seen(begun(), 9, GOOD)).course
+    assert RolloutState.from_text(course.text()) == course
+    alone = replace(course, alone=FullTrafficTest(12, 3))
+    assert RolloutState.from_text(alone.text()) == alone
+    assert RolloutState.from_text(json.loads(json.dumps(course.text()))).text() == course.text()
 
 
 def test_each_record_has_the_digest_of_the_one_before() -> None:
     told, records = handle({"begins": {"carried": opened()["carried"], "step": 0, "at": at(0)}}, None), []
     for minute in range(1, 12):
-        course = Course.from_text(told["carried"])
+        course = RolloutState.from_text(told["carried"])
         told = handle({"looks": seen(course, minute, GOOD) | {"carried": told["carried"]}}, None)
         records.append(json.loads(told["record"]["text"]))
         assert told["key"] == f"r1/{minute:06}.json"
@@ -296,4 +298,4 @@ def test_the_function_answers_the_same_to_the_same_question() -> None:
 
 
 def test_a_pace_is_what_it_says_or_the_usual() -> None:
-    assert Pace.from_json({"poll": 1}) == Pace(poll=1)
+    assert Schedule.from_json({"poll": 1}) == Schedule(poll=1)

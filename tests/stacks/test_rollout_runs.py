@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import boto3
 import pytest
 
-from nxpipe.pipeline.canary.plan import Plan
+from nxpipe.pipeline.canary.plan import CanaryPlan
 from nxpipe.pipeline.canary.record import replay
 from tests.cloud.census import census
 from tests.cloud.mends.events import strike
@@ -90,7 +90,7 @@ def test_a_bad_version_goes_back_by_two_calls_and_each_look_is_kept(front: Fleet
     plan, *looks = evidence(execution)
     assert [each["number"] for each in looks] == list(range(1, len(looks) + 1))
     assert looks[-1]["word"] == "roll_back"
-    again = list(replay(Plan.from_json(plan), looks))
+    again = list(replay(CanaryPlan.from_json(plan), looks))
     assert [each.wrong for each in again] == [None] * len(looks)
     assert again[-1].judged.verdict.decision == "roll_back"
 

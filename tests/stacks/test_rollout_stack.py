@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from nxpipe.pipeline.canary.looking import LOOKS_HERE
-from nxpipe.pipeline.rollout.machine import Front
-from nxpipe.stacks.rollout.judge import archive
-from nxpipe.stacks.rules import Facts, lint
+from nxpipe.pipeline.canary.constants import EVALUATIONS_PER_EXECUTION
+from nxpipe.pipeline.rollout.aws import ListenerRule
+from nxpipe.stacks.lint.finding import Facts
+from nxpipe.stacks.lint.rules import lint
+from nxpipe.stacks.rollout.stack import archive
 from tests.stacks.local import template_of
 from tests.stacks.rollout_world import rolled
 
@@ -143,7 +144,7 @@ def test_a_word_to_end_it_is_not_forgotten_between_two_steps(template: dict[str,
 
 
 def test_the_commands_find_in_the_machines_text_what_it_moves(template: dict[str, Any]) -> None:
-    front = Front.of(json.dumps(machines(template)["rollout"]))
+    front = ListenerRule.of(json.dumps(machines(template)["rollout"]))
     assert set(front.colours) == {"blue", "green", "standby"}
     assert (front.rule, set(front.colours["green"])) == ("REFERENCE", {"group", "targets", "series"})
 
@@ -208,10 +209,10 @@ def test_no_history_grows_beyond_what_aws_keeps(template: dict[str, Any]) -> Non
     """A look at a step is a round in the watch; a step as long as it may be is a round in the release for as many."""
     of_machine = machines(template)
     round_ = sum(map(events, of_machine["watch"]["States"].values()))
-    assert LOOKS_HERE * round_ < HISTORY
+    assert EVALUATIONS_PER_EXECUTION * round_ < HISTORY
     release = of_machine["rollout"]["States"]
     steps, minutes_of_a_week = 4, 7 * 24 * 60
-    watches = steps * minutes_of_a_week // LOOKS_HERE
+    watches = steps * minutes_of_a_week // EVALUATIONS_PER_EXECUTION
     warming = sum(events(release[name]) for name in ("WarmUp", "SeeHealth", "SeeSignal", "CountHealthy", "Warm"))
     others = (steps + 1) * sum(map(events, release.values()))
     assert watches * (events(release["Watch"]) + 2) + 240 * warming + others < HISTORY
@@ -227,13 +228,13 @@ def test_the_archive_of_the_judge_is_its_source_and_has_the_same_bytes_each_time
     first, second = archive(), archive()
     assert first.read_bytes() == second.read_bytes()
     names = zipfile.ZipFile(first).namelist()
-    assert "pipeline/canary/handler.py" in names
+    assert "nxpipe/pipeline/canary/handler.py" in names
     assert all(name.endswith(".py") for name in names)
 
 
 @pytest.mark.runs
 def test_our_rules_and_cfn_lint_find_nothing_to_say(template: dict[str, Any], tmp_path: Path) -> None:
-    from nxpipe.stacks.reading import Templates, read
+    from nxpipe.stacks.lint.template import Templates, read
 
     found = lint(Templates((read("demo-rollout-search", template, "us-east-2"),)), Facts(project="demo"))
     assert [str(each) for each in found] == []

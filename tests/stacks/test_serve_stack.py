@@ -9,8 +9,8 @@ import boto3
 import pytest
 from aws_cdk import Tags
 
-from nxpipe.stacks.balancer import COLOUR_HEADER
-from nxpipe.stacks.project_tag import PROJECT_TAG
+from nxpipe.stacks.project import PROJECT_TAG
+from nxpipe.stacks.serving.load_balancer import COLOUR_HEADER
 from tests.cloud.census import census
 from tests.cloud.mends.refreshes import hosts_answer
 from tests.stacks.fleet_world import CERTIFICATE, IMAGE, OTHER_IMAGE, World, configured, read_only, world

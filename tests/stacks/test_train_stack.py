@@ -17,11 +17,11 @@ from aws_cdk import RemovalPolicy
 
 from nxpipe.emulator.hardware import INSTANCES
 from nxpipe.pipeline.config import Config, Project, TrainingFleet
-from nxpipe.pipeline.config.network import ClosedNetwork
-from nxpipe.pipeline.config.place import misplaced
+from nxpipe.pipeline.config.cloud import ClosedNetwork
+from nxpipe.pipeline.config.crosschecks import check_placement
 from nxpipe.stacks.network import NetworkStack
 from nxpipe.stacks.store import StoreStack
-from nxpipe.stacks.train import TrainStack
+from nxpipe.stacks.training import TrainStack
 from tests.cloud.census import census
 from tests.stacks.local import ACCOUNT, HERE, REGION, deploy, destroy, new_app, outputs, template_of
 from tests.stacks.permissions import allowed, statements_of
@@ -157,10 +157,11 @@ def test_spot_nodes_keep_checkpoints_in_a_bucket_that_outlives_the_fleet() -> No
 def test_spot_nodes_that_should_train_together_are_refused_in_one_sentence() -> None:
     spot = fleet(capacity={"kind": "spot"}, nodes=4)
     config = Config(project=Project(name="demo", region="us-east-2"), fleets=(spot,))
-    (finding,) = misplaced(config)
+    (finding,) = check_placement(config)
     assert finding.path == ("fleets", 0, "nodes")
-    assert "no job of several nodes on spot instances" in finding.allowed
-    assert list(misplaced(config.model_copy(update={"fleets": (fleet(capacity={"kind": "spot"}, nodes=1),)}))) == []
+    assert "runs multi-node jobs on no spot instances" in finding.allowed
+    one_node = fleet(capacity={"kind": "spot"}, nodes=1)
+    assert list(check_placement(config.model_copy(update={"fleets": (one_node,)}))) == []
 
 
 def test_hosts_speak_imdsv2_one_hop_far_and_their_disks_are_encrypted() -> None:

@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from nxpipe.pipeline.config import Config, ServingFleet, load_config
-from nxpipe.pipeline.util.folders import user_state_folder
-from nxpipe.stacks.user_data.fleet_file import NoPublicKey
-from nxpipe.stacks.user_data.script import LARGEST, TooLong
-from nxpipe.stacks.user_data.serving import Agent, Cache, Places, Serving
-from nxpipe.stacks.user_data.unit import word
+from nxpipe.pipeline.util.files import user_state_folder
+from nxpipe.stacks.serving.user_data import Agent, Cache, Places, Serving, word
+from nxpipe.stacks.user_data.fleet_file import LARGEST, NoPublicKey, TooLong
 from tests.stacks.sandbox import Sandbox
 
 pytestmark = pytest.mark.runs

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Final
 
-from nxpipe.pipeline.config.cluster_lock import ADDONS, ClusterLock, LockedNodes
+from nxpipe.pipeline.config.locks import ADDONS, ClusterLock, LockedNodes
 
 CERTIFICATE: Final = "arn:aws:acm:us-east-2:123456789012:certificate/0a1b2c3d"
 WHOLE: Final = f"""\

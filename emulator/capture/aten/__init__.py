@@ -1,17 +1,6 @@
-"""How PyTorch's operators become ours, a file for each family; importing them fills the table."""
+"""ATen importers: a module for each operator family; importing them fills the table."""
 
-from nxpipe.emulator.capture.aten import (  # noqa: F401
-    elementwise,
-    index,
-    linalg,
-    make,
-    normalise,
-    reduce,
-    resample,
-    scatter,
-    shape,
-    window,
-)
+from nxpipe.emulator.capture.aten import contraction, elementwise, movement, reduce  # noqa: F401
 from nxpipe.emulator.capture.aten.base import NotExpressible, Site, importer_of, is_known, states_a_fact
 from nxpipe.emulator.capture.aten.complex import Complex, complex_importer_of
 

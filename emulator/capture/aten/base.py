@@ -1,7 +1,7 @@
-"""The table from PyTorch's operators to ours, and what an importer works with.
+"""Table of ATen importers, and the interface of an importer.
 
 An importer is a function of a `Site` (one call in the traced program) and the call's arguments in the order of the
-operator's schema, defaults filled in, tensors already values of the graph. The type that PyTorch gives the result is
+operator's schema, defaults filled in, tensors already values of the graph. The result type that PyTorch computed is
 known, so shapes such as `view(-1, 64)` need no arithmetic here.
 """
 
@@ -10,7 +10,7 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from nxpipe.emulator.capture.site import NotExpressible, Site, given
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 
 __all__ = [
     "NotExpressible",

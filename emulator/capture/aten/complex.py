@@ -1,6 +1,7 @@
-"""Complex numbers as two real values: rotary positions and Fourier transforms, on hardware that knows real numbers.
+"""Complex tensors as pairs of real values, for rotary embeddings and Fourier transforms: the hardware has real numbers
+only.
 
-Operators that only move elements are applied to both parts. Arithmetic is written out here.
+Operators that only move elements are applied to both parts; arithmetic is written out.
 """
 
 import math
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from nxpipe.emulator.capture.aten.base import NotExpressible, Site, axis_of, importer_of, imports
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import Concat, MatMul, Transpose
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from nxpipe.emulator.capture.site import NotExpressible, Site
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import Index, Iota, MatMul, Reduce, Transpose
 

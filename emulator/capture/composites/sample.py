@@ -4,7 +4,7 @@ import math
 from itertools import product
 
 from nxpipe.emulator.capture.site import Site
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import TakeAlong, Where
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nxpipe.emulator.capture.room import require_room
-from nxpipe.emulator.capture.site import NotExpressible, Site, given
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.capture.site import NotExpressible, Site, given, require_room
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType, TensorType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import (

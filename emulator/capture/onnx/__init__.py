@@ -1,4 +1,4 @@
-"""An ONNX file as a graph. The `onnx` package is an extra of its own, loaded when a file is read."""
+"""ONNX files as graphs. The `onnx` package is an extra, imported when a file is read."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,8 @@
-"""The table from ONNX operators to ours, and what an importer of one works with.
+"""Table of ONNX importers, and the interface of an importer.
 
-An importer is a function of an `OnnxSite` and the node's operands, absent ones as None. It returns a value for each of
-the node's results. Operators that are not in the table are taken apart where the ONNX standard says how.
+An importer is a function of an `OnnxSite` and the node's operands, absent ones as None. It returns a value for each
+of the node's results. Operators that are not in the table are decomposed where the ONNX standard defines them as
+functions.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ import numpy as np
 
 from nxpipe.emulator.capture.onnx.limits import BoundedBuilder
 from nxpipe.emulator.capture.site import NotExpressible, Site
-from nxpipe.emulator.ir.graph import Value
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import Array, settle
 from nxpipe.emulator.ops import Convolution, Operator, Pool, result_type

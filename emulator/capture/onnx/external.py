@@ -1,7 +1,7 @@
-"""Tensors whose bytes lie in files of data beside the ONNX file. Nothing else opens such a file, onnx neither.
+"""External data of ONNX files: tensors in files beside the model. Nothing else opens such a file, onnx neither.
 
-A location comes from a stranger. It has to name a regular file at or below the model's folder, reached through no
-link: a link, or a second name of a file, would put a file of this machine into an artifact.
+A location is untrusted input. It has to name a regular file at or below the model's folder, reached through no link:
+a symlink, or a second hard link, could put a file of this machine into an artifact.
 """
 
 import os

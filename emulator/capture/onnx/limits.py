@@ -1,14 +1,19 @@
-"""What an ONNX file may ask of the compiler, and the one error for a file that asks for more.
+"""Limits on what an ONNX file may demand of the compiler, and the error for a file that exceeds them.
 
-A file of a few kilobytes can ask for any amount of work: loops in loops, functions that call each other, tables of any
-size. Each limit is several times what the largest models need that anyone exports.
+A file of a few kilobytes can demand any amount of work: loops in loops, functions that call each other, tables of any
+size. Each limit is several times the need of the largest exported models. Messages are counted in the bytes of the
+file, before protobuf allocates them: an empty message takes two bytes in a file and a hundred in memory. Bytes of
+tensors are skipped, so that files that are large because of their weights are counted quickly.
 """
 
-from typing import Final
+from functools import cache
+from typing import Any, Final
+
+from onnx import ModelProto
 
 from nxpipe.emulator.errors import CaptureError
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import NOWHERE, Origin, Value
+from nxpipe.emulator.ir.nodes import NOWHERE, Origin, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import Operator
@@ -75,3 +80,59 @@ class BoundedBuilder(GraphBuilder):
     def constant(self, data: Array, dtype: DType) -> Value:
         self.handle(data.nbytes)
         return super().constant(data, dtype)
+
+
+_VARINT, _FIXED64, _BYTES, _GROUP, _END_OF_GROUP, _FIXED32 = range(6)
+
+
+def require_few_parts(data: bytes, name: str) -> None:
+    """Damaged bytes end the count: the parser refuses them."""
+    if len(data) <= UNCOUNTED_BYTES:  # so few that their parts fit into memory, whatever they are
+        return
+    try:
+        count = _parts(data)
+    except IndexError:
+        return
+    if count > FILE_PARTS:
+        way_out = "export the model in smaller parts, with its weights as raw data"
+        raise BeyondLimit(name, "holds more than {} fields", FILE_PARTS, FILE_PARTS, way_out)
+
+
+def _parts(data: bytes) -> int:
+    waiting, count = [(0, len(data), ModelProto.DESCRIPTOR)], 0
+    while waiting:
+        at, end, kind = waiting.pop()
+        inside = _messages_in(kind)
+        while at < end and count <= FILE_PARTS:
+            count += 1
+            tag, at = _number(data, at)
+            wire = tag & 7
+            if wire == _BYTES:
+                length, at = _number(data, at)
+                if tag >> 3 in inside:
+                    waiting.append((at, min(at + length, end), inside[tag >> 3]))
+                at += length
+            elif wire == _VARINT:
+                _, at = _number(data, at)
+            else:
+                at += {_FIXED64: 8, _FIXED32: 4}.get(wire, 0)
+    return count
+
+
+@cache
+def _messages_in(kind: Any) -> dict[int, Any]:
+    return {field.number: field.message_type for field in kind.fields if field.message_type is not None}
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    """A number of seven bits a byte, and the place behind it."""
+    found = shift = 0
+    while True:
+        byte = data[at]
+        found |= (byte & 127) << shift
+        at += 1
+        if byte < 128:
+            return found, at
+        shift += 7
+        if shift > 63:
+            raise IndexError

@@ -1,4 +1,4 @@
-"""From an ONNX model to our graph, one node at a time; what cannot be expressed is collected, not raised."""
+"""Reader of ONNX models into the graph IR, one node at a time; unsupported operators are collected, not raised."""
 
 from collections import ChainMap, Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,21 +9,69 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
-from nxpipe.emulator.capture.onnx.base import OnnxSite, ValueNeeded
-from nxpipe.emulator.capture.onnx.control import CONTROL, Body
+# Importing a family registers its importers.
+from nxpipe.emulator.capture.onnx import elementwise, linear_algebra, movement, spatial  # noqa: F401
+from nxpipe.emulator.capture.onnx.base import IMPORTERS, OnnxSite, ValueNeeded
 from nxpipe.emulator.capture.onnx.elementwise import dtype_of
 from nxpipe.emulator.capture.onnx.external import DataFolder
-from nxpipe.emulator.capture.onnx.file import is_parameter, loaded, numbers, sentence, type_of
-from nxpipe.emulator.capture.onnx.functions import NO_CALL, Call, attributes_of, bytes_in, filled, taken_apart
+from nxpipe.emulator.capture.onnx.file import (
+    function_key,
+    is_parameter,
+    loaded,
+    numbers,
+    require_sound,
+    sentence,
+    type_of,
+)
 from nxpipe.emulator.capture.onnx.limits import DEPTH, BeyondLimit, BoundedBuilder
-from nxpipe.emulator.capture.onnx.refused import reason_for
-from nxpipe.emulator.capture.onnx.structure import function_key, require_sound
-from nxpipe.emulator.capture.onnx.table import IMPORTERS
+from nxpipe.emulator.capture.onnx.subgraphs import (
+    CONTROL,
+    NO_CALL,
+    Body,
+    Call,
+    attributes_of,
+    bytes_in,
+    filled,
+    taken_apart,
+)
 from nxpipe.emulator.capture.site import NotExpressible
 from nxpipe.emulator.errors import CaptureError, CompileError, Finding, IllTyped, UnsupportedOperators
-from nxpipe.emulator.ir.graph import Graph, Origin, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Origin, Value
 from nxpipe.emulator.ir.types import TensorType, is_reasonable
 from nxpipe.emulator.numerics import Array
+
+_NO_IMPORTER = "the compiler has no such operator; write it with elementwise, matrix and reduction operators"
+_RANDOM = "a compiled program draws no random numbers; draw them on the host and pass them as an input"
+_SEQUENCE = "sequences and optional values are no tensors; give each tensor an input or output of its own"
+_TEXT = "the hardware has no strings; work on text before the model"
+_TRAINING = "it belongs to training; export the model for inference"
+
+_REASONS = {
+    _RANDOM: ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+    _SEQUENCE: (
+        *("ConcatFromSequence", "Optional", "OptionalGetElement", "OptionalHasElement", "SequenceAt"),
+        *("SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength", "SequenceMap"),
+        "SplitToSequence",
+    ),
+    _TEXT: ("LabelEncoder", "RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit", "TfIdfVectorizer"),
+    _TRAINING: ("ai.onnx.preview.training", "ai.onnx.training"),
+    "files of images are decoded on the host, before the model": ("ImageDecoder",),
+    "how many boxes it keeps depends on data; choose boxes on the host, after the model": ("NonMaxSuppression",),
+    "trees walk from node to node by data, which no engine does; evaluate them on the host": (
+        *("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"),
+    ),
+}
+_BY_NAME = {name: reason for reason, names in _REASONS.items() for name in names}
+
+
+def reason_for(name: str, domain: str) -> str:
+    """What to say of an operator that has no importer."""
+    return _BY_NAME.get(name) or _BY_NAME.get(domain, _NO_IMPORTER)
+
+
+__all__ = ["IMPORTERS"]
+
 
 _LONGEST_PLACE: Final = 512  # characters: a place names each call and body around it
 _OWN_DOMAINS = ("", "ai.onnx")

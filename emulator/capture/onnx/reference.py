@@ -1,4 +1,4 @@
-"""The oracle of ONNX files: the reference evaluator that the onnx package brings, written for clarity in numpy."""
+"""Reference outputs of ONNX files by the evaluator of the onnx package, written for clarity in numpy."""
 
 from collections.abc import Mapping
 from pathlib import Path

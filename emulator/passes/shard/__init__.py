@@ -4,16 +4,16 @@ from nxpipe.emulator.ir.graph import Graph
 from nxpipe.emulator.ir.repeat import unroll
 from nxpipe.emulator.passes.options import PassOptions
 from nxpipe.emulator.passes.shard.apply import apply
-from nxpipe.emulator.passes.shard.plan import DegreeImpossible, Division, Piece, Plan, divide, plan
-from nxpipe.emulator.passes.shard.surplus import NO_PADDING, Padding, padding, worst
+from nxpipe.emulator.passes.shard.padding import NO_PADDING, Padding, padding, worst
+from nxpipe.emulator.passes.shard.plan import DegreeImpossible, Division, Sharding, ShardPlan, divide, plan
 
 __all__ = [
     "NO_PADDING",
     "DegreeImpossible",
     "Division",
     "Padding",
-    "Piece",
-    "Plan",
+    "ShardPlan",
+    "Sharding",
     "apply",
     "divide",
     "padding",

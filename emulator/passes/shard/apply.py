@@ -1,4 +1,4 @@
-"""One rank's program, from a plan: local shapes, and collectives where the plan needs them."""
+"""The program of one rank, from a plan: local shapes, and collectives where the plan needs them."""
 
 from dataclasses import replace
 from typing import TypeAlias
@@ -6,7 +6,8 @@ from typing import TypeAlias
 import numpy as np
 
 from nxpipe.emulator.ir.builder import GraphBuilder
-from nxpipe.emulator.ir.graph import Graph, Node, Origin, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Origin, Value
 from nxpipe.emulator.ir.types import DType
 from nxpipe.emulator.ops import (
     AllGather,
@@ -26,19 +27,18 @@ from nxpipe.emulator.ops import (
     SliceUpdate,
     Where,
 )
-from nxpipe.emulator.ops.shares import uneven
+from nxpipe.emulator.ops.collective import uneven
+from nxpipe.emulator.passes.shard.collectives import divide_rows, merge_sums
 from nxpipe.emulator.passes.shard.layout import Layout, Split
-from nxpipe.emulator.passes.shard.merge import merge_sums
-from nxpipe.emulator.passes.shard.plan import Plan
-from nxpipe.emulator.passes.shard.rows import divide_rows
-from nxpipe.emulator.passes.shard.walk import Verdict
+from nxpipe.emulator.passes.shard.plan import ShardPlan
+from nxpipe.emulator.passes.shard.propagation import Verdict
 
 _Attributes: TypeAlias = tuple[
     int, int, tuple[int, ...], tuple[int, ...], int, tuple[int, ...], tuple[int, ...]
 ]  # of a RankSlice, or an AllGather
 
 
-def apply(graph: Graph, plan: Plan) -> Graph:
+def apply(graph: Graph, plan: ShardPlan) -> Graph:
     """The program that every rank runs. It takes whole weights, and slices off what is this rank's own.
 
     Inputs and outputs are whole on every rank, but for states, which stay where they are: each rank has its heads.
@@ -49,7 +49,7 @@ def apply(graph: Graph, plan: Plan) -> Graph:
 
 
 class _Sharder:
-    def __init__(self, graph: Graph, plan: Plan) -> None:
+    def __init__(self, graph: Graph, plan: ShardPlan) -> None:
         self._old = graph
         self._plan = plan
         self._degree = plan.degree

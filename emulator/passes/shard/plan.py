@@ -1,25 +1,70 @@
-"""Which rank holds which piece of which weight: found once for a graph, then asked for any degree.
+"""The sharding plan: each rank's part of each weight, found once for a graph and then asked for any degree.
 
-The division follows from the graph: a weight that meets whole rows is divided by its outputs, one that meets divided
-rows by its inputs. The model's own published plan, where there is one, says which weights may be divided by outputs.
+The division follows from the graph: a weight that multiplies whole rows is divided by its outputs (column parallel),
+one that multiplies divided rows by its inputs (row parallel). The plan that a model's authors published in
+transformers, such as `("layers.*.mlp.up_proj", "colwise")`, decides where weights are divided by outputs, which is a
+choice; the rest follows from the graph.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from nxpipe.emulator.errors import CompileError
-from nxpipe.emulator.ir.graph import Graph, Value
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Value
 from nxpipe.emulator.ir.types import TensorType
 from nxpipe.emulator.numerics import Array
 from nxpipe.emulator.ops import AllGather, RankSlice
-from nxpipe.emulator.ops.shares import Share, shares_of, uneven
-from nxpipe.emulator.passes.shard.cuts import Cut
-from nxpipe.emulator.passes.shard.layout import Layout
-from nxpipe.emulator.passes.shard.published import may_split, unmet
-from nxpipe.emulator.passes.shard.rules import rule_of
-from nxpipe.emulator.passes.shard.walk import Hints, Walk
-from nxpipe.emulator.passes.shard.zeros import forbid_harmful_padding
+from nxpipe.emulator.ops.collective import Share, shares_of, uneven
+from nxpipe.emulator.passes.shard.layout import AxisSplit, Layout
+from nxpipe.emulator.passes.shard.propagation import Hints, Walk, can_be_divided
+from nxpipe.emulator.passes.shard.sharding_rules import rule_of
+from nxpipe.emulator.passes.shard.zero_preservation import forbid_harmful_padding
+
+_BY_OUTPUTS = ("colwise", "packed_colwise", "colwise_gather_output", "embedding_colwise")
+_BY_INPUTS = ("rowwise", "packed_rowwise", "rowwise_split_input", "embedding_rowwise")
+_CHOSEN = (*_BY_OUTPUTS, "embedding_rowwise")
+
+
+def may_split(graph: Graph, published: Mapping[str, str]) -> Callable[[str], bool]:
+    """Which weights a plan divides by choice; any, if it names none of this graph's."""
+    patterns = [_pattern(name) for name, style in published.items() if style in _CHOSEN]
+    named = {name for name in graph.parameters if any(pattern.search(name) for pattern in patterns)}
+    tables = {name for name in graph.parameters if "embed" in name}
+    return (lambda name: name in named | tables) if named else (lambda name: True)
+
+
+def unmet(walk: Walk, kept_whole: Mapping[str, str], published: Mapping[str, str]) -> Iterator[str]:
+    """One sentence for each entry of a plan that a division does not follow, with the reason.
+
+    `kept_whole` says of weights that should have been divided why they are not.
+    """
+    for entry, style in published.items():
+        pattern, wanted = _pattern(entry), style in _BY_INPUTS
+        if style not in _BY_OUTPUTS + _BY_INPUTS:
+            continue
+        for name, value in walk.graph.parameters.items():
+            uses = walk.uses(value) if value.type.rank > 1 and pattern.search(name) else []
+            if not uses:
+                continue
+            found = any(use.reduced for use in uses)
+            if not can_be_divided(walk.layout(value)):
+                why = kept_whole.get(name, "nothing that reads it can be divided")
+                yield f"{entry} is published as {style}, but {name} stays whole: {why}"
+                break
+            if found is not wanted:
+                way = "inputs: what it meets is divided" if found else "outputs: what it meets is whole"
+                yield f"{entry} is published as {style}, but {name} is divided by its {way}"
+                break
+
+
+def _pattern(published: str) -> re.Pattern[str]:
+    """`layers.*.mlp.up_proj` names a module or a parameter, below whatever the whole model calls its base."""
+    parts = [r"\d+" if part == "*" else re.escape(part) for part in published.split(".")]
+    return re.compile(r"(^|\.)" + r"\.".join(parts) + r"(\.weight|\.bias|\.\w+)?$")
+
 
 # Each walk leaves fewer weights divided or more seams known, so it ends by itself.
 _MOST_WALKS = 64
@@ -36,7 +81,7 @@ class DegreeImpossible(CompileError):
 
 
 @dataclass(frozen=True)
-class Piece:
+class Sharding:
     """A rank's share of a tensor: of each block of an axis, one of so many parts. One part means all of the block.
 
     `slots` and `lengths` say of each block what room a rank has, where blocks do not go up evenly; what they do not
@@ -72,18 +117,14 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShardPlan:
     """The division of a graph among `degree` ranks. What is not listed is whole on every rank."""
 
     degree: int
-    parameters: Mapping[str, Piece]
-    states: Mapping[str, Piece]
+    parameters: Mapping[str, Sharding]
+    states: Mapping[str, Sharding]
     refusal: DegreeImpossible | None  # why there is none
     walk: Walk = field(repr=False, compare=False)
-
-    def bytes_per_rank(self, graph: Graph) -> int:
-        """What the weights take on each rank; all ranks hold the same."""
-        return sum(self.local(name, value.type).nbytes for name, value in graph.parameters.items())
 
     def local(self, name: str, whole: TensorType) -> TensorType:
         """The type of one rank's piece of a parameter or a state."""
@@ -99,10 +140,10 @@ class Division:
     walk: Walk
     unmet: tuple[str, ...]  # what of the published plan is not followed, and why
 
-    def plan(self, degree: int) -> Plan:
+    def plan(self, degree: int) -> ShardPlan:
         """The plan at a degree; `refusal` says why if there is none."""
         parameters, states = (self._pieces(side, degree) for side in (self.graph.parameters, self.graph.inputs))
-        return Plan(degree, parameters, states, self._obstacle(degree), self.walk)
+        return ShardPlan(degree, parameters, states, self._obstacle(degree), self.walk)
 
     def degrees(self) -> list[int]:
         """All that are possible: no rank of them is without work that must be shared, but for the last ones."""
@@ -111,18 +152,18 @@ class Division:
         most = min(even) if even else max((cut.units for cut in cuts if cut.added), default=1)
         return [degree for degree in range(1, most + 1) if self._possible(degree)]
 
-    def _pieces(self, values: Mapping[str, Value], degree: int) -> dict[str, Piece]:
+    def _pieces(self, values: Mapping[str, Value], degree: int) -> dict[str, Sharding]:
         pieces = {}
         for name, value in values.items():
             layout = self.walk.layout(value)
             if layout is not None and layout.is_divided(degree):
                 shares = layout.shares(degree)
                 parts = tuple(share.parts for share in shares)
-                pieces[name] = Piece(layout.axis, layout.sizes, parts, *uneven(shares, degree))
+                pieces[name] = Sharding(layout.axis, layout.sizes, parts, *uneven(shares, degree))
         return pieces
 
     @cached_property
-    def _cuts(self) -> dict[Cut, None]:
+    def _cuts(self) -> dict[AxisSplit, None]:
         layouts: list[Layout] = [*self.walk.layouts.values()]
         return dict.fromkeys(cut.root() for layout in layouts if layout is not None for cut in layout.cuts)
 
@@ -162,7 +203,7 @@ def divide(graph: Graph, published: Mapping[str, str] | None = None) -> Division
     raise CompileError("the division of this graph does not settle; compile it with a tensor-parallel degree of 1")
 
 
-def plan(graph: Graph, degree: int, published: Mapping[str, str] | None = None) -> Plan:
+def plan(graph: Graph, degree: int, published: Mapping[str, str] | None = None) -> ShardPlan:
     """The division of a graph among so many ranks."""
     return divide(graph, published).plan(degree)
 

@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nxpipe.pipeline.artifacts import artifact_files
+from nxpipe.pipeline.compile import artifact_files
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.artifact_store.manifest import Executable, Manifest
+    from nxpipe.emulator.ir.decoding import decode
     from nxpipe.emulator.ir.graph import Graph
 
 
@@ -55,11 +56,10 @@ def between(before: "Graph", after: "Graph") -> GraphDifference:
 
 def graph_of(manifest: "Manifest", executable: "Executable", store: "Store") -> "Graph | None":
     """None where the artifact holds none, as those of AWS's compiler."""
-    from nxpipe.emulator.ir.graph import Graph
 
     wanted = artifact_files.graph(executable.name)
     blob = next((file.blob for file in manifest.files if file.path == wanted), None)
-    return None if blob is None else Graph.from_bytes(store.read_blob(blob))
+    return None if blob is None else decode(store.read_blob(blob))
 
 
 def _kinds(graph: "Graph") -> Counter[tuple[str, str]]:

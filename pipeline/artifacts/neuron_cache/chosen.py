@@ -9,13 +9,12 @@ from nxpipe.artifact_store.errors import NotFound
 from nxpipe.artifact_store.manifest import Manifest
 from nxpipe.artifact_store.names import choose
 from nxpipe.emulator.hardware import INSTANCES
-from nxpipe.pipeline.artifacts.known import unknown_channel
-from nxpipe.pipeline.artifacts.neuron_cache.entry import Entry, kept_by
-from nxpipe.pipeline.artifacts.promotion import model_id
+from nxpipe.pipeline.artifacts.channels import model_id, unknown_channel
+from nxpipe.pipeline.compile.neuronx.cache_entry import CacheEntry, entries_of
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
-    from nxpipe.artifact_store.transfer.believed import Trust
+    from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
     from nxpipe.pipeline.config import Config
 
 _BACKEND: Final = "neuronx"
@@ -33,7 +32,7 @@ class NothingToExport(NotFound):
 @dataclass(frozen=True)
 class Chosen:
     manifest: Manifest
-    entries: Sequence[Entry]
+    entries: Sequence[CacheEntry]
 
     @property
     def name(self) -> str:
@@ -69,7 +68,7 @@ def named(store: "Store", names: Sequence[str]) -> list[Chosen]:
     return chosen
 
 
-def served(store: "Store", channel: str, trust: "Trust") -> list[Chosen]:
+def served(store: "Store", channel: str, trust: "ChannelVerifier") -> list[Chosen]:
     """What a channel serves now."""
     artifacts = trust.served(store, channel)
     if artifacts is None:
@@ -103,4 +102,4 @@ def refuse_nothing(chosen: Sequence[Chosen]) -> None:
 
 
 def _chosen(manifest: Manifest) -> Chosen:
-    return Chosen(manifest, kept_by(manifest) if manifest.backend == _BACKEND else [])
+    return Chosen(manifest, entries_of(manifest) if manifest.backend == _BACKEND else [])

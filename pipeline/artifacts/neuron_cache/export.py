@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from nxpipe.artifact_store.backends.files import scratch
 from nxpipe.artifact_store.backends.protocol import Backend, Sent, in_turn
-from nxpipe.artifact_store.digest import sha256_of_chunks
+from nxpipe.artifact_store.canonical import sha256_of_chunks
 from nxpipe.artifact_store.errors import StoreError
-from nxpipe.pipeline.artifacts.neuron_cache.entry import DONE, NEFF, Entry, State, state_of
+from nxpipe.pipeline.compile.neuronx.cache_entry import DONE, NEFF, CacheEntry, EntryState, state_of
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store.blobs import Blobs
@@ -35,12 +35,12 @@ class What(Enum):
 
 @dataclass(frozen=True)
 class Exported:
-    entry: Entry
+    entry: CacheEntry
     what: What
     why: str = ""
 
 
-def export(blobs: "Blobs", entries: Iterable[Entry], cache: Backend, sent: Sent) -> Iterator[Exported]:
+def export(blobs: "Blobs", entries: Iterable[CacheEntry], cache: Backend, sent: Sent) -> Iterator[Exported]:
     """One entry after the other; a repetition goes on where the last attempt ended. Bytes are told once."""
     tell = in_turn(_halves(sent))
     for entry in entries:
@@ -64,10 +64,10 @@ def clear_abandoned(cache: Backend) -> None:
         cache.remove_abandoned(found)
 
 
-def _export(blobs: "Blobs", entry: Entry, cache: Backend, tell: Sent) -> Exported:
+def _export(blobs: "Blobs", entry: CacheEntry, cache: Backend, tell: Sent) -> Exported:
     sizes = {found.path.rpartition("/")[2]: found.size for found in cache.walk(f"{entry.folder}/")}
     state = state_of(sizes)
-    if state is State.READY:
+    if state is EntryState.READY:
         tell(2 * entry.size)
         same = sizes[NEFF] == entry.files[NEFF].size
         return Exported(entry, What.THERE, "" if same else "by another compilation, which stays")
@@ -81,10 +81,10 @@ def _export(blobs: "Blobs", entry: Entry, cache: Backend, tell: Sent) -> Exporte
     return Exported(entry, What.WRITTEN)
 
 
-def _why_not(entry: Entry, cache: Backend, state: State, names: Collection[str]) -> str | None:
-    if state is State.LOCKED:
+def _why_not(entry: CacheEntry, cache: Backend, state: EntryState, names: Collection[str]) -> str | None:
+    if state is EntryState.LOCKED:
         return "a compiler is at work on it, or was killed and has left its lock"
-    if state is State.FAILED:
+    if state is EntryState.FAILED:
         return "it holds a failure of the compiler"
     for name in sorted(entry.files.keys() & set(names)):
         if not _is(cache, entry.path(name), entry.files[name]):

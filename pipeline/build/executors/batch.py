@@ -1,4 +1,4 @@
-"""Items as children of array jobs, in the queue of the build farm's stack (`stacks/farm.py`).
+"""Items as children of array jobs, in the queue of the build farm's stack (`stacks/build_farm.py`).
 
 The store is the only meeting place: the list of items is a blob there, and each child writes its outcome there
 (`batch_worker.py`). A driver that dies leaves its arrays running. They commit what they make, and the plan of the next
@@ -191,7 +191,7 @@ class BatchExecutor:
                     break
 
     def _outcomes(self, array: ArrayJob) -> Iterator[Event]:
-        from nxpipe.artifact_store.runs import outcomes_of
+        from nxpipe.artifact_store.builds import outcomes_of
 
         for outcome in outcomes_of(self._store, array.items.sha256, array.open):
             event = from_document(outcome.ended)

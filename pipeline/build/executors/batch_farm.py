@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
+from nxpipe.pipeline.artifacts.store_url import VARIABLE
 from nxpipe.pipeline.build.executors.protocol import Limits
 from nxpipe.pipeline.build.item import Item
-from nxpipe.pipeline.cli.store_url import VARIABLE
 from nxpipe.pipeline.util.aws import asking, client
 from nxpipe.pipeline.util.errors import AwsError
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from nxpipe.pipeline.build.asked import Asked
 from nxpipe.pipeline.build.item import Item
-from nxpipe.pipeline.util.documents import json_of
 from nxpipe.pipeline.util.errors import BuildRefused
+from nxpipe.pipeline.util.files import json_of
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store

@@ -17,7 +17,7 @@ _MESSAGE: Final = 4096
 
 def work(url: str, items: str, place: int, say: Callable[[str], None]) -> Ended:
     """`url` is the store as this machine sees it; that of the driver stands in the item."""
-    from nxpipe.artifact_store.runs import keep_outcome
+    from nxpipe.artifact_store.builds import record_outcome
     from nxpipe.artifact_store.url import open_store
     from nxpipe.pipeline.build.carry_out import carry_out
 
@@ -37,7 +37,7 @@ def work(url: str, items: str, place: int, say: Callable[[str], None]) -> Ended:
     else:
         ended = carry_out(item, tell)
     say(_last_words(ended))
-    keep_outcome(open_store(url, kms_key=item.kms_key), items, place, to_document(_brief(ended)))
+    record_outcome(open_store(url, kms_key=item.kms_key), items, place, to_document(_brief(ended)))
     return ended
 
 

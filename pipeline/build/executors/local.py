@@ -9,9 +9,9 @@ from nxpipe.pipeline.build.events import Begun, Ended, Event, Fault
 from nxpipe.pipeline.build.executors.process import WorkerProcess
 from nxpipe.pipeline.build.executors.protocol import Limits
 from nxpipe.pipeline.build.item import Item
-from nxpipe.pipeline.util.console import human_bytes
 from nxpipe.pipeline.util.exit_codes import COMPILE, SYSTEM
-from nxpipe.pipeline.util.machine import available_memory, processors
+from nxpipe.pipeline.util.process import available_memory, processors
+from nxpipe.pipeline.util.text import human_bytes
 
 _SHARE: Final = 0.9  # of the memory that is free at the beginning
 _LOOK: Final = 0.1  # seconds between two looks at limits

@@ -1,8 +1,8 @@
 """Why a Ray task came to no end of its own, as the fault of its item."""
 
 from nxpipe.pipeline.build.events import Fault
-from nxpipe.pipeline.util.console import human_bytes
 from nxpipe.pipeline.util.exit_codes import COMPILE, INTERNAL, SOFTWARE, SYSTEM
+from nxpipe.pipeline.util.text import human_bytes
 
 
 def over_time(title: str, seconds: float) -> Fault:

@@ -8,7 +8,7 @@ from typing import Self
 
 from nxpipe.pipeline import VERSION
 from nxpipe.pipeline.request import LIBRARIES, compiler_digest
-from nxpipe.pipeline.util.machine import processors
+from nxpipe.pipeline.util.process import processors
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from nxpipe.pipeline.build.report.about import About
 from nxpipe.pipeline.build.report.reasons import Lack, became, missing, reason, tallied
 from nxpipe.pipeline.build.report.recorder import Attempt, Recorder
 from nxpipe.pipeline.build.results import CellResult, Results
-from nxpipe.pipeline.util.folders import expanded
+from nxpipe.pipeline.util.files import expanded
 
 FORMAT: Final = "nxpipe.build-report/1"
 Predicted = Mapping[str, Mapping[str, Any]]  # figures of each program by its name, as utilisation.read gives them

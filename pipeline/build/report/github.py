@@ -14,9 +14,10 @@ from nxpipe.pipeline.build.report.reasons import Lack, missing
 from nxpipe.pipeline.build.report.summary import published, tally
 from nxpipe.pipeline.build.report.words import counted, duration, plain
 from nxpipe.pipeline.build.results import CellResult, Results
-from nxpipe.pipeline.util.console import Console, human_bytes
+from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import sentence_of
 from nxpipe.pipeline.util.escape import for_markdown, workflow_command
+from nxpipe.pipeline.util.text import human_bytes
 
 MOST: Final = 1024 * 1024 - 1024  # bytes of a step's summary; GitHub refuses a larger one whole
 _ANNOTATIONS: Final = 10  # of a kind and step; GitHub drops the others

@@ -9,7 +9,7 @@ from nxpipe.pipeline.build.report.reasons import BECAME
 from nxpipe.pipeline.build.report.sheet import moment, sheet
 from nxpipe.pipeline.build.report.timeline import timeline
 from nxpipe.pipeline.build.report.words import counted, duration
-from nxpipe.pipeline.util.console import human_bytes
+from nxpipe.pipeline.util.text import human_bytes
 
 _SCRIPT: Final = Path(__file__).with_name("page.js")
 _MADE: Final = ("found", "built", "waiting")

@@ -6,7 +6,8 @@ from typing import Final
 from nxpipe.pipeline.build.events import Begun, Ended, Event, Said, to_document
 from nxpipe.pipeline.build.report.standing import Named, Standing
 from nxpipe.pipeline.build.report.words import duration, plain
-from nxpipe.pipeline.util.console import Console, human_bytes
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.text import human_bytes
 
 _SIGN_OF_LIFE: Final = 60.0  # seconds; some CI takes a job for dead that says nothing for ten minutes
 _NAMED: Final = 4

@@ -8,8 +8,8 @@ from typing import Any, Final
 from nxpipe.pipeline.build.planned import Plan, PlannedArtifact, PlannedCell, State
 from nxpipe.pipeline.build.report.folding import Fold, folds, in_general
 from nxpipe.pipeline.build.report.words import counted, duration, plain
-from nxpipe.pipeline.util.console import table
 from nxpipe.pipeline.util.escape import style
+from nxpipe.pipeline.util.text import table
 
 _COLOURS: Final[Mapping[State, str]] = {"to do": "yellow", "failed": "red", "refused": "red"}
 _HEADER: Final = ("  PROGRAM", "STATE", "TIME", "REASON")

@@ -1,4 +1,4 @@
-"""`nxpipe rollout`: a new version gets traffic step by step."""
+"""`nxpipe rollout`: the group of the commands for canary rollouts."""
 
 import click
 
@@ -7,46 +7,45 @@ from nxpipe.pipeline.cli.main import LazyGroup
 ROLLOUT_COMMANDS = {
     "abort": (
         "nxpipe.pipeline.cli.rollout.signals:abort",
-        "End a rollout: all traffic goes back to the old version.",
+        "Abort a rollout: all traffic returns to the old version.",
     ),
     "approve": (
         "nxpipe.pipeline.cli.rollout.signals:approve",
-        "Let a rollout go on whose evidence decides nothing.",
+        "Advance a rollout whose step ended undecided.",
     ),
     "log": (
-        "nxpipe.pipeline.cli.rollout.log:log",
-        "Show what a rollout saw at each look, and what it made of it.",
+        "nxpipe.pipeline.cli.rollout.status:log",
+        "Show the evaluations of a rollout.",
     ),
-    "pause": ("nxpipe.pipeline.cli.rollout.signals:pause", "Keep a rollout at the step where it is."),
+    "pause": ("nxpipe.pipeline.cli.rollout.signals:pause", "Pause a rollout at its current step."),
     "plan": (
-        "nxpipe.pipeline.cli.rollout.plan:plan",
-        "Say what a rollout could find out on a service, and what not.",
+        "nxpipe.pipeline.cli.rollout.simulate:plan",
+        "Estimate the regressions that a rollout can detect on a service.",
     ),
-    "replay": ("nxpipe.pipeline.cli.rollout.replay:replay", "Derive every verdict of a recorded rollout again."),
-    "resume": ("nxpipe.pipeline.cli.rollout.signals:resume", "Let a paused rollout go on."),
+    "replay": ("nxpipe.pipeline.cli.rollout.simulate:replay", "Recompute every verdict of a recorded rollout."),
+    "resume": ("nxpipe.pipeline.cli.rollout.signals:resume", "Resume a paused rollout."),
     "simulate": (
         "nxpipe.pipeline.cli.rollout.simulate:simulate",
-        "Roll out a thousand times on drawn traffic, by the real judge.",
+        "Simulate rollouts on random traffic with the production judge.",
     ),
     "start": (
         "nxpipe.pipeline.cli.rollout.start:start",
-        "Move a fleet's traffic to another artifact, step by step.",
+        "Start a canary rollout of an artifact on a fleet.",
     ),
     "status": (
         "nxpipe.pipeline.cli.rollout.status:status",
-        "Show where rollouts stand, and wait for the end of one.",
+        "Show the state of rollouts, or wait for one to end.",
     ),
 }
 
 
 @click.group(cls=LazyGroup, homes=ROLLOUT_COMMANDS)
 def rollout() -> None:
-    """Give a new version traffic step by step, as evidence allows.
+    """Roll out new versions by canary: traffic moves in steps, as evidence allows.
 
-    Every minute, a judge compares the new version with the old one. It bounds how often a healthy version goes back,
-    over all steps, metrics and looks; and it never goes on because time has passed. A state machine in the fleet's
-    account moves the traffic; these commands start it, watch it and tell it what a person wants, and may die at any
-    time.
+    Every minute, a sequential test compares the new version with the old one. It bounds the false-rollback rate over
+    all steps, metrics and evaluations, and never advances because time has passed. A Step Functions state machine moves
+    the traffic; these commands start, watch and control it, and may be killed at any time.
 
     \b
     Example:

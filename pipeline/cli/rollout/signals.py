@@ -1,4 +1,4 @@
-"""`nxpipe rollout approve`, `pause`, `resume` and `abort`: what a person tells a rollout."""
+"""`nxpipe rollout approve`, `pause`, `resume` and `abort`: the signals of an operator."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,10 +8,11 @@ import click
 
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option
+from nxpipe.pipeline.rollout.aws import SignalResult
 from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
-    from nxpipe.pipeline.rollout.signals import Answer
+    pass
 
 _fleet = click.argument("fleet")
 
@@ -21,18 +22,18 @@ _fleet = click.argument("fleet")
 @config_option
 @click.pass_obj
 def approve(console: Console, fleet: str, config_path: Path) -> None:
-    """Let a rollout go on whose evidence decides nothing.
+    """Advance a rollout whose step ended undecided.
 
-    Only a step that is undecided goes on by it: against evidence that the new version is worse nobody's word counts.
-    It holds for the step that is under way, and no longer.
+    Applies to the current step only, and only if its evidence is inconclusive: approval never overrides evidence that
+    the new version is worse.
 
     \b
     Example:
       nxpipe rollout approve search
     """
-    from nxpipe.pipeline.rollout.signals import approve
+    from nxpipe.pipeline.rollout.aws import approve
 
-    _tell(console, fleet, config_path, approve)
+    _send(console, fleet, config_path, approve)
 
 
 @click.command(cls=Command)
@@ -40,17 +41,17 @@ def approve(console: Console, fleet: str, config_path: Path) -> None:
 @config_option
 @click.pass_obj
 def pause(console: Console, fleet: str, config_path: Path) -> None:
-    """Keep a rollout at the step where it is.
+    """Pause a rollout at its current step.
 
-    Evidence is collected as before, and sends the new version back as before.
+    Evidence is collected as before, and a regression still rolls back.
 
     \b
     Example:
       nxpipe rollout pause search
     """
-    from nxpipe.pipeline.rollout.signals import pause
+    from nxpipe.pipeline.rollout.aws import pause
 
-    _tell(console, fleet, config_path, pause)
+    _send(console, fleet, config_path, pause)
 
 
 @click.command(cls=Command)
@@ -58,15 +59,15 @@ def pause(console: Console, fleet: str, config_path: Path) -> None:
 @config_option
 @click.pass_obj
 def resume(console: Console, fleet: str, config_path: Path) -> None:
-    """Let a paused rollout go on.
+    """Resume a paused rollout.
 
     \b
     Example:
       nxpipe rollout resume search
     """
-    from nxpipe.pipeline.rollout.signals import resume
+    from nxpipe.pipeline.rollout.aws import resume
 
-    _tell(console, fleet, config_path, resume)
+    _send(console, fleet, config_path, resume)
 
 
 @click.command(cls=Command)
@@ -74,26 +75,26 @@ def resume(console: Console, fleet: str, config_path: Path) -> None:
 @config_option
 @click.pass_obj
 def abort(console: Console, fleet: str, config_path: Path) -> None:
-    """End a rollout: all traffic goes back to the old version.
+    """Abort a rollout: all traffic returns to the old version.
 
     \b
     Example:
       nxpipe rollout abort search
     """
-    from nxpipe.pipeline.rollout.signals import abort
+    from nxpipe.pipeline.rollout.aws import abort
 
-    _tell(console, fleet, config_path, abort)
+    _send(console, fleet, config_path, abort)
 
 
-def _tell(console: Console, fleet: str, config_path: Path, say: "Callable[..., Answer]") -> None:
+def _send(console: Console, fleet: str, config_path: Path, signal: "Callable[..., SignalResult]") -> None:
     import os
 
-    from nxpipe.pipeline.cli.fleets import serving_fleet
     from nxpipe.pipeline.config import load_config
-    from nxpipe.pipeline.rollout.machine import Machine
+    from nxpipe.pipeline.config.fleets import serving_fleet
+    from nxpipe.pipeline.rollout.aws import StateMachine
 
     config = load_config(config_path, os.environ)
-    answer = say(Machine(config, serving_fleet(config, fleet, "FLEET")))
+    answer = signal(StateMachine(config, serving_fleet(config, fleet, "FLEET")))
     if console.json:
         console.data({"execution": answer.execution, "signal": answer.signal, "changed": answer.changed})
     else:

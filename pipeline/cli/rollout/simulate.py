@@ -1,28 +1,120 @@
-"""`nxpipe rollout simulate`."""
+"""`nxpipe rollout plan`, `simulate` and `replay`: the statistics of rollouts, without AWS."""
 
+import os
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option
-from nxpipe.pipeline.cli.rollout.options import (
-    base_error_option,
-    canary_error_option,
-    configured_plan,
-    latency_scale_option,
-    latency_tail_option,
-    rps_option,
-)
-from nxpipe.pipeline.util.console import Console, table
+from nxpipe.pipeline.rollout.simulate import TrafficModel
+from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import MissingSoftware
 from nxpipe.pipeline.util.escape import style
+from nxpipe.pipeline.util.exit_codes import RECORD
+from nxpipe.pipeline.util.files import MiB, read_file
+from nxpipe.pipeline.util.text import table
 
 if TYPE_CHECKING:
-    from nxpipe.pipeline.rollout.simulate import Summary
-    from nxpipe.pipeline.rollout.world import Scenario
+    from nxpipe.pipeline.canary.plan import CanaryPlan
+    from nxpipe.pipeline.canary.record import ReplayedJudgement
+    from nxpipe.pipeline.rollout.planner import Prospect, StepProspect
+    from nxpipe.pipeline.rollout.simulate import Scenario, SimulationSummary
+
+
+_RATE: Final = click.FloatRange(0, 1, max_open=True)
+
+rps_option = click.option(
+    "--rps",
+    type=click.FloatRange(0, 1e5, min_open=True),
+    required=True,
+    help="Requests per second, of both versions together.",
+)
+base_error_option = click.option(
+    "--base-error", type=_RATE, required=True, help="The error rate of the old version, as a fraction."
+)
+canary_error_option = click.option(
+    "--canary-error", type=_RATE, help="The error rate of the new version.  [default: that of the old one]"
+)
+latency_scale_option = click.option(
+    "--latency-scale",
+    type=click.FloatRange(0.1, 10),
+    default=1.0,
+    show_default=True,
+    help="The factor of the new version on every latency.",
+)
+latency_tail_option = click.option(
+    "--latency-tail",
+    type=click.FloatRange(1, 10),
+    default=1.0,
+    show_default=True,
+    help="The factor of the new version on p99; stretches latencies above p95 only.",
+)
+
+
+def configured_plan(config_path: Path) -> "CanaryPlan":
+    """The plan of [rollout] in nxpipe.toml, or the default plan."""
+    from nxpipe.pipeline.config import load_config
+    from nxpipe.pipeline.rollout.input import plan_of
+
+    return plan_of(load_config(config_path, os.environ, missing_ok=True).rollout)
+
+
+@click.command(cls=Command)
+@rps_option
+@base_error_option
+@config_option
+@click.pass_obj
+def plan(console: Console, rps: float, base_error: float, config_path: Path) -> None:
+    """Estimate the regressions that a rollout can detect on a service.
+
+    For every step: how long a healthy version takes to advance, how likely a faulty one is detected before the step
+    ends undecided, and how many requests fail until then. Approximate, from the drift and variance of the test
+    statistic; use simulate for exact rates.
+
+    \b
+    Example:
+      nxpipe rollout plan --rps 5 --base-error 0.005
+    """
+    from nxpipe.pipeline.rollout.planner import Service, advice, prospects
+
+    chosen, service = configured_plan(config_path), Service(rps, base_error)
+    found = prospects(chosen, service)
+    hints = advice(chosen, service, found)
+    if console.json:
+        console.data({"steps": [asdict(each) for each in found], "advice": list(hints)})
+        return
+    console.page("\n\n".join((_steps(chosen, found), _faults(chosen, found), "\n".join(hints))).rstrip())
+
+
+def _steps(plan: "CanaryPlan", found: "list[StepProspect]") -> str:
+    rows = [
+        (
+            f"{each.share} %",
+            f"{step.tolerates:g}",
+            "-" if each.advances is None else f"{each.advances:.0f} min",
+            f"{each.undecided:.0%}",
+            "-" if each.detectable_error is None else f"{each.detectable_error:.2%}",
+        )
+        for step, each in zip(plan.steps, found, strict=True)
+    ]
+    return table(("share", "tolerates", "healthy version advances", "undecided", "detectable error rate"), rows)
+
+
+def _faults(plan: "CanaryPlan", found: "list[StepProspect]") -> str:
+    rows = [(fault.fault.name, *(_cell(each.faults[at]) for each in found)) for at, fault in enumerate(found[0].faults)]
+    shares = [f"at {each.share} %" for each in found]
+    return f"Detected within {plan.bake_max} min, median time, failed requests:\n{table(('fault', *shares), rows)}"
+
+
+def _cell(prospect: "Prospect") -> str:
+    if prospect.median_minutes is None:
+        return "never"
+    failed = f", {prospect.bad_requests:,.0f}" if prospect.bad_requests else ""
+    return f"{prospect.chance:.0%}, {prospect.median_minutes:,.0f} min{failed}"
 
 
 @click.command(cls=Command)
@@ -31,7 +123,7 @@ if TYPE_CHECKING:
     type=click.Choice(["steady", "incident", "bursty", "late"]),
     default="steady",
     show_default=True,
-    help="What traffic is like.",
+    help="The traffic model.",
 )
 @rps_option
 @base_error_option
@@ -43,10 +135,12 @@ if TYPE_CHECKING:
     type=click.FloatRange(0.05, 2),
     default=0.5,
     show_default=True,
-    help="When bursty: how much a version's error rate varies from minute to minute, as a part of its mean.",
+    help="For bursty traffic: the standard deviation of the error rate per minute, relative to its mean.",
 )
-@click.option("--rollouts", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="How many.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The same one draws the same.")
+@click.option(
+    "--rollouts", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="The number of rollouts."
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The random seed.")
 @config_option
 @click.pass_obj
 def simulate(
@@ -62,11 +156,11 @@ def simulate(
     seed: int,
     config_path: Path,
 ) -> None:
-    """Roll out a thousand times on drawn traffic, by the real judge.
+    """Simulate rollouts on random traffic with the production judge.
 
-    Steady traffic is a Poisson stream; in an incident, both versions fail ten times as often and slow down for ten
-    minutes; bursty errors come in bursts of one version, whose tau is fitted to a day of history first; a late canary
-    fails from the step of 50 % on. Without a difference between the versions, every rollback is a false one.
+    Steady traffic is a Poisson stream. In an incident, both versions fail ten times as often and slow down for ten
+    minutes. Bursty errors come in bursts of one version, with tau fitted to a day of history. A late canary fails from
+    the 50 % step on. If the versions do not differ, every rollback is a false one.
 
     \b
     Example:
@@ -74,33 +168,31 @@ def simulate(
       nxpipe rollout simulate --scenario late --rps 50 --base-error 0.005 --canary-error 0.02 --json
     """
     if find_spec("numpy") is None:
-        raise MissingSoftware("numpy", "Drawing traffic", "install nxpipe[compile]")
-    from nxpipe.pipeline.rollout.latency import Slowness
+        raise MissingSoftware("numpy", "nxpipe rollout simulate", "install nxpipe[compile]")
+    from nxpipe.pipeline.rollout.planner import Slowness
     from nxpipe.pipeline.rollout.simulate import simulate as simulated
-    from nxpipe.pipeline.rollout.world import World
 
     error = base_error if canary_error is None else canary_error
-    world = World(scenario, rps, base_error, error, Slowness(latency_scale, latency_tail), burst)
+    world = TrafficModel(scenario, rps, base_error, error, Slowness(latency_scale, latency_tail), burst)
     with console.step(f"{rollouts:,} rollouts"):
         summary = simulated(configured_plan(config_path), world, rollouts, seed)
     if console.json:
         console.data(summary.as_json())
     else:
-        console.page(_told(summary))
+        console.page(_summary_text(summary))
 
 
-def _told(summary: "Summary") -> str:
-    from nxpipe.pipeline.canary.verdict import Decision
-    from nxpipe.pipeline.rollout.limits import upper_limit
-    from nxpipe.pipeline.rollout.plot import ENDS, when_they_ended
-    from nxpipe.pipeline.rollout.simulate import median_minutes
+def _summary_text(summary: "SimulationSummary") -> str:
+    from nxpipe.pipeline.canary.judge import Decision
+    from nxpipe.pipeline.rollout.render import BAR_STYLES, duration_histogram
+    from nxpipe.pipeline.rollout.simulate import median_minutes, upper_limit
 
     rows = []
     for decision in (Decision.ADVANCE, Decision.ROLL_BACK, Decision.UNDECIDED):
         ended, every = summary.ended(decision), len(summary.outcomes)
         rows.append(
             (
-                style(f"{ENDS[decision].mark} {ENDS[decision].name}", fg=ENDS[decision].colour),
+                style(f"{BAR_STYLES[decision].mark} {BAR_STYLES[decision].name}", fg=BAR_STYLES[decision].colour),
                 f"{len(ended):,}",
                 f"{len(ended) / every:.2%}",
                 f"{upper_limit(len(ended), every):.2%}",
@@ -108,4 +200,52 @@ def _told(summary: "Summary") -> str:
             )
         )
     ends = table(("end", "rollouts", "share", "upper 95 % limit", "median"), rows)
-    return f"{ends}\n\n{when_they_ended(summary.outcomes)}"
+    return f"{ends}\n\n{duration_histogram(summary.outcomes)}"
+
+
+@click.command(cls=Command)
+@click.argument("record", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.pass_context
+def replay(ctx: click.Context, record: Path) -> None:
+    """Recompute every verdict of a recorded rollout.
+
+    The first line of RECORD is the plan, each other line an evaluation. Every evaluation must follow bit for bit from
+    the counts before it and name the digest of the previous one. Exits with code 35 at the first that does not.
+
+    \b
+    Example:
+      nxpipe rollout replay search-2027-03-02.jsonl
+    """
+    from nxpipe.pipeline.canary.record import read, replay
+
+    console: Console = ctx.obj
+    try:
+        lines = read_file(record, limit=256 * MiB).decode().splitlines()
+    except ValueError as error:
+        raise click.BadParameter(f"{record}: {error}", param_hint="RECORD") from error
+    plan, records = read(lines)
+    replayed = list(replay(plan, records))
+    wrong = next((each for each in replayed if each.wrong), None)
+    if console.json:
+        console.data(_as_json(replayed))
+    elif replayed and not wrong:
+        console.page(_replay_text(plan, replayed))
+    if wrong:
+        console.complain(f"evaluation {wrong.number} of {record} does not follow from its counts: {wrong.wrong}.")
+        ctx.exit(RECORD.number)
+    console.say(f"{len(replayed)} evaluations, all reproduced.")
+
+
+def _as_json(replayed: "list[ReplayedJudgement]") -> list[dict[str, object]]:
+    return [
+        {"number": each.number, "verdict": each.judged.verdict.as_json(), "same": each.wrong is None, "why": each.wrong}
+        for each in replayed
+    ]
+
+
+def _replay_text(plan: "CanaryPlan", replayed: "list[ReplayedJudgement]") -> str:
+    """The last verdict of each step."""
+    from nxpipe.pipeline.canary.judge import explain
+
+    last = {each.judged.verdict.step: each.judged for each in replayed}
+    return "\n".join(explain(plan, judged.evidence, judged.verdict) for judged in last.values())

@@ -1,37 +1,40 @@
-"""`nxpipe rollout start`."""
+"""`nxpipe rollout start`: start a rollout, and wait for its end with --wait."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from nxpipe.pipeline.artifacts.signing import key_option
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, store_option
+from nxpipe.pipeline.cli.options import ACTOR, REASON, Label, config_option, key_option, store_option
 from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
-    from nxpipe.pipeline.rollout.beginning import Begun
-    from nxpipe.pipeline.rollout.opened import Opened
+    from nxpipe.pipeline.rollout.context import RolloutContext
+    from nxpipe.pipeline.rollout.start import StartedRollout
 
 
 @click.command(cls=Command)
 @click.argument("fleet")
 @click.argument("artifact", required=False)
-@click.option("--channel", type=Label("channel"), help="Instead of ARTIFACT: what another channel serves.")
-@click.option("--to", type=click.Choice(("blue", "green")), help="Refuse unless this colour is the one to fill.")
-@click.option("--again", is_flag=True, help="Also what the fleet runs already, or what was rolled back before.")
-@click.option("--wait", is_flag=True, help="Stay until it has ended, or needs a person.")
+@click.option(
+    "--channel", type=Label("channel"), help="Roll out the artifact that this channel serves, instead of ARTIFACT."
+)
+@click.option("--to", type=click.Choice(("blue", "green")), help="Fail unless this is the idle environment.")
+@click.option(
+    "--again", is_flag=True, help="Also if the fleet runs the artifact already, or it was rolled back before."
+)
+@click.option("--wait", is_flag=True, help="Wait until the rollout ends or needs an operator.")
 @click.option(
     "--minute",
     type=click.Choice(("1", "5", "10", "30", "60")),
     default="60",
     show_default=True,
     metavar="SECONDS",
-    help="How long a minute is. Fewer than 60 are for rehearsals: a load balancer counts by the minute.",
+    help="The length of a minute. Fewer than 60 seconds are for rehearsals: load balancers count per minute.",
 )
-@click.option("--reason", type=REASON, default="", help="Why, for whoever reads of it.")
-@click.option("--actor", type=ACTOR, help="Who, for whoever reads of it.  [default: as for nxpipe promote]")
+@click.option("--reason", type=REASON, default="", help="The reason, for the records.")
+@click.option("--actor", type=ACTOR, help="The identity, for the records.  [default: as for nxpipe promote]")
 @key_option
 @store_option
 @config_option
@@ -51,45 +54,45 @@ def start(
     store: str | None,
     config_path: Path,
 ) -> None:
-    """Move a fleet's traffic to another artifact, step by step.
+    """Start a canary rollout of an artifact on a fleet.
 
-    The plan is [rollout] of nxpipe.toml. The latencies that it judges are frozen first, from how the old version has
-    done by CloudWatch; where there is too little of that, errors alone are judged, and it says so.
+    The plan is [rollout] of nxpipe.toml. Latency thresholds are frozen first, from the old version's metrics in
+    CloudWatch; if there are too few, only errors are evaluated, and the command reports it.
 
-    The fleet's channel moves when the rollout has promoted: by this command with --wait, else by `nxpipe rollout
-    status --wait` or the next start. Repeating a start is harmless: the same rollout is told of, whatever became of
-    it. With --wait the exit code tells how it ended; Ctrl-C leaves the rollout alone.
+    The fleet's channel is updated once the rollout has promoted: by this command with --wait, else by `nxpipe rollout
+    status --wait` or the next start. Repeating a start is idempotent: it reports the same rollout, whatever its state.
+    With --wait the exit code is that of the rollout's end; Ctrl-C does not affect the rollout.
 
     \b
     Example:
       nxpipe rollout start search bert-base-uncased@4e9ce0 --wait
       nxpipe rollout start search --channel staging --to green
     """
-    from nxpipe.pipeline.artifacts.actor import current_actor
-    from nxpipe.pipeline.rollout.beginning import begin_wanted, served_already
-    from nxpipe.pipeline.rollout.opened import opened
-    from nxpipe.pipeline.rollout.start import ServedAlready, Wanted
+
+    from nxpipe.pipeline.artifacts.identity import current_identity
+    from nxpipe.pipeline.cli.rollout.context import open_context
+    from nxpipe.pipeline.rollout.start import AlreadyServed, StartRequest, report_already_served, start_rollout
 
     console: Console = ctx.obj
     if (artifact is None) == (channel is None):
-        raise click.UsageError("name one ARTIFACT, or a --channel that serves it", ctx)
-    one = opened(console, fleet, store, config_path, actor=actor or current_actor(), key=key)
-    found = one.artifacts.chosen(artifact) if artifact else one.artifacts.served_for_certain(str(channel))
-    begun = begin_wanted(console, one, Wanted(found, to, again, int(minute), reason))
-    if isinstance(begun, ServedAlready):
-        served_already(console, one, begun)
+        raise click.UsageError("pass either ARTIFACT or --channel", ctx)
+    one = open_context(console, fleet, store, config_path, actor=actor or current_identity(), key=key)
+    found = one.artifacts.resolve(artifact) if artifact else one.artifacts.served_and_signed(str(channel))
+    begun = start_rollout(console, one, StartRequest(found, to, again, int(minute), reason))
+    if isinstance(begun, AlreadyServed):
+        report_already_served(console, one, begun)
     else:
         ctx.exit(_watched(console, one, begun, wait))
 
 
-def _watched(console: Console, one: "Opened", begun: "Begun", wait: bool) -> int:
-    """To its end, or by whoever looks at it later."""
-    from nxpipe.pipeline.rollout.ending import end
+def _watched(console: Console, one: "RolloutContext", begun: "StartedRollout", wait: bool) -> int:
+    """Wait for the end with --wait, else print how to watch the rollout."""
+    from nxpipe.pipeline.rollout.finish import finish
     from nxpipe.pipeline.rollout.follow import follow
 
     watcher, fleet = one.watcher, one.fleet.name
     if wait or begun.is_over:
-        return end(console, one, follow(console, fleet, lambda: watcher.status(begun.arn)))
+        return finish(console, one, follow(console, fleet, lambda: watcher.status(begun.arn)))
     if console.json:
         console.data(watcher.status(begun.arn).as_json())
     else:

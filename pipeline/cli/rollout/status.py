@@ -1,19 +1,18 @@
-"""`nxpipe rollout status`."""
+"""`nxpipe rollout status` and `log`: the state and the evaluations of rollouts."""
 
 from pathlib import Path
 
 import click
 
-from nxpipe.pipeline.artifacts.signing import key_option
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.options import ACTOR, config_option, store_option
+from nxpipe.pipeline.cli.options import ACTOR, config_option, key_option, store_option
 from nxpipe.pipeline.util.console import Console
 
 
 @click.command(cls=Command)
 @click.argument("fleet", required=False)
-@click.option("--wait", is_flag=True, help="Stay until it has ended, or needs a person.")
-@click.option("--actor", type=ACTOR, help="Who, for the channel's log.  [default: as for nxpipe promote]")
+@click.option("--wait", is_flag=True, help="Wait until the rollout ends or needs an operator.")
+@click.option("--actor", type=ACTOR, help="The identity in the channel's log.  [default: as for nxpipe promote]")
 @key_option
 @store_option
 @config_option
@@ -27,40 +26,80 @@ def status(
     store: str | None,
     config_path: Path,
 ) -> None:
-    """Show where rollouts stand, and wait for the end of one.
+    """Show the state of rollouts, or wait for one to end.
 
-    FLEET may be left out: all fleets are told of then. The exit code is 0 but for one fleet whose last rollout went
-    back, lacked instances, was refused, or awaits a person.
+    Without FLEET, shows all fleets and exits with code 0. For one fleet, the exit code is that of its last rollout:
+    rolled back, no capacity, refused, or waiting for an operator.
 
-    With --wait, a rollout that has promoted moves the fleet's channel, if the command that started it did not live to
-    do so. Ctrl-C leaves the rollout alone.
+    With --wait, updates the fleet's channel after a promotion if the command that started the rollout did not. Ctrl-C
+    does not affect the rollout.
 
     \b
     Example:
       nxpipe rollout status search --wait
     """
-    from nxpipe.pipeline.rollout.ending import end, exit_code, settle_line
+    from nxpipe.pipeline.cli.rollout.context import open_context, serving_fleet_names
+    from nxpipe.pipeline.rollout.finish import exit_code, finish, pending_promotion
     from nxpipe.pipeline.rollout.follow import follow
-    from nxpipe.pipeline.rollout.opened import fleets_of, opened
-    from nxpipe.pipeline.rollout.view import picture
+    from nxpipe.pipeline.rollout.render import status_page
 
     console: Console = ctx.obj
-    names = [fleet] if fleet else fleets_of(config_path)
+    names = [fleet] if fleet else serving_fleet_names(config_path)
     if wait and len(names) != 1:
-        raise click.UsageError("--wait is for one fleet; name it", ctx)
+        raise click.UsageError("--wait requires FLEET", ctx)
     if wait:
-        from nxpipe.pipeline.artifacts.actor import current_actor
+        from nxpipe.pipeline.artifacts.identity import current_identity
 
-        one = opened(console, names[0], store, config_path, actor=actor or current_actor(), key=key)
-        ctx.exit(end(console, one, follow(console, names[0], one.watcher.status)))
-    told = [(one, one.watcher.status()) for name in names for one in [opened(console, name, store, config_path)]]
+        one = open_context(console, names[0], store, config_path, actor=actor or current_identity(), key=key)
+        ctx.exit(finish(console, one, follow(console, names[0], one.watcher.status)))
+    told = [(one, one.watcher.status()) for name in names for one in [open_context(console, name, store, config_path)]]
     if console.json:
         found = [status.as_json() for _, status in told]
         console.data(found[0] if fleet else found)
     else:
         for one, status in told:
-            console.page(picture(status))
-            if said := settle_line(one, status):
+            console.page(status_page(status))
+            if said := pending_promotion(one, status):
                 console.say(said)
     if fleet:
         ctx.exit(exit_code(told[0][1]))
+
+
+@click.command(cls=Command)
+@click.argument("fleet")
+@click.option("--execution", metavar="NAME", help="The rollout.  [default: the current one, else the last one]")
+@store_option
+@config_option
+@click.pass_obj
+def log(console: Console, fleet: str, execution: str | None, store: str | None, config_path: Path) -> None:
+    """Show the evaluations of a rollout.
+
+    --json prints the input of `nxpipe rollout replay`: the plan and each record as it was written, one per line.
+
+    \b
+    Example:
+      nxpipe rollout log search
+      nxpipe rollout log search --json > rollout.jsonl
+    """
+    from nxpipe.pipeline.cli.rollout.context import open_context
+    from nxpipe.pipeline.rollout.render import evaluation_table
+    from nxpipe.pipeline.rollout.status import EvaluationLog
+    from nxpipe.pipeline.util.errors import RolloutRefused
+
+    one = open_context(console, fleet, store, config_path)
+    machine = one.machine
+    _ = machine.front
+    if execution is None:
+        owner = machine.record.read().owner
+        found = machine.execution(owner) if owner else machine.last()
+    else:
+        found = machine.execution(machine.execution_arn(execution))
+    if found is None:
+        which = f"rollout {execution}" if execution else "rollout yet"
+        raise RolloutRefused(f"there is no {which} of fleet {fleet}")
+    kept = EvaluationLog.at(one.artifacts.store, fleet, found.name)
+    looks = kept.refresh()
+    if not console.json:
+        console.page(evaluation_table(found, looks))
+    elif plan := kept.plan_text():
+        console.data_text("\n".join([plan, *(look.text for look in looks)]))

@@ -1,13 +1,13 @@
-"""`nxpipe store export` and `nxpipe store import`."""
+"""`nxpipe store export` and `nxpipe store import`: an artifact as an OCI image layout."""
 
 import os
 from pathlib import Path
 
 import click
 
+from nxpipe.pipeline.artifacts.store_url import open_configured_store
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.store_url import open_the_store
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.progress import Progress
 
@@ -20,24 +20,24 @@ from nxpipe.pipeline.util.progress import Progress
     required=True,
     type=click.Path(path_type=Path),
     metavar="FILE.tar|FOLDER",
-    help="Where to write it; must not exist yet.",
+    help="The destination, which must not exist.",
 )
 @store_option
 @config_option
 @click.pass_obj
 def export(console: Console, name: str, target: Path, store: str | None, config_path: Path) -> None:
-    """Write one artifact to a tar file or folder, for where no network leads.
+    """Export one artifact to a tar file or folder, for hosts without network access.
 
-    What is written is an OCI image layout with the artifact's manifest, blobs and signatures; equal artifacts make
-    equal files. NAME is a model's id, MODEL@KEY, or a key.
+    Writes an OCI image layout with the artifact's manifest, blobs and signatures; equal artifacts give equal bytes.
+    NAME is a model's id, MODEL@KEY, or a key.
 
     \b
     Example:
       nxpipe store export bert-base-uncased@4e9ce0 --to bert.tar
     """
-    from nxpipe.artifact_store.bundle.export import export_artifact
+    from nxpipe.artifact_store.bundle.archive import export_artifact
 
-    opened = open_the_store(store, config_path, console)
+    opened = open_configured_store(store, config_path, console)
     published = opened.resolve(name)
     with Progress(console, f"export {published.model_id}", published.size_bytes) as progress:
         image = export_artifact(opened, published, target, progress.sent)
@@ -61,21 +61,21 @@ def export(console: Console, name: str, target: Path, store: str | None, config_
 @config_option
 @click.pass_obj
 def import_(console: Console, bundle: Path, store: str | None, config_path: Path) -> None:
-    """Publish an artifact that `nxpipe store export` has written.
+    """Import and publish an artifact that `nxpipe store export` wrote.
 
-    Every byte is checked against its digest, and nothing is visible before all of it is there. Signatures come along,
-    if they are of this artifact; those of keys that [signing] of nxpipe.toml trusts must be good. What they are worth
-    is asked when the artifact is promoted. After an interruption the same command goes on.
+    Checks every byte against its digest; the artifact becomes visible only when it is complete. Its signatures are
+    imported too; those of keys in [signing] of nxpipe.toml must be valid. Whether they suffice is checked at promotion.
+    An interrupted import is resumed by the same command.
 
     \b
     Example:
       nxpipe store import bert.tar --store s3://my-artifacts/nxpipe
     """
-    from nxpipe.artifact_store.bundle.load import Bundled
+    from nxpipe.artifact_store.bundle.archive import Bundled
     from nxpipe.pipeline.artifacts.signing import known_keys
     from nxpipe.pipeline.config import load_config
 
-    opened = open_the_store(store, config_path, console)
+    opened = open_configured_store(store, config_path, console)
     known = known_keys(load_config(config_path, os.environ, missing_ok=True), config_path.parent)
     bundled = Bundled.read(bundle, known)
     with Progress(console, f"import {bundled.manifest.model.id}", bundled.size_bytes) as progress:

@@ -1,4 +1,4 @@
-"""`nxpipe store fetch`."""
+"""`nxpipe store fetch`: an artifact as a folder, from the store or from the cache of this machine."""
 
 import os
 from contextlib import suppress
@@ -10,28 +10,29 @@ import click
 
 from nxpipe.artifact_store.errors import ChannelEmpty, StoreError
 from nxpipe.pipeline.artifacts.signing import trust_in
+from nxpipe.pipeline.artifacts.store_url import offline_index, open_configured_store, open_offline_store
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.store_url import open_the_store, open_what_was_seen, what_is_remembered
-from nxpipe.pipeline.util.console import Console, human_bytes
+from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.progress import Progress
+from nxpipe.pipeline.util.text import human_bytes
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
-    from nxpipe.artifact_store.transfer.fetch import Fetched
-    from nxpipe.artifact_store.transfer.remembered import Remembered
-    from nxpipe.artifact_store.transfer.wanted import Wanted
+    from nxpipe.artifact_store.fetch.folder import Fetched
+    from nxpipe.artifact_store.fetch.offline_index import OfflineIndex
+    from nxpipe.artifact_store.fetch.selection import Wanted
 
 
 @click.command(cls=Command)
 @click.argument("name", required=False)
-@click.option("--channel", metavar="NAME", help="Take what this channel serves now.")
-@click.option("--model", metavar="ID", help="With --channel: of this model.")
-@click.option("--target", help="With --channel: for this target, such as inf2.")
+@click.option("--channel", metavar="NAME", help="Fetch the artifact that this channel serves.")
+@click.option("--model", metavar="ID", help="With --channel: the artifact of this model.")
+@click.option("--target", help="With --channel: the artifact for this target, as in inf2.")
 @click.option(
     "--to", "folder", required=True, type=click.Path(file_okay=False, path_type=Path), help="A new or empty folder."
 )
-@click.option("--offline", is_flag=True, help="Use only what this machine has seen and kept, and say how old it is.")
+@click.option("--offline", is_flag=True, help="Use only this machine's cache, and report its age.")
 @store_option
 @config_option
 @click.pass_context
@@ -47,14 +48,14 @@ def fetch(
     store: str | None,
     config_path: Path,
 ) -> None:
-    """Bring an artifact into a folder, verified and ready to serve.
+    """Fetch an artifact into a folder, verified and ready to serve.
 
-    NAME is a model's id, MODEL@KEY, or a key; six hex digits of the key are enough. The folder gets manifest.json,
-    executables/, weights.safetensors and files/; the manifest comes last, so a folder that has one is complete. What is
-    there already is not fetched again, and a fetch that was interrupted goes on where it stopped.
+    NAME is a model's id, MODEL@KEY, or a key (at least six hex digits). Writes manifest.json, executables/,
+    weights.safetensors and files/; the manifest is written last, so a folder that has one is complete. Files that exist
+    already are not fetched again, and an interrupted fetch is resumed.
 
-    What a --channel serves is taken only if its log is whole and no older than what this machine has seen, and with the
-    signatures that [signing] of nxpipe.toml asks for, --offline too.
+    With --channel, the channel's log must be complete, no older than this machine has seen, and signed as [signing] of
+    nxpipe.toml requires; this holds with --offline too.
 
     \b
     Example:
@@ -62,20 +63,20 @@ def fetch(
       nxpipe store fetch --channel production --model bert-base-uncased --to /srv/model --offline
     """
     if (name is None) == (channel is None):
-        raise click.UsageError("name an artifact, or a --channel to take it from", ctx)
+        raise click.UsageError("pass either NAME or --channel", ctx)
     if channel is None and (model or target):
-        raise click.UsageError("--model and --target choose among the artifacts of a --channel", ctx)
+        raise click.UsageError("--model and --target require --channel", ctx)
     console: Console = ctx.obj
     asked = _Asked(name, channel, model, target, folder, config_path, console)
     answer = None
     if offline:
-        answer = asked.from_store(open_what_was_seen(store, config_path), None)
+        answer = asked.from_store(open_offline_store(store, config_path), None)
     elif name and _is_whole_key(name):
-        # What a key names never changes: if all of it is here, nobody need be asked.
+        # A key names immutable content: a complete local copy needs no network.
         with suppress(StoreError):
-            answer = asked.from_store(open_what_was_seen(store, config_path), None)
+            answer = asked.from_store(open_offline_store(store, config_path), None)
     wanted, fetched = answer or asked.from_store(
-        open_the_store(store, config_path, console), what_is_remembered(store, config_path)
+        open_configured_store(store, config_path, console), offline_index(store, config_path)
     )
     if console.json:
         console.data(_as_json(wanted, fetched))
@@ -94,10 +95,10 @@ class _Asked:
     config_path: Path
     console: Console
 
-    def from_store(self, store: "Store", remember: "Remembered | None") -> "tuple[Wanted, Fetched]":
-        from nxpipe.artifact_store.transfer.fetch import fetch as carry_out
-        from nxpipe.artifact_store.transfer.fetch import size_of
-        from nxpipe.artifact_store.transfer.wanted import by_name
+    def from_store(self, store: "Store", remember: "OfflineIndex | None") -> "tuple[Wanted, Fetched]":
+        from nxpipe.artifact_store.fetch.folder import fetch as carry_out
+        from nxpipe.artifact_store.fetch.folder import size_of
+        from nxpipe.artifact_store.fetch.selection import by_name
 
         if self.channel is not None:
             wanted = self._by_channel(store, self.channel, remember)
@@ -106,10 +107,10 @@ class _Asked:
         with Progress(self.console, f"fetch {wanted.manifest.model.id}", size_of(wanted.manifest)) as progress:
             return wanted, carry_out(store.blobs, wanted.manifest, self.folder, progress.sent)
 
-    def _by_channel(self, store: "Store", channel: str, remember: "Remembered | None") -> "Wanted":
+    def _by_channel(self, store: "Store", channel: str, remember: "OfflineIndex | None") -> "Wanted":
         """By the rules of [signing], also of what was seen before."""
-        from nxpipe.artifact_store.transfer.wanted import by_channel
-        from nxpipe.pipeline.artifacts.known import unknown_channel
+        from nxpipe.artifact_store.fetch.selection import by_channel
+        from nxpipe.pipeline.artifacts.channels import unknown_channel
         from nxpipe.pipeline.config import load_config
 
         config = load_config(self.config_path, os.environ, missing_ok=True)
@@ -140,8 +141,8 @@ def _as_json(wanted: "Wanted", fetched: "Fetched") -> dict[str, object]:
 
 def _as_text(wanted: "Wanted", fetched: "Fetched", offline: bool) -> str:
     manifest = wanted.manifest
-    wrote = f"wrote {human_bytes(fetched.bytes_written)}" if fetched.bytes_written else "was there already"
-    age = f", as it was seen {_ago(wanted.seen_ago)}" if offline and wanted.seen_ago is not None else ""
+    wrote = f"wrote {human_bytes(fetched.bytes_written)}" if fetched.bytes_written else "up to date"
+    age = f", last seen {_ago(wanted.seen_ago)}" if offline and wanted.seen_ago is not None else ""
     return f"  {manifest.name} for {manifest.target}: {wrote}{age}"
 
 

@@ -1,23 +1,93 @@
-"""`nxpipe store gc`."""
+"""`nxpipe store gc`, `pin` and `unpin`: retention of artifacts."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from nxpipe.pipeline.artifacts.identity import current_identity
+from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.store.itself import open_the_store_itself
-from nxpipe.pipeline.util.console import Console, human_bytes, table
+from nxpipe.pipeline.cli.options import REASON, Label, config_option, store_option
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.text import human_bytes, table
 
 if TYPE_CHECKING:
-    from nxpipe.artifact_store.upkeep.gc import Outcome, Plan, Step
+    from nxpipe.artifact_store.maintenance.gc import Collected, Plan, Step
+    from nxpipe.artifact_store.pins import Pin
+
+
+@click.command(cls=Command)
+@click.argument("name", required=False)
+@click.option("--as", "pin_name", type=Label("pin"), metavar="PIN", help="The pin's name: 1 to 63 of a-z, 0-9 and '-'.")
+@click.option("--reason", type=REASON, default="", help="The reason, shown with the pin.")
+@store_option
+@config_option
+@click.pass_obj
+def pin(
+    console: Console, name: str | None, pin_name: str | None, reason: str, store: str | None, config_path: Path
+) -> None:
+    """Pin an artifact, which protects it from gc, or list the pins.
+
+    NAME is a model's id, MODEL@KEY, or a key, as for `nxpipe store show`. Without NAME, lists all pins.
+
+    \b
+    Example:
+      nxpipe store pin bert-base-uncased@4e9ce0 --as audit-2026 --reason "figures of the paper"
+      nxpipe store pin
+    """
+    from nxpipe.artifact_store.pins import Pins
+
+    if (name is None) != (pin_name is None):
+        raise click.UsageError("NAME requires --as PIN; without both, the pins are listed")
+    opened = open_uncached_store(store, config_path, console)
+    pins = Pins(opened.backend)
+    if name is not None and pin_name is not None:
+        published = opened.resolve(name)
+        found = [pins.add(pin_name, published.record.manifest, actor=current_identity(), reason=reason)]
+    else:
+        found = pins.all()
+    if console.json:
+        console.data([one.model_dump(mode="json") for one in found])
+    elif found:
+        console.page(table(("pin", "manifest", "expires", "by", "reason"), [_pin_row(one) for one in found]))
+    else:
+        console.say(f"{opened.url} has no pins.")
+
+
+@click.command(cls=Command)
+@click.argument("pin_name", type=Label("pin"), metavar="PIN")
+@store_option
+@config_option
+@click.pass_obj
+def unpin(console: Console, pin_name: str, store: str | None, config_path: Path) -> None:
+    """Remove a pin; a later gc may remove the artifact.
+
+    \b
+    Example:
+      nxpipe store unpin audit-2026
+    """
+    from nxpipe.artifact_store.pins import Pins
+
+    opened = open_uncached_store(store, config_path, console)
+    Pins(opened.backend).remove(pin_name)
+    if console.json:
+        console.data({"removed": pin_name})
+    else:
+        console.say(f"Removed pin {pin_name} of {opened.url}.")
+
+
+def _pin_row(one: "Pin") -> tuple[str, ...]:
+    from nxpipe.artifact_store.names import SHOWN
+
+    return one.name, one.manifest.sha256[:SHOWN], (one.expires_at or "never")[:16], one.actor, one.reason
+
 
 _UNITS: Final = {"h": 3600, "d": 86400, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 class Quantity(click.ParamType[int]):
-    """A whole number and a unit, in seconds or bytes."""
+    """An integer with a unit, in seconds or bytes."""
 
     def __init__(self, *units: str) -> None:
         self.name = "N" + "|".join(units)
@@ -28,19 +98,21 @@ class Quantity(click.ParamType[int]):
             number = str(value).removesuffix(unit)
             if number != value and number.isascii() and number.isdigit() and 0 < len(number) < 7 and int(number):
                 return int(number) * _UNITS[unit]
-        return self.fail(f"{value!r} is not a whole number with one of the units {', '.join(self._units)}", param, ctx)
+        return self.fail(f"{value!r} is not an integer with one of the units {', '.join(self._units)}", param, ctx)
 
 
 @click.command(cls=Command)
 @click.option("--keep", type=click.IntRange(min=1), metavar="N", help="Keep the newest N of each model and target.")
-@click.option("--max-age", type=Quantity("h", "d"), metavar="Nh|Nd", help="Give up artifacts older than that: 90d.")
+@click.option(
+    "--max-age", type=Quantity("h", "d"), metavar="Nh|Nd", help="Remove artifacts older than this, as in 90d."
+)
 @click.option(
     "--budget",
     type=Quantity("MiB", "GiB", "TiB"),
     metavar="NMiB|NGiB|NTiB",
-    help="Give up the oldest until the rest fits, as in 2TiB.",
+    help="Remove the oldest artifacts until the rest fits, as in 2TiB.",
 )
-@click.option("--dry-run", is_flag=True, help="Print what would go and why; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the steps with reasons; change nothing.")
 @store_option
 @config_option
 @click.pass_obj
@@ -53,21 +125,20 @@ def gc(
     store: str | None,
     config_path: Path,
 ) -> None:
-    """Remove what nothing needs, and artifacts that the rules give up.
+    """Remove orphaned objects, and artifacts beyond the retention rules.
 
-    An artifact goes when any one of the rules gives it up; without a rule, only what crashes and repairs left. What
-    a channel served in the last 90 days or in its last 10 generations stays, and so does what is pinned. Nothing
-    younger than a day goes; what is given up is out of sight at once, and its bytes are freed a day later.
+    An artifact is removed if any of the rules applies; without rules, only the remains of crashes and repairs are
+    removed. Pinned artifacts stay, and those that a channel served in the last 90 days or its last 10 generations.
+    Objects younger than a day stay. A removed artifact disappears at once; its bytes are freed a day later.
 
     \b
     Example:
       nxpipe store gc --dry-run
       nxpipe store gc --keep 5 --max-age 90d
     """
-    from nxpipe.artifact_store.upkeep.gc import carry_out, plan, time_to_collect
-    from nxpipe.artifact_store.upkeep.rules import Rules
+    from nxpipe.artifact_store.maintenance.gc import Rules, carry_out, plan, time_to_collect
 
-    opened = open_the_store_itself(store, config_path, console)
+    opened = open_uncached_store(store, config_path, console)
     now = time_to_collect(opened, looking=dry_run)
     if not dry_run:
         opened.backend.recover()
@@ -76,22 +147,22 @@ def gc(
     if console.json:
         console.data(_as_json(made, outcome))
     elif made.steps:
-        console.page(table(("action", "object", "size", "why"), [_row(step) for step in made.steps]))
+        console.page(table(("action", "object", "size", "why"), [_step_row(step) for step in made.steps]))
     if outcome is None:
         freed = sum(step.found.size for step in made.steps if step.action != "retire")
         console.say(f"{len(made.steps)} steps would free {human_bytes(freed)} of {opened.url}; nothing was changed.")
     else:
         console.say(
             f"{len(outcome.done)} steps freed {human_bytes(outcome.freed)} of {opened.url}; "
-            f"{len(outcome.spared)} objects stay, because somebody needed or changed them meanwhile."
+            f"{len(outcome.spared)} objects stay, because another process used or changed them meanwhile."
         )
 
 
-def _row(step: "Step") -> tuple[str, ...]:
+def _step_row(step: "Step") -> tuple[str, ...]:
     return step.action, step.found.path, human_bytes(step.found.size), step.reason
 
 
-def _as_json(made: "Plan", outcome: "Outcome | None") -> dict[str, object]:
+def _as_json(made: "Plan", outcome: "Collected | None") -> dict[str, object]:
     spared = {(step.action, step.found.path) for step in outcome.spared} if outcome else set()
     return {
         "carried_out": outcome is not None,

@@ -1,4 +1,4 @@
-"""`nxpipe store`: everything that is done to a store beside building and promoting."""
+"""`nxpipe store`: the group of the commands on a store and its artifacts."""
 
 import click
 
@@ -7,58 +7,61 @@ from nxpipe.pipeline.cli.main import LazyGroup
 STORE_COMMANDS = {
     "fetch": (
         "nxpipe.pipeline.cli.store.fetch:fetch",
-        "Bring an artifact into a folder, verified and ready to serve.",
+        "Fetch an artifact into a folder, verified and ready to serve.",
     ),
-    "keygen": ("nxpipe.pipeline.cli.store.keygen:keygen", "Make a signing key, or write the public half of one."),
+    "keygen": ("nxpipe.pipeline.cli.store.sign:keygen", "Create a signing key, or write the public half of one."),
     "diff": (
         "nxpipe.pipeline.cli.diff:diff",
         "Compare two artifacts: key inputs, programs, graphs, weights, files, evidence.",
     ),
     "explain": (
         "nxpipe.pipeline.cli.explain:explain",
-        "Say why a build is answered by the store or not, field by field.",
+        "Explain cache hits and misses of a build, field by field.",
     ),
     "export": (
         "nxpipe.pipeline.cli.store.bundle:export",
-        "Write one artifact to a tar file or folder, for where no network leads.",
+        "Export one artifact to a tar file or folder.",
     ),
     "import": (
         "nxpipe.pipeline.cli.store.bundle:import_",
-        "Publish an artifact that `nxpipe store export` has written.",
+        "Import and publish an exported artifact.",
     ),
     "doctor": (
-        "nxpipe.pipeline.cli.store.doctor:doctor",
-        "Try out whether a folder or bucket can hold a store safely.",
+        "nxpipe.pipeline.cli.store.fsck:doctor",
+        "Check that a folder or bucket can hold a store safely.",
     ),
     "du": (
-        "nxpipe.pipeline.cli.store.du:du",
-        "Say how many bytes each model takes, shared and orphaned ones too.",
+        "nxpipe.pipeline.cli.store.listing:du",
+        "Show the size of each model, of shared and of orphaned objects.",
     ),
     "fsck": (
         "nxpipe.pipeline.cli.store.fsck:fsck",
-        "Read and verify all that the store needs; repair it if asked.",
+        "Read and verify the whole store; repair it with --repair-from.",
     ),
-    "gc": ("nxpipe.pipeline.cli.store.gc:gc", "Remove what nothing needs, and artifacts that the rules give up."),
-    "ls": ("nxpipe.pipeline.cli.store.listing:ls", "List every artifact, the newest first."),
-    "pin": ("nxpipe.pipeline.cli.store.pin:pin", "Keep an artifact from being collected, or list the pins."),
-    "report": ("nxpipe.pipeline.cli.store.report:report", "Write the report of the build that made an artifact."),
-    "sign": ("nxpipe.pipeline.cli.store.sign:sign", "Sign an artifact, together with what it was made of."),
-    "unpin": ("nxpipe.pipeline.cli.store.pin:unpin", "Remove a pin; a later collection may take what it kept."),
+    "gc": ("nxpipe.pipeline.cli.store.gc:gc", "Remove orphans, and artifacts beyond the retention rules."),
+    "ls": ("nxpipe.pipeline.cli.store.listing:ls", "List all artifacts, the newest first."),
+    "pin": ("nxpipe.pipeline.cli.store.gc:pin", "Pin an artifact, which protects it from gc, or list the pins."),
+    "report": ("nxpipe.pipeline.cli.store.report:report", "Write the report of the build that published an artifact."),
+    "sign": ("nxpipe.pipeline.cli.store.sign:sign", "Sign an artifact, its provenance and its evidence."),
+    "unpin": ("nxpipe.pipeline.cli.store.gc:unpin", "Remove a pin; a later gc may remove the artifact."),
     "verify-signature": (
         "nxpipe.pipeline.cli.store.sign:verify_signature",
-        "Verify an artifact's signatures, and print what was signed.",
+        "Verify an artifact's signatures and print the signed statement.",
     ),
-    "show": ("nxpipe.pipeline.cli.store.listing:show", "Show one artifact: programs, weights, figures, key."),
+    "show": (
+        "nxpipe.pipeline.cli.store.listing:show",
+        "Show one artifact: programs, weights, utilisation, evidence, key.",
+    ),
 }
 
 
 @click.group(cls=LazyGroup, homes=STORE_COMMANDS)
 def store() -> None:
-    """Look after artifacts: list, compare, fetch, sign, collect.
+    """Manage artifacts: list, compare, fetch, sign, collect garbage.
 
-    An artifact is one compiled model: a manifest, which names all parts, and the parts, which are blobs named by the
-    SHA-256 digest of their bytes. Its key is the digest of all that was asked of the build. What nothing names any
-    more is an orphan, until a collection removes it.
+    An artifact is a compiled model: a manifest and the blobs that it names, each named by the SHA-256 digest of its
+    bytes. Its key is the digest of all inputs of the build. An object that no artifact references is an orphan until gc
+    removes it.
 
     \b
     Example:

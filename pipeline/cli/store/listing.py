@@ -1,19 +1,21 @@
-"""`nxpipe store ls` and `nxpipe store show`."""
+"""`nxpipe store ls`, `show` and `du`: the artifacts of a store and their sizes."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from nxpipe.pipeline.artifacts import utilisation
+from nxpipe.pipeline.artifacts.store_url import open_configured_store, open_uncached_store
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.store_url import open_the_store
-from nxpipe.pipeline.util.console import Console, human_bytes, table
+from nxpipe.pipeline.compile import utilisation
+from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.escape import for_terminal, style
+from nxpipe.pipeline.util.text import human_bytes, table
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Published
@@ -26,16 +28,16 @@ _COLUMNS = ("key", "model", "target", "programs", "size", "published")
 
 
 @click.command(cls=Command)
-@click.option("--model", metavar="ID", help="Only artifacts of this model; `*` stands for any text, as in 'acme/*'.")
-@click.option("--target", metavar="NAME", help="Only artifacts for this target, as the list names it: inf2.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the N newest of those.")
+@click.option("--model", metavar="ID", help="Only artifacts of this model; `*` matches any text, as in 'acme/*'.")
+@click.option("--target", metavar="NAME", help="Only artifacts for this target, as in inf2.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the newest N.")
 @store_option
 @config_option
 @click.pass_obj
 def ls(
     console: Console, model: str | None, target: str | None, limit: int | None, store: str | None, config_path: Path
 ) -> None:
-    """List every artifact, the newest first.
+    """List all artifacts, the newest first.
 
     \b
     Example:
@@ -43,23 +45,23 @@ def ls(
       nxpipe store ls --model 'acme/*' --target inf2 --limit 20
       nxpipe store ls --store s3://my-artifacts/nxpipe --json
     """
-    from nxpipe.pipeline.util.garbage import no_collection
+    from nxpipe.pipeline.util.process import no_collection
 
     with no_collection():
-        opened = open_the_store(store, config_path, console)
+        opened = open_configured_store(store, config_path, console)
         published = opened.list(console.detail)
-        chosen = [one for one in published if _is_wanted(one, model, target)][:limit]
+        chosen = [one for one in published if _matches(one, model, target)][:limit]
         if console.json:
             console.data([_summary(one) for one in chosen])
         elif chosen:
             console.page(table(_COLUMNS, [_row(one) for one in chosen]))
     if not published:
         console.say(
-            f"{opened.url} holds no artifact yet; to make one: "
+            f"{opened.url} has no artifacts; build one with: "
             "nxpipe build --model-id bert-base-uncased --weights random:0"
         )
     elif not chosen:
-        console.say(f"none of the {len(published)} artifacts of {opened.url} is of that model and target")
+        console.say(f"none of the {len(published)} artifacts in {opened.url} matches")
 
 
 @click.command(cls=Command)
@@ -68,17 +70,17 @@ def ls(
 @config_option
 @click.pass_obj
 def show(console: Console, name: str, store: str | None, config_path: Path) -> None:
-    """Show one artifact: programs, weights, figures, key.
+    """Show one artifact: programs, weights, utilisation, evidence, key.
 
-    NAME is a model's id, MODEL@KEY, or a key; six hex digits of the key are enough. The manifest is verified
-    against its digest. With --json, the figures of how each program uses the cores are there in full.
+    NAME is a model's id, MODEL@KEY, or a key (at least six hex digits). Verifies the manifest against its digest.
+    --json has the full utilisation of each program.
 
     \b
     Example:
       nxpipe store show bert-base-uncased
       nxpipe store show bert-base-uncased@4e9ce0 --json
     """
-    opened = open_the_store(store, config_path, console)
+    opened = open_configured_store(store, config_path, console)
     published = opened.resolve(name)
     inputs = opened.key_inputs(published.manifest)
     programs = utilisation.read(published.manifest, opened)
@@ -92,7 +94,7 @@ def show(console: Console, name: str, store: str | None, config_path: Path) -> N
         console.page("\n\n".join(_page(published, published.manifest, inputs, programs, evidence)))
 
 
-def _is_wanted(one: "Published", model: str | None, target: str | None) -> bool:
+def _matches(one: "Published", model: str | None, target: str | None) -> bool:
     return (model is None or fnmatchcase(one.model_id, model)) and target in (None, one.target)
 
 
@@ -168,7 +170,7 @@ def _page(
 
 
 def _figures(evidence: "Evidence") -> Iterator[tuple[str, str]]:
-    """What each program was compared with and where, and how near each output is."""
+    """The reference and host of each program's verification, and the deviation of each output."""
     yield "kind", evidence.kind
     for name, limit in evidence.limits.model_dump().items():
         if limit is not None:
@@ -184,13 +186,13 @@ def _figures(evidence: "Evidence") -> Iterator[tuple[str, str]]:
 
 
 def _bytes_of(blobs: "list[Blob]") -> str:
-    """What the tensors take, and what is stored of it when some are equal."""
+    """The size of the tensors, and the stored size if some are equal."""
     whole, stored = sum(blob.size for blob in blobs), sum(blob.size for blob in set(blobs))
     return human_bytes(whole) if whole == stored else f"{human_bytes(whole)}, {human_bytes(stored)} stored,"
 
 
 def _readable(value: object) -> str:
-    """Escaped where it is not plain text: a string from a stranger's artifact must not drive the terminal."""
+    """The value as text; untrusted strings with control characters are escaped."""
     return value if isinstance(value, str) and value.isprintable() else json.dumps(value)
 
 
@@ -202,3 +204,36 @@ def _aligned(rows: Iterable[tuple[str, str]], indent: str = "") -> str:
     cells = [(for_terminal(name), for_terminal(text)) for name, text in rows]
     width = max(len(name) for name, _ in cells)
     return "\n".join(f"{indent}{name.ljust(width)}  {text}".rstrip() for name, text in cells)
+
+
+@click.command(cls=Command)
+@store_option
+@config_option
+@click.pass_obj
+def du(console: Console, store: str | None, config_path: Path) -> None:
+    """Show the size of each model, of shared and of orphaned objects.
+
+    "logical" counts every artifact as if it were alone, "stored" counts every blob once, and "own" counts blobs that no
+    other model shares, which gc could free.
+
+    \b
+    Example:
+      nxpipe store du
+    """
+    from nxpipe.artifact_store.maintenance.reachability import usage
+
+    opened = open_uncached_store(store, config_path, console)
+    found = usage(opened)
+    if console.json:
+        console.data(asdict(found))
+        return
+    rows = [
+        (each.model_id, str(each.artifacts), *map(human_bytes, (each.logical, each.stored, each.own)))
+        for each in found.models
+    ]
+    console.page(table(("model", "artifacts", "logical", "stored", "own"), rows))
+    console.say(
+        f"{human_bytes(found.stored)} in {found.objects} objects; artifacts take {human_bytes(found.artifacts_stored)} "
+        f"instead of {human_bytes(found.logical)}, {human_bytes(found.shared)} of it shared by several models; "
+        f"{human_bytes(found.orphaned)} in {found.orphans} objects are orphaned."
+    )

@@ -1,4 +1,4 @@
-"""`nxpipe store report`."""
+"""`nxpipe store report`: the stored build report as JSON or as a page."""
 
 import json
 from pathlib import Path
@@ -7,13 +7,13 @@ from typing import Final
 import click
 
 from nxpipe.artifact_store.errors import InvalidDocument, NotFound
+from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.cli.main import Command
 from nxpipe.pipeline.cli.options import config_option, store_option
-from nxpipe.pipeline.cli.store.itself import open_the_store_itself
 from nxpipe.pipeline.util.console import Console
 from nxpipe.pipeline.util.errors import WouldOverwrite
 
-_PAGES: Final = (".html", ".htm", ".xhtml")  # what a browser would take for a page
+_PAGES: Final = (".html", ".htm", ".xhtml")  # suffixes that browsers render
 
 
 @click.command(cls=Command)
@@ -23,32 +23,32 @@ _PAGES: Final = (".html", ".htm", ".xhtml")  # what a browser would take for a p
     "target",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write it there instead: what ends in .html is the page, all else the JSON document.",
+    help="Write to FILE: a page if the name ends in .html, else the JSON document.",
 )
 @store_option
 @config_option
 @click.pass_obj
 def report(console: Console, name: str, target: Path | None, store: str | None, config_path: Path) -> None:
-    """Write the report of the build that made an artifact.
+    """Write the report of the build that published an artifact.
 
-    NAME is a model's id, MODEL@KEY, or a key, as for `nxpipe store show`. Of the reports that are kept beside the
-    artifact it is the newest: which cells were built by whom, how long each took, with which versions.
+    NAME is a model's id, MODEL@KEY, or a key, as for `nxpipe store show`. Writes the newest report of the artifact:
+    cells, workers, durations, versions.
 
     \b
     Example:
       nxpipe store report bert-base-uncased
       nxpipe store report bert-base-uncased@4e9ce0 --to report.html
     """
-    from nxpipe.artifact_store.reports import moments_of, read_report
+    from nxpipe.artifact_store.builds import read_report, report_timestamps
 
-    opened = open_the_store_itself(store, config_path, console)
+    opened = open_uncached_store(store, config_path, console)
     published = opened.resolve(name)
-    moments = moments_of(opened, published.manifest_digest)
+    moments = report_timestamps(opened, published.manifest_digest)
     data = read_report(opened, published.manifest_digest, moments[-1], "json") if moments else None
     if data is None:
         raise NotFound(
-            f"no report of a build is kept beside {published.name} in {opened.url}; "
-            "it was published before reports were, or brought here without one"
+            f"{published.name} in {opened.url} has no build report; it was imported without one, or published by a "
+            "version without reports"
         )
     text = data.decode("utf-8", "replace")
     if target is None:
@@ -60,12 +60,12 @@ def report(console: Console, name: str, target: Path | None, store: str | None, 
         with target.open("xb") as file:
             file.write(data)
     except FileExistsError as error:
-        raise WouldOverwrite(f"{target} exists already, so nothing was written; pass another --to") from error
+        raise WouldOverwrite(f"{target} exists already; nothing was written; pass another --to") from error
     console.say(f"  {target}: the report of the build of {moments[-1]}")
 
 
 def _page(text: str, what: str) -> bytes:
-    """Made here from the document: nobody has signed the page that lies in the store, and a browser would run it."""
+    """The page, rendered from the document: the stored page is unsigned, and a browser would run its scripts."""
     from nxpipe.pipeline.build.report.document import FORMAT
     from nxpipe.pipeline.build.report.html import page
 
@@ -77,5 +77,5 @@ def _page(text: str, what: str) -> bytes:
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise InvalidDocument(
             f"the report of {what} cannot be shown as a page ({type(error).__name__}: {error}); "
-            "pass --to a FILE.json to see what is there"
+            "pass --to FILE.json to see the document"
         ) from error

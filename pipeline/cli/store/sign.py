@@ -1,4 +1,4 @@
-"""`nxpipe store sign` and `nxpipe store verify-signature`."""
+"""`nxpipe store keygen`, `sign` and `verify-signature`: keys and signatures of artifacts."""
 
 import os
 from pathlib import Path
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from nxpipe.artifact_store.errors import Refused
-from nxpipe.pipeline.artifacts.signing import builder_id, chosen_signer, key_option, named_public_key, signing_policy
+from nxpipe.pipeline.artifacts.signing import builder_id, chosen_signer, named_public_key, signing_policy
+from nxpipe.pipeline.artifacts.store_url import open_uncached_store
 from nxpipe.pipeline.cli.main import Command
-from nxpipe.pipeline.cli.options import Line, config_option, store_option
-from nxpipe.pipeline.cli.store.itself import open_the_store_itself
+from nxpipe.pipeline.cli.options import OneLine, config_option, key_option, store_option
 from nxpipe.pipeline.util.console import Console
 
 if TYPE_CHECKING:
@@ -19,13 +19,44 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--public-of", metavar="KEY", help="Write only the public half of this key, file:PATH or kms:ARN.")
+@click.pass_obj
+def keygen(console: Console, file: Path, public_of: str | None) -> None:
+    """Create a signing key, or write the public half of one.
+
+    FILE gets an Ed25519 key that only you may read, and FILE.pub its public half; commit FILE.pub and name it in
+    [[signing.trusted]] of nxpipe.toml. Nothing is overwritten. Create KMS keys in AWS with key spec ECC_NIST_P256 and
+    usage SIGN_VERIFY; --public-of writes their public half to FILE.
+
+    \b
+    Example:
+      nxpipe store keygen release.key
+      nxpipe store keygen kms.pub --public-of kms:arn:aws:kms:us-east-2:123456789012:alias/release
+    """
+    from nxpipe.artifact_store.trust.keys import make_key_file, public_path, write_public_key
+    from nxpipe.artifact_store.trust.signers import open_signer
+
+    if public_of is None:
+        public, written = make_key_file(file), public_path(file)
+        console.say(f"{file} is the private key; do not commit it.")
+    else:
+        public, written = open_signer(public_of, Path()).public, file
+        write_public_key(public, written)
+    if console.json:
+        console.data({"key_id": public.key_id, "public_key": str(written)})
+    else:
+        console.result(f"{written}  key {public.key_id}")
+
+
+@click.command(cls=Command)
 @click.argument("name")
 @key_option
 @click.option(
     "--builder",
-    type=Line(512),
+    type=OneLine(512),
     metavar="URI",
-    help="Where it was built.  [default: the workflow on GitHub, else nxpipe:local]",
+    help="The builder in the provenance.  [default: the GitHub workflow, else nxpipe:local]",
 )
 @store_option
 @config_option
@@ -33,21 +64,21 @@ if TYPE_CHECKING:
 def sign(
     console: Console, name: str, key: str | None, builder: str | None, store: str | None, config_path: Path
 ) -> None:
-    """Sign an artifact, together with what it was made of, and its evidence.
+    """Sign an artifact, its provenance and its evidence.
 
-    The signature is an in-toto statement with SLSA provenance in a DSSE envelope. It is kept in the store, one of each
-    key, and tells no time; signing again replaces only what the same key said. NAME is as in `nxpipe store show`.
+    The signature is an in-toto statement with SLSA provenance in a DSSE envelope. The store keeps one per key; signing
+    again replaces only the signature of the same key. NAME is as for `nxpipe store show`.
 
     \b
     Example:
       nxpipe store sign bert-base-uncased@4e9ce0 --key file:release.key
       nxpipe store sign bert-base-uncased --key kms:arn:aws:kms:us-east-2:123456789012:alias/release
     """
+    from nxpipe.artifact_store.trust.policy import vouch
     from nxpipe.artifact_store.trust.signatures import Signatures
-    from nxpipe.artifact_store.trust.testimony import vouch
     from nxpipe.pipeline.config import load_config
 
-    opened = open_the_store_itself(store, config_path, console)
+    opened = open_uncached_store(store, config_path, console)
     signer = chosen_signer(key, load_config(config_path, os.environ, missing_ok=True), config_path.parent)
     published = opened.resolve(name)
     statement = Signatures(opened).add(published, signer, builder or builder_id())
@@ -68,7 +99,7 @@ def sign(
     type=click.Path(dir_okay=False, path_type=Path),
     multiple=True,
     metavar="FILE",
-    help="A public key in PEM; may be repeated.  [default: those of [signing] in nxpipe.toml]",
+    help="A public key in PEM; repeatable.  [default: the keys of [signing] in nxpipe.toml]",
 )
 @store_option
 @config_option
@@ -76,10 +107,10 @@ def sign(
 def verify_signature(
     console: Console, name: str, files: tuple[Path, ...], store: str | None, config_path: Path
 ) -> None:
-    """Verify an artifact's signatures, and print what was signed.
+    """Verify an artifact's signatures and print the signed statement.
 
-    Every given key that has signed is checked against the manifest's digest; at least one must have. Nothing is asked
-    of a network unless the store is in one. NAME is as in `nxpipe store show`.
+    Checks the signatures of all given keys against the manifest's digest; at least one key must have signed. Needs no
+    network for a local store. NAME is as for `nxpipe store show`.
 
     \b
     Example:
@@ -89,7 +120,7 @@ def verify_signature(
     from nxpipe.artifact_store.trust.signatures import Signatures
 
     keys = {str(path): named_public_key(path) for path in files} or _trusted_keys(config_path)
-    opened = open_the_store_itself(store, config_path, console)
+    opened = open_uncached_store(store, config_path, console)
     published, signatures = opened.resolve(name), Signatures(opened)
     found = {label: signatures.by(key, published.manifest_digest) for label, key in keys.items()}
     proved = {label: statement for label, statement in found.items() if statement is not None}
@@ -111,7 +142,7 @@ def _trusted_keys(config_path: Path) -> "dict[str, PublicKey]":
 
     policy = signing_policy(load_config(config_path, os.environ, missing_ok=True), config_path.parent)
     if policy is None or not policy.trusted:
-        raise Refused("no public key is named; pass --public-key FILE, or set [[signing.trusted]] in nxpipe.toml")
+        raise Refused("no public key is given; pass --public-key FILE, or set [[signing.trusted]] in nxpipe.toml")
     return {each.name: each.key for each in policy.trusted}
 
 
@@ -119,5 +150,5 @@ def _unsigned(published: "Published", store: "Store", keys: "dict[str, PublicKey
     from nxpipe.artifact_store.trust.signatures import Signatures
 
     claimed = Signatures(store).key_ids(published.manifest_digest)
-    others = f"only {', '.join(claimed)} claim to have" if claimed else "nor has any other"
-    return Refused(f"{published.name} is not signed by {', '.join(keys)}, {others}; sign it with: nxpipe store sign")
+    others = f"it has signatures of {', '.join(claimed)} only" if claimed else "it has no signatures"
+    return Refused(f"{published.name} is not signed by {', '.join(keys)}; {others}; sign it with: nxpipe store sign")

@@ -1,1 +1,1 @@
-"""AWS's own compiler, where it is installed. docs/neuronx.md says what is called, and what is kept."""
+"""AWS's own compiler, where it is installed. docs/guides/neuronx.md says what is called, and what is kept."""

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from nxpipe.pipeline.artifacts.artifact_files import cached
-from nxpipe.pipeline.artifacts.neuron_cache.entry import State, folder_of, state_of, travels
+from nxpipe.pipeline.compile.artifact_files import cached
+from nxpipe.pipeline.compile.neuronx.cache_entry import EntryState, folder_of, is_exported, state_of
 
 
 def cache_entries(cache: Path, program: str) -> dict[str, bytes]:
@@ -11,9 +11,9 @@ def cache_entries(cache: Path, program: str) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for folder in sorted(cache.glob("*/*/")):
         files = sorted(path for path in folder.iterdir() if path.is_file())
-        if state_of([path.name for path in files]) is State.READY:
+        if state_of([path.name for path in files]) is EntryState.READY:
             for path in files:
                 where = path.relative_to(cache).as_posix()
-                if folder_of(where) and travels(path.name):
+                if folder_of(where) and is_exported(path.name):
                     found[cached(program, where)] = path.read_bytes()
     return found

@@ -17,16 +17,17 @@ from nxpipe.pipeline.compile.neuronx.limited import Limits, OutOfMemory, OutOfTi
 from nxpipe.pipeline.compile.neuronx.request import NeuronxRequest
 from nxpipe.pipeline.models.weights import Tensors
 from nxpipe.pipeline.request import Shape
-from nxpipe.pipeline.util.console import human_bytes
 from nxpipe.pipeline.util.errors import BuildRefused, NotEnoughMemory
-from nxpipe.pipeline.util.machine import available_memory
+from nxpipe.pipeline.util.process import available_memory
+from nxpipe.pipeline.util.text import human_bytes
 from nxpipe.pipeline.verify.evidence import Step
 from nxpipe.pipeline.verify.verify import Arrays
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
     from nxpipe.emulator.capture import CaptureRequest
-    from nxpipe.emulator.ir.graph import Graph, Value
+    from nxpipe.emulator.ir.graph import Graph
+    from nxpipe.emulator.ir.nodes import Value
 
 LONGEST: Final = 2 * 3600.0  # seconds that one program may take
 _READ: Final = 1 << 20  # bytes of the end of a log, where the errors are

@@ -1,1 +1,1 @@
-"""The agent: on an instance of a fleet, it brings the artifact, proves the machine, and lets the server begin."""
+"""The agent on an instance of a serving fleet: fetches the artifact, checks the devices, starts the server."""

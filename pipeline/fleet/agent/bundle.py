@@ -1,4 +1,4 @@
-"""What instances install the agent from: packages in one tar file, which is named by its digest and always the same."""
+"""The agent's bundle: packages that instances install, in one reproducible tar file named by its digest."""
 
 import io
 import json
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nxpipe.artifact_store.digest import sha256_hex
+from nxpipe.artifact_store.canonical import sha256_hex
 
 if TYPE_CHECKING:
     from nxpipe.artifact_store import Store
 
 _OURS: Final = "nxpipe-*.whl"
-_PACKAGES: Final = (".deb", ".whl")  # of Python, and of the system what its image lacks
+_PACKAGES: Final = (".deb", ".whl")  # Python packages, and system packages that the image lacks
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Bundle:
 
     @classmethod
     def of(cls, folder: Path) -> "Bundle":
-        """Nothing of the folder but the packages, and nothing of their dates and owners."""
+        """The packages of a folder, without other files, dates and owners."""
         paths = sorted(path for path in folder.iterdir() if path.suffix in _PACKAGES)
         if len(list(folder.glob(_OURS))) != 1:
             raise NoAgent(folder)
@@ -42,23 +42,23 @@ class Bundle:
 
     @property
     def path(self) -> str:
-        """In a store, of which it is no part: no collection takes it away."""
+        """Path in the bucket, outside of the store's layout: garbage collection ignores it."""
         return f"agents/{self.sha256}.tar"
 
     def put(self, store: "Store") -> bool:
-        """False: it is there already."""
+        """Uploads the bundle; False if it exists."""
         return store.backend.create(self.path, store.backend.hashed(self.data), durable=True)
 
     def lock(self) -> str:
-        """What the stacks read: which agent instances install, for people with what is in it."""
+        """The lock file that the stacks read: the bundle's digest, and its packages for people."""
         return json.dumps({"sha256": self.sha256, "packages": self.packages}, indent=2) + "\n"
 
 
 class NoAgent(Exception):
-    """A folder without the one wheel that matters."""
+    """A folder without exactly one wheel of nxpipe."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(
-            f"{folder} has no wheel of nxpipe, or several; make it with: pip wheel --no-deps --wheel-dir {folder} "
-            "nxpipe, and put the wheels of requirements/base.txt beside it"
+            f"{folder} has no wheel of nxpipe, or several; build one with: pip wheel --no-deps --wheel-dir {folder} "
+            "nxpipe, and add the wheels of requirements/base.txt"
         )

@@ -1,46 +1,50 @@
-"""Which instance this is, by its own metadata service: version 2 of it, the only one that our templates allow."""
+"""The EC2 instance: its metadata (IMDSv2 only, as in our launch templates) and its lifecycle hook.
+
+The hook holds a new instance back from traffic until the agent completes it.
+"""
 
 import http.client
 import re
-from collections.abc import Mapping
-from contextlib import closing
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from nxpipe.pipeline.util.errors import NotReady
 
-_ENDPOINT: Final = "AWS_EC2_METADATA_SERVICE_ENDPOINT"  # as the AWS SDKs call it
-_USUAL: Final = "http://169.254.169.254"
+_ENDPOINT: Final = "AWS_EC2_METADATA_SERVICE_ENDPOINT"  # as in the AWS SDKs
+_DEFAULT: Final = "http://169.254.169.254"
 _TOKEN: Final = "X-aws-ec2-metadata-token"  # noqa: S105, the name of a header
 _LIFETIME: Final = f"{_TOKEN}-ttl-seconds"
 _SECONDS: Final = 5
-_LONGEST: Final = 1024  # bytes of an answer: a group's name has 255 characters
+_MAX_BYTES: Final = 1024  # of a response: a group's name has 255 characters
 _NAME: Final = re.compile("[A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True)
-class Instance:
+class FleetInstance:
     id: str
     type: str
     region: str
     group: str | None  # the Auto Scaling group that launched it
 
 
-def this_instance(environ: Mapping[str, str]) -> Instance:
-    endpoint = environ.get(_ENDPOINT) or _USUAL
+def this_instance(environ: Mapping[str, str]) -> FleetInstance:
+    endpoint = environ.get(_ENDPOINT) or _DEFAULT
     try:
         with closing(_Metadata(endpoint)) as metadata:
-            return Instance(
-                id=metadata.wanted("instance-id"),
-                type=metadata.wanted("instance-type"),
-                region=metadata.wanted("placement/region"),
+            return FleetInstance(
+                id=metadata.require("instance-id"),
+                type=metadata.require("instance-type"),
+                region=metadata.require("placement/region"),
                 group=metadata.get("tags/instance/aws:autoscaling:groupName"),
             )
     except (OSError, ValueError, http.client.HTTPException) as problem:
         raise NotReady(
-            f"the instance metadata service at {endpoint} does not answer ({problem}), and only it says which instance "
-            "this is; run the agent on an EC2 instance, outside of containers, or let its hop limit be 2"
+            f"the instance metadata service at {endpoint} does not answer ({problem}); run the agent "
+            "on an EC2 instance, outside of containers, or set its hop limit to 2"
         ) from problem
 
 
@@ -56,12 +60,12 @@ class _Metadata:
     def get(self, path: str) -> str | None:
         return self._ask("GET", f"/latest/meta-data/{path}", {_TOKEN: self._token})
 
-    def wanted(self, path: str) -> str:
+    def require(self, path: str) -> str:
         found = self.get(path)
         if found is None:
             raise NotReady(f"the instance metadata service at {self._endpoint} has no {path}; is this an EC2 instance?")
         if not _NAME.fullmatch(found):
-            raise self._nonsense(path)
+            raise self._invalid(path)
         return found
 
     def close(self) -> None:
@@ -70,18 +74,91 @@ class _Metadata:
     def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> str | None:
         self._connection.request(method, path, headers=dict(headers))
         answer = self._connection.getresponse()
-        body = answer.read(_LONGEST + 1)
+        body = answer.read(_MAX_BYTES + 1)
         if answer.status == http.client.NOT_FOUND:
             return None
         if answer.status != http.client.OK:
             raise NotReady(f"the instance metadata service at {self._endpoint} answers {path} with {answer.status}")
         text = body.decode(errors="replace")
-        if len(body) > _LONGEST or not text.isprintable() or "\N{REPLACEMENT CHARACTER}" in text:
-            raise self._nonsense(path)
+        if len(body) > _MAX_BYTES or not text.isprintable() or "\N{REPLACEMENT CHARACTER}" in text:
+            raise self._invalid(path)
         return text
 
-    def _nonsense(self, path: str) -> NotReady:
+    def _invalid(self, path: str) -> NotReady:
         return NotReady(
-            f"what the instance metadata service at {self._endpoint} answers to {path} is no such name; look at what "
-            f"answers there in its place, and at {_ENDPOINT}"
+            f"the instance metadata service at {self._endpoint} returns no valid {path}; check which service listens "
+            f"there, and {_ENDPOINT}"
+        )
+
+
+@contextmanager
+def lifecycle_gate(name: str | None, environ: Mapping[str, str]) -> Iterator[FleetInstance]:
+    """Completes the hook with CONTINUE at the end of the block, and with ABANDON on any exception.
+
+    An abandoned instance is replaced at once. SIGTERM abandons it too: systemd stops the agent with it when the
+    instance is shut down before it could serve. Without a name there is no hook.
+    """
+    instance = this_instance(environ)
+    hook = LifecycleHook(name, instance) if name else None
+    try:
+        yield instance
+    except BaseException:
+        if hook:
+            hook.give_up()
+        raise
+    if hook:
+        hook.answer("CONTINUE")
+
+
+@dataclass(frozen=True)
+class LifecycleHook:
+    name: str
+    instance: FleetInstance
+
+    def answer(self, result: Literal["CONTINUE", "ABANDON"]) -> bool:
+        """Completes the hook. False if none is pending, as after a restart on an instance that already serves."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            self._client().complete_lifecycle_action(
+                AutoScalingGroupName=self._group,
+                LifecycleHookName=self.name,
+                InstanceId=self.instance.id,
+                LifecycleActionResult=result,
+            )
+        except ClientError as refused:
+            if "No active Lifecycle Action" in refused.response["Error"]["Message"]:
+                return False
+            raise self._failure(result, refused) from refused
+        except BotoCoreError as failed:
+            raise self._failure(result, failed) from failed
+        return True
+
+    def give_up(self) -> None:
+        """Abandons the instance; a failure to do so is printed, because the caller reports the cause."""
+        try:
+            self.answer("ABANDON")
+        except NotReady as failure:
+            sys.stderr.write(f"{failure}\n")
+
+    @property
+    def _group(self) -> str:
+        if self.instance.group is None:
+            raise NotReady(
+                f"instance {self.instance.id} has no Auto Scaling group in its metadata, so hook {self.name} cannot be "
+                "completed; its launch template must allow instance tags in the metadata, or run without --hook"
+            )
+        return self.instance.group
+
+    def _client(self) -> Any:
+        from botocore.config import Config
+        from botocore.session import Session
+
+        retries = Config(connect_timeout=5, read_timeout=20, retries={"mode": "standard", "total_max_attempts": 5})
+        return Session().create_client("autoscaling", region_name=self.instance.region, config=retries)
+
+    def _failure(self, result: str, problem: Exception) -> NotReady:
+        return NotReady(
+            f"hook {self.name} of group {self._group} was not completed with {result} for instance {self.instance.id}: "
+            f"{problem}; allow autoscaling:CompleteLifecycleAction in the instance's role, and a route to its endpoint"
         )

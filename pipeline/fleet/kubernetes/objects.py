@@ -1,52 +1,113 @@
-"""What objects have in common: names, accounts and what these may do, and pods that every node of some types runs."""
+"""Kubernetes objects and their YAML. The same object gives the same bytes, without a YAML library."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, TypeAlias
 
-from nxpipe.pipeline.fleet.kubernetes.document import Object, Value
 from nxpipe.stacks.names import NEURON
+
+YamlValue: TypeAlias = "str | int | bool | Sequence[YamlValue] | Mapping[str, YamlValue]"
+KubernetesObject: TypeAlias = Mapping[str, YamlValue]
+
+# Plain scalars that no YAML reader parses as a number, a boolean or null.
+_PLAIN: Final = re.compile(r"[A-Za-z_/](?::?[A-Za-z0-9_./@-])*")
+_NOT_TEXT: Final = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
+_LINES: Final = re.compile(r"[!-~][ -~]*\n(?:[ -~]*\n)*")
+
+
+def to_yaml(objects: Sequence[KubernetesObject]) -> str:
+    """One YAML document per object, keys in their order."""
+    return "".join("---\n" + "\n".join(_lines(each, "")) + "\n" for each in objects)
+
+
+def _lines(value: YamlValue, indent: str) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _entry(f"{indent}{_text(key)}:", each, indent + "  ")
+    else:
+        assert isinstance(value, Sequence), "scalars are written beside their key"
+        for each in value:
+            if isinstance(each, Mapping) and each:
+                first, *rest = _lines(each, indent + "  ")
+                yield f"{indent}- {first.lstrip(' ')}"
+                yield from rest
+            else:
+                yield from _entry(f"{indent}-", each, indent + "  ")
+
+
+def _entry(head: str, value: YamlValue, indent: str) -> Iterator[str]:
+    if isinstance(value, str) and _LINES.fullmatch(value) and not value.endswith("\n\n"):
+        yield f"{head} |"
+        yield from (f"{indent}{line}".rstrip() if not line else f"{indent}{line}" for line in value[:-1].split("\n"))
+    elif isinstance(value, str | int):
+        yield f"{head} {_scalar(value)}"
+    elif value:
+        yield head
+        yield from _lines(value, indent)
+    else:
+        yield f"{head} {'{}' if isinstance(value, Mapping) else '[]'}"
+
+
+def _scalar(value: str | int) -> str:
+    return _text(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _text(value: str) -> str:
+    if _PLAIN.fullmatch(value) and value.lower() not in _NOT_TEXT:
+        return value
+    return f'"{"".join(map(_character, value))}"'
+
+
+def _character(char: str) -> str:
+    if char in '"\\':
+        return f"\\{char}"
+    if char.isprintable():
+        return char
+    return f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}"
+
 
 SYSTEM: Final = "kube-system"
 
 _RBAC: Final = "rbac.authorization.k8s.io"
 _DEVICE_PLUGINS: Final = "/var/lib/kubelet/device-plugins"
 
-Rule = tuple[str, Sequence[str], Sequence[str]]  # the group of the API, resources, verbs
+Rule = tuple[str, Sequence[str], Sequence[str]]  # API group, resources, verbs
 
-# A node that takes no other pod takes these, and so does one that is short of room.
-_EVERYWHERE: Final[Sequence[Object]] = (
+# Device plugins run on nodes that take no other pods, and on nodes under pressure.
+_EVERYWHERE: Final[Sequence[KubernetesObject]] = (
     {"key": "CriticalAddonsOnly", "operator": "Exists"},
     {"key": NEURON, "operator": "Exists", "effect": "NoSchedule"},
 )
 
 
-def account(name: str, namespace: str = SYSTEM) -> Object:
+def service_account(name: str, namespace: str = SYSTEM) -> KubernetesObject:
     return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": namespace}}
 
 
-def may(name: str, rules: Iterable[Rule]) -> list[Object]:
-    """A role for the whole cluster, and its account in it."""
-    role: Object = {
+def cluster_role(name: str, rules: Iterable[Rule]) -> list[KubernetesObject]:
+    """A cluster role, bound to the account of the same name."""
+    role: KubernetesObject = {
         "apiVersion": f"{_RBAC}/v1",
         "kind": "ClusterRole",
         "metadata": {"name": name},
         "rules": [_rule(each) for each in rules],
     }
-    return [role, bound(name, name, name)]
+    return [role, cluster_role_binding(name, name, name)]
 
 
-def bound(name: str, role: str, who: str) -> Object:
+def cluster_role_binding(name: str, role: str, account: str) -> KubernetesObject:
     return {
         "apiVersion": f"{_RBAC}/v1",
         "kind": "ClusterRoleBinding",
         "metadata": {"name": name},
         "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": role},
-        "subjects": [{"kind": "ServiceAccount", "name": who, "namespace": SYSTEM}],
+        "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": SYSTEM}],
     }
 
 
-def role_here(name: str, rules: Iterable[Mapping[str, Value]]) -> Object:
-    """A role for objects of the system's namespace alone."""
+def namespaced_role(name: str, rules: Iterable[Mapping[str, YamlValue]]) -> KubernetesObject:
+    """A role within kube-system."""
     return {
         "apiVersion": f"{_RBAC}/v1",
         "kind": "Role",
@@ -55,13 +116,13 @@ def role_here(name: str, rules: Iterable[Mapping[str, Value]]) -> Object:
     }
 
 
-def bound_here(name: str, role: str, who: str) -> Object:
+def role_binding(name: str, role: str, account: str) -> KubernetesObject:
     return {
         "apiVersion": f"{_RBAC}/v1",
         "kind": "RoleBinding",
         "metadata": {"name": name, "namespace": SYSTEM},
         "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": role},
-        "subjects": [{"kind": "ServiceAccount", "name": who, "namespace": SYSTEM}],
+        "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": SYSTEM}],
     }
 
 
@@ -70,14 +131,14 @@ def device_plugin(
     image: str,
     types: Sequence[str],
     *,
-    who: str | None = None,
+    account: str | None = None,
     host_network: bool = False,
-    env: Sequence[Object] = (),
+    env: Sequence[KubernetesObject] = (),
     folders: Mapping[str, str] | None = None,
-) -> Object:
-    """On each node of the types, beside the kubelet, which it tells what devices there are."""
+) -> KubernetesObject:
+    """A daemon set on nodes of these instance types, which reports their devices to the kubelet."""
     paths = {"device-plugins": _DEVICE_PLUGINS, **(folders or {})}
-    container: dict[str, Value] = {
+    container: dict[str, YamlValue] = {
         "name": name,
         "image": image,
         "imagePullPolicy": "IfNotPresent",
@@ -87,15 +148,15 @@ def device_plugin(
     }
     if env:
         container["env"] = list(env)
-    pod: dict[str, Value] = {
+    pod: dict[str, YamlValue] = {
         "priorityClassName": "system-node-critical",
         "tolerations": list(_EVERYWHERE),
         "affinity": {"nodeAffinity": _of_types(types)},
         "containers": [container],
         "volumes": [{"name": each, "hostPath": {"path": path}} for each, path in paths.items()],
     }
-    if who:
-        pod["serviceAccountName"] = who
+    if account:
+        pod["serviceAccountName"] = account
     if host_network:
         pod["hostNetwork"] = True
     return {
@@ -110,9 +171,11 @@ def device_plugin(
     }
 
 
-def deployment(name: str, container: Mapping[str, Value], volumes: Sequence[Object] = ()) -> Object:
-    """One pod, as the account of the same name, on nodes without accelerators."""
-    pod: dict[str, Value] = {
+def deployment(
+    name: str, container: Mapping[str, YamlValue], volumes: Sequence[KubernetesObject] = ()
+) -> KubernetesObject:
+    """A deployment of one pod, with the account of the same name, on nodes without accelerators."""
+    pod: dict[str, YamlValue] = {
         "serviceAccountName": name,
         "priorityClassName": "system-cluster-critical",
         "containers": [{"name": name, "imagePullPolicy": "IfNotPresent", **container}],
@@ -132,11 +195,11 @@ def deployment(name: str, container: Mapping[str, Value], volumes: Sequence[Obje
     }
 
 
-def _rule(rule: Rule) -> Object:
+def _rule(rule: Rule) -> KubernetesObject:
     group, resources, verbs = rule
     return {"apiGroups": [group], "resources": list(resources), "verbs": list(verbs)}
 
 
-def _of_types(types: Sequence[str]) -> Object:
-    wanted: Object = {"key": "node.kubernetes.io/instance-type", "operator": "In", "values": list(types)}
+def _of_types(types: Sequence[str]) -> KubernetesObject:
+    wanted: KubernetesObject = {"key": "node.kubernetes.io/instance-type", "operator": "In", "values": list(types)}
     return {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [wanted]}]}}

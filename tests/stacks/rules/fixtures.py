@@ -7,7 +7,7 @@ from datetime import UTC, date, datetime
 from typing import Any, Final
 
 from nxpipe.emulator.hardware import INSTANCES
-from nxpipe.stacks.rules import Facts, KnownImage, Window
+from nxpipe.stacks.lint.finding import Facts, KnownImage, Window
 
 GONE: Final = object()
 AMI: Final = "ami-0a1b2c3d4e5f60718"

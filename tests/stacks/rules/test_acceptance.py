@@ -4,9 +4,8 @@ from datetime import date
 
 import pytest
 
-from nxpipe.stacks.reading import Resource
-from nxpipe.stacks.rules.acceptance import Accepted, sift
-from nxpipe.stacks.rules.finding import Finding
+from nxpipe.stacks.lint.finding import Accepted, Finding, sift
+from nxpipe.stacks.lint.template import Resource
 
 TODAY = date(2026, 11, 21)
 PORT = Finding(

@@ -7,9 +7,8 @@ import pytest
 from aws_cdk import App, Stack, Validations, aws_ec2
 from cdk_nag import AwsSolutionsChecks
 
-from nxpipe.stacks.rules import Facts
-from nxpipe.stacks.rules.acceptance import Accepted
-from nxpipe.stacks.rules.plugin import Guards
+from nxpipe.stacks.lint.finding import Accepted, Facts
+from nxpipe.stacks.lint.validation import Guards
 
 OURS = Accepted("NXP-NET-1", "demo-fleet/*", "a test of what is accepted")
 NAGS = Accepted("AwsSolutions-EC23", "demo-fleet/In", "a test of what is accepted")

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from nxpipe.stacks.reading import Templates, read
-from nxpipe.stacks.rules import RULES, Facts, Finding, lint
+from nxpipe.stacks.lint.finding import Facts, Finding
+from nxpipe.stacks.lint.rules import RULES, lint
+from nxpipe.stacks.lint.template import Templates, read
 from tests.conftest import ROOT
 from tests.stacks.rules.fixtures import FACTS, FIXTURES, REGION, Break, Fixture, launch, resource
 

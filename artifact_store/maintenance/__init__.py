@@ -1,0 +1,1 @@
+"""Maintenance of a store: reachability, garbage collection, fsck, disk usage, backend probes."""

@@ -1,0 +1,347 @@
+"""ATen importers: matrix products, attention, convolution, pooling, resampling."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nxpipe.emulator.capture.aten.base import NotExpressible, Site, given, imports
+from nxpipe.emulator.capture.composites import (
+    Geometry,
+    folded,
+    grid_sampled,
+    largest_of,
+    matrix_product,
+    mixed,
+    put_back,
+    sliding_places,
+    smoothing,
+    stretched_places,
+    transposed_convolution,
+    vector_product,
+)
+from nxpipe.emulator.ir.nodes import Value
+from nxpipe.emulator.ir.types import DType
+from nxpipe.emulator.ops import Attention, Concat, Convolution, GroupedMatMul, Linear, Pool, Resample, Transpose
+
+
+@imports("linear")
+def linear(site: Site, x: Value, weight: Value, bias: Value | None = None) -> Value:
+    if not x.type.dtype.is_float:
+        product = vector_product(site, x, site.emit(Transpose((1, 0)), weight), site.result.dtype)
+        return product if bias is None else site.binary("add", product, bias)
+    return site.emit(Linear(site.result.dtype), *given([x, weight, bias]))
+
+
+@imports("mm", "bmm")
+def mm(site: Site, a: Value, b: Value, *_: Any) -> Value:
+    return matrix_product(site, a, b, site.result.dtype)
+
+
+@imports("matmul", "dot", "vdot", "mv")
+def matmul(site: Site, a: Value, b: Value) -> Value:
+    return vector_product(site, a, b, site.result.dtype)
+
+
+@imports("addmm")
+def addmm(site: Site, bias: Value, a: Value, b: Value, beta: float, alpha: float) -> Value:
+    if alpha == beta == 1 and bias.type.shape == b.type.shape[1:] and a.type.dtype.is_float:
+        return site.emit(Linear(site.result.dtype), a, site.emit(Transpose((1, 0)), b), bias)
+    return baddbmm(site, bias, a, b, beta, alpha)
+
+
+@imports("baddbmm")
+def baddbmm(site: Site, bias: Value, a: Value, b: Value, beta: float, alpha: float) -> Value:
+    # The sum is rounded once, after the bias is added.
+    kind = float if site.result.dtype.is_float else int
+    product = matrix_product(site, a, b, DType.FLOAT32 if kind is float else site.result.dtype)
+    scaled = product if alpha == 1 else site.binary("multiply", product, kind(alpha))
+    if beta == 0:  # whatever the bias holds, and be it not-a-number, does not count
+        return site.broadcast(site.cast(scaled, site.result.dtype), site.result.shape)
+    shifted = bias if beta == 1 else site.binary("multiply", bias, kind(beta))
+    return site.cast(site.binary("add", scaled, shifted), site.result.dtype)
+
+
+@imports("scaled_dot_product_attention")
+def attention(
+    site: Site,
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    grouped: bool,
+) -> Value:
+    if dropout:
+        raise NotExpressible("attention drops probabilities; put the model in evaluation mode")
+    width = 1 / math.sqrt(q.type.shape[-1]) if scale is None else float(scale)
+    op = Attention(scale=width, causal=causal, probabilities=v.type.dtype, out=site.result.dtype)
+    return site.emit(op, *given([q, k, v, mask]))
+
+
+@imports("_grouped_mm", "transformers::grouped_mm_fallback")
+def grouped_mm(
+    site: Site, rows: Value, matrices: Value, ends: Value | None, bias: Value | None = None, *_: Any
+) -> Value:
+    """One weight an expert, rows sorted by expert."""
+    if ends is None or bias is not None or rows.type.rank != 2 or matrices.type.rank != 3:
+        raise NotExpressible("this form of grouped product is not compiled; sort rows by group, and pass their ends")
+    return site.emit(GroupedMatMul(site.result.dtype), rows, matrices, ends)
+
+
+Sizes = Sequence[int]
+
+
+def _each(sizes: Sizes, axes: int) -> tuple[int, ...]:
+    """PyTorch lets one number stand for all axes."""
+    return tuple(sizes) * axes if len(sizes) == 1 else tuple(sizes)
+
+
+@imports("convolution")
+def convolution(
+    site: Site,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    transposed: bool,
+    output_padding: Sizes,
+    groups: int,
+) -> Value:
+    axes = weight.type.rank - 2
+    stride, dilation = _each(stride, axes), _each(dilation, axes)
+    before = after = _each(padding, axes)
+    if x.type.rank == axes + 1:
+        x = site.reshape(x, (1, *x.type.shape))
+    if transposed:
+        geometry, extra = Geometry(stride, before, after, dilation), _each(output_padding, axes)
+        result = transposed_convolution(site, x, weight, bias, geometry, extra, groups, site.result.dtype)
+    else:
+        op = Convolution(stride, before, after, dilation, groups, site.result.dtype)
+        result = site.emit(op, *given([x, weight, bias]))
+    return site.reshape(result, site.result.shape)
+
+
+@imports("conv1d.default", "conv2d.default", "conv3d.default")
+def conv(
+    site: Site, x: Value, weight: Value, bias: Value | None, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
+) -> Value:
+    return convolution(site, x, weight, bias, stride, padding, dilation, False, (0,), groups)
+
+
+@imports("conv1d.padding", "conv2d.padding", "conv3d.padding")
+def conv_padded_by_name(
+    site: Site, x: Value, weight: Value, bias: Value | None, stride: Sizes, padding: str, dilation: Sizes, groups: int
+) -> Value:
+    """`same` makes as many places as it finds; the odd one goes behind."""
+    axes = weight.type.rank - 2
+    dilation = _each(dilation, axes)
+    total = [apart * (length - 1) for apart, length in zip(dilation, weight.type.shape[2:], strict=True)]
+    if padding == "valid":
+        total = [0] * axes
+    before, after = tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
+    op = Convolution(_each(stride, axes), before, after, dilation, groups, site.result.dtype)
+    batched = x if x.type.rank == weight.type.rank else site.reshape(x, (1, *x.type.shape))
+    return site.reshape(site.emit(op, *given([batched, weight, bias])), site.result.shape)
+
+
+def _pooled(
+    site: Site, function: str, x: Value, window: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, axes: int
+) -> Value:
+    """The result's size is known, so rounding it up is a matter of how much is padded behind."""
+    batched = x if x.type.rank == axes + 2 else site.reshape(x, (1, *x.type.shape))
+    window, dilation, before = _each(window, axes), _each(dilation, axes), _each(padding, axes)
+    stride = _each(stride, axes) if stride else window
+    found, made = batched.type.shape[2:], site.result.shape[-axes:]
+    needed = zip(made, stride, window, dilation, found, before, strict=True)
+    after = tuple(max((m - 1) * s + d * (w - 1) + 1 - f - b, 0) for m, s, w, d, f, b in needed)
+    pooled = site.emit(Pool(function, window, stride, before, after, dilation), batched)
+    for axis, size in enumerate(made, 2):
+        pooled = site.slice(pooled, axis, 0, size) if pooled.type.shape[axis] != size else pooled
+    return site.reshape(pooled, site.result.shape)
+
+
+@imports("max_pool1d", "max_pool2d", "max_pool3d")
+def max_pool(site: Site, x: Value, window: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil: bool) -> Value:
+    return _pooled(site, "max_pool", x, window, stride, padding, dilation, max(len(window), _axes(site)))
+
+
+@imports("max_pool2d_with_indices", "max_pool3d_with_indices")
+def max_pool_with_indices(
+    site: Site, x: Value, window: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil: bool
+) -> list[Value]:
+    axes = max(len(window), _axes(site))
+    pooled = max_pool(site, x, window, stride, padding, dilation, ceil)
+    window, before = _each(window, axes), _each(padding, axes)
+    geometry = Geometry(_each(stride, axes) if stride else window, before, before, _each(dilation, axes))
+    found, made = x.type.shape[-axes:], site.result.shape[-axes:]
+    return [pooled, largest_of(site, x, sliding_places(found, window, geometry, made), made)[1]]
+
+
+def _axes(site: Site) -> int:
+    return len(site.result.shape) - 2
+
+
+@imports("avg_pool1d", "avg_pool2d", "avg_pool3d")
+def avg_pool(
+    site: Site,
+    x: Value,
+    window: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    ceil: bool,
+    count_padding: bool,
+    divisor: int | None = None,
+) -> Value:
+    axes = max(len(window), _axes(site))
+    total = _pooled(site, "sum_pool", x, window, stride, padding, (1,), axes)
+    if divisor is not None:
+        return site.binary("multiply", total, 1 / divisor)
+    window, padding = _each(window, axes), _each(padding, axes)
+    stride = _each(stride, axes) if stride else window
+    made = zip(site.result.shape[-axes:], x.type.shape[-axes:], window, stride, padding, strict=True)
+    counts = np.ones((), np.float64)
+    for size, found, length, step, margin in made:
+        first = np.arange(size) * step - margin
+        reach = margin if count_padding else 0
+        inside = np.minimum(first + length, found + reach) - np.maximum(first, -reach)
+        counts = counts[..., None] * inside
+    if counts.size == 0 or counts.min() == counts.max():
+        return site.binary("multiply", total, float(1 / counts.max(initial=1)))
+    return site.binary("multiply", total, site.builder.constant(1 / counts, DType.FLOAT32))
+
+
+@imports("adaptive_avg_pool1d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d", "adaptive_avg_pool3d")
+def adaptive_avg_pool(site: Site, x: Value, sizes: Sizes) -> Value:
+    """Each axis is averaged over stretches of nearly equal length: a product with a table of their shares."""
+    result = x
+    for axis in range(x.type.rank - len(sizes), x.type.rank):
+        result = _averaged(site, result, axis, site.result.shape[axis])
+    return result
+
+
+def _averaged(site: Site, x: Value, axis: int, size: int) -> Value:
+    found = x.type.shape[axis]
+    if found == size:
+        return x
+    shares = np.zeros((found, size), np.float32)
+    for place in range(size):
+        start, stop = place * found // size, -(-(place + 1) * found // size)
+        shares[start:stop, place] = 1 / (stop - start)
+    return mixed(site, x, axis, shares)
+
+
+@imports("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
+def adaptive_max_pool(site: Site, x: Value, sizes: Sizes) -> list[Value]:
+    found, made = x.type.shape[-len(sizes) :], site.result.shape[-len(sizes) :]
+    return list(largest_of(site, x, stretched_places(found, made), made))
+
+
+@imports("max_unpool2d", "max_unpool3d")
+def max_unpool(site: Site, x: Value, places: Value, sizes: Sizes, *_: Any) -> Value:
+    return put_back(site, x, places, site.result.shape[-len(sizes) :])
+
+
+@imports("col2im")
+def fold(
+    site: Site, columns: Value, sizes: Sizes, window: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes
+) -> Value:
+    batched = columns if columns.type.rank == 3 else site.reshape(columns, (1, *columns.type.shape))
+    margin = _each(padding, 2)
+    geometry = Geometry(_each(stride, 2), margin, margin, _each(dilation, 2))
+    return site.reshape(folded(site, batched, tuple(sizes), _each(window, 2), geometry), site.result.shape)
+
+
+@imports("unfold.default")
+def unfold(site: Site, x: Value, axis: int, size: int, step: int) -> Value:
+    """Overlapping windows along an axis, as a new last axis."""
+    if not x.type.rank:
+        return site.reshape(x, site.result.shape)
+    axis %= max(x.type.rank, 1)
+    count = site.result.shape[axis]
+    parts = [site.slice(x, axis, at, at + (count - 1) * step + 1, step) for at in range(size)]
+    columns = [site.reshape(part, (*part.type.shape, 1)) for part in parts]
+    return columns[0] if size == 1 else site.emit(Concat(x.type.rank), *columns)
+
+
+@imports("pixel_shuffle")
+def pixel_shuffle(site: Site, x: Value, factor: int) -> Value:
+    *batch, channels, height, width = x.type.shape
+    cells = site.reshape(x, (math.prod(batch), channels // factor**2, factor, factor, height, width))
+    return site.reshape(site.emit(Transpose((0, 1, 4, 2, 5, 3)), cells), site.result.shape)
+
+
+def _scales(site: Site, x: Value, factors: Sequence[float | None] | None, aligned: bool) -> tuple[float, ...]:
+    """Old distance for one new step, which PyTorch takes from the factor that it was given, if any."""
+    axes = x.type.rank - 2
+    given = list(factors) if factors else [None] * axes
+    pairs = zip(x.type.shape[2:], site.result.shape[2:], given, strict=True)
+    if aligned:
+        return tuple((old - 1) / (new - 1) if new > 1 else 0.0 for old, new, _ in pairs)
+    return tuple(1 / factor if factor else old / new for old, new, factor in pairs)
+
+
+def _resampled(site: Site, function: str, x: Value, factors: Sequence[float | None] | None, aligned: bool) -> Value:
+    sizes, scales = site.result.shape[2:], _scales(site, x, factors, aligned)
+    # A scale of zero, of an axis with a single new place, looks at the first old one, as any scale does.
+    return site.emit(Resample(function, sizes, tuple(scale or 1.0 for scale in scales), aligned), x)
+
+
+@imports("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
+def upsample_nearest(site: Site, x: Value, sizes: Sizes | None, factors: Sequence[float] | None) -> Value:
+    return _resampled(site, "nearest", x, factors, aligned=False)
+
+
+@imports("upsample_nearest1d.default", "upsample_nearest2d.default", "upsample_nearest3d.default")
+def upsample_nearest_axes(site: Site, x: Value, sizes: Sizes, *factors: float | None) -> Value:
+    return _resampled(site, "nearest", x, factors, aligned=False)
+
+
+@imports("upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec")
+def upsample_linear(site: Site, x: Value, sizes: Sizes | None, aligned: bool, factors: Sequence[float] | None) -> Value:
+    return _resampled(site, "linear", x, factors, aligned)
+
+
+@imports("upsample_linear1d.default", "upsample_bilinear2d.default", "upsample_trilinear3d.default")
+def upsample_linear_axes(site: Site, x: Value, sizes: Sizes, aligned: bool, *factors: float | None) -> Value:
+    return _resampled(site, "linear", x, factors, aligned)
+
+
+@imports("upsample_bicubic2d.vec")
+def upsample_cubic(site: Site, x: Value, sizes: Sizes | None, aligned: bool, factors: Sequence[float] | None) -> Value:
+    return _resampled(site, "cubic", x, factors, aligned)
+
+
+@imports("upsample_bicubic2d.default")
+def upsample_cubic_axes(site: Site, x: Value, sizes: Sizes, aligned: bool, *factors: float | None) -> Value:
+    return _resampled(site, "cubic", x, factors, aligned)
+
+
+@imports("_upsample_bilinear2d_aa.default")
+def upsample_linear_smoothed(site: Site, x: Value, sizes: Sizes, aligned: bool, *factors: float | None) -> Value:
+    return _smoothed(site, x, aligned, factors, cubic=False)
+
+
+@imports("_upsample_bicubic2d_aa.default")
+def upsample_cubic_smoothed(site: Site, x: Value, sizes: Sizes, aligned: bool, *factors: float | None) -> Value:
+    return _smoothed(site, x, aligned, factors, cubic=True)
+
+
+def _smoothed(site: Site, x: Value, aligned: bool, factors: Sequence[float | None], *, cubic: bool) -> Value:
+    """With antialiasing a new place mixes more neighbours the more the axis shrinks; a table of shares says how."""
+    scales = _scales(site, x, factors, aligned)
+    for axis, (size, scale) in enumerate(zip(site.result.shape[2:], scales, strict=True), 2):
+        places, constant = (np.arange(size) + 0.5) * scale - 0.5, -0.5 if cubic else None
+        x = mixed(site, x, axis, smoothing(x.type.shape[axis], places, scale, cubic=constant, beyond=False))
+    return x
+
+
+@imports("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
+def grid_sampler(site: Site, x: Value, grid: Value, mode: int, padding: int, aligned: bool) -> Value:
+    by_number = ("linear", "nearest", "cubic"), ("zeros", "border", "reflection")
+    return grid_sampled(site, x, grid, by_number[0][mode], by_number[1][padding], aligned)

@@ -1,0 +1,185 @@
+"""Numbers and texts as an executable spells them: one spelling each, and nothing believed that is not there."""
+
+import struct
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Final, Generic, TypeVar
+
+from nxpipe.emulator.errors import ExecutableInvalid
+
+LONGEST_TEXT: Final = 4096  # bytes
+_REAL: Final = struct.Struct("<d")
+
+
+class Writer:
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def number(self, value: int) -> None:
+        """Seven bits a byte, lowest first; the top bit says that more follow."""
+        if not 0 <= value < 1 << 64:
+            raise self.fault(f"{value} is not a number of 64 bits")
+        while value > 0x7F:
+            self.data.append(value & 0x7F | 0x80)
+            value >>= 7
+        self.data.append(value)
+
+    def signed(self, value: int) -> None:
+        """0, -1, 1, -2, ... as 0, 1, 2, 3, ..."""
+        self.number(2 * value if value >= 0 else -2 * value - 1)
+
+    def flag(self, value: bool) -> None:
+        self.data.append(value)
+
+    def real(self, value: float) -> None:
+        self.data += _REAL.pack(value)
+
+    def text(self, value: str) -> None:
+        try:
+            encoded = value.encode()
+        except UnicodeEncodeError:
+            raise self.fault(f"{value[:40]!r} is not a text") from None
+        if len(encoded) > LONGEST_TEXT:
+            raise self.fault(f"a text takes {len(encoded)} bytes, and {LONGEST_TEXT} are allowed")
+        self.number(len(encoded))
+        self.data += encoded
+
+    def fault(self, reason: str) -> ExecutableInvalid:
+        return ExecutableInvalid(len(self.data), reason)
+
+
+class Reader:
+    """What lies between two offsets of a file. Every answer has been checked against the bytes that are there."""
+
+    def __init__(self, data: bytes, start: int, stop: int) -> None:
+        self._data = data
+        self._stop = stop
+        self.at = start
+
+    @property
+    def left(self) -> int:
+        return self._stop - self.at
+
+    def number(self) -> int:
+        byte = self.byte()
+        return byte if byte <= 0x7F else self._longer(byte & 0x7F)
+
+    def _longer(self, value: int) -> int:
+        shift, more = 7, True
+        while more:
+            byte = self.byte()
+            value |= (byte & 0x7F) << shift
+            more = byte > 0x7F
+            shift += 7
+            if shift > 70 or not byte:
+                raise self.fault("a number is spelled longer than it needs")
+        if value >> 64:
+            raise self.fault("a number does not fit 64 bits")
+        return value
+
+    def signed(self) -> int:
+        number = self.number()
+        return number >> 1 if number & 1 == 0 else -(number >> 1) - 1
+
+    def byte(self) -> int:
+        if self.at >= self._stop:
+            raise self.fault("the section ends in the middle of something")
+        byte = self._data[self.at]
+        self.at += 1
+        return byte
+
+    def flag(self) -> bool:
+        byte = self.byte()
+        if byte > 1:
+            raise self.fault(f"a flag is {byte}, neither 0 nor 1")
+        return byte == 1
+
+    def real(self) -> float:
+        (value,) = _REAL.unpack(self.raw(_REAL.size))
+        return float(value)
+
+    def text(self) -> str:
+        size = self.number()
+        if size > LONGEST_TEXT:
+            raise self.fault(f"a text takes {size} bytes, and {LONGEST_TEXT} are allowed")
+        try:
+            return self.raw(size).decode()
+        except UnicodeDecodeError:
+            raise self.fault("a text is not UTF-8") from None
+
+    def raw(self, size: int) -> bytes:
+        if size > self.left:
+            raise self.fault(f"{size} bytes should follow, and {self.left} are left")
+        self.at += size
+        return self._data[self.at - size : self.at]
+
+    def count(self, what: str, most: int | None = None) -> int:
+        """How many entries follow. Each takes a byte at least, so no more than there are bytes."""
+        count = self.number()
+        if count > self.left:
+            raise self.fault(f"{count} {what} should follow in {self.left} bytes")
+        if most is not None and count > most:
+            raise self.fault(f"there are {count} {what}, and {most} are allowed")
+        return count
+
+    def end(self) -> None:
+        if self.left:
+            raise self.fault(f"{self.left} bytes are left over at the end of the section")
+
+    def fault(self, reason: str) -> ExecutableInvalid:
+        return ExecutableInvalid(self.at, reason)
+
+
+T = TypeVar("T")
+Word = TypeVar("Word", bound=StrEnum)
+
+
+class SharedWriter:
+    """Values are known by their bytes, whose hashes nobody can choose so that many collide, as those of numbers."""
+
+    def __init__(self, out: Writer) -> None:
+        self._out = out
+        self._numbers: dict[bytes, int] = {}
+
+    def put(self, content: bytes, write: Callable[[], None]) -> None:
+        known = self._numbers.get(content)
+        if known is not None:
+            self._out.number(len(self._numbers) - known)
+            return
+        self._out.number(0)
+        write()
+        self._numbers[content] = len(self._numbers)
+
+    def text(self, value: str) -> None:
+        self.put(value.encode(errors="surrogatepass"), lambda: self._out.text(value))
+
+
+class SharedReader(Generic[T]):
+    """The reader's side of `Written`."""
+
+    def __init__(self, source: Reader) -> None:
+        self._source = source
+        self._values: list[T] = []
+
+    def get(self, read: Callable[[], T]) -> T:
+        ago = self._source.number()
+        if ago > len(self._values):
+            raise self._source.fault(f"something is said to be {ago} ago, and there were {len(self._values)} so far")
+        if ago:
+            return self._values[-ago]
+        value = read()
+        self._values.append(value)
+        return value
+
+
+class WordReader(SharedReader[str]):
+    def text(self) -> str:
+        return self.get(self._source.text)
+
+    def word(self, kind: type[Word]) -> Word:
+        """A word that is one of a set."""
+        text = self.text()
+        try:
+            return kind(text)
+        except ValueError:
+            raise self._source.fault(f"there is no {kind.__name__.lower()} {text[:40]!r}") from None

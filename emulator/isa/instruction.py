@@ -1,0 +1,140 @@
+"""The record that every instruction derives from, after the public kernel interface of NeuronCores (NKI).
+
+An instruction is one frozen record. The module of its engine (`dma`, `tensor`, `scalar`, `vector`, `gpsimd`,
+`collective`) declares beside its fields all that follows from them: `engines` that execute it, `violations` of its
+documented limits and the `cycles` that it costs. `emulator.core.engines` has a module of the same name with its
+semantics, and docs/reference/isa.md its specification.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, ClassVar, Final, Self
+
+from nxpipe.emulator.hardware import CoreSpec
+from nxpipe.emulator.isa.affine import Affine
+from nxpipe.emulator.isa.operands import Far, Place, Tile
+
+if TYPE_CHECKING:
+    from nxpipe.emulator.isa.constraints import InstructionContext, Violations
+
+
+class Engine(StrEnum):
+    """An instruction stream. Each engine executes its own instructions in order, in parallel with all others."""
+
+    TENSOR = "tensor"
+    VECTOR = "vector"
+    SCALAR = "scalar"
+    GPSIMD = "gpsimd"
+    COLLECTIVE = "collective"
+    DMA0 = "dma0"
+    DMA1 = "dma1"
+    DMA2 = "dma2"
+    DMA3 = "dma3"
+    DMA4 = "dma4"
+    DMA5 = "dma5"
+    DMA6 = "dma6"
+    DMA7 = "dma7"
+
+
+DMA_QUEUES = tuple(engine for engine in Engine if engine.startswith("dma"))
+
+
+class Alu(StrEnum):
+    """Operators of the vector engine and of those that share its instructions."""
+
+    ADD = "add"
+    SUBTRACT = "subtract"
+    MULTIPLY = "multiply"
+    MAXIMUM = "maximum"
+    MINIMUM = "minimum"
+    EQUAL = "equal"
+    NOT_EQUAL = "not_equal"
+    GREATER_EQUAL = "greater_equal"
+    GREATER = "greater"
+    LESS_EQUAL = "less_equal"
+    LESS = "less"
+    LOGICAL_AND = "logical_and"
+    LOGICAL_OR = "logical_or"
+    LOGICAL_XOR = "logical_xor"
+    POWER = "power"
+    ABS = "abs"
+    SQUARE = "square"
+    RELU = "relu"
+    RSQRT = "rsqrt"
+    RECIPROCAL = "reciprocal"
+    BITWISE_AND = "bitwise_and"
+    BITWISE_OR = "bitwise_or"
+    BITWISE_XOR = "bitwise_xor"
+    INVERT = "invert"
+    LEFT_SHIFT = "left_shift"
+    RIGHT_SHIFT = "right_shift"
+
+
+BITS: Final = frozenset({Alu.BITWISE_AND, Alu.BITWISE_OR, Alu.BITWISE_XOR, Alu.INVERT, Alu.LEFT_SHIFT, Alu.RIGHT_SHIFT})
+UNARY: Final = frozenset({Alu.ABS, Alu.SQUARE, Alu.RELU, Alu.RSQRT, Alu.RECIPROCAL, Alu.INVERT})
+BINARY: Final = frozenset(Alu) - UNARY
+COMPARISONS: Final = frozenset({Alu.EQUAL, Alu.NOT_EQUAL, Alu.GREATER_EQUAL, Alu.GREATER, Alu.LESS_EQUAL, Alu.LESS})
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A semaphore wait: until `engine` has executed `done` of its instructions. A count below 1 waits for nothing."""
+
+    engine: Engine
+    done: Affine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instruction:
+    """`dst` is written and every other place is read, unless `writes` and `updates` say otherwise. `note` numbers the
+    place in the user's model that the instruction comes from; engines ignore it."""
+
+    engine: Engine
+    waits: tuple[Wait, ...] = ()
+    note: int = 0
+
+    name: ClassVar[str] = ""
+    engines: ClassVar[Mapping[Engine, int]] = {}  # that execute it, each with its first NeuronCore generation
+    writes: ClassVar[tuple[str, ...]] = ("dst",)  # fields whose places are written
+    updates: ClassVar[tuple[str, ...]] = ()  # fields that are read although they are written
+    # For DMA: the share of a copy's rate, and the fields whose contiguous bytes limit it (none named: all of them).
+    dma_rate: ClassVar[float] = 1.0
+    dma_limited_by: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, name: str) -> None:
+        super().__init_subclass__()
+        cls.name = name
+
+    def violations(self, context: "InstructionContext") -> "Violations":
+        """The documented limits that it exceeds, beyond those that hold for every place of every instruction."""
+        raise NotImplementedError(self.name)
+
+    def cycles(self, core: CoreSpec) -> float:
+        """Cycles during which its engine is busy. DMA has no cycles: see `emulator.isa.cost`."""
+        raise NotImplementedError(self.name)
+
+    def after(self, *waits: Wait) -> Self:
+        return replace(self, waits=waits)
+
+    @property
+    def places(self) -> dict[str, Place]:
+        """Its operands in memory, by field."""
+        found: dict[str, Place] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Tile | Far):
+                found[field.name] = value
+        return found
+
+    def written(self) -> tuple[Place, ...]:
+        return tuple(place for name, place in self.places.items() if name in self.writes)
+
+    def read(self) -> tuple[Place, ...]:
+        """Includes the tiles that hold row numbers of indirect places."""
+        own = [place for name, place in self.places.items() if name not in self.writes or name in self.reads_of_dst()]
+        rows = [place.rows for place in self.places.values() if isinstance(place, Far) and place.rows]
+        return (*own, *rows)
+
+    def reads_of_dst(self) -> tuple[str, ...]:
+        return self.updates

@@ -1,0 +1,133 @@
+"""Who reads a value, and whether anybody but certain nodes does."""
+
+from collections.abc import Set
+from typing import Final
+
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Value
+from nxpipe.emulator.lower.elementwise_ops import is_exact
+from nxpipe.emulator.ops import (
+    Bitcast,
+    Broadcast,
+    Flip,
+    IndexUpdate,
+    RankSlice,
+    Reshape,
+    ScatterAlong,
+    Slice,
+    SliceUpdate,
+)
+from nxpipe.emulator.ops import Transpose as Transposed
+
+
+class ValueReaders:
+    def __init__(self, graph: Graph) -> None:
+        self._readers: dict[Value, list[Node]] = {}
+        for node in graph.nodes:
+            for operand in node.operands:
+                self._readers.setdefault(operand, []).append(node)
+        self._kept = _kept(graph)
+        self._stretches = _stretches(graph)
+
+    def behind(self, value: Value) -> list[Node]:
+        """The readers that are carried out as often as the value is made."""
+        return self.beside(value, value)
+
+    def beside(self, value: Value, result: Value) -> list[Node]:
+        """The readers that are carried out as often as the result of a node is made."""
+        stretch = self._stretches[result]
+        return [node for node in self._readers.get(value, ()) if self._stretches[node.result] == stretch]
+
+    def only(self, value: Value) -> Node | None:
+        """The one node behind a value that reads it, if nobody else does."""
+        reading = self._readers.get(value, [])
+        return reading[0] if len(reading) == 1 and value not in self._kept and self.behind(value) else None
+
+    def is_needed(self, value: Value, done: Set[Value]) -> bool:
+        """Whether others than the makers of these results want to find a value in HBM."""
+        reading = self._readers.get(value)
+        return value in self._kept or not reading or any(node.result not in done for node in reading)
+
+
+def _kept(graph: Graph) -> set[Value]:
+    """The values that are needed beyond the nodes that read them."""
+    kept = set(graph.outputs.values())
+    for repeat in graph.repeats:
+        kept.update(repeat.carried, repeat.carried.values(), repeat.given)
+        inside = {node.result for node in graph.nodes[repeat.start : repeat.stop]}
+        after = graph.nodes[repeat.stop :]
+        kept.update(operand for node in after for operand in node.operands if operand in inside)
+        # Nothing from before a loop ends inside of it: there it would be done anew in each turn.
+        body = graph.nodes[repeat.start : repeat.stop]
+        kept.update(operand for node in body for operand in node.operands if operand not in inside)
+    return kept
+
+
+def _stretches(graph: Graph) -> dict[Value, int]:
+    """For each node's result which stretch of the program it is made in: before, in, between or behind repeats."""
+    ends = [end for repeat in graph.repeats for end in (repeat.start, repeat.stop)]
+    return {node.result: sum(end <= position for end in ends) for position, node in enumerate(graph.nodes)}
+
+
+_VIEWS = (Bitcast, Broadcast, Flip, RankSlice, Reshape, Slice, Transposed)  # these may be read where their operand lies
+UPDATES: Final = (IndexUpdate, ScatterAlong, SliceUpdate)
+
+
+class Liveness:
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._position = {node.result: number for number, node in enumerate(graph.nodes)}
+        self._maker = {node.result: node for node in graph.nodes}
+        self._readers: dict[Value, list[Node]] = {}
+        for node in graph.nodes:
+            for operand in node.operands:
+                self._readers.setdefault(operand, []).append(node)
+        self._outputs = set(graph.outputs.values())
+        self._fixed = set(self._outputs)  # what is needed beyond the nodes that read it
+        self._loop_of: dict[Value, int] = {}
+        self._of_turns: dict[Value, int] = {}  # what stands for another tensor in each turn of a loop
+        self._inside: dict[Value, Value] = {}  # what a value is called in the loop that it comes from or goes into
+        for number, repeat in enumerate(graph.repeats):
+            self._fixed.update(repeat.carried, repeat.carried.values(), repeat.given)
+            self._loop_of |= {node.result: number for node in graph.nodes[repeat.start : repeat.stop]}
+            for first, later in repeat.taken.items():
+                self._inside |= dict.fromkeys(later, first)
+                if not any(value in self._readers or value in self._outputs for value in later):
+                    self._of_turns[first] = number
+            for value, row in repeat.given.items():
+                self._inside |= dict.fromkeys(row, value)
+
+    def is_last(self, value: Value, node: Node) -> bool:
+        """Whether neither the value nor a view of it is read after this node."""
+        at = self._position[node.result]
+        waiting, seen = [value], {value}
+        while waiting:
+            each = waiting.pop()
+            if each in self._fixed or not self._is_local(each, node):
+                return False
+            for reader in self._readers.get(each, ()):
+                if self._position[reader.result] > at:
+                    return False
+                if (
+                    (isinstance(reader.op, _VIEWS) or is_exact(reader))
+                    and reader.operands[0] == each
+                    and reader.result not in seen
+                ):
+                    seen.add(reader.result)
+                    waiting.append(reader.result)
+        return True
+
+    def _is_local(self, value: Value, node: Node) -> bool:
+        """Whether a turn of the loop around the node finds a value of its own."""
+        loop = self._loop_of.get(node.result)
+        return loop is None or self._loop_of.get(value, self._of_turns.get(value)) == loop
+
+    def ends_in_place(self, value: Value, state: Value) -> bool:
+        """Whether a value is what updates alone make of a state, each the last to read what was before."""
+        at, start = self._inside.get(value, value), self._inside.get(state, state)
+        while at != start:
+            node = self._maker.get(at)
+            if node is None or not isinstance(node.op, UPDATES) or not self.is_last(node.operands[0], node):
+                return False
+            at = node.operands[0]
+        return True

@@ -1,0 +1,263 @@
+"""HBM layout of a program: the table of its buffers, the view of each graph value in them, and the buffers' addresses.
+
+`place_interface` is the first step of the back end: inputs, parameters, constants and outputs get their buffers before
+any instruction exists. Kernel emission then adds scratch and views to a `Placement` of its own, so that one placed
+graph can be emitted several times. `allocate_hbm` assigns addresses last, when the lives of scratch buffers are known.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from nxpipe.emulator.ir.nodes import Value
+from nxpipe.emulator.ir.types import DType
+from nxpipe.emulator.isa.affine import Affine, rotating_offset
+from nxpipe.emulator.isa.program import RANK, Buffer, Lifetime, Program, Role, Step, lifetimes
+from nxpipe.emulator.lower.dataflow import Liveness
+from nxpipe.emulator.lower.parameters import stored_parameters
+from nxpipe.emulator.lower.records import PlacedGraph, ResidentProgram, TableKey, TargetGraph
+from nxpipe.emulator.lower.view import View, whole
+from nxpipe.emulator.numerics import Array
+
+_ALIGNMENT: Final = 4096  # bytes: a DMA packet
+
+
+def narrowed(table: Array, dtype: DType) -> Array:
+    """A table in its type on the device. The limits of 64-bit integers, which mean "no limit", become those of 32."""
+    if dtype not in (DType.INT64, DType.UINT64):
+        return table
+    limits = np.iinfo(dtype.on_device.stored)
+    return np.clip(table, limits.min, limits.max)
+
+
+class BufferTable:
+    """Buffers in the order in which they were added; a view names its buffer by this position."""
+
+    def __init__(self, table: Sequence[Buffer] = ()) -> None:
+        self._table = list(table)
+
+    def add(
+        self, role: Role, names: Sequence[str], dtype: DType, shape: tuple[int, ...], order: tuple[int, ...] = ()
+    ) -> View:
+        """Add a buffer for tensors of one shape, one behind the other; returns the view of the first."""
+        self._table.append(Buffer(role, tuple(names), dtype.on_device, shape, order))
+        return whole(len(self._table) - 1, dtype.on_device, shape)
+
+    def named(self, role: Role) -> list[Buffer]:
+        return [buffer for buffer in self._table if buffer.role is role]
+
+    @property
+    def table(self) -> tuple[Buffer, ...]:
+        return tuple(self._table)
+
+
+def allocate_hbm(resident: ResidentProgram) -> Program:
+    """Assign every buffer its address in HBM."""
+    target = resident.emitted.placed.target
+    buffers = allocate(resident.buffers, resident.body)
+    emitted = resident.emitted
+    return Program(target.core, target.ranks, buffers, resident.body, emitted.notes, dict(emitted.constants))
+
+
+def allocate(table: Sequence[Buffer], body: Sequence[Step]) -> tuple[Buffer, ...]:
+    """The table with HBM addresses. Interface buffers and constants keep theirs for the whole run.
+
+    Scratch buffers whose lives do not meet share addresses. Placing intervals so that the highest address is least is
+    NP-hard; largest first, each at the lowest free address, wastes little since a few large activations dominate.
+    """
+    lived = lifetimes(body)
+    found: dict[int, Buffer] = {}
+    end = 0
+    for number, buffer in enumerate(table):
+        if buffer.role is not Role.SCRATCH:
+            found[number] = replace(buffer, address=end)
+            end += _aligned(buffer.nbytes)
+    scratch = [number for number, buffer in enumerate(table) if buffer.role is Role.SCRATCH]
+    taken: list[tuple[Lifetime, int, int]] = []
+    for number in sorted(scratch, key=lambda number: (-table[number].nbytes, number)):
+        size, life = _aligned(table[number].nbytes), lived.get(number, Lifetime(0, 0))
+        address = _first_fit(end, size, [(at, to) for other, at, to in taken if other.meets(life)])
+        taken.append((life, address, address + size))
+        found[number] = replace(table[number], address=address)
+    return tuple(found[number] for number in range(len(table)))
+
+
+def _first_fit(start: int, size: int, taken: Iterable[tuple[int, int]]) -> int:
+    at = start
+    for low, high in sorted(taken):
+        if at + size <= low:
+            break
+        at = max(at, high)
+    return at
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+@dataclass(frozen=True)
+class BufferSeries:
+    """The tensors that one value stands for, one per iteration of a repeat, consecutive in a buffer."""
+
+    first: View
+    count: int
+
+    def at(self, index: Affine) -> View:
+        return replace(self.first, offset=self.first.offset + index * self.first.elements)
+
+
+def half_at(halves: View, index: Affine) -> View:
+    """The half of a loop-carried buffer that an iteration reads; it writes the half of the next iteration."""
+    return replace(halves, offset=halves.offset + rotating_offset(index, 2, halves.elements))
+
+
+def place_interface(target: TargetGraph) -> PlacedGraph:
+    """Give inputs, states, parameters, constants and outputs their buffers."""
+    graph = target.graph
+    empty = PlacedGraph(target, Liveness(graph), stored_parameters(graph), (), {}, {}, {}, {}, {}, {})
+    placement = Placement(empty)
+    placement.place_inputs()
+    placement.place_outputs()
+    return placement.frozen()
+
+
+class Placement:
+    """Locations of values while kernels are emitted: `views` where values are, `homes` where they must be written."""
+
+    def __init__(self, placed: PlacedGraph) -> None:
+        self._placed = placed
+        self._graph = placed.target.graph
+        self._lifetimes = placed.liveness
+        self.buffers = BufferTable(placed.buffers)
+        self.constants = dict(placed.constants)
+        self.views = dict(placed.views)
+        self.homes = dict(placed.homes)
+        self.states = {name: value for name, value in self._graph.inputs.items() if name in self._graph.outputs}
+        self.stored = placed.stored
+        self._lying = dict(placed.parameters)
+        self._outputs = dict(placed.outputs)
+        self._tables: dict[TableKey, View] = dict(placed.tables)
+        self._rank: View | None = None
+
+    def frozen(self) -> PlacedGraph:
+        return replace(
+            self._placed,
+            buffers=self.buffers.table,
+            constants=self.constants,
+            views=self.views,
+            homes=self.homes,
+            parameters=self._lying,
+            outputs=self._outputs,
+            tables=self._tables,
+        )
+
+    def scratch(self, dtype: Any, shape: tuple[int, ...], count: int = 1) -> View:
+        return self.buffers.add(Role.SCRATCH, [f"scratch.{number}" for number in range(count)], dtype, shape)
+
+    def constant(self, data: Array, dtype: DType) -> View:
+        """A table that the host loads into HBM; equal tables share one buffer."""
+        raw = narrowed(data, dtype).astype(dtype.on_device.stored).tobytes()
+        key = (hashlib.sha256(raw).hexdigest(), dtype, data.shape)
+        self.constants[key[0]] = raw
+        if key not in self._tables:
+            self._tables[key] = self.buffers.add(Role.CONSTANT, [key[0]], dtype, data.shape)
+        return self._tables[key]
+
+    def rank(self) -> View:
+        """The input in which the host tells each rank its number."""
+        if self._rank is None:
+            self._rank = self.buffers.add(Role.INPUT, [RANK], DType.UINT32, (1,))
+        return self._rank
+
+    def number(self, value: Value) -> float | None:
+        """The number of a constant with one element, in its type on the device; None for any other value."""
+        table = self._graph.constants.get(value)
+        return None if table is None or table.size != 1 else narrowed(table, value.type.dtype).item()
+
+    # Interface
+
+    def place_inputs(self) -> None:
+        for first, values, names in self._rows(self._graph.inputs):
+            roles = {Role.STATE if name in self.states else Role.INPUT for name in names}
+            role = roles.pop() if len(roles) == 1 else Role.INPUT
+            view = self.buffers.add(role, names, first.type.dtype, first.type.shape)
+            self.views |= _spread(view, values)
+        for first, values, names in self._rows(self._graph.parameters):
+            stored = self.stored[first]
+            view = self.buffers.add(Role.PARAMETER, names, stored.dtype, stored.shape, stored.order)
+            self._lying |= _spread(view, values)
+        for value, stored in self.stored.items():
+            self.views[value] = stored.seen(self._lying[stored.parameter])
+        for value, data in self._graph.constants.items():
+            self.views[value] = self.constant(data, value.type.dtype)
+
+    def _rows(self, named: Mapping[str, Value]) -> list[tuple[Value, list[Value], list[str]]]:
+        """Tensors that share a buffer: those of a repeat's iterations. Any other tensor has a buffer of its own."""
+        name_of = {value: name for name, value in named.items()}
+        rows: dict[Value, list[Value]] = {}
+        for repeat in self._graph.repeats:
+            for first, later in repeat.taken.items():
+                if first in name_of:
+                    rows.setdefault(first, [first, *later])
+        inside = {value for row in rows.values() for value in row}
+        for value in name_of:
+            if value not in inside:
+                rows[value] = [value]
+        return [(first, row, [name_of[value] for value in row]) for first, row in rows.items()]
+
+    def place_outputs(self) -> None:
+        """States are written in place where nothing reads the old value later. The outputs of a repeat's iterations
+        share one buffer."""
+        name_of = {value: name for name, value in self._graph.outputs.items()}
+        for repeat in self._graph.repeats:
+            for row in repeat.given.values():
+                names = [name_of.get(value, "") for value in row]
+                if all(names) and not any(name in self.states for name in names):
+                    view = self.buffers.add(Role.OUTPUT, names, row[0].type.dtype, row[0].type.shape)
+                    for number, value in enumerate(row):
+                        self.homes[value] = self._outputs[names[number]] = BufferSeries(view, len(row)).at(
+                            Affine(number)
+                        )
+        for name, value in self._graph.outputs.items():
+            if name in self.states:
+                if self._lifetimes.ends_in_place(value, self.states[name]):
+                    self.homes.setdefault(value, self.views[self.states[name]])
+            elif value not in self.homes and value not in self.views:
+                self.homes[value] = self.output(name)
+
+    def output(self, name: str) -> View:
+        """The location in which the caller finds an output."""
+        if name in self.states:
+            return self.views[self.states[name]]
+        if name not in self._outputs:
+            made = self._graph.outputs[name].type
+            self._outputs[name] = self.buffers.add(Role.OUTPUT, [name], made.dtype, made.shape)
+        return self._outputs[name]
+
+    # Repeats
+
+    def taken(self, first: Value, later: Sequence[Value]) -> BufferSeries:
+        return BufferSeries(self._lying.get(first, self.views[first]), 1 + len(later))
+
+    def take(self, first: Value, view: View) -> None:
+        """Move the value, and all that the host computes of it, to its location in this iteration."""
+        stored = [(value, made) for value, made in self.stored.items() if made.parameter == first]
+        self.views |= {value: made.seen(view) for value, made in stored} or {first: view}
+
+    def given(self, value: Value, row: Sequence[Value]) -> BufferSeries:
+        """The series that a repeat writes: that of the outputs if the values have one, else scratch."""
+        homes = [self.homes.get(each) for each in row]
+        first = homes[0]
+        if first is not None and homes == [
+            BufferSeries(first, len(row)).at(Affine(number)) for number in range(len(row))
+        ]:
+            return BufferSeries(first, len(row))
+        return BufferSeries(self.scratch(value.type.dtype, value.type.shape, count=len(row)), len(row))
+
+
+def _spread(view: View, values: Sequence[Value]) -> dict[Value, View]:
+    series = BufferSeries(view, len(values))
+    return {value: series.at(Affine(number)) for number, value in enumerate(values)}

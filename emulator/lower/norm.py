@@ -1,0 +1,260 @@
+"""Rows that are folded, and where they go from there: to HBM, or turned to the products that read them.
+
+What only products of the same rows read need not be stored. They are made anew for each block of columns where the
+weights stay, so that it depends on what it costs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, inf, prod
+from typing import Final
+
+from nxpipe.emulator.hardware import CoreSpec
+from nxpipe.emulator.ir.nodes import Node, Value
+from nxpipe.emulator.ir.types import DType
+from nxpipe.emulator.isa.cost import moved
+from nxpipe.emulator.isa.instruction import Alu, Engine
+from nxpipe.emulator.isa.operands import Tile
+from nxpipe.emulator.isa.scalar import Function
+from nxpipe.emulator.isa.vector import ScalarTensorTensor, TensorReduce
+from nxpipe.emulator.lower.epilogue import ElementwiseChain, Epilogue
+from nxpipe.emulator.lower.grouping import Consumers
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Span
+from nxpipe.emulator.lower.kernel_cost import KernelCost, load_cost, transpose_cost
+from nxpipe.emulator.lower.lowering import Lowering, lowers
+from nxpipe.emulator.lower.matmul.gathered_rows import GatheredRows, write_gathered_matmuls
+from nxpipe.emulator.lower.matmul.kernel import MatmulKernel
+from nxpipe.emulator.lower.matmul.linear import as_matrix, output_groups
+from nxpipe.emulator.lower.matmul.operands import HbmRows, LoadRows, OutputGroup, allocate_rows
+from nxpipe.emulator.lower.matmul.operands import LoadableRows as Sources
+from nxpipe.emulator.lower.row_kernel import RowBlock, RowKernel, RowPiece, tile_columns
+from nxpipe.emulator.lower.transpose import chunks_of, transpose_tile
+from nxpipe.emulator.lower.view import View, whole
+from nxpipe.emulator.ops import LayerNorm, RmsNorm, Softmax
+
+_PASSES: Final = 2  # of the vector engine over a row, beside what follows it
+
+
+def write_row_kernel(low: Lowering, node: Node, axes: int, fold: Callable[[RowBlock], None], between: int = 0) -> None:
+    """Rows along the last `axes` axes of the first operand, with the other operands as rows for all of them."""
+    x = low.lying(node.operands[0])
+    width = prod(x.shape[x.rank - axes :])
+    flat = as_matrix(low, x, x.elements // width if width else 0, width)
+    shared = [low.packed(low.view(operand)).packed_as((width,)) for operand in node.operands[1:]]
+    found = low.groups.epilogue(node.result, width)
+    consumers = low.groups.consumers(found, node.result, width)
+    epilogue = low.fuse_epilogue(found, node.result, consumers.nodes)
+    rows = RowKernel.of(low.k, flat, shared, epilogue, node.result.type.dtype.on_device, fold, between)
+    if consumers.matmuls:
+        _write_with_matmuls(low, rows, found.known[consumers.value], consumers)
+    else:
+        rows.write()
+
+
+def _write_with_matmuls(low: Lowering, rows: RowKernel, tile: Value, consumers: Consumers) -> None:
+    """Where it is cheaper, or there is no room for both, the products' rows are stored first."""
+    k, dtype = low.k, consumers.value.type.dtype.on_device
+    lying, parts = low.places.views.get(tile), _consumer_groups(low, rows, consumers.matmuls)
+    flat = whole(0, tile.type.dtype.on_device, rows.x.shape)
+    storing = ComputedRows(rows, tile, dtype).made(k.core, rows.x.shape[0]) + KernelCost(
+        bytes=0 if lying else moved(flat.far())
+    )
+    stored = [MatmulKernel(k, each, parts).ns for each in _row_sources(low, HbmRows(k, flat, dtype), consumers)]
+    later = min(stored, default=inf) + storing.ns(k.core)
+    made = [
+        each for narrow in rows.narrower() for each in _row_sources(low, ComputedRows(narrow, tile, dtype), consumers)
+    ]
+    at_once = min((MatmulKernel(k, each, parts) for each in made), key=lambda each: each.ns, default=None)
+    if at_once is not None and at_once.ns <= later and tile.type.dtype.itemsize > 1:  # bytes cannot be turned
+        at_once.write()
+        return
+    flat = as_matrix(low, lying or low.scratch(tile.type.dtype, rows.x.shape), *rows.x.shape)
+    rows.write(None if lying else _store_rows(low, tile, flat))
+    if consumers.sharding:
+        write_gathered_matmuls(low, flat, dtype, parts, consumers.sharding)
+    else:
+        MatmulKernel(k, HbmRows(k, flat, dtype), parts).write()
+
+
+def _row_sources(low: Lowering, own: Sources, consumers: Consumers) -> list[Sources]:
+    """The rows as products read them: a rank's own, or those of all ranks, if there is room to exchange them."""
+    if not consumers.sharding:
+        return [own]
+    gathered = GatheredRows(low.k, own, consumers.sharding)
+    return [gathered] if gathered.fits else []
+
+
+def _consumer_groups(low: Lowering, rows: RowKernel, readers: Sequence[Node]) -> tuple[OutputGroup, ...]:
+    """What follows the products cannot look into HBM for what is stored of the rows: not all of them may be there."""
+    views = low.places.views
+    stored = {value: views.pop(value) for value, _ in rows.epilogue.chain.homes}
+    parts = output_groups(low, readers)
+    views |= stored
+    return parts
+
+
+def _store_rows(low: Lowering, tile: Value, view: View) -> Callable[[Mapping[Value, Tile], Span, Span], None]:
+    return lambda tiles, row, left: low.k.copy(view.cut(row, left).far(), tiles[tile])
+
+
+@dataclass(frozen=True)
+class ComputedRows:
+    """Rows for products, which are made in SBUF."""
+
+    source: RowKernel
+    tile: Value  # which of the values that are made of them
+    dtype: DType
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, summed = self.source.x.shape
+        return rows, summed
+
+    @property
+    def run(self) -> int:
+        return 1
+
+    @property
+    def kept(self) -> int:
+        return self.source.kept
+
+    @property
+    def room(self) -> int:
+        return self.source.room
+
+    def begun(self, core: CoreSpec) -> KernelCost:
+        return KernelCost()
+
+    def block(self, height: int, buffers: int) -> Block:
+        return allocate_rows(self.source.k, self, height, buffers)
+
+    def work(self, core: CoreSpec, height: int) -> KernelCost:
+        return self.made(core, height) + transpose_cost(core, self.tile.type.dtype, chunks_of(self.shape[1]), height)
+
+    def made(self, core: CoreSpec, height: int) -> KernelCost:
+        """Up to where they lie in SBUF, row by row."""
+        x, chain = self.source.x, self.source.epilogue.chain
+        load = load_cost(core, x.transposed((1, 0)), chunks_of(x.shape[1]), height)
+        elements = x.shape[1] * ceil(height / PARTITIONS) * (_PASSES + len(chain.links))
+        beside = sum(view.dtype.itemsize for view in chain.views) * height * x.shape[1]
+        return load + KernelCost(vector=elements / core.vector_ghz, bytes=beside)
+
+    def begin(self) -> LoadRows:
+        common = self.source.begin()
+
+        def fill(turned: Block, rows: Span) -> None:
+            def take(tiles: Mapping[Value, Tile], row: Span, left: Span) -> None:
+                transpose_tile(self.source.k, turned, tiles[self.tile], left[0], row)
+
+            self.source.make(rows, common, take)
+
+        return fill
+
+
+@lowers(LayerNorm)
+def _layer_norm(low: Lowering, node: Node, op: LayerNorm) -> None:
+    def work(rows: RowBlock) -> None:
+        mean = rows.scalar(rows.column(), rows.sum_of(Function.COPY), Alu.MULTIPLY, 1 / rows.width)
+        negative = rows.scalar(rows.column(), mean, Alu.MULTIPLY, -1.0)
+        inverse = rows.root_of_inverse(rows.sum_of(Function.SQUARE, negative), op.epsilon)
+
+        def scale(piece: RowPiece, dst: Tile) -> None:
+            between = rows.tile(piece) if piece.shared else dst
+            rows.scalar(between, piece.source, Alu.SUBTRACT, mean, (Alu.MULTIPLY, inverse))
+            _combine(rows, dst, between, piece.shared)
+
+        rows.finish(scale)
+
+    write_row_kernel(low, node, op.axes, work)
+
+
+@lowers(RmsNorm)
+def _rms_norm(low: Lowering, node: Node, op: RmsNorm) -> None:
+    def work(rows: RowBlock) -> None:
+        inverse = rows.root_of_inverse(rows.sum_of(Function.SQUARE), op.epsilon)
+
+        def scale(piece: RowPiece, dst: Tile) -> None:
+            if not piece.shared:
+                rows.scalar(dst, piece.source, Alu.MULTIPLY, inverse)
+                return
+            rows.k.emit(
+                ScalarTensorTensor(
+                    engine=Engine.VECTOR,
+                    dst=dst,
+                    src=piece.source,
+                    op0=Alu.MULTIPLY,
+                    operand0=inverse,
+                    op1=Alu.MULTIPLY,
+                    right=piece.shared[0],
+                )
+            )
+
+        rows.finish(scale)
+
+    write_row_kernel(low, node, op.axes, work)
+
+
+def _combine(rows: RowBlock, dst: Tile, between: Tile, shared: Sequence[Tile]) -> None:
+    """Times the first row, plus the second; rounded with the last."""
+    for number, (op, row) in enumerate(zip((Alu.MULTIPLY, Alu.ADD), shared, strict=False), 1):
+        rows.tensor(dst if number == len(shared) else between, between, op, row)
+
+
+@lowers(Softmax)
+def _softmax(low: Lowering, node: Node, op: Softmax) -> None:
+    def work(rows: RowBlock) -> None:
+        def find(piece: RowPiece, highest: Tile) -> None:
+            rows.k.emit(TensorReduce(engine=Engine.VECTOR, dst=highest, src=piece.source, op=Alu.MAXIMUM))
+
+        highest = rows.fold(Alu.MAXIMUM, -float("inf"), find)
+        negative = rows.scalar(rows.column(), highest, Alu.MULTIPLY, -1.0)
+        if op.log:
+            logarithm = rows.function(rows.column(), rows.sum_of(Function.EXP, negative), Function.LOG)
+
+            def subtract(piece: RowPiece, dst: Tile) -> None:
+                rows.scalar(dst, piece.source, Alu.SUBTRACT, highest, (Alu.SUBTRACT, logarithm))
+
+            rows.finish(subtract)
+        else:
+            _normalise(rows, negative)
+
+    axis = node.result.type.rank - 1
+    if op.axis == axis:
+        write_row_kernel(low, node, 1, work, DType.FLOAT32.itemsize)
+    elif node.result.type.elements:
+        _across(low, node, op.axis, work)
+    else:
+        low.home(node.result)
+
+
+def _across(low: Lowering, node: Node, axis: int, work: Callable[[RowBlock], None]) -> None:
+    """Along another axis than the last: what is strided for DMA on its way in is so on its way out too."""
+    rank = node.result.type.rank
+    order = (*(other for other in range(rank) if other != axis), axis)
+    x, home = low.lying(node.operands[0]).transposed(order), low.home(node.result).transposed(order)
+    width = x.shape[-1]
+    made = low.scratch(node.result.type.dtype, x.shape)
+    target = made.packed_as((made.elements // width, width))
+    epilogue = Epilogue(low.k, node.result, ElementwiseChain((), (), ((node.result, target),)))
+    flat = as_matrix(low, x, x.elements // width, width)
+    RowKernel.of(low.k, flat, (), epilogue, made.dtype, work, DType.FLOAT32.itemsize).write()
+    low.copy(home, made)
+
+
+def _normalise(rows: RowBlock, negative: Tile) -> None:
+    """Exponentials of whole rows are kept for the result; those of pieces are made anew."""
+    kept: list[Tile] = []
+
+    def exponentials(piece: RowPiece, total: Tile | None) -> Tile:
+        return rows.function(rows.tile(piece), piece.source, Function.EXP, total, negative)
+
+    def add(piece: RowPiece, total: Tile) -> None:
+        kept.append(exponentials(piece, total))
+
+    inverse = rows.reciprocal(rows.fold(Alu.ADD, 0.0, add))
+
+    def scale(piece: RowPiece, dst: Tile) -> None:
+        again = exponentials(piece, None) if rows.loaded is None else tile_columns(kept[0], piece.left)
+        rows.scalar(dst, again, Alu.MULTIPLY, inverse)
+
+    rows.finish(scale)

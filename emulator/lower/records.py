@@ -1,0 +1,190 @@
+"""Records of the back end: what each step takes and returns, frozen, printable by `nxpipe explain --after STEP`.
+
+The steps are listed in `lower/backend.py`. The last two steps return an `isa.program.Program`, which is a record too.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from nxpipe.emulator.ir.graph import Graph
+from nxpipe.emulator.ir.nodes import Node, Value
+from nxpipe.emulator.ir.types import DType
+from nxpipe.emulator.isa.program import Buffer, Loop, Program, Step
+from nxpipe.emulator.isa.text import affine_text, labelled, lines
+from nxpipe.emulator.lower.dataflow import Liveness
+from nxpipe.emulator.lower.parameters import StoredParameter
+from nxpipe.emulator.lower.view import View
+
+TableKey: TypeAlias = tuple[str, DType, tuple[int, ...]]  # digest of the bytes, type and shape
+
+
+@dataclass(frozen=True)
+class TargetGraph:
+    """A graph with the NeuronCore generation and the number of ranks that it is lowered for."""
+
+    graph: Graph
+    core: str
+    ranks: int
+
+    def lines(self) -> Iterator[str]:
+        yield f"core {self.core}, ranks {self.ranks}"
+        yield from str(self.graph).split("\n")
+
+
+@dataclass(frozen=True)
+class PlacedGraph:
+    """A graph whose interface has buffers in HBM.
+
+    `views` are the values that have a location: inputs, parameters with all that the host computes of them, constants.
+    `homes` are locations that values must be written to: outputs, and states that are updated in place.
+    """
+
+    target: TargetGraph
+    liveness: Liveness
+    stored: Mapping[Value, StoredParameter]
+    buffers: tuple[Buffer, ...]
+    constants: Mapping[str, bytes]
+    views: Mapping[Value, View]
+    homes: Mapping[Value, View]
+    parameters: Mapping[Value, View]  # in the order of axes of their buffers
+    outputs: Mapping[str, View]
+    tables: Mapping[TableKey, View]
+
+    def lines(self) -> Iterator[str]:
+        graph, labels = self.target.graph, labelled(self.buffers)
+        yield from _table(self.target, self.buffers)
+        for name, value in (*graph.inputs.items(), *graph.parameters.items()):
+            yield f"{name} {value.type} is {_located(self.views[value], labels)}"
+        for name, value in graph.outputs.items():
+            view = self.homes.get(value)
+            yield f"{name} {value.type} {f'is written to {_located(view, labels)}' if view else 'is copied at the end'}"
+
+
+@dataclass(frozen=True)
+class KernelGroup:
+    """The nodes that one kernel computes: the node whose lowering wrote the kernel, and those fused with it.
+
+    Fused nodes are epilogues (elementwise nodes applied while a result is in SBUF), matmuls that read the same rows,
+    collectives and transposes carried out on the way. `deferred` are fused nodes that stand before `node` in the graph.
+    """
+
+    node: Node
+    fused: tuple[Node, ...]
+    deferred: tuple[Node, ...]
+    tilings: tuple[object, ...]  # chosen by cost, in the order of emission
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return (*self.deferred, self.node, *self.fused)
+
+    def lines(self) -> Iterator[str]:
+        yield _shown(self.node)
+        yield from (f"  deferred to here: {_shown(node)}" for node in self.deferred)
+        yield from (f"  fused: {_shown(node)}" for node in self.fused)
+        yield from (f"  tiling: {tiling}" for tiling in self.tilings)
+
+
+@dataclass(frozen=True)
+class EmittedProgram:
+    """Instructions of all kernels, in program order and without waits, with the kernels that they belong to.
+
+    `makers` names for each step, by identity, the result of the node that wrote it. `reserved` are bytes of each
+    partition of SBUF that a node's kernel had to leave free.
+    """
+
+    placed: PlacedGraph
+    reserved: Mapping[object, int]
+    buffers: tuple[Buffer, ...]
+    body: tuple[Step, ...]
+    notes: tuple[str, ...]
+    constants: Mapping[str, bytes]
+    kernels: tuple[KernelGroup, ...]
+    makers: Mapping[int, object]
+
+    def lines(self) -> Iterator[str]:
+        counts = Counter[object]()
+        for maker, instructions in _by_maker(self.body, self.makers):
+            counts[maker] += instructions
+        for number, kernel in enumerate(self.kernels):
+            first, *others = kernel.lines()
+            count = counts[kernel.node.result]
+            yield f"kernel {number}, {f'{count} instructions' if count else 'a view'}: {first}"
+            yield from others
+        yield ""
+        yield from lines(unaddressed(self.placed.target, self.buffers, self.body, self.notes), tables=False)
+
+
+@dataclass(frozen=True)
+class Resident:
+    """A buffer that lives in SBUF: bytes of each partition, from an address on."""
+
+    buffer: Buffer
+    nbytes: int
+    address: int
+
+
+@dataclass(frozen=True)
+class ResidentProgram:
+    """A program some of whose buffers have moved to SBUF.
+
+    `kept` counts, for each node, the bytes of a partition that residents take while the node's kernel runs; `refused`
+    the same for each buffer that found no place, those first that would save the most traffic.
+    """
+
+    emitted: EmittedProgram
+    buffers: tuple[Buffer, ...]
+    body: tuple[Step, ...]
+    residents: tuple[Resident, ...]
+    kept: Counter[object]
+    refused: tuple[Counter[object], ...]
+
+    def lines(self) -> Iterator[str]:
+        for each in self.residents:
+            span = f"bytes {each.address} to {each.address + each.nbytes} of each partition"
+            yield f"resident {each.buffer.role} {each.buffer.dtype}{list(each.buffer.shape)}: {span}"
+        yield f"refused {len(self.refused)} buffers for lack of space in SBUF"
+        yield ""
+        emitted = self.emitted
+        yield from lines(unaddressed(emitted.placed.target, self.buffers, self.body, emitted.notes), tables=False)
+
+
+Record: TypeAlias = TargetGraph | PlacedGraph | EmittedProgram | ResidentProgram | Program
+
+
+def text(record: Record) -> str:
+    listed = lines(record, tables=False) if isinstance(record, Program) else record.lines()
+    return "\n".join(listed) + "\n"
+
+
+def unaddressed(
+    target: TargetGraph, buffers: Sequence[Buffer], body: Sequence[Step], notes: Sequence[str] = ("",)
+) -> Program:
+    """A program as it is before its buffers have addresses; it has no constants."""
+    return Program(target.core, target.ranks, tuple(buffers), tuple(body), tuple(notes))
+
+
+def _table(target: TargetGraph, buffers: Sequence[Buffer]) -> Iterator[str]:
+    return (line for line in lines(unaddressed(target, buffers, ()), tables=False) if line)
+
+
+def _located(view: View, labels: Sequence[str]) -> str:
+    return f"{labels[view.buffer]}[{affine_text(view.offset)}], strides {list(view.strides)}"
+
+
+def _shown(node: Node) -> str:
+    return f"{node.op.label} {node.result.type}{f' at {node.origin}' if str(node.origin) else ''}"
+
+
+def _by_maker(body: Sequence[Step], makers: Mapping[int, object]) -> Iterator[tuple[object, int]]:
+    """The instructions of each step that a node wrote. The loop of a repeat has no maker of its own."""
+    for step in body:
+        if id(step) in makers:
+            yield makers[id(step)], _instructions(step)
+        elif isinstance(step, Loop):
+            yield from _by_maker(step.body, makers)
+
+
+def _instructions(step: Step) -> int:
+    return sum(map(_instructions, step.body)) if isinstance(step, Loop) else 1

@@ -1,0 +1,248 @@
+"""Whole rows as they are folded: a row lies along one partition, and 128 rows are worked on side by side.
+
+A row that fits is loaded once and finished strip by strip. Rows that are wider pass by in pieces, once for each number
+that is folded of them and once for the result.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Final
+
+from nxpipe.emulator.ir.nodes import Value
+from nxpipe.emulator.ir.types import DType
+from nxpipe.emulator.isa.affine import Affine, affine
+from nxpipe.emulator.isa.instruction import Alu, Engine
+from nxpipe.emulator.isa.operands import Axis, Memory, Tile
+from nxpipe.emulator.isa.scalar import Activation, Function
+from nxpipe.emulator.isa.vector import Memset, Reciprocal, TensorScalar, TensorTensor
+from nxpipe.emulator.lower.epilogue import Epilogue, epilogue_bytes
+from nxpipe.emulator.lower.kernel import PARTITIONS, Block, Kernel, Span
+from nxpipe.emulator.lower.tiles import WIDEST
+from nxpipe.emulator.lower.view import View
+
+_UNREAD: Final = DType.BFLOAT16  # of results of which only the sum is wanted
+_STRIPS: Final = (WIDEST, WIDEST // 2, WIDEST // 4)
+
+# Gets the tiles that are made of a strip; the rows, counted from the first that are made; and the columns.
+ConsumeStrip = Callable[[Mapping[Value, Tile], Span, Span], None]
+
+
+@dataclass(frozen=True)
+class RowPiece:
+    """Some columns of up to 128 rows: where they begin, and what is there of them."""
+
+    left: Span
+    source: Tile
+    shared: Sequence[Tile]  # rows that all of them are combined with
+
+    def cut(self, left: Span) -> "RowPiece":
+        return RowPiece(left, tile_columns(self.source, left), [tile_columns(tile, left) for tile in self.shared])
+
+
+def tile_columns(tile: Tile, left: Span) -> Tile:
+    """Of rows that lie element by element."""
+    start, count = left
+    return replace(tile, offset=tile.offset + affine(start) * tile.dtype.itemsize, axes=(Axis(count, 1),))
+
+
+@dataclass(frozen=True)
+class RowKernel:
+    """All rows, and how much of them there is room for. `Folding` has 128 of them."""
+
+    k: Kernel
+    x: View  # [rows, width]
+    shared: Sequence[View]
+    epilogue: Epilogue
+    out: DType
+    fold: Callable[["RowBlock"], None]
+    between: int  # bytes of each element that its folding keeps
+    piece: int  # columns that are at hand
+    strip: int  # columns that are finished at once
+    buffers: int = 2
+
+    @staticmethod
+    def of(
+        k: Kernel,
+        x: View,
+        shared: Sequence[View],
+        epilogue: Epilogue,
+        out: DType,
+        fold: Callable[["RowBlock"], None],
+        between: int = 0,
+    ) -> "RowKernel":
+        """Whole rows if they fit, in two turns if they fit so, finished in strips as wide as can be; else in pieces."""
+        width, left = x.shape[1], k.left(Memory.SBUF) - 4096
+        whole = RowKernel(k, x, shared, epilogue, out, fold, between, width, width)
+        for buffers, strip in product((2, 1), (width, *_STRIPS)):
+            each = replace(whole, strip=min(strip, width), buffers=buffers)
+            if each.kept + each.room <= left:
+                return each
+        single = replace(whole, buffers=1)
+        piece = left // (single._by_column + single._by_strip + 2 * single._by_shared)
+        piece = max(piece // 64 * 64, 64)
+        return replace(single, piece=piece, strip=piece)
+
+    def narrower(self) -> Iterator["RowKernel"]:
+        """Ways to make whole rows that leave room for others, strips being whole chunks."""
+        if self.is_whole:
+            for buffers, strip in ((self.buffers, self.strip), (2, _STRIPS[1]), (1, _STRIPS[-1])):
+                if buffers <= self.buffers and strip <= self.strip and (strip % PARTITIONS == 0 or strip == self.piece):
+                    yield replace(self, buffers=buffers, strip=strip)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.piece == self.x.shape[1]
+
+    @property
+    def kept(self) -> int:
+        """Bytes of what whole rows have in common."""
+        return self._by_shared * self.x.shape[1]
+
+    @property
+    def room(self) -> int:
+        """Bytes that whole rows take beside."""
+        return self._by_column * self.x.shape[1] + self._by_strip * self.strip
+
+    @property
+    def _by_shared(self) -> int:
+        return sum(view.dtype.itemsize for view in self.shared)
+
+    @property
+    def _by_column(self) -> int:
+        return self.buffers * (self.x.dtype.itemsize + self.between) + _UNREAD.itemsize
+
+    @property
+    def _by_strip(self) -> int:
+        return self.buffers * (DType.FLOAT32.itemsize + self.out.itemsize) + epilogue_bytes(self.epilogue)
+
+    def write(self, take: ConsumeStrip | None = None) -> None:
+        with self.k.scope():
+            self.make((0, self.x.shape[0]), self.begin(), take)
+
+    def begin(self) -> list[Block]:
+        """What whole rows have in common."""
+        return [self.everywhere(view, (0, self.piece), 1) for view in self.shared] if self.is_whole else []
+
+    def make(self, rows: Span, common: Sequence[Block], take: ConsumeStrip | None = None) -> None:
+        if not self.x.elements:
+            return
+        for top, count in self.k.spans(rows[1], PARTITIONS):
+            with self.k.scope():
+                loaded, span = None, (top + rows[0], count)
+                if self.is_whole:
+                    shared = [block.cut(count) for block in common]
+                    loaded = RowPiece((0, self.piece), self.load(span, (0, self.piece)), shared)
+                self.fold(RowBlock(self, span, top, loaded, take))
+
+    def load(self, rows: Span, left: Span) -> Tile:
+        tile = self.k.tile(self.x.dtype, rows[1], left[1], buffers=self.buffers).whole
+        self.k.copy(tile, self.x.cut(rows, left).far())
+        return tile
+
+    def everywhere(self, view: View, left: Span, buffers: int) -> Block:
+        """A row on every partition."""
+        lanes = min(self.x.shape[0], PARTITIONS)
+        block = self.k.tile(view.dtype, lanes, left[1], buffers=buffers)
+        self.k.copy(block.whole, view.cut(left).broadcast((lanes, left[1])).far())
+        return block
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Up to 128 rows as they are folded."""
+
+    rows: RowKernel
+    span: Span
+    first: Affine  # of those that are made
+    loaded: RowPiece | None  # all of them, if there is room
+    take: ConsumeStrip | None
+
+    @property
+    def k(self) -> Kernel:
+        return self.rows.k
+
+    @property
+    def width(self) -> int:
+        return self.rows.x.shape[1]
+
+    def column(self) -> Tile:
+        """One number for each row."""
+        return self.k.tile(DType.FLOAT32, self.span[1], 1, buffers=2).whole
+
+    def tile(self, piece: RowPiece, dtype: DType = DType.FLOAT32) -> Tile:
+        return self.k.tile(dtype, self.span[1], piece.left[1], buffers=self.rows.buffers).whole
+
+    def fold(self, op: Alu, identity: float, function: Callable[[RowPiece, Tile], None]) -> Tile:
+        """A number for each row, which the function finds of each piece."""
+        folded = self.column()
+        if self.loaded is not None:
+            function(self.loaded, folded)
+            return folded
+        self.k.emit(Memset(engine=Engine.VECTOR, dst=folded, value=identity))
+        for piece in self._pieces():
+            more = self.column()
+            function(piece, more)
+            self.tensor(folded, folded, op, more)
+        return folded
+
+    def finish(self, function: Callable[[RowPiece, Tile], None]) -> None:
+        """The function writes the result of each strip."""
+        for piece in self._pieces() if self.loaded is None else self._strips(self.loaded):
+            made = self.tile(piece, self.rows.out)
+            function(piece, made)
+            tiles = self.rows.epilogue.finish({self.rows.epilogue.result: made}, self.span, piece.left)
+            if self.take is not None:
+                self.take(tiles, (self.first, self.span[1]), piece.left)
+
+    def _strips(self, whole: RowPiece) -> Iterator[RowPiece]:
+        for left in self.k.spans(self.width, self.rows.strip):
+            with self.k.scope():
+                yield whole.cut(left)
+
+    def _pieces(self) -> Iterator[RowPiece]:
+        for left in self.k.spans(self.width, self.rows.piece):
+            with self.k.scope():
+                shared = [self.rows.everywhere(view, left, 2) for view in self.rows.shared]
+                yield RowPiece(left, self.rows.load(self.span, left), [block.cut(self.span[1]) for block in shared])
+
+    # Instructions
+
+    def scalar(
+        self, dst: Tile, src: Tile, op: Alu, operand: float | Tile, then: tuple[Alu, float | Tile] | None = None
+    ) -> Tile:
+        op1, operand1 = then or (None, 0.0)
+        self.k.emit(
+            TensorScalar(engine=Engine.VECTOR, dst=dst, src=src, op0=op, operand0=operand, op1=op1, operand1=operand1)
+        )
+        return dst
+
+    def tensor(self, dst: Tile, left: Tile, op: Alu, right: Tile) -> Tile:
+        self.k.emit(TensorTensor(engine=Engine.VECTOR, dst=dst, left=left, right=right, op=op))
+        return dst
+
+    def function(
+        self, dst: Tile, src: Tile, function: Function, total: Tile | None = None, bias: float | Tile = 0.0
+    ) -> Tile:
+        self.k.emit(Activation(engine=Engine.SCALAR, dst=dst, src=src, function=function, total=total, bias=bias))
+        return dst
+
+    def sum_of(self, function: Function, bias: float | Tile = 0.0) -> Tile:
+        """Over each row."""
+
+        def add(piece: RowPiece, total: Tile) -> None:
+            with self.k.scope():
+                unread = self.k.tile(_UNREAD, self.span[1], piece.left[1]).whole
+                self.function(unread, piece.source, function, total, bias)
+
+        return self.fold(Alu.ADD, 0.0, add)
+
+    def reciprocal(self, column: Tile) -> Tile:
+        inverse = self.column()
+        self.k.emit(Reciprocal(engine=Engine.VECTOR, dst=inverse, src=column))
+        return inverse
+
+    def root_of_inverse(self, squares: Tile, epsilon: float) -> Tile:
+        """1 / sqrt(mean + epsilon), of sums over the width."""
+        mean = self.scalar(self.column(), squares, Alu.MULTIPLY, 1 / self.width, (Alu.ADD, epsilon))
+        return self.reciprocal(self.function(self.column(), mean, Function.SQRT))

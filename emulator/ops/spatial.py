@@ -1,0 +1,226 @@
+"""Operators on windows and grids: convolutions (matrix products over windows), pooling, resampling.
+
+The weight of a convolution is [outputs, inputs of a group, window ...].
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from nxpipe.emulator.ir.types import DType, TensorType
+from nxpipe.emulator.numerics import Array, Floats
+from nxpipe.emulator.ops.base import Operator, require
+from nxpipe.emulator.ops.linalg import require_matrix_operands
+
+# Floats of unfolded windows held at a time: enough for large products, little beside the model.
+_UNFOLDED = 1 << 22
+
+
+@dataclass(frozen=True)
+class Convolution(Operator, name="convolution"):
+    """Slides a window over the places of x [batch, channels, place ...], after padding each axis with zeros.
+
+    `dilation` is the distance of neighbours within the window, `groups` divides channels into parts that do not mix.
+    Padding may be negative, which cuts: a transposed convolution needs that at times.
+    """
+
+    stride: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    out: DType
+    matrix_operands: ClassVar[int] = 2
+
+    def infer(self, x: TensorType, weight: TensorType, bias: TensorType | None = None) -> TensorType:
+        require_matrix_operands(self, x, weight)
+        require(x.rank >= 3 and x.rank == weight.rank, self, f"{x} by {weight} is no convolution")
+        attributes = {len(self.stride), len(self.before), len(self.after), len(self.dilation)}
+        require(attributes == {x.rank - 2}, self, f"{x} needs a stride, paddings and a dilation on each place axis")
+        require(min(self.stride + self.dilation) > 0 < self.groups, self, "strides, dilations, groups start at 1")
+        agree = x.shape[1] == self.groups * weight.shape[1] and weight.shape[0] % self.groups == 0
+        require(agree, self, f"the channels of {x} and {weight} do not agree in {self.groups} groups")
+        if bias is not None:
+            fits = bias.shape == weight.shape[:1] and bias.dtype.is_float
+            require(fits, self, f"the bias is {bias} for {weight.shape[0]} outputs")
+        require(self.out.is_float, self, f"a product cannot leave as {self.out}")
+        places = self._places(x.shape[2:], weight.shape[2:])
+        require(min(places) >= 0, self, f"the window of {weight} does not fit into {x}")
+        return TensorType((x.shape[0], weight.shape[0], *places), self.out)
+
+    def _places(self, sizes: tuple[int, ...], window: tuple[int, ...]) -> tuple[int, ...]:
+        padded = (sum(part) for part in zip(self.before, sizes, self.after, strict=True))
+        reach = ((length - 1) * apart + 1 for length, apart in zip(window, self.dilation, strict=True))
+        return tuple((p - r) // s + 1 for p, r, s in zip(padded, reach, self.stride, strict=True))
+
+    def compute(self, x: Array, weight: Array, bias: Array | None = None) -> Array:
+        padded = padded_places(x, self.before, self.after, 0)
+        windows = sliding_windows(padded, weight.shape[2:], self.stride, self.dilation)
+        if self.groups == x.shape[1] == weight.shape[0]:
+            result = _depthwise(windows, weight)
+        else:
+            result = _grouped(windows, weight, self.groups)
+        if bias is not None:
+            result += bias.reshape(-1, *[1] * (x.ndim - 2))
+        return result
+
+
+def padded_places(x: Array, before: tuple[int, ...], after: tuple[int, ...], filling: float) -> Array:
+    """Every axis but batch and channels made longer, or shorter where the padding is negative."""
+    if not any(before + after):
+        return x
+    cut = tuple(slice(max(-b, 0), size - max(-a, 0)) for b, a, size in zip(before, after, x.shape[2:], strict=True))
+    margins = [(0, 0), (0, 0), *((max(b, 0), max(a, 0)) for b, a in zip(before, after, strict=True))]
+    return np.pad(x[(slice(None), slice(None), *cut)], margins, constant_values=filling)
+
+
+def sliding_windows(x: Array, window: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]) -> Array:
+    """A view [batch, channels, place ..., window ...]; nothing is copied."""
+    axes = tuple(range(2, x.ndim))
+    reach = tuple((length - 1) * apart + 1 for length, apart in zip(window, dilation, strict=True))
+    every = np.lib.stride_tricks.sliding_window_view(x, reach, axes)
+    steps = tuple(slice(None, None, step) for step in stride + dilation)
+    return every[(slice(None), slice(None), *steps)]
+
+
+def _depthwise(windows: Array, weight: Array) -> Floats:
+    """Each channel by itself is too narrow for a matrix product: add up the window's places one after the other."""
+    places = windows.shape[: windows.ndim - (weight.ndim - 2)]
+    result = np.zeros(places, np.float32)
+    for at in np.ndindex(weight.shape[2:]):
+        scale = weight[(slice(None), 0, *at)].reshape(-1, *[1] * (weight.ndim - 2))
+        result += windows[(..., *at)] * scale
+    return result
+
+
+def _grouped(windows: Array, weight: Array, groups: int) -> Floats:
+    """Unfold windows into columns, a slab of places at a time, and multiply."""
+    batch, channels = windows.shape[:2]
+    places, inner = windows.shape[2 : weight.ndim], weight.ndim - 2
+    outputs, depth = weight.shape[0] // groups, math.prod(weight.shape[1:])
+    matrices = weight.reshape(groups, outputs, depth)
+    result = np.empty((batch, groups, outputs, *places), np.float32)
+    # Channels and the window's own axes in front of the places: the rows of a column matrix.
+    order = (0, 1, *range(2 + inner, 2 + 2 * inner), *range(2, 2 + inner))
+    by_row = windows.transpose(order)
+    for slab in _slabs(places[0], channels * math.prod(weight.shape[2:]) * math.prod(places[1:])):
+        some = by_row[(slice(None),) * (2 + inner) + (slab,)]
+        columns = some.reshape(batch, groups, depth, -1)
+        product = np.matmul(matrices, columns)
+        result[:, :, :, slab] = product.reshape(batch, groups, outputs, -1, *places[1:])
+    return result.reshape(batch, groups * outputs, *places)
+
+
+def _slabs(length: int, width: int) -> Iterator[slice]:
+    """Pieces of the first place axis such that their windows stay within bounds."""
+    step = max(_UNFOLDED // max(width, 1), 1)
+    return (slice(start, min(start + step, length)) for start in range(0, length, step))
+
+
+@dataclass(frozen=True)
+class Pool(Operator, name="pool"):
+    """The largest, or the sum, of each window over the places of x [batch, channels, place ...]."""
+
+    function: str
+    window: tuple[int, ...]
+    stride: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    def infer(self, x: TensorType) -> TensorType:
+        require(self.function in ("max_pool", "sum_pool"), self, "there is no pooling of this name")
+        attributes = (self.window, self.stride, self.before, self.after, self.dilation)
+        fits = {len(attribute) for attribute in attributes} == {x.rank - 2} and x.rank >= 3
+        require(fits, self, f"{x} needs a window, stride, paddings and dilation on each place axis")
+        require(x.dtype is not DType.BOOL, self, f"{x} is no number")
+        require(min(self.window + self.stride + self.dilation) > 0, self, "windows, strides, dilations start at 1")
+        require(min(self.before + self.after) >= 0, self, "padding cannot be negative")
+        places = []
+        for size, length, step, b, a, apart in zip(x.shape[2:], *attributes, strict=True):
+            places.append((size + b + a - (length - 1) * apart - 1) // step + 1)
+        require(min(places) >= 0, self, f"the window {self.window} does not fit into {x}")
+        return x.with_shape((*x.shape[:2], *places))
+
+    def compute(self, x: Array) -> Array:
+        lowest = -math.inf if x.dtype == np.float32 else np.iinfo(x.dtype).min
+        filling, fold = (lowest, np.maximum) if self.function == "max_pool" else (0, np.add)
+        padded = padded_places(x, self.before, self.after, filling)
+        windows = sliding_windows(padded, self.window, self.stride, self.dilation)
+        first, *others = np.ndindex(self.window)
+        result = windows[(..., *first)].copy()
+        for at in others:
+            fold(result, windows[(..., *at)], out=result)
+        return result
+
+
+@dataclass(frozen=True)
+class Resample(Operator, name="resample"):
+    """Stretches the last axes to other sizes: each new place is a mixture of its old neighbours, axis by axis.
+
+    A new place `i` stands at `scale * (i + 1/2) - 1/2` of the old axis, or at `scale * i` with corners aligned (and for
+    the nearest place, which is the whole part of that).
+    """
+
+    function: str
+    sizes: tuple[int, ...]
+    scales: tuple[float, ...]
+    aligned: bool
+
+    def infer(self, x: TensorType) -> TensorType:
+        require(self.function == "nearest" or self.function in _TAPS, self, "there is no resampling of this name")
+        require(x.dtype.is_float, self, f"{x} is not a float")
+        fits = 0 < len(self.sizes) == len(self.scales) <= x.rank and 0 not in x.shape
+        require(fits and min(self.sizes) > 0 < min(self.scales), self, f"{x} cannot be resampled to {self.sizes}")
+        return x.with_shape((*x.shape[: x.rank - len(self.sizes)], *self.sizes))
+
+    def compute(self, x: Array) -> Array:
+        result = x
+        for axis, size, scale in zip(range(x.ndim - len(self.sizes), x.ndim), self.sizes, self.scales, strict=True):
+            result = self._along(result, axis, size, np.float32(scale))
+        return result
+
+    def _along(self, x: Array, axis: int, size: int, scale: np.float32) -> Array:
+        total: Any = np.float32(0)
+        for near, share in self.taps(x.shape[axis], size, scale):
+            if share is None:
+                return np.asarray(np.take(x, near, axis))
+            total = total + np.take(x, near, axis) * share.reshape(-1, *[1] * (x.ndim - axis - 1))
+        return np.asarray(total)
+
+    def taps(self, old: int, size: int, scale: np.float32) -> list[tuple[Array, Array | None]]:
+        """Of an axis: old neighbours of each new place, and their shares; the nearest has no share to be multiplied."""
+        steps = np.arange(size, dtype=np.float32)
+        if self.function == "nearest":
+            return [(np.minimum((steps * scale).astype(np.int64), old - 1), None)]
+        at = steps * scale if self.aligned else (steps + np.float32(0.5)) * scale - np.float32(0.5)
+        if self.function == "linear":
+            at = np.maximum(at, 0)
+        base = np.floor(at)
+        near = base.astype(np.int64)
+        return [(np.clip(near + offset, 0, old - 1), share) for offset, share in _TAPS[self.function](at - base)]
+
+
+def linear_taps(fraction: Array) -> list[tuple[int, Array]]:
+    """Neighbours of a place, by their distance from the one before it, and their shares."""
+    return [(0, 1 - fraction), (1, fraction)]
+
+
+def cubic_taps(fraction: Array, constant: float = -0.75) -> list[tuple[int, Array]]:
+    """Keys' convolution; PyTorch's constant unless another is given."""
+    a = fraction.dtype.type(constant)
+
+    def inside(d: Array) -> Array:
+        return np.asarray(((a + 2) * d - (a + 3)) * d * d + 1)
+
+    def outside(d: Array) -> Array:
+        return np.asarray(((a * d - 5 * a) * d + 8 * a) * d - 4 * a)
+
+    f = fraction
+    return [(-1, outside(f + 1)), (0, inside(f)), (1, inside(1 - f)), (2, outside(2 - f))]
+
+
+_TAPS = {"cubic": cubic_taps, "linear": linear_taps}

@@ -1,0 +1,156 @@
+"""Who has which cores of an instance, and how much of their memory is left."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from threading import Lock
+from types import TracebackType
+
+from nxpipe.emulator.analysis.graph_memory import room
+from nxpipe.emulator.hardware import Instance
+from nxpipe.emulator.numerics import Array
+from nxpipe.emulator.run.model import Code, Model
+from nxpipe.emulator.run.status import (
+    CoresUnavailable,
+    InvalidLoad,
+    RuntimeClosed,
+    WrongGeneration,
+)
+
+_ALIGNED = ("trn1", "trn1n")
+
+
+class Cores:
+    """The logical cores of one instance, each had by one model at a time."""
+
+    def __init__(self, target: Instance) -> None:
+        self.target = target
+        self._free = set(range(target.logical_cores))
+        self._lock = Lock()
+
+    @property
+    def memory(self) -> int:
+        """Bytes that one core has for a model."""
+        return room(self.target)
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def take(self, count: int, start: int | None = None) -> range:
+        """Neighbouring cores, from `start` on or the first that are free."""
+        with self._lock:
+            starts = range(self.target.logical_cores) if start is None else [start]
+            for first in starts:
+                wanted = range(first, first + count)
+                if self._free.issuperset(wanted) and self._begins_well(wanted):
+                    self._free.difference_update(wanted)
+                    return wanted
+        raise CoresUnavailable(self._refusal(count, start))
+
+    def give_back(self, cores: range) -> None:
+        with self._lock:
+            self._free.update(cores)
+
+    def _begins_well(self, cores: range) -> bool:
+        """Ranks of Trn1 that talk to each other stand at a multiple of their number."""
+        return self.target.compiler_target not in _ALIGNED or cores.start % len(cores) == 0
+
+    def _refusal(self, count: int, start: int | None) -> str:
+        asked = f"{count} neighbouring NeuronCores" if start is None else f"NeuronCores {start} to {start + count - 1}"
+        if start is not None and not self._begins_well(range(start, start + count)):
+            return f"{asked} were asked for; on {self.target.name} {count} ranks begin at a multiple of {count}"
+        return (
+            f"{asked} were asked for, but of the {self.target.logical_cores} of {self.target.name} {self.free} are "
+            "free; unload a model, or use a larger instance"
+        )
+
+
+class Runtime:
+    """The cores of one instance, and the models on them."""
+
+    def __init__(self, target: Instance) -> None:
+        self._cores = Cores(target)
+        self._models: list[Model] = []
+        self._closed = False
+
+    def load(self, codes: Sequence[Code], weights: Mapping[str, Array], start: int | None = None) -> Model:
+        """Programs of one model on neighbouring cores, one for each rank, from `start` on or the first free ones."""
+        self._require_open()
+        ranks = self._require_matching(codes)
+        cores = self._cores.take(ranks, start)
+        try:
+            model = Model(codes, weights, cores, self._cores.memory, lambda: self._cores.give_back(cores))
+        except BaseException:
+            self._cores.give_back(cores)
+            raise
+        self._models.append(model)
+        return model
+
+    def replicate(self, codes: Sequence[Code], weights: Mapping[str, Array], copies: int | None = None) -> "Replicas":
+        """A copy on each of so many groups of cores; by default on all that are free."""
+        models: list[Model] = []
+        try:
+            while copies is None or len(models) < copies:
+                models.append(self.load(codes, weights))
+        except CoresUnavailable:
+            if copies is not None or not models:
+                for model in models:
+                    model.unload()
+                raise
+        return Replicas(models)
+
+    def close(self) -> None:
+        """Unloads everything."""
+        self._closed = True
+        while self._models:
+            self._models.pop().unload()
+
+    def __enter__(self) -> "Runtime":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RuntimeClosed("the runtime was closed; open another one")
+
+    def _require_matching(self, codes: Sequence[Code]) -> int:
+        ranks = {code.ranks for code in codes}
+        if len(ranks) != 1:
+            raise InvalidLoad(f"programs for {sorted(ranks) or 'no'} ranks cannot be loaded as one model")
+        target = self._cores.target
+        for code in codes:
+            if code.core not in (None, target.core):
+                raise WrongGeneration(
+                    f"the program is for NeuronCore-{code.core}, and {target.name} has NeuronCore-{target.core}; build "
+                    f"the model for {target.compiler_target}"
+                )
+        return ranks.pop()
+
+
+class Replicas:
+    """Equal copies of a model on cores of their own. They have no states: which copy a request meets is chance."""
+
+    def __init__(self, models: Sequence[Model]) -> None:
+        self.models = tuple(models)
+        self._free: SimpleQueue[Model] = SimpleQueue()
+        for model in models:
+            self._free.put(model)
+
+    def execute(self, requests: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
+        """Answers in the order of requests, as many at once as there are copies."""
+        with ThreadPoolExecutor(len(self.models)) as threads:
+            return list(threads.map(self._one, requests))
+
+    def unload(self) -> None:
+        for model in self.models:
+            model.unload()
+
+    def _one(self, request: Mapping[str, Array]) -> dict[str, Array]:
+        model = self._free.get()
+        try:
+            return model.execute(request)
+        finally:
+            self._free.put(model)

@@ -1,0 +1,171 @@
+"""The Python API: check, build and verify, as functions of the same library that the commands call.
+
+A model is a hub id, a folder, or a .pt2 or .onnx file. The keywords of `ModelKeywords` have the meaning and the
+defaults of the keys of [[models]] in nxpipe.toml; that file is not read. Errors are those of the library, such as
+`nxpipe.pipeline.util.errors.ModelSourceError` and `nxpipe.emulator.errors.CompileError`.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from nxpipe.emulator.confinement import confined
+from nxpipe.pipeline.order import Order, words
+from nxpipe.pipeline.saved import SavedProgram, is_saved
+from nxpipe.pipeline.util.errors import PipelineError
+from nxpipe.pipeline.util.files import NAME, expanded
+
+if TYPE_CHECKING:
+    from nxpipe.artifact_store import Published, Store
+    from nxpipe.pipeline.build.results import CellResult
+    from nxpipe.pipeline.check.report import Report
+    from nxpipe.pipeline.verify.comparison import Comparison
+
+__all__ = ["BuildFailed", "ModelKeywords", "build", "check", "verify"]
+
+
+class ModelKeywords(TypedDict, total=False):
+    """Keywords that select the programs of a model; all are optional.
+
+    task: what the model is used for; default: the task in its config.json. batches, buckets: the batch sizes and
+    sequence lengths to compile for; default: (1,) and (128,). phases: ("forward",), ("prefill",) or
+    ("prefill", "decode"); default: by task. autocast, autocast_type: the operators that run in a lower precision, and
+    that precision; default: "matmult" and "bf16". weights: "hub", "random:SEED" or a folder of safetensors; default:
+    the folder's own, or the hub's. revision: a branch, tag or commit of the hub. axes: the sizes of open axes of an
+    ONNX file.
+    """
+
+    task: str | None
+    batches: tuple[int, ...]
+    buckets: tuple[int, ...] | None
+    phases: tuple[str, ...] | None
+    autocast: str
+    autocast_type: str
+    weights: str | None
+    revision: str | None
+    axes: Mapping[str, int]
+
+
+class BuildFailed(PipelineError):
+    """A build that could not publish every artifact; `cells` are the missing programs with their failures."""
+
+    def __init__(self, cells: "Sequence[CellResult]") -> None:
+        self.cells = tuple(cells)
+        reasons = dict.fromkeys(one.fault.message if one.fault else one.fate for one in cells)
+        super().__init__(f"{len(self.cells)} programs are missing: {'; '.join(reasons)}")
+
+
+def check(
+    model: str | Path, *, target: str = "inf2.xlarge", tp: int | None = None, **keywords: Unpack[ModelKeywords]
+) -> "Report":
+    """Check that a model compiles for a target and fits its memory; needs no weights.
+
+    `target` is an instance type, or "all". Without `tp`, the report names the smallest tensor-parallel degree that
+    fits. Problems of the model are findings of the report, not exceptions.
+    """
+    from nxpipe.pipeline.check import check as check_model
+    from nxpipe.pipeline.check import check_file
+
+    order = _order(model, target, tp, keywords)
+    with confined():
+        if (file := _file(order, keywords)) is not None:
+            return check_file(file, order, _silent)
+        return check_model(order, _silent)
+
+
+def build(
+    model: str | Path,
+    *,
+    store: "str | Store",
+    target: str = "inf2.xlarge",
+    tp: int = 1,
+    verify: bool = True,
+    force: bool = False,
+    state: Path = Path(NAME),
+    **keywords: Unpack[ModelKeywords],
+) -> "tuple[Published, ...]":
+    """Compile a model, verify it and publish the artifact, unless the store has it already.
+
+    Returns the published artifacts: one, for one target and degree. Runs in processes of this machine. `state` is the
+    folder for timings of earlier builds. Raises `BuildFailed` if a program is missing.
+    """
+    from nxpipe.pipeline.build.asked import Asked
+    from nxpipe.pipeline.build.options import BuildOptions
+    from nxpipe.pipeline.build.run import Run
+    from nxpipe.pipeline.config import Config, Project
+    from nxpipe.pipeline.util.console import Console
+    from nxpipe.pipeline.verify.verify import Thresholds
+
+    opened = _opened(store)
+    axes = tuple(keywords.get("axes", {}).items())
+    config = Config(project=Project(name="api"))
+    asked = Asked(_order(model, target, tp, keywords), None, axes, "emulator", verify)
+    options = vars(BuildOptions(force=force))
+    run = Run(Console(quiet=True), opened, config, Thresholds.of(config), Path(state), options)
+    with confined():
+        results = run.carry_out(run.plan([asked]))
+    if missing := results.missing():
+        raise BuildFailed(missing)
+    return tuple(found for one in results.plan.artifacts if (found := opened.find(one.key)))
+
+
+def verify(
+    model: "str | Path | Published",
+    *,
+    store: "str | Store | None" = None,
+    target: str = "inf2.xlarge",
+    tp: int = 1,
+    layers: bool = False,
+    **keywords: Unpack[ModelKeywords],
+) -> "tuple[Comparison, ...]":
+    """Compare the emulated outputs of a model, or of an artifact of `store`, with the reference.
+
+    An artifact is what `build` returned, or its name as MODEL@KEY; its programs run on their stored inputs. The
+    reference is PyTorch in fp32, or ONNX's reference evaluator for an ONNX file. `layers` compares every layer too.
+    Returns one comparison per program; no threshold is applied.
+    """
+    from nxpipe.pipeline.verify.cases import compare_file, compare_model
+    from nxpipe.pipeline.verify.comparison import Trial
+    from nxpipe.pipeline.verify.runner import FAST
+
+    with confined():
+        if store is not None:
+            from nxpipe.pipeline.verify.replay import compare_artifact
+
+            opened = _opened(store)
+            published = opened.resolve(str(model)) if isinstance(model, str | Path) else model
+            return tuple(compare_artifact(published, opened, _silent, FAST))
+        if not isinstance(model, str | Path):
+            raise TypeError("an artifact requires its store; pass store=")
+        order, trial = _order(model, target, tp, keywords), Trial(layers=layers)
+        if (file := _file(order, keywords)) is not None:
+            from nxpipe.pipeline.saved_request import SavedRequest
+
+            return (compare_file(SavedRequest.of(file, order), trial, _silent),)
+        return tuple(compare_model(order.request(), trial, _silent))
+
+
+def _silent(title: str) -> Any:
+    """The progress callback of the library, without output."""
+    return nullcontext()
+
+
+def _order(model: str | Path, target: str, tp: int | None, keywords: ModelKeywords) -> Order:
+    from nxpipe.pipeline.config import Model
+
+    defaults = dict.fromkeys(words()) | {
+        name: Model.model_fields[name].default for name in ("batches", "autocast", "autocast_type")
+    }
+    given = {name: value for name, value in keywords.items() if name != "axes"}
+    return Order.from_flags(str(model), defaults | given | {"target": target, "tp": tp})
+
+
+def _file(order: Order, keywords: ModelKeywords) -> SavedProgram | None:
+    return SavedProgram(expanded(order.model_id), keywords.get("axes", {})) if is_saved(order.model_id) else None
+
+
+def _opened(store: "str | Store") -> "Store":
+    from nxpipe.artifact_store import open_store
+
+    return open_store(store) if isinstance(store, str) else store

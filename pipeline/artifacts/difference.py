@@ -1,0 +1,216 @@
+"""Differences of two artifacts below their digests: programs, graphs, tensors."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from nxpipe.artifact_store.weights import read_weights
+from nxpipe.pipeline.compile import artifact_files, utilisation
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.manifest import Executable, Manifest, Tensor
+    from nxpipe.emulator.ir.graph import Graph
+
+
+@dataclass(frozen=True)
+class GraphDifference:
+    """Operators of two graphs, counted as often as they run. `added` and `removed` are by operator, result type and
+    module.
+    """
+
+    operators: Mapping[str, tuple[int, int]]  # of either graph: before, after
+    constants: tuple[int, int]
+    added: Counter[str] = field(default_factory=Counter)
+    removed: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def nodes(self) -> tuple[int, int]:
+        before, after = zip(*self.operators.values(), strict=True) if self.operators else ((), ())
+        return sum(before), sum(after)
+
+    def document(self) -> dict[str, object]:
+        return {
+            "nodes": _sides(self.nodes),
+            "constants": _sides(self.constants),
+            "operators": {name: _sides(counts) for name, counts in self.operators.items()},
+            "added": dict(sorted(self.added.items())),
+            "removed": dict(sorted(self.removed.items())),
+        }
+
+
+def graph_difference(before: "Graph", after: "Graph") -> GraphDifference:
+    old, new = (_kinds(graph) for graph in (before, after))
+    labels = [Counter[str](), Counter[str]()]
+    for found, kinds in zip(labels, (old, new), strict=True):
+        for (label, _), count in kinds.items():
+            found[label] += count
+    names = sorted(labels[0].keys() | labels[1].keys())
+    return GraphDifference(
+        operators={name: (labels[0][name], labels[1][name]) for name in names},
+        constants=(len(before.constants), len(after.constants)),
+        added=Counter({f"{label} {rest}": count for (label, rest), count in (new - old).items()}),
+        removed=Counter({f"{label} {rest}": count for (label, rest), count in (old - new).items()}),
+    )
+
+
+def graph_of(manifest: "Manifest", executable: "Executable", store: "Store") -> "Graph | None":
+    """The stored graph; None for artifacts without one, as those of neuronx-cc."""
+    from nxpipe.emulator.ir.graph import Graph
+
+    wanted = artifact_files.graph(executable.name)
+    blob = next((file.blob for file in manifest.files if file.path == wanted), None)
+    return None if blob is None else Graph.from_bytes(store.read_blob(blob))
+
+
+def _kinds(graph: "Graph") -> Counter[tuple[str, str]]:
+    """Counts by operator, and by result type and module."""
+    found = Counter[tuple[str, str]]()
+    for number, times in enumerate(_times(graph)):
+        node = graph.nodes[number]
+        where = f" at {node.origin.module}" if node.origin.module else ""
+        found[node.op.label, f"{node.result.type}{where}"] += times
+    return found
+
+
+def _times(graph: "Graph") -> Iterator[int]:
+    """Executions of each node."""
+    counts = {number: repeat.count for repeat in graph.repeats for number in range(repeat.start, repeat.stop)}
+    return (counts.get(number, 1) for number in range(len(graph.nodes)))
+
+
+def _sides(pair: tuple[int, int]) -> dict[str, int]:
+    return {"a": pair[0], "b": pair[1]}
+
+
+# Compared figures, and their paths in utilisation.json.
+FIGURES: Final[Mapping[str, tuple[str, ...]]] = {
+    "predicted_ns": ("time", "latency_ns"),
+    "instructions": ("instructions", "static"),
+    "carried_out": ("instructions", "carried_out"),
+    "code_bytes": ("footprint", "code"),
+}
+
+
+@dataclass(frozen=True)
+class ProgramDifference:
+    """`figures` are (before, after), None if absent. `graph` is None if both are equal or one is not stored."""
+
+    name: str
+    degree: int
+    figures: Mapping[str, tuple[float | None, float | None]]
+    is_same_graph: bool
+    graph: GraphDifference | None
+
+    @property
+    def is_empty(self) -> bool:
+        return self.is_same_graph and all(before == after for before, after in self.figures.values())
+
+    def document(self) -> dict[str, object]:
+        return {
+            "program": self.name,
+            "tensor_parallel": self.degree,
+            **{name: {"a": before, "b": after} for name, (before, after) in self.figures.items()},
+            "same_graph": self.is_same_graph,
+            "graph": self.graph.document() if self.graph else None,
+        }
+
+
+def program_differences(before: "Manifest", after: "Manifest", store: "Store") -> Iterator[ProgramDifference]:
+    """Differences of the programs that both artifacts have."""
+    figures = [utilisation.read(manifest, store) for manifest in (before, after)]
+    known = {identity(one): one for one in before.executables}
+    for new in after.executables:
+        if old := known.get(identity(new)):
+            sides = [figures[side].get(one.name) for side, one in enumerate((old, new))]
+            yield ProgramDifference(
+                name=new.name,
+                degree=new.tensor_parallel,
+                figures={
+                    name: (number_at(sides[0], path), number_at(sides[1], path)) for name, path in FIGURES.items()
+                },
+                is_same_graph=old.graph_key == new.graph_key,
+                graph=_graphs((before, old), (after, new), store) if old.graph_key != new.graph_key else None,
+            )
+
+
+def identity(one: "Executable") -> tuple[str, int, int, int]:
+    """The key by which programs of two artifacts correspond: phase, batch, bucket, degree."""
+    return one.phase, one.batch, one.sequence, one.tensor_parallel
+
+
+def number_at(figures: Any, path: tuple[str, ...]) -> float | None:
+    """A figure by path; the document may come from another producer, so nothing about it is assumed."""
+    for name in path:
+        figures = figures.get(name) if isinstance(figures, Mapping) else None
+    return figures if isinstance(figures, int | float) and not isinstance(figures, bool) else None
+
+
+def _graphs(
+    before: "tuple[Manifest, Executable]", after: "tuple[Manifest, Executable]", store: "Store"
+) -> GraphDifference | None:
+    old, new = (graph_of(*side, store) for side in (before, after))
+    return graph_difference(old, new) if old and new else None
+
+
+_BLOCK: Final = 1 << 20  # elements per comparison
+
+
+@dataclass(frozen=True)
+class TensorChange:
+    """`largest` is the maximal difference relative to the maximal element before; `why` explains None."""
+
+    name: str
+    largest: float | None
+    why: str = ""
+
+    def document(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def tensor_changes(
+    before: "Manifest", after: "Manifest", names: Sequence[str], store: "Store"
+) -> Iterator[TensorChange]:
+    """Changes of the named tensors. One tensor of each side is in memory at a time, or one pack of small ones."""
+    known = [{tensor.name: tensor for tensor in side.weights} for side in (before, after)]
+    reading = (read_weights(store.blobs, [tensors[name] for name in names]) for tensors in known)
+    for (old, old_bytes), (new, new_bytes) in zip(*reading, strict=True):
+        if old.shape != new.shape or not {old.dtype, new.dtype} <= _known_types():
+            yield TensorChange(new.name, None, f"{_type(old)} became {_type(new)}")
+        else:
+            yield _change(new.name, _elements(old, old_bytes), _elements(new, new_bytes))
+
+
+def _change(name: str, old: "np.ndarray[Any, Any]", new: "np.ndarray[Any, Any]") -> TensorChange:
+    import numpy as np
+
+    size = distance = 0.0
+    for start in range(0, len(old), _BLOCK):
+        one, other = (side[start : start + _BLOCK].astype(np.float64) for side in (old, new))
+        if not (np.isfinite(one).all() and np.isfinite(other).all()):
+            return TensorChange(name, None, "some elements are not finite")
+        size, distance = max(size, float(abs(one).max())), max(distance, float(abs(other - one).max()))
+    if not size:
+        return TensorChange(name, None, "all elements were 0")
+    return TensorChange(name, distance / size)
+
+
+def _elements(tensor: "Tensor", data: bytes | memoryview) -> "np.ndarray[Any, Any]":
+    import numpy as np
+
+    from nxpipe.emulator.ir.types import DType
+
+    return np.frombuffer(data, DType(tensor.dtype).stored)
+
+
+def _known_types() -> set[str]:
+    from nxpipe.emulator.ir.types import DType
+
+    return {str(dtype) for dtype in DType}
+
+
+def _type(tensor: "Tensor") -> str:
+    return f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]"

@@ -1,0 +1,248 @@
+"""Export of artifacts to the Neuron runtime's persistent compile cache; docs/guides/neuronx.md.
+
+Compilers and runtimes use the cache meanwhile, and the export takes no lock. A file is written completely under another
+name and linked to its own, or put into the bucket on the condition that it does not exist: nothing is overwritten. The
+NEFF is created first: its creator owns the entry, and other writers stop before they have written anything.
+`model.done` is created last: readers ignore a folder without it.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from nxpipe.artifact_store.backends.files import scratch
+from nxpipe.artifact_store.backends.protocol import Backend, Sent, in_turn
+from nxpipe.artifact_store.canonical import sha256_of_chunks
+from nxpipe.artifact_store.errors import NotFound, StoreError
+from nxpipe.artifact_store.manifest import Manifest
+from nxpipe.artifact_store.names import choose
+from nxpipe.emulator.hardware import INSTANCES
+from nxpipe.pipeline.artifacts.channels import model_id, unknown_channel
+from nxpipe.pipeline.compile.neuronx.cache_entry import (
+    DONE,
+    NEFF,
+    CacheEntry,
+    EntryState,
+    entries_of,
+    folder_of,
+    state_of,
+)
+
+if TYPE_CHECKING:
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.blobs import Blobs
+    from nxpipe.artifact_store.documents import Blob
+    from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
+    from nxpipe.pipeline.config import Config
+
+
+_BACKEND: Final = "neuronx"
+_NO_DEVICE: Final = "no Neuron device runs the emulator's programs"
+_BUILD_IT: Final = "build with --backend neuronx"
+_TRACED: Final = (
+    "AWS documents that torch_neuronx.trace uses no cache; `nxpipe agent run` and `nxpipe store fetch` bring them"
+)
+
+
+class NothingToExport(NotFound):
+    """None of the selected artifacts has a cache entry."""
+
+
+@dataclass(frozen=True)
+class ExportSelection:
+    manifest: Manifest
+    entries: Sequence[CacheEntry]
+
+    @property
+    def name(self) -> str:
+        return self.manifest.name
+
+    @property
+    def without(self) -> list[str]:
+        """Programs without an entry."""
+        having = {entry.program for entry in self.entries}
+        return sorted(executable.name for executable in self.manifest.executables if executable.name not in having)
+
+    @property
+    def doubt(self) -> str | None:
+        """A warning of programs that the export omits."""
+        if self.manifest.backend != _BACKEND:
+            return f"{self.name}: {_NO_DEVICE}"
+        if not self.without:
+            return None
+        return (
+            f"{self.name}: {len(self.without)} of {len(self.manifest.executables)} programs came with no cache entry "
+            f"({', '.join(self.without)}); {_TRACED}"
+        )
+
+
+def select_named(store: "Store", names: Sequence[str]) -> list[ExportSelection]:
+    """The named artifacts; one that cannot be exported is an error."""
+    published = store.list()
+    found = {one.request_key: one for one in (choose(name, published, store.url) for name in names)}
+    chosen = [_chosen(one.manifest) for one in found.values()]
+    for one in chosen:
+        if one.manifest.backend != _BACKEND:
+            raise NothingToExport(f"{one.name} cannot be exported: {_NO_DEVICE}; {_BUILD_IT}")
+    return chosen
+
+
+def select_served(store: "Store", channel: str, trust: "ChannelVerifier") -> list[ExportSelection]:
+    """Artifacts that a channel serves now."""
+    artifacts = trust.served(store, channel)
+    if artifacts is None:
+        raise unknown_channel(store, channel)
+    return [_chosen(store.manifest(one.manifest)) for one in artifacts]
+
+
+def select_configured(
+    store: "Store", config: "Config", folder: Path, say: Callable[[str], None]
+) -> list[ExportSelection]:
+    """The newest artifact of neuronx-cc for each model of nxpipe.toml and its target."""
+    published, chosen = store.list(), {}
+    for model in config.models:
+        wanted = (model_id(model, folder), INSTANCES[model.target].compiler_target)
+        fitting = (one.manifest for one in published if (one.model_id, one.target) == wanted)
+        newest = next((manifest for manifest in fitting if manifest.backend == _BACKEND), None)
+        if newest is None:
+            say(f"  {wanted[0]} for {wanted[1]}: the store holds no artifact by AWS's compiler, and {_NO_DEVICE}")
+        else:
+            chosen[newest.request_key] = _chosen(newest)
+    if not chosen:
+        raise NothingToExport(
+            f"{store.url} holds nothing by AWS's compiler of the models of nxpipe.toml ({len(config.models)}); "
+            f"{_BUILD_IT}, or name other artifacts"
+        )
+    return list(chosen.values())
+
+
+def require_entries(chosen: Sequence[ExportSelection]) -> None:
+    if not any(one.entries for one in chosen):
+        doubts = "; ".join(one.doubt for one in chosen if one.doubt)
+        raise NothingToExport(f"nothing can be exported: {doubts}")
+
+
+def _chosen(manifest: Manifest) -> ExportSelection:
+    return ExportSelection(manifest, entries_of(manifest) if manifest.backend == _BACKEND else [])
+
+
+_ABANDONED: Final = 24 * 3600.0  # seconds
+
+
+class EntriesLocked(StoreError):
+    """Entries that other writers have started and not completed."""
+
+
+class ExportResult(Enum):
+    WRITTEN = "written"
+    THERE = "there already"
+    HELD = "held by others"
+
+
+@dataclass(frozen=True)
+class ExportedEntry:
+    entry: CacheEntry
+    what: ExportResult
+    why: str = ""
+
+
+def export_entries(
+    blobs: "Blobs", entries: Iterable[CacheEntry], cache: Backend, sent: Sent
+) -> Iterator[ExportedEntry]:
+    """Exports the entries one by one; a repetition continues where the last attempt ended."""
+    tell = in_turn(_halves(sent))
+    for entry in entries:
+        yield _export(blobs, entry, cache, tell)
+
+
+def require_exported(exported: Sequence[ExportedEntry], url: str) -> None:
+    """Raises for entries that were not exported, after all others were."""
+    held = [one for one in exported if one.what is ExportResult.HELD]
+    if held:
+        whys = "; ".join(f"{one.entry.folder}: {one.why}" for one in held)
+        raise EntriesLocked(
+            f"{len(held)} of {len(exported)} entries were skipped in {url} ({whys}); when no compiler runs "
+            "there, run `neuron_parallel_compile --command clear-locks` or remove these folders, and export again"
+        )
+
+
+def remove_abandoned_files(cache: Backend) -> None:
+    """Removes files that killed exports left in `tmp/`."""
+    for found in cache.abandoned(cache.now() - _ABANDONED):
+        cache.remove_abandoned(found)
+
+
+def _export(blobs: "Blobs", entry: CacheEntry, cache: Backend, tell: Sent) -> ExportedEntry:
+    sizes = {found.path.rpartition("/")[2]: found.size for found in cache.walk(f"{entry.folder}/")}
+    state = state_of(sizes)
+    if state is EntryState.READY:
+        tell(2 * entry.size)
+        same = sizes[NEFF] == entry.files[NEFF].size
+        return ExportedEntry(entry, ExportResult.THERE, "" if same else "from another compilation, which is kept")
+    if why := _why_not(entry, cache, state, sizes):
+        return ExportedEntry(entry, ExportResult.HELD, why)
+    for name in (NEFF, *sorted(entry.files.keys() - {NEFF, DONE}), DONE):
+        if name in sizes:
+            tell(2 * entry.files[name].size)
+        elif not _create(blobs, entry.files[name], cache, entry.path(name), tell):
+            return _export(blobs, entry, cache, tell)  # a concurrent writer was faster
+    return ExportedEntry(entry, ExportResult.WRITTEN)
+
+
+def _why_not(entry: CacheEntry, cache: Backend, state: EntryState, names: Collection[str]) -> str | None:
+    if state is EntryState.LOCKED:
+        return "locked by a compiler that runs or was killed"
+    if state is EntryState.FAILED:
+        return "it holds a failed compilation"
+    for name in sorted(entry.files.keys() & set(names)):
+        if not _is(cache, entry.path(name), entry.files[name]):
+            return f"another writer started it with a different {name}"
+    return None
+
+
+def _create(blobs: "Blobs", blob: "Blob", cache: Backend, path: str, tell: Sent) -> bool:
+    """Creates a file; False if a different one exists."""
+    with scratch(cache.scratch_folder) as file:
+        for chunk in blobs.chunks(blob, tell):
+            file.write(chunk)
+        return cache.create(path, file.finish(), durable=True, sent=tell) or _is(cache, path, blob)
+
+
+def _is(cache: Backend, path: str, blob: "Blob") -> bool:
+    stat = cache.stat(path)
+    if stat is None or stat.size != blob.size:
+        return False
+    return (stat.sha256 or sha256_of_chunks(cache.read(path) or ())) == blob.sha256
+
+
+def _halves(sent: Sent) -> Sent:
+    """Progress in halves: every byte counts when it is read from the store and when it is in the cache."""
+    seen = reported = 0
+
+    def tell(size: int) -> None:
+        nonlocal seen, reported
+        seen += size
+        sent(seen // 2 - reported)
+        reported = seen // 2
+
+    return tell
+
+
+@dataclass(frozen=True)
+class FoundEntry:
+    folder: str
+    state: EntryState
+    size: int  # bytes of all its files
+
+
+def entries_in(cache: Backend) -> Iterator[FoundEntry]:
+    """Entries of a cache by folder; other files are ignored."""
+    sizes: dict[str, dict[str, int]] = {}
+    for found in cache.walk(""):
+        if folder := folder_of(found.path):
+            sizes.setdefault(folder, {})[found.path] = found.size
+    for folder in sorted(sizes):
+        names = [path.rpartition("/")[2] for path in sizes[folder]]
+        yield FoundEntry(folder, state_of(names), sum(sizes[folder].values()))

@@ -1,1 +1,0 @@
-"""The Neuron runtime's persistent compile cache: what lies in one, and bringing artifacts there. docs/neuronx.md."""

@@ -1,0 +1,91 @@
+"""Which store a command means: what was typed, else the environment, else nxpipe.toml, else a folder beside it."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nxpipe.pipeline.util.console import Console
+from nxpipe.pipeline.util.files import expanded
+
+if TYPE_CHECKING:
+    from nxpipe.artifact_store import Store
+    from nxpipe.artifact_store.fetch.offline_index import OfflineIndex
+    from nxpipe.pipeline.config.store import Store as Section
+
+
+VARIABLE = "NXPIPE_STORE_URL"
+
+
+def store_url(option: str | None, config_path: Path) -> str:
+    """A relative folder of the file starts at the file; one that was typed, or set in the environment, where we are."""
+    typed = _typed(option)
+    if typed is not None:
+        return typed
+    from nxpipe.artifact_store.url import anchored
+
+    return anchored(_section(config_path).url, config_path.parent)
+
+
+def open_configured_store(option: str | None, config_path: Path, console: "Console") -> "Store":
+    """That store, read through the cache of this machine and from its replicas where it fails.
+
+    Replicas and key belong to the store of nxpipe.toml: another one that was typed has neither.
+    """
+    from nxpipe.artifact_store.url import anchored, is_remote, open_store
+
+    url = store_url(option, config_path)
+    if _typed(option) is not None and not is_remote(url):
+        return open_store(url)
+    section = _section(config_path)
+    if url != anchored(section.url, config_path.parent):
+        return open_store(url, cache=_cache(section, config_path), cache_limit=section.cache_limit)
+    return open_store(
+        url,
+        mirrors=[anchored(mirror, config_path.parent) for mirror in section.endpoints],
+        cache=_cache(section, config_path),
+        cache_limit=section.cache_limit,
+        kms_key=section.kms_key,
+        notice=console.say,
+    )
+
+
+def open_offline_store(option: str | None, config_path: Path) -> "Store":
+    """The same without a network; a folder needs none."""
+    from nxpipe.artifact_store.url import is_remote, open_offline, open_store
+
+    url = store_url(option, config_path)
+    if not is_remote(url):
+        return open_store(url)
+    section = _section(config_path)
+    return open_offline(url, _cache(section, config_path), section.cache_limit)
+
+
+def offline_index(option: str | None, config_path: Path) -> "OfflineIndex | None":
+    """Where it is noted what was seen of that store; a folder is always at hand."""
+    from nxpipe.artifact_store.fetch.offline_index import OfflineIndex
+    from nxpipe.artifact_store.url import is_remote
+
+    url = store_url(option, config_path)
+    return OfflineIndex(_cache(_section(config_path), config_path), url) if is_remote(url) else None
+
+
+def _typed(option: str | None) -> str | None:
+    """An empty option is a variable of somebody's shell that is not set, and must not mean another store."""
+    return option if option is not None else os.environ.get(VARIABLE) or None
+
+
+def _section(config_path: Path) -> "Section":
+    """What the file says; a URL in the environment has taken no part in the rest of it."""
+    from nxpipe.pipeline.config import load_store_section
+
+    return load_store_section(config_path, {name: value for name, value in os.environ.items() if name != VARIABLE})
+
+
+def _cache(section: "Section", config_path: Path) -> Path:
+    return config_path.parent.absolute() / expanded(section.cache)
+
+
+def open_uncached_store(option: str | None, config_path: Path, console: Console) -> "Store":
+    from nxpipe.artifact_store import Store
+
+    return Store(open_configured_store(option, config_path, console).backend)

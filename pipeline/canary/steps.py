@@ -1,0 +1,222 @@
+"""Steps of a rollout: the preflight check before the first one, and the evaluation that decides over each.
+
+An evaluation combines the verdict of the judge with alarms and with signals of people. Whatever is against the canary
+takes precedence: abort, alarm, evidence, then approval.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Final
+
+from nxpipe.pipeline.canary.constants import EVALUATIONS_PER_EXECUTION
+from nxpipe.pipeline.canary.counts import Batch
+from nxpipe.pipeline.canary.documents import CanaryError
+from nxpipe.pipeline.canary.judge import Decision, Judgement, Verdict, explain, judge
+from nxpipe.pipeline.canary.metrics import batches, complete
+from nxpipe.pipeline.canary.plan import CanaryPlan, Schedule
+from nxpipe.pipeline.canary.state import RolloutState, stored_document
+
+_COLOURS: Final = ("blue", "green")
+
+
+class Refused(CanaryError):
+    """A rollout that must not begin; nothing was changed."""
+
+
+@dataclass(frozen=True)
+class Alarms:
+    """States of the alarms that guard a rollout. A guard that was deleted protects nothing, so it counts as ALARM."""
+
+    states: Mapping[str, str]
+
+    @staticmethod
+    def of(document: Mapping[str, Any]) -> "Alarms":
+        pairs = [
+            zip(document[f"{kind}_names"], document[f"{kind}_states"], strict=True) for kind in ("metric", "composite")
+        ]
+        return Alarms({name: state for pair in pairs for name, state in pair})
+
+    def sounding(self, guards: tuple[str, ...]) -> list[str]:
+        missing = [f"{name} (which is gone)" for name in guards if name not in self.states]
+        return [*(name for name in guards if self.states.get(name) == "ALARM"), *missing]
+
+
+def preflight(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The opening document of the state machine: both environments, fleet size, weights of each step, initial state.
+
+    `found` holds the fleet as the template describes it, and the state of the machine: its input, and what AWS reports
+    of weights, sizes and alarms. An inconsistency is an error, and the machine stops before it has changed anything.
+    """
+    fleet, state = found["fleet"], found["state"]
+    old, new = _colours(state)
+    _require_whole(old, state["weights"])
+    size = _size(fleet, old, new, state)
+    plan, pace = CanaryPlan.from_json(_table(state, "plan")), Schedule.from_json(state.get("pace", {}))
+    alarms = tuple(fleet["alarms"])
+    if sounding := Alarms.of(state["alarms"]).sounding(alarms):
+        raise Refused(f"alarm {sounding[0]} is active before the rollout; resolve it, then start again")
+    course = RolloutState(
+        name=found["name"],
+        plan=plan,
+        pace=pace,
+        balancer=fleet["balancer"],
+        canary=fleet["colours"][new]["series"],
+        stable=fleet["colours"][old]["series"],
+        alarms=alarms,
+    )
+    shares = [step.weight for step in plan.steps] + [100]
+    return {
+        "from": {"colour": old, **fleet["colours"][old]},
+        "to": {"colour": new, **fleet["colours"][new]},
+        "size": size,
+        "home": _weights(fleet, old, new, 0),
+        "steps": [_weights(fleet, old, new, share) for share in shares],
+        "count": len(shares),
+        "pace": {"warm": pace.warm, "warm_tries": pace.warm_tries},
+        "carried": course.text(),
+        **stored_document(course.name, 0, plan.as_json()),
+    }
+
+
+def _colours(asked: Mapping[str, Any]) -> tuple[str, str]:
+    old, new = asked.get("from"), asked.get("to")
+    if {old, new} != set(_COLOURS):
+        raise Refused(f"a rollout shifts traffic between {' and '.join(_COLOURS)}, not from {old} to {new}")
+    return str(old), str(new)
+
+
+def _table(asked: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = asked.get(name)
+    if not isinstance(value, Mapping):
+        raise Refused(f"the input of the execution has no {name}; start it with `nxpipe rollout start`")
+    return value
+
+
+def _require_whole(old: str, weights: Mapping[str, list[int]]) -> None:
+    found = ", ".join(f"{colour} {' '.join(map(str, weight))}" for colour, weight in weights.items())
+    elsewhere = [colour for colour, weight in weights.items() if colour != old and weight != [0]]
+    if elsewhere or not weights[old] or weights[old] == [0]:
+        raise Refused(f"{old} does not have all traffic (weights {found}); restore its weight first")
+
+
+def _size(fleet: Mapping[str, Any], old: str, new: str, sizes: Mapping[str, Any]) -> int:
+    """The baseline's number of instances: promotion and rollback move all traffic to one environment at once."""
+    size = max(int(sizes[old]["desired"]), int(fleet["least"]), 1)
+    group, there, most = fleet["colours"][new]["group"], sizes[new]["desired"], sizes[new]["most"]
+    if there:
+        raise Refused(
+            f"{group} has {there} instances of an earlier version; set its desired capacity to 0, then start again"
+        )
+    if size > most:
+        raise Refused(f"{group} may have {most} instances and needs {size}; raise the fleet's size.max")
+    return size
+
+
+def _weights(fleet: Mapping[str, Any], old: str, new: str, share: int) -> dict[str, int]:
+    return dict.fromkeys(fleet["colours"], 0) | {old: 100 - share, new: share}
+
+
+class Action(StrEnum):
+    """The next action of the state machine."""
+
+    CONTINUE = "continue"  # wait, then evaluate again
+    WATCH = "watch"  # the same, in a new execution
+    ASK = "ask"  # notify people that a decision is needed, then evaluate again
+    ADVANCE = "advance"
+    ROLL_BACK = "roll_back"
+
+
+class Signal(StrEnum):
+    """A person's signal to the rollout."""
+
+    APPROVE = "approve"
+    PAUSE = "pause"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The state after an evaluation, the action, and the data of both."""
+
+    course: RolloutState
+    taken: list[Batch]
+    judged: Judgement | None  # None at full traffic
+    word: Action
+    reason: str
+
+
+def evaluate(course: RolloutState, seen: Mapping[str, Any]) -> Evaluation:
+    at = seen["at"]
+    minutes = course.settled(at) if complete(seen["metrics"]) else range(0)
+    taken, opened = batches(seen["metrics"], minutes, course.plan.latencies, course.pace.period, course.opened)
+    course, judged = replace(course, opened=opened), None
+    if course.over:
+        course = replace(course, alone=course.alone + (batch for batch in taken if batch.minute >= course.begun))
+    else:
+        judged = judge(course.plan, course.evidence, taken, course.moment(at))
+        course = replace(course, evidence=judged.evidence)
+    course = replace(
+        course,
+        due=minutes.stop if minutes else course.due,
+        looks=course.looks + 1,
+        looks_here=course.looks_here + 1,
+    )
+    sounding = Alarms.of(seen["alarms"]).sounding(course.alarms)
+    verdict = None if judged is None else judged.verdict
+    word, reason = _word(course, verdict, sounding, _signal(seen["record"]), course.minute(at))
+    if word is Action.ASK:
+        course = replace(course, asked=course.minute(at))
+    if word is not Action.CONTINUE:
+        course = replace(course, looks_here=0)
+    return Evaluation(course, taken, judged, word, reason)
+
+
+def _signal(record: Mapping[str, Any]) -> Signal | None:
+    """The signal of an item as DynamoDB returns it; None for an unknown one, whose author cannot be informed."""
+    signal = record.get("Item", {}).get("signal", {}).get("S")
+    return Signal(signal) if signal in set(Signal) else None
+
+
+def _word(
+    course: RolloutState, verdict: Verdict | None, sounding: list[str], signal: Signal | None, minute: int
+) -> tuple[Action, str]:
+    """The next action and its reason. Reasons are part of decision records: their texts are fixed."""
+    if signal is Signal.ABORT:
+        return Action.ROLL_BACK, "a person ended it"
+    if sounding:
+        return Action.ROLL_BACK, f"the alarm {sounding[0]} sounds"
+    word, reason = _of_the_end(course, minute) if verdict is None else _of_the_verdict(course, verdict, signal, minute)
+    if word is Action.ADVANCE and signal is Signal.PAUSE:
+        word, reason = Action.CONTINUE, "it could go on, but a person has paused it"
+    if word is Action.CONTINUE and course.looks_here >= EVALUATIONS_PER_EXECUTION:
+        word = Action.WATCH
+    return word, reason
+
+
+def _of_the_end(course: RolloutState, minute: int) -> tuple[Action, str]:
+    alone, gone = course.alone, minute - course.begun
+    if alone.fails(course.plan):
+        failed = f"{alone.errors} of {alone.requests} requests failed since it serves alone"
+        return (
+            Action.ROLL_BACK,
+            f"the new version fails more than {course.plan.objective:.3g} of its requests: {failed}",
+        )
+    if gone >= course.pace.final:
+        return Action.ADVANCE, f"all traffic has gone well for {gone} minutes"
+    return Action.CONTINUE, f"all traffic goes to the new version, for {max(0, gone)} of {course.pace.final} minutes"
+
+
+def _of_the_verdict(course: RolloutState, verdict: Verdict, signal: Signal | None, minute: int) -> tuple[Action, str]:
+    words = {Decision.ROLL_BACK: Action.ROLL_BACK, Decision.ADVANCE: Action.ADVANCE}
+    if word := words.get(verdict.decision):
+        return word, explain(course.plan, course.evidence, verdict)
+    if verdict.decision is not Decision.UNDECIDED:
+        return Action.CONTINUE, f"{verdict.decision.value}, after {verdict.minutes} minutes"
+    if signal is Signal.APPROVE:
+        return Action.ADVANCE, "undecided, and a person approved it"
+    if course.asked is None:
+        return Action.ASK, f"Approve it, or abort it: {explain(course.plan, course.evidence, verdict)}"
+    if minute - course.asked >= course.pace.patience:
+        return Action.ROLL_BACK, f"undecided, and nobody answered for {minute - course.asked} minutes"
+    return Action.CONTINUE, "undecided: a person is awaited"

@@ -1,0 +1,91 @@
+"""One entry of such a cache: its folder, its files, and what an artifact keeps of it."""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from nxpipe.pipeline.compile.artifact_files import CACHE
+from nxpipe.pipeline.util.errors import ProgramInvalid
+
+if TYPE_CHECKING:
+    from nxpipe.artifact_store.documents import Blob
+    from nxpipe.artifact_store.manifest import Manifest
+
+NEFF: Final = "model.neff"
+DONE: Final = "model.done"
+_FAILED: Final = "model.log"  # what the compiler said
+_LOCK: Final = ".lock"
+_COMPILER: Final = re.compile(r"neuronxcc-[0-9A-Za-z][0-9A-Za-z.+_-]*")
+_MODULE: Final = re.compile(r"MODULE_[0-9A-Za-z]+\+[0-9A-Za-z]+")  # the hash of the graph, that of the flags
+
+
+class EntryState(Enum):
+    READY = "ready"
+    LOCKED = "locked"  # a compiler is at work on it, or was killed
+    FAILED = "failed"  # the compiler could not, and will not be asked again
+    UNFINISHED = "unfinished"
+
+
+def state_of(names: Collection[str]) -> EntryState:
+    """By the files of its folder. A lock in a finished one is a leftover that nobody waits for."""
+    if NEFF in names and DONE in names:
+        return EntryState.READY
+    if any(name.endswith(_LOCK) for name in names):
+        return EntryState.LOCKED
+    return EntryState.FAILED if DONE in names or _FAILED in names else EntryState.UNFINISHED
+
+
+def is_exported(name: str) -> bool:
+    """A lock is of the moment, and a log of a place."""
+    return not name.endswith(_LOCK) and name != _FAILED
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    program: str  # of the artifact that keeps it
+    folder: str  # in a cache
+    files: Mapping[str, "Blob"]
+
+    @property
+    def size(self) -> int:
+        return sum(blob.size for blob in self.files.values())
+
+    def path(self, name: str) -> str:
+        return f"{self.folder}/{name}"
+
+
+def entries_of(manifest: "Manifest") -> list[CacheEntry]:
+    """The entries that came with an artifact's programs."""
+    found: dict[tuple[str, str], dict[str, Blob]] = {}
+    for file in manifest.files:
+        top, _, rest = file.path.partition("/")
+        if top == CACHE:
+            program, folder, name = _parts(manifest, rest)
+            found.setdefault((program, folder), {})[name] = file.blob
+    for (program, folder), files in found.items():
+        if state_of(files) is not EntryState.READY:
+            raise ProgramInvalid(
+                f"{manifest.model.id} {program}: {folder} lacks {NEFF} or {DONE}; build the model again"
+            )
+    return [CacheEntry(program, folder, files) for (program, folder), files in found.items()]
+
+
+def folder_of(path: str) -> str | None:
+    """The entry that a cache's file belongs to; None for a stranger's file."""
+    compiler, _, rest = path.partition("/")
+    module, _, name = rest.partition("/")
+    named = _COMPILER.fullmatch(compiler) and _MODULE.fullmatch(module) and name and "/" not in name
+    return f"{compiler}/{module}" if named else None
+
+
+def _parts(manifest: "Manifest", path: str) -> tuple[str, str, str]:
+    program, _, rest = path.partition("/")
+    folder = folder_of(rest)
+    if folder is None or program not in {executable.name for executable in manifest.executables}:
+        raise ProgramInvalid(
+            f"{manifest.model.id}: its file {CACHE}/{path} is no part of a cache entry of one of its programs; build "
+            "the model again"
+        )
+    return program, folder, rest.removeprefix(f"{folder}/")

@@ -1,0 +1,193 @@
+"""The base of all tables, the markers on their types, and the introspection of pydantic's models.
+
+A `Form` is a kind of value: one parser and one text of what is allowed. That text follows "expected" in a fault, and
+stands on the reference page and in the JSON Schema, so the three always agree.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, TypeGuard, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from nxpipe.pipeline.config.faults import KeyPath
+
+RULE = "rule"  # the type of pydantic errors that carry their own text
+
+
+def refuse(allowed: str, *, found: str | None = None) -> PydanticCustomError:
+    """The error of a validator: the value is well formed and breaks a rule; `allowed` is the text after "expected"."""
+    return PydanticCustomError(RULE, "{allowed}", {"allowed": allowed, "found": found})
+
+
+@dataclass(frozen=True)
+class Form:
+    """One kind of value: `read` converts a TOML value or raises ValueError, `write` converts it back."""
+
+    allowed: str
+    read: Callable[[Any], Any]
+    write: Callable[[Any], Any] = lambda value: value
+    schema: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    choices: tuple[str, ...] = ()
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        as_in_the_file = core_schema.plain_serializer_function_ser_schema(self.write, when_used="json-unless-none")
+        return core_schema.no_info_plain_validator_function(self.read, serialization=as_in_the_file)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return dict(self.schema)
+
+
+def text(pattern: str, allowed: str, *, longest: int = 255) -> Form:
+    """Text that matches the whole pattern. Patterns are compiled on first use, not at import."""
+
+    def read(value: object) -> str:
+        if not isinstance(value, str) or len(value) > longest or not re.fullmatch(pattern, value):
+            raise ValueError
+        return value
+
+    return Form(allowed, read, schema={"type": "string", "pattern": f"^(?:{pattern})$", "maxLength": longest})
+
+
+def one_of(names: Iterable[str]) -> Form:
+    """One of the names of a catalogue."""
+    choices = tuple(names)
+
+    def read(value: object) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise ValueError
+        return value
+
+    return Form(listed(choices), read, schema={"type": "string", "enum": list(choices)}, choices=choices)
+
+
+def listed(names: Iterable[str]) -> str:
+    """The names in TOML's quotes: one of "a", "b", "c"."""
+    quoted = [f'"{name}"' for name in names]
+    return quoted[0] if len(quoted) == 1 else f"one of {', '.join(quoted)}"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The unit of a number."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Absent:
+    """The meaning of an optional key that is not set."""
+
+    meaning: str
+
+
+@dataclass(frozen=True)
+class ListRule:
+    """A rule on a whole list, beside the rules of its items."""
+
+    allowed: str
+    holds: Callable[[tuple[Any, ...]], bool]
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def _check(self, items: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not self.holds(items):
+            raise ValueError
+        return items
+
+
+TAG: Final = "kind"  # the discriminator of a table with several variants
+
+
+class Table(BaseModel):
+    # Strict, because `tp = true` is a mistake and not a 1. Built late, so that only what is used is paid for.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The declared type of a key, without `Annotated` and `| None`."""
+
+    annotation: Any
+    metadata: tuple[Any, ...] = ()
+
+    def of(self, marker: type) -> Any:
+        """The marker of that class, or None."""
+        return next((each for each in self.metadata if isinstance(each, marker)), None)
+
+    @property
+    def variants(self) -> dict[str, type[Table]]:
+        """The variants of a table, by the value of its tag."""
+        shapes = get_args(self.annotation) if get_origin(self.annotation) in (Union, UnionType) else ()
+        return {tag_of(shape): shape for shape in shapes if is_table(shape)}
+
+    @property
+    def item(self) -> "Kind | None":
+        """The type of a list's items."""
+        return kind_of(get_args(self.annotation)[0]) if get_origin(self.annotation) is tuple else None
+
+    @property
+    def is_scalar(self) -> bool:
+        return self.item is None and not self.variants and not is_table(self.annotation)
+
+
+def is_table(annotation: Any) -> TypeGuard[type[Table]]:
+    return isinstance(annotation, type) and issubclass(annotation, Table)
+
+
+def tag_of(table: type[Table]) -> str:
+    tag: str = get_args(table.model_fields[TAG].annotation)[0]
+    return tag
+
+
+def kind_of(annotation: Any, metadata: tuple[Any, ...] = ()) -> Kind:
+    """Strip `Annotated` and `| None` from a type and collect the metadata."""
+    if get_origin(annotation) is Annotated:
+        inner, *extra = get_args(annotation)
+        return kind_of(inner, (*metadata, *_flattened(extra)))
+    if get_origin(annotation) in (Union, UnionType) and NoneType in get_args(annotation):
+        inner = Union[tuple(each for each in get_args(annotation) if each is not NoneType)]  # noqa: UP007 - computed
+        return kind_of(inner, metadata)
+    return Kind(annotation, metadata)
+
+
+def field_kind(field: FieldInfo) -> Kind:
+    return kind_of(field.annotation, tuple(field.metadata))
+
+
+def _flattened(metadata: list[Any]) -> Iterator[Any]:
+    for each in metadata:
+        yield from each.metadata if isinstance(each, FieldInfo) else (each,)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of an error: its key, the key's type, and the enclosing table."""
+
+    path: KeyPath
+    kind: Kind | None  # None: there is no such key
+    table: type[Table] | None = None
+    siblings: tuple[type[Table], ...] = ()  # the other variants of the table
+
+
+def walk(root: type[Table], location: KeyPath) -> Place:
+    """Resolve a location of pydantic's, in which the tag of a variant stands like a key."""
+    place = Place((), Kind(root))
+    for step in location:
+        kind = place.kind
+        assert kind is not None, "pydantic does not look inside a key that does not exist"
+        if step in kind.variants:
+            others = tuple(shape for tag, shape in kind.variants.items() if tag != step)
+            place = replace(place, kind=Kind(kind.variants[str(step)]), siblings=others)
+        elif is_table(kind.annotation):
+            field = kind.annotation.model_fields.get(str(step))
+            inner = field_kind(field) if field else None
+            place = Place((*place.path, step), inner, kind.annotation, () if field else place.siblings)
+        else:
+            place = Place((*place.path, step), kind.item, place.table)
+    return place

@@ -1,0 +1,257 @@
+"""Gates of a release up to the benchmark: check, build, verify, bench.
+
+A gate finds out from the store and its channels whether there is anything to do, and does it. So a release that failed
+or was killed continues with the same command.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+
+from nxpipe.pipeline.build.report.summary import headline, tally
+from nxpipe.pipeline.build.report.words import counted
+from nxpipe.pipeline.build.results import Results
+from nxpipe.pipeline.build.run import finish
+from nxpipe.pipeline.release.state import VerifiedManifests
+from nxpipe.pipeline.util.escape import unstyled
+from nxpipe.pipeline.util.exit_codes import REGRESSION, VERIFICATION
+
+if TYPE_CHECKING:
+    from nxpipe.artifact_store import Published
+    from nxpipe.pipeline.artifacts.bench import BenchLine
+    from nxpipe.pipeline.build.planned import PlannedArtifact
+    from nxpipe.pipeline.check.report import Report
+    from nxpipe.pipeline.release.state import ReleaseCandidate, ReleaseContext
+
+
+# `done`: by an earlier run; `not run`: an earlier gate has failed; `to do`: in a dry run.
+GateState: TypeAlias = Literal["passed", "done", "skipped", "failed", "interrupted", "not run", "to do"]
+Figures: TypeAlias = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class AlreadyDone:
+    """A gate with nothing to do, and the reason."""
+
+    state: Literal["done", "skipped"]
+    sentence: str
+
+
+@dataclass(frozen=True)
+class GateOutcome:
+    """Result of running a gate. A nonzero `code` is an exit code and ends the release."""
+
+    sentence: str
+    code: int = 0
+    figures: Figures = ()
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """State of a gate in one run."""
+
+    gate: str
+    state: GateState
+    sentence: str
+    code: int = 0
+    seconds: float = 0.0
+    figures: Figures = ()
+
+
+class Gate(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def settled(self, release: "ReleaseContext") -> AlreadyDone | None:
+        """Reads the store, its channels, and records that only this machine writes."""
+        ...
+
+    def intention(self, release: "ReleaseContext") -> str:
+        """What it is going to do, in options; asked only where something is to be done."""
+        ...
+
+    def run(self, release: "ReleaseContext") -> GateOutcome:
+        """Runs the gate; repeatable after a kill at any moment. A failure is an exception or an outcome with a code."""
+        ...
+
+
+class CheckGate:
+    """Reports every obstacle of a model before anything is compiled."""
+
+    name: Final = "check"
+
+    def settled(self, release: "ReleaseContext") -> AlreadyDone | None:
+        return _nothing_to_build(release, "published artifacts do compile")
+
+    def intention(self, release: "ReleaseContext") -> str:
+        return f"check {counted(len(_to_build(release)), 'artifact')}, without weights"
+
+    def run(self, release: "ReleaseContext") -> GateOutcome:
+        from nxpipe.pipeline.check import check
+        from nxpipe.pipeline.check.text import as_text
+
+        orders = dict.fromkeys(artifact.asked.order for artifact in _to_build(release))
+        reports = [check(order, release.console.step) for order in orders]
+        figures = [report.as_json() for report in reports]
+        wrong = [report for report in reports if report.exit_code.number]
+        if not wrong:
+            return GateOutcome(f"compilable and within memory: {counted(len(reports), 'artifact')}", figures=figures)
+        for report in wrong:
+            release.console.say(*as_text(report).split("\n"))
+        return GateOutcome(_worst_finding(wrong[0]), wrong[0].exit_code.number, figures)
+
+
+class BuildGate:
+    """Builds missing artifacts, as `nxpipe build` does."""
+
+    name: Final = "build"
+
+    def settled(self, release: "ReleaseContext") -> AlreadyDone | None:
+        return _nothing_to_build(release, "found in the store")
+
+    def intention(self, release: "ReleaseContext") -> str:
+        assert release.plan is not None, "the gate is skipped if nothing is built"
+        cells = [cell.state for _, cell in release.plan.cells()]
+        artifacts = counted(len(_to_build(release)), "artifact")
+        return f"build {cells.count('to do')} of {len(cells)} programs, and publish {artifacts}"
+
+    def run(self, release: "ReleaseContext") -> GateOutcome:
+        assert release.plan is not None, "the gate is skipped if nothing is built"
+        results = release.building.carry_out(release.plan)
+        if results.interrupted:
+            raise KeyboardInterrupt
+        code = finish(release.building, results)
+        return GateOutcome(_failure(results) if code else tally(results), code, _cells(results))
+
+
+def _nothing_to_build(release: "ReleaseContext", found: str) -> AlreadyDone | None:
+    if release.plan is None:
+        return AlreadyDone("skipped", f"artifacts of channel {release.options.source} are released unchanged")
+    if _to_build(release):
+        return None
+    return AlreadyDone("done", f"{counted(len(release.plan.artifacts), 'artifact')}: {found}")
+
+
+def _to_build(release: "ReleaseContext") -> "list[PlannedArtifact]":
+    return [artifact for artifact in release.plan.artifacts if not artifact.is_published] if release.plan else []
+
+
+def _worst_finding(report: "Report") -> str:
+    finding = next(one for one in report.findings if one.rule.exit_code is report.exit_code)
+    advice = f"; {finding.advice}" if finding.advice else ""
+    others = f" (the first of {len(report.findings)} findings)" if len(report.findings) > 1 else ""
+    return f"{report.model}: {finding.message}{advice}{others}"
+
+
+def _failure(results: Results) -> str:
+    faults = list(dict.fromkeys(one.fault.message for one in results.missing() if one.fault and one.fate == "failed"))
+    return faults[0] if len(faults) == 1 else unstyled(headline(results))
+
+
+def _cells(results: Results) -> Figures:
+    return [
+        {"artifact": one.artifact.title, "program": one.cell.shape.name, "fate": one.fate, "seconds": one.seconds}
+        for one in results.cells()
+    ]
+
+
+class VerifyGate:
+    """Verifies the stored artifacts on this machine, independently of the evidence of their builds."""
+
+    name: Final = "verify"
+
+    def settled(self, release: "ReleaseContext") -> AlreadyDone | None:
+        if _unverified(release):
+            return None
+        return AlreadyDone("done", f"{_named(release.candidates)}: already verified on this machine")
+
+    def intention(self, release: "ReleaseContext") -> str:
+        return f"verify {_named(_unverified(release))}: check every digest and rerun every program"
+
+    def run(self, release: "ReleaseContext") -> GateOutcome:
+        figures: list[dict[str, Any]] = []
+        faults: list[str] = []
+        verified = VerifiedManifests.of(release)
+        for one in _unverified(release):
+            published = release.published(one)
+            wrong = _faults(release, one.name, published, figures)
+            if not wrong:
+                verified.note(published.manifest_digest)
+            faults += (f"{one.name} {fault}" for fault in wrong)
+        if not faults:
+            return GateOutcome(f"{counted(len(figures), 'comparison')} within thresholds", figures=figures)
+        more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
+        sentence = f"verification failed: {faults[0]}{more}; details: nxpipe verify {faults[0].split()[0]}"
+        return GateOutcome(sentence, VERIFICATION.number, figures)
+
+
+class BenchGate:
+    """Compares predicted times with the artifacts that the channel serves now: they are the baseline."""
+
+    name: Final = "bench"
+
+    def settled(self, release: "ReleaseContext") -> AlreadyDone | None:
+        if all(map(release.is_served, release.candidates)):
+            return AlreadyDone("done", f"channel {release.options.channel} already serves them")
+        return None
+
+    def intention(self, release: "ReleaseContext") -> str:
+        count = sum(one.slot in release.served() for one in release.candidates)
+        against = f"{count} of {len(release.candidates)} artifacts against channel {release.options.channel}"
+        return f"compare {against}; fail if slower by more than {release.options.threshold:.1%}"
+
+    def run(self, release: "ReleaseContext") -> GateOutcome:
+        from nxpipe.pipeline.artifacts.bench import bench
+        from nxpipe.pipeline.artifacts.lookup import find_match
+
+        options, tip = release.options, release.tip()
+        release.seen = tip.generation if tip else 0
+        baseline = find_match(options.channel, release.store, release.config_path) if tip else None
+        manifests = [release.published(one).manifest for one in release.candidates]
+        lines = [
+            line for one in manifests for line in bench(one, baseline.beside(one) if baseline else None, release.store)
+        ]
+        figures = [line.document(options.threshold) for line in lines]
+        slower = [line for line in lines if line.is_regression(options.threshold)]
+        if slower:
+            return GateOutcome(_regression(slower, options.threshold), REGRESSION.number, figures)
+        return GateOutcome(_within(lines, options.channel), figures=figures)
+
+
+def _unverified(release: "ReleaseContext") -> "list[ReleaseCandidate]":
+    """Candidates without a verification record; one that is not built has none."""
+    verified = VerifiedManifests.of(release)
+    found = {one: release.found(one) for one in release.candidates}
+    return [one for one, published in found.items() if not (published and published.manifest_digest in verified)]
+
+
+def _faults(release: "ReleaseContext", name: str, published: "Published", figures: list[dict[str, Any]]) -> list[str]:
+    from nxpipe.pipeline.verify.replay import compare_artifact
+    from nxpipe.pipeline.verify.runner import FAST
+
+    faults: list[str] = []
+    for done in compare_artifact(published, release.store, release.console.step, FAST):
+        wrong = [fault for run in done.emulated for fault in run.faults(release.thresholds)]
+        program, near = done.program, [found.as_json() for run in done.emulated for found in run.outputs]
+        figures.append({"artifact": name, "program": program, "against": done.yardstick, "near": near})
+        faults += (f"{program} against {done.yardstick}, {fault}" for fault in wrong)
+    return faults
+
+
+def _named(candidates: "Sequence[ReleaseCandidate]") -> str:
+    return ", ".join(one.name for one in candidates)
+
+
+def _within(lines: "Sequence[BenchLine]", channel: str) -> str:
+    compared = [line.change for line in lines if line.change is not None]
+    if not compared:
+        return f"{len(lines)} programs; channel {channel} serves none of them yet"
+    return f"{len(compared)} of {len(lines)} programs compared; largest change {max(compared):+.1%}"
+
+
+def _regression(slower: "Sequence[BenchLine]", threshold: float) -> str:
+    worst = max(slower, key=lambda line: line.change or 0.0)
+    return (
+        f"{worst.program.name} of {worst.artifact} has a predicted slowdown of {worst.change:.1%}, the largest of "
+        f"{len(slower)} beyond {threshold:.1%}; compare with: nxpipe diff {worst.against} {worst.artifact}"
+    )

@@ -1,0 +1,39 @@
+"""Options of a release."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+GATES: Final = ("check", "build", "verify", "bench", "sign", "promote", "rollout")
+
+
+@dataclass(frozen=True)
+class ExpectedGeneration:
+    """A generation of a channel by number and digest."""
+
+    generation: int
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.generation}@{self.digest}"
+
+
+@dataclass(frozen=True)
+class ReleaseOptions:
+    """`source` is the channel to release from; None builds the artifacts. `expect` is the approved generation of the
+    source. `how` holds the execution options of `nxpipe build`. `place` holds the options for store and configuration
+    that were passed, for the undo commands.
+    """
+
+    channel: str
+    source: str | None
+    expect: ExpectedGeneration | None
+    names: tuple[str, ...]
+    threshold: float
+    skipped: frozenset[str]
+    wait: bool
+    actor: str
+    reason: str
+    key: str | None
+    how: Mapping[str, Any]
+    place: Mapping[str, str]

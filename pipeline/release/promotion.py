@@ -1,0 +1,237 @@
+"""Gates of a release that change what is served: sign, promote, rollout."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from nxpipe.artifact_store.channel import change
+from nxpipe.artifact_store.channel.generation import Served
+from nxpipe.artifact_store.names import SHOWN
+from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS
+from nxpipe.pipeline.artifacts.signing import author_signature, builder_id, chosen_signer
+from nxpipe.pipeline.release.gates import AlreadyDone, GateOutcome
+from nxpipe.pipeline.release.state import fleets_with_rollouts, rollout_slots
+from nxpipe.pipeline.rollout.requirements import requirements, unserved_channel_warning
+
+if TYPE_CHECKING:
+    from nxpipe.artifact_store import Published
+    from nxpipe.artifact_store.trust.keys import Signer
+    from nxpipe.artifact_store.trust.policy import Policy
+    from nxpipe.pipeline.config import Config, ServingFleet
+    from nxpipe.pipeline.release.options import ReleaseOptions
+    from nxpipe.pipeline.release.state import ReleaseCandidate, ReleaseContext
+    from nxpipe.pipeline.rollout.context import RolloutContext
+    from nxpipe.pipeline.rollout.start import StartedRollout
+
+
+class SignGate:
+    """Signs with one key. If the policy requires more signatures, `promote` fails."""
+
+    name: Final = "sign"
+
+    def settled(self, release: "ReleaseContext") -> AlreadyDone | None:
+        channel, published = release.options.channel, _all_published(release)
+        policy = release.trust.policy
+        judge = policy.judge(release.store, channel) if policy else None
+        if policy is not None and judge is not None:
+            content = published is not None and not any(judge(Served.of(one)) for one in published)
+            content = content and all(_is_believed(release, policy, one) for one in published or ())
+            return AlreadyDone("done", f"channel {channel} trusts the existing signatures") if content else None
+        if not (release.options.key or release.config.signing.key):
+            return AlreadyDone("skipped", f"channel {channel} requires no signature, and no key is set")
+        signer = _signer(release)
+        if published is None or any(_unsigned(release, signer, one) for one in published):
+            return None
+        return AlreadyDone("done", f"already signed by key {signer.public.key_id[:SHOWN]}")
+
+    def intention(self, release: "ReleaseContext") -> str:
+        return f"sign {_names(release.candidates)}"
+
+    def run(self, release: "ReleaseContext") -> GateOutcome:
+        from nxpipe.artifact_store.trust.policy import vouch
+        from nxpipe.artifact_store.trust.signatures import Signatures
+
+        signer, signatures, figures = _signer(release), Signatures(release.store), []
+        for one in release.candidates:
+            published = release.published(one)
+            if _unsigned(release, signer, published):
+                signatures.add(published, signer, builder_id())
+                vouch(release.store, published, signer, builder_id())
+            key, manifest = signer.public.key_id, published.manifest_digest
+            figures.append({"artifact": one.name, "manifest": manifest, "key_id": key, "builder": builder_id()})
+        return GateOutcome(f"{len(figures)} manifests signed by key {signer.public.key_id[:SHOWN]}", figures=figures)
+
+
+class PromoteGate:
+    """Promotes all candidates as one generation, except those that rollouts promote after traffic has moved."""
+
+    name: Final = "promote"
+
+    def settled(self, release: "ReleaseContext") -> AlreadyDone | None:
+        direct, served = _direct(release), release.served()
+        if not direct:
+            return AlreadyDone("skipped", "left to the rollouts, which promote to the channel at their end")
+        found = [release.found(one) for one in direct]
+        wanted = [Served.of(one) for one in found if one is not None]
+        if len(wanted) < len(direct) or any(served.get(one.slot) != one for one in wanted):
+            return None
+        tip = release.tip()
+        return AlreadyDone(
+            "done", f"channel {release.options.channel} already serves them, at generation {tip and tip.generation}"
+        )
+
+    def intention(self, release: "ReleaseContext") -> str:
+        return f"serve {_names(_direct(release))} on channel {release.options.channel}"
+
+    def run(self, release: "ReleaseContext") -> GateOutcome:
+        options, store, config = release.options, release.store, release.config
+        if release.tip() is None and (sentence := unserved_channel_warning(config, options.channel)):
+            release.console.say(f"  Note: {sentence}")
+        sign = author_signature(options.key, config, release.folder, options.channel, store)
+        appended = change.promote(
+            store,
+            options.channel,
+            [release.published(one) for one in _direct(release)],
+            change.Author(options.actor, options.reason, sign),
+            requirements(store, config, release.folder, options.channel),
+            expected=release.seen,
+        )
+        generation = appended.generation
+        figures = [each.model_dump() for each in generation.artifacts]
+        return GateOutcome(f"channel {options.channel} is at generation {generation.generation}", figures=figures)
+
+
+def requires_signature(config: "Config", options: "ReleaseOptions") -> bool:
+    """True if the channel accepts only signed artifacts."""
+    return options.channel in config.signing.require
+
+
+def _direct(release: "ReleaseContext") -> "list[ReleaseCandidate]":
+    left = rollout_slots(release)
+    return [one for one in release.candidates if one.slot not in left]
+
+
+def _all_published(release: "ReleaseContext") -> "list[Published] | None":
+    found = [release.found(one) for one in release.candidates]
+    there = [one for one in found if one is not None]
+    return there if len(there) == len(found) else None
+
+
+def _signer(release: "ReleaseContext") -> "Signer":
+    return chosen_signer(release.options.key, release.config, release.folder)
+
+
+def _unsigned(release: "ReleaseContext", signer: "Signer", published: "Published") -> bool:
+    from nxpipe.artifact_store.trust.policy import is_vouched
+    from nxpipe.artifact_store.trust.signatures import Signatures
+
+    signed = Signatures(release.store).by(signer.public, published.manifest_digest) is not None
+    return not (signed and is_vouched(release.store, published, signer))
+
+
+def _is_believed(release: "ReleaseContext", policy: "Policy", published: "Published") -> bool:
+    from nxpipe.artifact_store.trust.policy import believing
+
+    believe = believing(policy, release.store, release.options.channel)
+    return any(believe is None or believe(each) for each in release.store.evidence(published.manifest_digest))
+
+
+def _names(candidates: "tuple[ReleaseCandidate, ...] | list[ReleaseCandidate]") -> str:
+    return ", ".join(one.name for one in candidates)
+
+
+_MINUTE: Final = 60  # seconds
+
+
+@dataclass(frozen=True)
+class _FleetResult:
+    """Result of one fleet's rollout. `goes_on`: it runs and is not waited for."""
+
+    sentence: str
+    code: int
+    figures: dict[str, Any]
+    goes_on: bool = False
+
+
+class RolloutGate:
+    """Rolls out one fleet after another: each promotion moves the channel that the next rollout starts from.
+
+    It does what `nxpipe rollout start --wait` does.
+    """
+
+    name: Final = "rollout"
+
+    def settled(self, release: "ReleaseContext") -> AlreadyDone | None:
+        if "promote" in release.options.skipped:
+            return AlreadyDone("skipped", "--skip promote leaves nothing new to serve")
+        if fleets_with_rollouts(release):
+            return None
+        return AlreadyDone("skipped", f"no fleet has traffic to move for channel {release.options.channel}")
+
+    def intention(self, release: "ReleaseContext") -> str:
+        pairs = [f"fleet {fleet.name} to {one.name}" for fleet, one in fleets_with_rollouts(release)]
+        return f"move the traffic of {', '.join(pairs)}, in steps of {_steps(release)} %"
+
+    def run(self, release: "ReleaseContext") -> GateOutcome:
+        pairs = fleets_with_rollouts(release)
+        contexts = [_context(release, fleet) for fleet, _ in pairs]
+        _pin_later_fleets(contexts)
+        done: list[_FleetResult] = []
+        for one, (_, candidate) in zip(contexts, pairs, strict=True):
+            done.append(_roll(release, one, release.published(candidate)))
+            if done[-1].code or done[-1].goes_on:
+                break
+        sentences = [each.sentence for each in done]
+        if waiting := [fleet.name for fleet, _ in pairs[len(done) :]]:
+            sentences.append(f"not started: fleet {', '.join(waiting)}; the same command continues with it")
+        return GateOutcome("; ".join(sentences), done[-1].code, [each.figures for each in done])
+
+
+def _context(release: "ReleaseContext", fleet: "ServingFleet") -> "RolloutContext":
+    from nxpipe.pipeline.rollout.aws import StateMachine
+    from nxpipe.pipeline.rollout.context import FleetArtifacts, RolloutContext
+
+    options, config = release.options, release.config
+    artifacts = FleetArtifacts(release.store, config, release.folder, fleet, options.actor, options.key)
+    return RolloutContext(config, fleet, StateMachine(config, fleet), artifacts)
+
+
+def _pin_later_fleets(contexts: "list[RolloutContext]") -> None:
+    """Pins the environments of later fleets to what they run.
+
+    The first promotion moves the channel. A later fleet that has only followed the channel would fetch the candidate
+    without a rollout.
+    """
+    for one in contexts[1:]:
+        for colour in ENVIRONMENTS:
+            one.artifacts.pin(colour, f"another fleet of channel {one.fleet.channel} is rolled out first")
+
+
+def _roll(release: "ReleaseContext", one: "RolloutContext", artifact: "Published") -> _FleetResult:
+    from nxpipe.pipeline.rollout.start import AlreadyServed, StartRequest, start_rollout
+
+    wanted = StartRequest(artifact, None, again=False, minute=_MINUTE, reason=release.options.reason)
+    begun = start_rollout(release.console, one, wanted)
+    if isinstance(begun, AlreadyServed):
+        fleet, candidate = one.fleet.name, begun.candidate
+        figures = {"fleet": fleet, "phase": "none", "artifact": vars(candidate)}
+        return _FleetResult(f"fleet {fleet} already runs {candidate.name} on {begun.colour}", 0, figures)
+    return _wait(release, one, begun)
+
+
+def _wait(release: "ReleaseContext", one: "RolloutContext", begun: "StartedRollout") -> _FleetResult:
+    from nxpipe.pipeline.rollout.finish import exit_code, move_fleet_channel
+    from nxpipe.pipeline.rollout.follow import follow
+    from nxpipe.pipeline.rollout.render import status_line
+
+    watcher, fleet = one.watcher, one.fleet.name
+    if not release.options.wait and not begun.is_over:
+        status = watcher.status(begun.arn)
+        sentence = f"fleet {fleet}: started; follow it with: nxpipe rollout status {fleet} --wait"
+        return _FleetResult(sentence, 0, status.as_json(), goes_on=True)
+    status = follow(release.console, fleet, lambda: watcher.status(begun.arn))
+    move_fleet_channel(one, status)
+    return _FleetResult(f"fleet {fleet}: {status_line(status)}", exit_code(status), status.as_json())
+
+
+def _steps(release: "ReleaseContext") -> str:
+    return ", ".join(map(str, release.config.rollout.steps))

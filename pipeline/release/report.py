@@ -1,0 +1,277 @@
+"""Report of a release: JSON document, HTML page, text, GitHub job summary, and the commands that undo it."""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from nxpipe.artifact_store.builds import timestamp_of
+from nxpipe.artifact_store.channel.generation import Generation
+from nxpipe.pipeline import VERSION
+from nxpipe.pipeline.artifacts.channels import ENVIRONMENTS, environment_channel
+from nxpipe.pipeline.build.report.github import append_summary
+from nxpipe.pipeline.build.report.markup import Markup, tag
+from nxpipe.pipeline.build.report.sheet import moment, sheet
+from nxpipe.pipeline.build.report.words import counted, duration, plain
+from nxpipe.pipeline.release.gates import GateResult
+from nxpipe.pipeline.release.state import fleets_with_rollouts, rollout_slots
+from nxpipe.pipeline.request import compiler_digest
+from nxpipe.pipeline.util.escape import for_terminal, style
+from nxpipe.pipeline.util.exit_codes import UNDECIDED
+from nxpipe.pipeline.util.files import write_whole
+from nxpipe.pipeline.util.text import table
+
+if TYPE_CHECKING:
+    from nxpipe.pipeline.config import ServingFleet
+    from nxpipe.pipeline.release.run import ReleaseRun
+    from nxpipe.pipeline.release.state import ReleaseCandidate, ReleaseContext
+
+
+FORMAT: Final = "nxpipe.release-report/1"
+
+
+def report_document(release: "ReleaseContext", course: "ReleaseRun") -> dict[str, Any]:
+    results = course.all()
+    # A release that failed before it served anything has nothing to undo, and perhaps no reachable store.
+    undone = undo_commands(release, results) if course.is_over and _has_served(results) else []
+    return {
+        "format": FORMAT,
+        "verdict": _verdict(course),
+        "exit_code": course.code,
+        "began_at": course.began_at,
+        "seconds": round(course.seconds, 3),
+        **report_header(release),
+        "artifacts": _artifacts(release) if course.results and course.results[0].code == 0 else [],
+        "gates": [asdict(each) for each in results],
+        "way_back": undone,
+        "versions": {"nxpipe": VERSION, "compiler": compiler_digest()},
+    }
+
+
+def report_header(release: "ReleaseContext") -> dict[str, Any]:
+    options = release.options
+    return {
+        "channel": options.channel,
+        "from": options.source,
+        "store": release.store.url,
+        "reason": options.reason,
+        "threshold": options.threshold,
+    }
+
+
+def _verdict(course: "ReleaseRun") -> str:
+    if not course.is_over:
+        return "under way"
+    if course.code == 0:
+        return "released"
+    return "interrupted" if course.results[-1].state == "interrupted" else "not released"
+
+
+def _has_served(results: Sequence[GateResult]) -> bool:
+    return any(one.gate in ("promote", "rollout") and one.state in ("passed", "done") for one in results)
+
+
+def _artifacts(release: "ReleaseContext") -> list[dict[str, Any]]:
+    """Candidates with the manifests that are known: the store may be unreachable by now."""
+    found = []
+    for one in release.candidates:
+        published = release.known.get(one)
+        manifest = published.manifest_digest if published else None
+        found.append({"name": one.name, "model_id": one.model_id, "target": one.target, "manifest": manifest})
+    return found
+
+
+_FAR: Final = 100  # generations to search for the previous one
+
+
+def undo_commands(release: "ReleaseContext", results: "Sequence[GateResult]") -> list[str]:
+    """Commands that undo a release, from the channel's log; none of them compiles. Traffic comes first."""
+    rollout = next((one for one in results if one.gate == "rollout" and one.code in (0, UNDECIDED.number)), None)
+    begun = {each["fleet"] for each in rollout.figures} if rollout else set()
+    words = [_fleet(release, fleet, one) for fleet, one in fleets_with_rollouts(release) if fleet.name in begun]
+    return [_command(release, each) for each in [*words, _promotion(release)] if each]
+
+
+def _fleet(release: "ReleaseContext", fleet: "ServingFleet", one: "ReleaseCandidate") -> list[str]:
+    if not release.is_served(one):
+        return ["rollout", "abort", fleet.name]
+    for colour in ENVIRONMENTS:
+        tip = release.tip(environment_channel(fleet.name, colour))
+        for served in tip.artifacts if tip else ():
+            if served.slot == one.slot and served.request_key != one.request_key:
+                return ["rollout", "start", fleet.name, served.name, "--wait"]
+    return []
+
+
+def _promotion(release: "ReleaseContext") -> list[str]:
+    """A rollback to the previous generation if it is the last change, else promotions of the previous artifacts."""
+    left = rollout_slots(release)
+    direct = [one for one in release.candidates if one.slot not in left]
+    tip = release.tip()
+    if tip is None or not direct or not all(_serves(tip, one) for one in direct):
+        return []
+    first, before = _change(_history(release), direct)
+    if before is None:
+        return []
+    channel = release.options.channel
+    if first == tip:
+        return ["rollback", "--channel", channel, "--to", str(before.generation), "--expect", str(tip.generation)]
+    slots = {one.slot for one in direct}
+    names = [each.name for each in before.artifacts if each.slot in slots and each not in tip.artifacts]
+    return ["promote", *names, "--channel", channel] if names else []
+
+
+def _history(release: "ReleaseContext") -> Iterator[Generation]:
+    return islice(release.trust.history(release.store, release.options.channel), _FAR)
+
+
+def _change(
+    history: Iterator[Generation], direct: "list[ReleaseCandidate]"
+) -> tuple[Generation | None, Generation | None]:
+    """The first generation with all candidates, and its predecessor if it is among the last _FAR."""
+    first = None
+    for one in history:
+        if not all(_serves(one, candidate) for candidate in direct):
+            return first, one
+        first = one
+    return first, None
+
+
+def _serves(generation: Generation, one: "ReleaseCandidate") -> bool:
+    return any(each.request_key == one.request_key and each.slot == one.slot for each in generation.artifacts)
+
+
+def _command(release: "ReleaseContext", words: list[str]) -> str:
+    # A signal goes to the state machine, which knows the store.
+    known = ("--config",) if words[:2] == ["rollout", "abort"] else ("--store", "--config")
+    typed = [word for option, value in release.options.place.items() if option in known for word in (option, value)]
+    return shlex.join(["nxpipe", *words, *typed])
+
+
+_PILLS: Final = {"passed": "built", "done": "found", "failed": "failed", "interrupted": "not-tried"}
+_VERDICTS: Final = {"released": "complete", "not released": "incomplete", "interrupted": "interrupted"}
+_OTHERWISE: Final = "waiting"
+
+Report = Mapping[str, Any]
+
+
+def html_page(report: Report) -> bytes:
+    return sheet(f"Release to {report['channel']}, {moment(report)}", _sections(report))
+
+
+def gate_table(report: Report) -> Markup:
+    """The table of gates, which the GitHub summary shows too."""
+    rows = [
+        [tag("td", tag("code", one["gate"])), _state(one["state"]), tag("td", one["sentence"]), _seconds(one)]
+        for one in report["gates"]
+    ]
+    return _table(("gate", "", "result", "time"), rows)
+
+
+def _sections(report: Report) -> Iterator[Markup]:
+    yield _header(report)
+    yield tag("section", tag("h2", "Gates"), tag("div", gate_table(report), class_="wide"))
+    if report["artifacts"]:
+        yield tag("section", tag("h2", "Artifacts"), _figures(report["artifacts"]))
+    if report["way_back"]:
+        commands = [tag("p", tag("code", command)) for command in report["way_back"]]
+        yield tag("section", tag("h2", "Undo"), commands)
+    for one in report["gates"]:
+        if one["figures"]:
+            summary = tag("summary", f"{one['gate']}: {counted(len(one['figures']), 'row')}")
+            yield tag("section", tag("details", summary, _figures(one["figures"])))
+    made = [(tag("dt", name), tag("dd", tag("code", value))) for name, value in report["versions"].items()]
+    yield tag("section", tag("h2", "Versions"), tag("dl", made))
+
+
+def _header(report: Report) -> Markup:
+    verdict, source = report["verdict"], report["from"]
+    exit_code = f"exit code {report['exit_code']}" if report["exit_code"] else ""
+    about = [moment(report), duration(report["seconds"]), f"from {source}" if source else "", exit_code]
+    pill = tag("span", verdict, class_=f"verdict {_VERDICTS.get(verdict, _OTHERWISE)}")
+    return tag(
+        "header",
+        tag("h1", f"Release to {report['channel']}", pill),
+        tag("p", " · ".join(filter(None, about)), class_="about"),
+        tag("p", "store ", tag("code", report["store"]), class_="about"),
+        tag("p", report["reason"]) if report["reason"] else None,
+    )
+
+
+def _figures(rows: Sequence[Report]) -> Markup:
+    """Scalar columns only; the JSON document has everything."""
+    columns = [name for name, value in rows[0].items() if isinstance(value, str | int | float | None)]
+    cells = [[tag("td", _shown(row.get(name))) for name in columns] for row in rows]
+    return tag("div", _table([name.replace("_", " ") for name in columns], cells), class_="wide")
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.6g}" if isinstance(value, float) else str(value)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Markup]]) -> Markup:
+    heads = [tag("th", name, scope="col") for name in columns]
+    return tag("table", tag("thead", tag("tr", heads)), tag("tbody", [tag("tr", list(row)) for row in rows]))
+
+
+def _state(state: str) -> Markup:
+    return tag("td", tag("span", state, class_=f"pill {_PILLS.get(state, _OTHERWISE)}"))
+
+
+def _seconds(one: Report) -> Markup:
+    return tag("td", duration(one["seconds"]) if one["seconds"] else "", class_="number")
+
+
+def write_report(report: dict[str, Any], folder: Path) -> Path:
+    """Writes release.json and release.html to a folder named after the start; returns the page."""
+    kept = folder / timestamp_of(report["began_at"])
+    write_whole(kept / "release.json", json.dumps(report, indent=2).encode())
+    write_whole(kept / "release.html", html_page(report))
+    return kept / "release.html"
+
+
+_COLOURS: Final = {"passed": "green", "done": "green", "failed": "red", "interrupted": "yellow"}
+_SHOWN: Final = 2000  # characters of a sentence
+
+
+def result_line(one: GateResult) -> str:
+    """One line, printed when a gate ends."""
+    took = style(f"  {duration(one.seconds)}", dim=True) if one.seconds >= 0.1 else ""
+    return f"{one.gate:8} {_coloured_state(one)} {plain(one.sentence)}{took}"
+
+
+def result_table(results: Sequence[GateResult]) -> str:
+    return table(("gate", "", ""), [(one.gate, _coloured_state(one), plain(one.sentence)) for one in results])
+
+
+def report_text(report: Mapping[str, Any], results: Sequence[GateResult]) -> str:
+    lines = [result_table(results)]
+    if report["artifacts"]:
+        lines += ["", *(for_terminal(f"{one['name']} for {one['target']}") for one in report["artifacts"])]
+    if report["verdict"] == "released" and not report["way_back"]:
+        lines += ["", f"nothing to undo: channel {report['channel']} served none of it before"]
+    if report["way_back"]:
+        lines += ["", *(for_terminal(f"undo with: {command}") for command in report["way_back"])]
+    return "\n".join(lines)
+
+
+def write_summary(report: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    append_summary(lambda _: _summary(report), environ)
+
+
+def _summary(report: Mapping[str, Any]) -> str:
+    """One HTML block without an empty line, which Markdown passes through unchanged."""
+    mark = "✅" if report["verdict"] == "released" else "❌"
+    shortened = {**report, "gates": [{**one, "sentence": plain(one["sentence"])[:_SHOWN]} for one in report["gates"]]}
+    back: list[Markup] = [tag("pre", command) for command in map(plain, report["way_back"])]
+    head = tag("h2", f"{mark} nxpipe release to {report['channel']}: {report['verdict']}")
+    return f"{tag('div', head, gate_table(shortened), back)}\n\n"
+
+
+def _coloured_state(one: GateResult) -> str:
+    return style(f"{one.state:11}", fg=_COLOURS.get(one.state))

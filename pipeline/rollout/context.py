@@ -1,0 +1,164 @@
+"""One fleet of a rollout: configuration, state machine and channels.
+
+Each environment (blue, green) has a channel of its own, and the fleet has one. A rollout moves the candidate's channel
+before the environment has an instance, and the fleet's channel after the promotion. So an instance that is replaced in
+the middle of a rollout fetches the artifact of its environment.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
+from pathlib import Path
+from typing import Final
+
+from nxpipe.artifact_store import Published, Store
+from nxpipe.artifact_store.channel import change
+from nxpipe.artifact_store.channel.generation import Generation, Served
+from nxpipe.artifact_store.errors import NotFound, Refused
+from nxpipe.artifact_store.trust.channel_trust import ChannelVerifier
+from nxpipe.pipeline.artifacts.channels import ServedModel, environment_channel
+from nxpipe.pipeline.artifacts.signing import author_signature, trust_in
+from nxpipe.pipeline.config import Config, ServingFleet
+from nxpipe.pipeline.rollout.aws import StateMachine
+from nxpipe.pipeline.rollout.input import RolloutCandidate
+from nxpipe.pipeline.rollout.requirements import artifact_requirements, requirements
+from nxpipe.pipeline.rollout.status import StatusReader
+from nxpipe.pipeline.util.errors import RolloutRefused
+
+_PROMOTED: Final = "promoted by rollout {}"
+
+
+@dataclass(frozen=True)
+class FleetArtifacts:
+    """Channels of one fleet. `actor` is the identity in their logs; `key` signs where a channel requires it."""
+
+    store: Store
+    config: Config
+    folder: Path  # of nxpipe.toml
+    fleet: ServingFleet
+    actor: str
+    key: str | None = None
+
+    def resolve(self, name: str) -> Published:
+        """The named artifact, if the fleet can run it."""
+        found = self.store.resolve(name)
+        model = self._model
+        if (found.model_id, found.record.target) != (model.model_id, model.target):
+            raise Refused(
+                f"{name} is {found.model_id} for {found.record.target}, but fleet {self.fleet.name} runs "
+                f"{model.model_id} on {model.target}; name another artifact"
+            )
+        return found
+
+    def served(self, channel: str) -> Served | None:
+        """The artifact that the channel serves for the fleet's model and target."""
+        return self._of(self._tip(channel))
+
+    def served_and_signed(self, channel: str) -> Published:
+        """The same with the signatures that this channel requires, for a rollout from one channel to another."""
+        served = self._require_served(channel)
+        self._trust.insist_on_signatures(self.store, channel, served)
+        return self._published(served)
+
+    def running_artifact(self, colour: str) -> Served:
+        """The artifact that a new instance of the environment would fetch now."""
+        return self.served(environment_channel(self.fleet.name, colour)) or self._require_served(self.fleet.channel)
+
+    def candidate(self, artifact: Published) -> RolloutCandidate:
+        tip = self._tip(self.fleet.channel)
+        generation = tip.generation if tip else 0
+        record = artifact.record
+        return RolloutCandidate(record.model_id, record.target, record.request_key, self.fleet.channel, generation)
+
+    def pin(self, colour: str, why: str) -> None:
+        """Pins the environment to the artifact that it runs now, independently of the fleet's channel."""
+        channel = environment_channel(self.fleet.name, colour)
+        if self.served(channel) is None:
+            self._promote(channel, self._published(self.running_artifact(colour)), why)
+
+    def promote(self, colour: str, artifact: Published, why: str) -> None:
+        """Promotes the artifact to the environment's channel, before the environment has instances."""
+        self._promote(environment_channel(self.fleet.name, colour), artifact, why)
+
+    def is_promoted(self, candidate: RolloutCandidate) -> bool:
+        """True if the fleet's channel serves the promoted artifact, or was moved by another change since."""
+        return self._is_settled(candidate, self._tip(candidate.channel))
+
+    def promote_candidate(self, candidate: RolloutCandidate, rollout: str) -> None:
+        """Promotes the candidate of a promoted rollout to the fleet's channel. A repetition changes nothing."""
+        found, channel = self.store.find(candidate.artifact), candidate.channel
+        if found is None:
+            raise NotFound(f"{candidate.name} is not in {self.store.url}; publish it again")
+        needs = requirements(self.store, self.config, self.folder, channel)
+        author = self._author(channel, _PROMOTED.format(rollout))
+        while not self._is_settled(candidate, tip := self._tip(channel)):
+            seen = tip.generation if tip else 0
+            try:
+                change.promote(self.store, channel, [found], author, needs, expected=seen)
+            except Refused:
+                now = self._tip(channel)
+                if (now.generation if now else 0) == seen:  # refused, but not for a concurrent change
+                    raise
+
+    def _is_settled(self, candidate: RolloutCandidate, tip: Generation | None) -> bool:
+        """Compares the fleet's model and target only: other fleets may move other models of the channel meanwhile."""
+        served = self._of(tip)
+        if served is not None and served.request_key == candidate.artifact:
+            return True
+        history = self._trust.history(self.store, candidate.channel)
+        since = [self._of(each) for each in takewhile(lambda each: each.generation >= candidate.generation, history)]
+        # The last one is the generation that the rollout started from, unless the channel was empty.
+        before = since.pop() if candidate.generation else None
+        return any(each != before for each in since)
+
+    def _promote(self, channel: str, artifact: Published, why: str) -> None:
+        needs = artifact_requirements(self.store, self.config, self.folder, channel)
+        change.promote(self.store, channel, [artifact], self._author(channel, why), needs)
+
+    def _author(self, channel: str, why: str) -> change.Author:
+        return change.Author(self.actor, why, author_signature(self.key, self.config, self.folder, channel, self.store))
+
+    def _require_served(self, channel: str) -> Served:
+        found = self.served(channel)
+        if found is None:
+            raise RolloutRefused(
+                f"channel {channel} of {self.store.url} serves no {self._model.model_id} for {self._model.target}; "
+                "promote one to it first"
+            )
+        return found
+
+    def _published(self, served: Served) -> Published:
+        found = self.store.find(served.request_key)
+        if found is None:
+            raise NotFound(f"{served.name} is served but not in {self.store.url}; publish it again")
+        return found
+
+    def _tip(self, channel: str) -> Generation | None:
+        """The verified tip: an artifact that a rollout copies to another channel is signed there."""
+        return self._trust.tip(self.store, channel)
+
+    @cached_property
+    def _trust(self) -> ChannelVerifier:
+        return trust_in(self.config, self.folder, self.store)
+
+    def _of(self, tip: Generation | None) -> Served | None:
+        slot = (self._model.model_id, self._model.target)
+        return next((each for each in tip.artifacts if each.slot == slot), None) if tip else None
+
+    @property
+    def _model(self) -> ServedModel:
+        return ServedModel.of(self.config, self.fleet, None)
+
+
+@dataclass(frozen=True)
+class RolloutContext:
+    """One fleet with its state machine in AWS and its channels in the store."""
+
+    config: Config
+    fleet: ServingFleet
+    machine: StateMachine
+    artifacts: FleetArtifacts
+
+    @property
+    def watcher(self) -> StatusReader:
+        return StatusReader(self.machine, self.artifacts.store)

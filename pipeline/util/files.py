@@ -1,0 +1,144 @@
+"""Files: the folders of the user and the project, atomic writes, and reads of untrusted documents within limits.
+
+Every file that a user names is read by `read_file`, every JSON text by `json_of`, every TOML text by `toml_of`. Each
+refusal is one sentence; `DocumentInvalid` is a ValueError, so callers can add the origin of the document.
+"""
+
+import json
+import os
+import re
+import secrets
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+from nxpipe.emulator.regular_file import open_regular
+
+
+class NoHome(OSError):
+    """The user has no home folder, as in a container with an unknown uid. Callers do without caches."""
+
+
+def home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise NoHome("there is no home folder; set HOME") from error
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or home() / ".cache") / "nxpipe"
+
+
+def user_state_folder() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or home() / ".local" / "state") / "nxpipe"
+
+
+def log_folder() -> Path:
+    return user_state_folder() / "logs"
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with `~` and `~USER` expanded as a shell does; an unknown user stays literal."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - that of Path raises for an unknown user
+
+
+NAME: Final = ".nxpipe"
+
+
+def state_folder(config_path: Path) -> Path:
+    return config_path.parent / NAME
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write atomically: readers see the old bytes or the new ones. Creates the folder; the last writer wins."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    try:
+        beside.write_bytes(data)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+MiB: Final = 1 << 20
+
+_DEEPEST: Final = 100  # levels: the parsers and the code that walks documents recurse once per level
+_MOST_PARTS: Final = 2_000_000  # each takes about 100 bytes of memory and as little as two in the file
+_LARGEST_TOML: Final = 4 * MiB
+_MOST_KEY_PARTS: Final = 32  # tomllib takes quadratic time and memory in the parts of a dotted key
+_WORD: Final = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
+_DOTTED: Final = re.compile(rf"{_WORD}(?:[ \t]*\.[ \t]*{_WORD})*+")
+
+
+class DocumentInvalid(ValueError):
+    """A malformed document, or one beyond the limits. `lineno` is the line at fault, if known."""
+
+    def __init__(self, message: str, lineno: int | None = None) -> None:
+        super().__init__(message)
+        self.lineno = lineno
+
+
+class NotJson(DocumentInvalid):
+    """The text is not JSON."""
+
+
+def read_file(path: Path, *, limit: int) -> bytes:
+    """The bytes of a regular file of at most `limit` bytes; OSError for a FIFO, a device or a folder."""
+    with open_regular(path) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise DocumentInvalid(f"more than {limit:,} bytes, the limit for such a file")
+    return data
+
+
+def json_of(data: bytes | str) -> Any:
+    """The value of a JSON text of limited depth and size."""
+    encoded = data.encode(errors="replace") if isinstance(data, str) else data
+    if (parts := sum(encoded.count(mark) for mark in (b"[", b"{", b","))) > _MOST_PARTS:
+        raise DocumentInvalid(f"JSON of {parts:,} parts; the limit is {_MOST_PARTS:,}")
+    try:
+        value: object = json.loads(data)
+    except json.JSONDecodeError as error:
+        raise NotJson(f"not valid JSON ({error})", error.lineno) from None
+    except UnicodeDecodeError as error:
+        raise DocumentInvalid(f"not valid JSON ({error.reason} at byte {error.start})") from None
+    except RecursionError:
+        raise _too_deep("JSON") from None
+    except ValueError:  # Python limits integers to 4,300 digits
+        raise DocumentInvalid("JSON with an integer of more than 4,300 digits") from None
+    _require_flat(value)
+    return value
+
+
+def _require_flat(value: object) -> None:
+    level = [value]
+    for _ in range(_DEEPEST):
+        holders = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        level = [part for parts in holders for part in parts if isinstance(part, dict | list)]
+        if not level:
+            return
+    raise _too_deep("JSON")
+
+
+def toml_of(text: str) -> dict[str, Any]:
+    """The document of a TOML text of limited size; raises `DocumentInvalid` or `tomllib.TOMLDecodeError`."""
+    if len(text) > _LARGEST_TOML:
+        raise DocumentInvalid(f"TOML of {len(text):,} characters; the limit is {_LARGEST_TOML:,}")
+    for key in _DOTTED.finditer(text):
+        if key[0].count(".") >= _MOST_KEY_PARTS and len(re.findall(_WORD, key[0])) > _MOST_KEY_PARTS:
+            line = text.count("\n", 0, key.start()) + 1
+            raise DocumentInvalid(f"a dotted key of more than {_MOST_KEY_PARTS} parts", line)
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise _too_deep("TOML") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:  # Python limits integers to 4,300 digits
+        at = next((n for n, row in enumerate(text.splitlines(), 1) if re.search("[0-9_]{4300}", row)), None)
+        raise DocumentInvalid("a number of thousands of digits", at) from None
+
+
+def _too_deep(what: str) -> DocumentInvalid:
+    return DocumentInvalid(f"{what} nested hundreds deep")

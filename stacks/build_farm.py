@@ -1,0 +1,189 @@
+"""Build farm: AWS Batch on spot instances without accelerators, since compiling needs none.
+
+Spot instances rather than Fargate: compiling a large model takes more memory than the 120 GiB of a Fargate task, and an
+interruption costs one retry, since step results published before it are cache hits.
+"""
+
+from typing import Any, Final
+
+from aws_cdk import CfnOutput, Stack, aws_batch, aws_ec2, aws_iam
+from constructs import Construct
+
+from nxpipe.pipeline.config.cloud import Farm
+from nxpipe.stacks.batch import WITH_GRACE, instance_profile, job_role, logs, repeated
+from nxpipe.stacks.handles import FarmHandle, NetworkHandle, ReleaseHandle, StoreHandle
+from nxpipe.stacks.iam import publishing, submitting
+from nxpipe.stacks.project import PROJECT_TAG, tag_project
+
+# x86, as the Neuron compiler is; 4 to 8 GiB a processor. Several families, for spot capacity is seldom short in all.
+_FAMILIES: Final = ("m7i", "m6i", "r7i", "r6i")
+_DISK_GIB: Final = 300  # the image, a model's weights, and its programs
+_VCPUS: Final = 16  # of a job that says nothing else
+_MEMORY_MIB: Final = 60_000  # what ECS leaves of 64 GiB
+_LONGEST_JOB: Final = 12 * 3600  # seconds
+_ATTEMPTS: Final = 5
+
+_Template = aws_ec2.CfnLaunchTemplate
+_Environment = aws_batch.CfnComputeEnvironment
+_Job = aws_batch.CfnJobDefinition
+
+
+class FarmStack(Stack):
+    """A queue, what its jobs are, and the machines that come and go with them."""
+
+    handle: FarmHandle
+
+    def __init__(
+        self,
+        scope: Construct,
+        id_: str,
+        *,
+        project: str,
+        farm: Farm,
+        network: NetworkHandle,
+        store: StoreHandle,
+        prefix: str,
+        release: ReleaseHandle | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """`prefix` is where the store is in its bucket: "" or "models/", say; `release` is who submits jobs."""
+        super().__init__(scope, id_, description=f"Build farm of {project}", **kwargs)
+        self._project = project
+        queue = self._queue(self._environment(farm, network))
+        job = self._job(farm, store, prefix)
+        self.handle = FarmHandle(
+            queue=aws_batch.JobQueue.from_job_queue_arn(self, "Builds", queue.ref),
+            job_definition=aws_batch.EcsJobDefinition.from_job_definition_arn(self, "Build", job.ref),
+        )
+        policy = self._submitting(queue, job, release)
+        tag_project(self, project)
+        CfnOutput(self, "QueueArn", value=queue.ref, description="Jobs are submitted here")
+        CfnOutput(self, "JobDefinitionArn", value=job.ref, description="What a job runs, if it says nothing else")
+        CfnOutput(
+            self, "SubmittingPolicyArn", value=policy.managed_policy_arn, description="For whoever builds on the farm"
+        )
+
+    def _environment(self, farm: Farm, network: NetworkHandle) -> aws_batch.CfnComputeEnvironment:
+        """Changed in place: jobs that run are left to end, and new ones get new instances."""
+        template = self._launch_template()
+        resources = _Environment.ComputeResourcesProperty(
+            type="SPOT",
+            allocation_strategy="SPOT_PRICE_CAPACITY_OPTIMIZED",
+            minv_cpus=0,
+            maxv_cpus=farm.max_vcpus,
+            instance_types=list(_FAMILIES),
+            instance_role=instance_profile(self).attr_arn,
+            subnets=[each.subnet_id for each in network.subnets.values()],
+            security_group_ids=[self._group(network).security_group_id],
+            launch_template=_Environment.LaunchTemplateSpecificationProperty(
+                launch_template_id=template.ref, version=template.attr_latest_version_number
+            ),
+            ec2_configuration=[_Environment.Ec2ConfigurationObjectProperty(image_type="ECS_AL2023")],
+            update_to_latest_image_version=True,
+            tags={"Name": f"{self._project}-build-farm", PROJECT_TAG: self._project},
+        )
+        return _Environment(
+            self,
+            "Environment",
+            type="MANAGED",
+            state="ENABLED",
+            replace_compute_environment=False,
+            update_policy=WITH_GRACE,
+            compute_resources=resources,
+        )
+
+    def _launch_template(self) -> aws_ec2.CfnLaunchTemplate:
+        """Jobs get their credentials from the agent of ECS: to them, one hop away, the instance's own do not exist."""
+        disk = _Template.EbsProperty(
+            volume_type="gp3", volume_size=_DISK_GIB, encrypted=True, delete_on_termination=True
+        )
+        data = _Template.LaunchTemplateDataProperty(
+            metadata_options=_Template.MetadataOptionsProperty(
+                http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
+            ),
+            block_device_mappings=[_Template.BlockDeviceMappingProperty(device_name="/dev/xvda", ebs=disk)],
+            monitoring=_Template.MonitoringProperty(enabled=True),
+        )
+        return _Template(
+            self, "Template", launch_template_name=f"{self._project}-build-farm", launch_template_data=data
+        )
+
+    def _group(self, network: NetworkHandle) -> aws_ec2.SecurityGroup:
+        """Nobody calls a builder. It calls AWS's services, whose addresses are not only the network's own: S3 has a
+        gateway, to which the network's routes lead.
+        """
+        group = aws_ec2.SecurityGroup(
+            self,
+            "Group",
+            vpc=network.vpc,
+            description=f"Builders of {self._project}",
+            allow_all_outbound=False,
+        )
+        group.add_egress_rule(aws_ec2.Peer.any_ipv4(), aws_ec2.Port.tcp(443), "services of AWS")
+        return group
+
+    def _queue(self, environment: aws_batch.CfnComputeEnvironment) -> aws_batch.CfnJobQueue:
+        order = aws_batch.CfnJobQueue.ComputeEnvironmentOrderProperty(compute_environment=environment.ref, order=1)
+        return aws_batch.CfnJobQueue(
+            self,
+            "Queue",
+            job_queue_name=f"{self._project}-builds",
+            priority=1,
+            state="ENABLED",
+            compute_environment_order=[order],
+        )
+
+    def _job(self, farm: Farm, store: StoreHandle, prefix: str) -> aws_batch.CfnJobDefinition:
+        """All models of the image's nxpipe.toml; a job for one of them says so by its command."""
+        container = _Job.ContainerPropertiesProperty(
+            image=farm.image,
+            command=["nxpipe", "build"],
+            job_role_arn=self._job_role(store, prefix).role_arn,
+            environment=[
+                _Job.EnvironmentProperty(name="NXPIPE_STORE_URL", value=f"s3://{store.bucket.bucket_name}/{prefix}"),
+                _Job.EnvironmentProperty(name="AWS_REGION", value=self.region),
+            ],
+            resource_requirements=[
+                _Job.ResourceRequirementProperty(type="VCPU", value=str(_VCPUS)),
+                _Job.ResourceRequirementProperty(type="MEMORY", value=str(_MEMORY_MIB)),
+            ],
+            linux_parameters=_Job.LinuxParametersProperty(init_process_enabled=True),  # which ends compilers too
+            log_configuration=logs(self, f"/nxpipe/{self._project}/builds"),
+            privileged=False,
+        )
+        return _Job(
+            self,
+            "Job",
+            job_definition_name=f"{self._project}-build",
+            type="container",
+            platform_capabilities=["EC2"],
+            propagate_tags=True,
+            container_properties=container,
+            retry_strategy=repeated(_ATTEMPTS),
+            timeout=_Job.TimeoutProperty(attempt_duration_seconds=_LONGEST_JOB),
+        )
+
+    def _submitting(
+        self, queue: aws_batch.CfnJobQueue, job: aws_batch.CfnJobDefinition, release: ReleaseHandle | None
+    ) -> aws_iam.ManagedPolicy:
+        """Here, and not with the release: a new revision of the job is allowed by the deployment that makes it."""
+        return aws_iam.ManagedPolicy(
+            self,
+            "Submitting",
+            description=f"Build on the farm of {self._project}",
+            path="/nxpipe/",
+            roles=[release.role] if release else None,
+            statements=submitting(self, self._project, queue.ref, job.ref),
+        )
+
+    def _job_role(self, store: StoreHandle, prefix: str) -> aws_iam.Role:
+        role = job_role(self)
+        aws_iam.ManagedPolicy(
+            self,
+            "Publishing",
+            description=f"Publish artifacts of {self._project}",
+            path="/nxpipe/",
+            roles=[role],
+            statements=publishing(store, prefix),
+        )
+        return role

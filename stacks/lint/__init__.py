@@ -1,0 +1,1 @@
+"""Lint of synthesised templates: NXP rules, cost estimates, deployment plans, egress analysis."""

@@ -1,0 +1,123 @@
+"""Deployment plan: which resources a deployment creates, updates, replaces or deletes, and which instances restart.
+
+Says what is certain from the templates alone. Whether a property can be changed in place is AWS's own schema; what a
+change of one resource does to the instances that are made from it is known here.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+from nxpipe.stacks.lint.launches import GROUP, NODES, TEMPLATE, launches, size_of
+from nxpipe.stacks.lint.template import Resource, Template, Templates
+
+Kind: TypeAlias = Literal["added", "removed", "left", "changed", "replaced", "unclear"]
+
+# The order in which a reader should see them.
+KINDS: Final[tuple[Kind, ...]] = ("replaced", "removed", "unclear", "left", "changed", "added")
+
+_ROLLING: Final = frozenset({"ReleaseVersion", "Version"})  # of a node group: its nodes are replaced, one by one
+
+
+@dataclass(frozen=True)
+class Change:
+    resource: Resource
+    kind: Kind
+    properties: tuple[str, ...] = ()  # those that differ; for a replacement, those that force it
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Instances of a group that are replaced by new ones, and the change that makes it so."""
+
+    group: Resource
+    by: Resource
+    instances: int | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    changes: tuple[Change, ...]
+    restarts: tuple[Restart, ...]
+    forgotten: tuple[str, ...]  # stacks that are there and not in the app any more: CDK leaves them
+
+    @property
+    def empty(self) -> bool:
+        return not self.changes and not self.forgotten
+
+
+def plan(before: Templates, after: Templates) -> Plan:
+    old = {template.stack: template for template in before.all}
+    changes = tuple(
+        sorted(
+            (change for each in after.all for change in _of_stack(old.get(each.stack), each)),
+            key=lambda change: (change.resource.stack, KINDS.index(change.kind), change.resource.path),
+        )
+    )
+    forgotten = tuple(sorted(set(old) - {each.stack for each in after.all}))
+    return Plan(changes, tuple(_restarts(changes, after)), forgotten)
+
+
+def _of_stack(before: Template | None, after: Template) -> Iterator[Change]:
+    old = before.resources if before is not None else {}
+    for id_, resource in after.resources.items():
+        was = old.get(id_)
+        if was is None:
+            yield Change(resource, "added")
+        elif was.type != resource.type:
+            yield Change(resource, "replaced", ("Type",))
+        elif differing := _differences(was.properties, resource.properties):
+            yield _changed(resource, differing)
+    for id_, was in old.items():
+        if id_ not in after.resources:
+            yield Change(was, "left" if was.kept else "removed")
+
+
+def _differences(before: Mapping[str, object], after: Mapping[str, object]) -> tuple[str, ...]:
+    return tuple(sorted(key for key in {*before, *after} if before.get(key) != after.get(key)))
+
+
+def _changed(resource: Resource, differing: tuple[str, ...]) -> Change:
+    fixed = fixed_properties().get(resource.type)
+    if fixed is None:
+        return Change(resource, "unclear", differing)
+    forcing = tuple(key for key in differing if key in fixed)
+    return Change(resource, "replaced", forcing) if forcing else Change(resource, "changed", differing)
+
+
+def _restarts(changes: tuple[Change, ...], after: Templates) -> Iterator[Restart]:
+    """A group takes the newest version of its launch template, and refreshes its instances by it: once, for whatever
+    has changed.
+    """
+    changed = {change.resource.key for change in changes if change.kind in ("changed", "replaced")}
+    told = {change.resource.key for change in changes if change.kind == "added"}
+    for launch in launches(after):
+        renewed = launch.resource.type == TEMPLATE and launch.resource.key in changed
+        for user in launch.users if renewed else ():
+            if user.type in (GROUP, NODES) and user.key not in told:
+                told.add(user.key)
+                yield Restart(user, launch.resource, _desired(user))
+    for change in changes:
+        if _begins_anew(change) and change.resource.key not in told:
+            yield Restart(change.resource, change.resource, _desired(change.resource))
+
+
+def _begins_anew(change: Change) -> bool:
+    if change.resource.type == NODES and not _ROLLING.isdisjoint(change.properties):
+        return True
+    return change.resource.type in (GROUP, NODES) and change.kind == "replaced"
+
+
+def _desired(group: Resource) -> int | None:
+    count = size_of(group)
+    return int(str(count)) if str(count).isdigit() else None
+
+
+@cache
+def fixed_properties() -> Mapping[str, frozenset[str]]:
+    """By type, the properties that cannot change: a resource with another value is another resource."""
+    known = json.loads(Path(__file__).with_name("fixed.json").read_text())
+    return {type_: frozenset(properties) for type_, properties in known.items()}

@@ -1,0 +1,77 @@
+"""Lock files that stacks read: machine images (nxpipe.amis.lock) and the agent (nxpipe.agent.lock)."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from nxpipe.pipeline.config import Config
+from nxpipe.pipeline.config.locks import FLEETS_PARAMETER, TRAINING_PARAMETER, AmiLock, read_lock
+from nxpipe.stacks.lint.finding import KnownImage
+
+LOCK: Final = "nxpipe.agent.lock"
+
+
+class NoAgentLocked(Exception):
+    """Instances would not know what to install."""
+
+    def __init__(self, path: Path, fault: str) -> None:
+        super().__init__(
+            f"{path} {fault}, and names the agent that instances install; run: nxpipe agent bundle PACKAGES"
+        )
+
+
+def locked_agent(folder: Path) -> str | None:
+    """None: not locked yet."""
+    path = folder / LOCK
+    try:
+        found = json.loads(path.read_text())["sha256"]
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise NoAgentLocked(path, "cannot be read") from error
+    if not isinstance(found, str) or not re.fullmatch("[0-9a-f]{64}", found):
+        raise NoAgentLocked(path, "names no digest")
+    return found
+
+
+def lock_of(config: Config, folder: Path) -> AmiLock:
+    """`folder` is that of nxpipe.toml, where relative paths of it start."""
+    return read_lock(folder / config.amis.lock)
+
+
+def fleet_image(config: Config, lock: AmiLock) -> str:
+    """What instances start from: the image of the first version of the SDK that [amis] lists."""
+    return _image(config, lock, config.amis.sdk[0], FLEETS_PARAMETER)
+
+
+def training_image(config: Config, lock: AmiLock) -> str:
+    """What hosts of training start from."""
+    return _image(config, lock, None, TRAINING_PARAMETER)
+
+
+def known_images(lock: AmiLock) -> Mapping[str, KnownImage]:
+    """The lock as the rules know it."""
+    return {each.id: KnownImage(each.region, each.expires) for each in lock.images}
+
+
+def is_unlocked(image: str) -> bool:
+    return image.startswith("{{resolve:ssm:")
+
+
+def unlocked_images(config: Config, lock: AmiLock) -> frozenset[str]:
+    """What stands in templates for images that are not in the lock file."""
+    if config.project.region is None:  # a project without fleets
+        return frozenset()
+    return frozenset(filter(is_unlocked, (fleet_image(config, lock), training_image(config, lock))))
+
+
+def _image(config: Config, lock: AmiLock, sdk: str | None, parameter: str) -> str:
+    assert config.project.region is not None, "fleets have a region"
+    found = lock.image(config.project.region, sdk)
+    return found.id if found else f"{{{{resolve:ssm:{parameter}}}}}"
+
+
+IMAGE: Final = "nxpipe:ami-not-locked"  # the ids of the warnings
+AGENT: Final = "nxpipe:agent-not-locked"

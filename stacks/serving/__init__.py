@@ -1,0 +1,1 @@
+"""Serving fleet: load balancer, blue and green Auto Scaling groups, user data."""

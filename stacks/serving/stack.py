@@ -1,0 +1,362 @@
+"""Serving stack: two Auto Scaling groups behind a load balancer; purchase options, warm pools, lifecycle hooks."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from aws_cdk import (
+    CfnAutoScalingInstanceRefresh,
+    CfnAutoScalingInstanceRefreshAlarmSpecification,
+    CfnAutoScalingInstanceRefreshPreferences,
+    CfnAutoScalingScheduledAction,
+    CfnOutput,
+    CfnUpdatePolicy,
+    Stack,
+    aws_autoscaling,
+    aws_ec2,
+    aws_iam,
+    aws_logs,
+)
+from constructs import Construct
+
+from nxpipe.pipeline.config import Config, ServingFleet
+from nxpipe.pipeline.config.fleets import (
+    DRAINED_BEFORE_THE_END,
+    CapacityBlock,
+    ServingCapacity,
+    ServingOnDemand,
+    Size,
+    Standby,
+    WarmPool,
+)
+from nxpipe.stacks.handles import CacheHandle, NetworkHandle, ServeHandle, StoreHandle
+from nxpipe.stacks.iam import mount_cache, read_artifacts
+from nxpipe.stacks.launch import Machine, launch_template
+from nxpipe.stacks.project import kept_log, tag_project, unlocked_agent
+from nxpipe.stacks.serving.load_balancer import Balancer
+from nxpipe.stacks.serving.user_data import Agent, Cache, Serving
+
+Group: TypeAlias = aws_autoscaling.CfnAutoScalingGroup
+
+
+@dataclass(frozen=True)
+class InstanceGroup:
+    """One group of the fleet: what it is called, launched by, and how large it may be."""
+
+    name: str
+    template: aws_ec2.CfnLaunchTemplate
+    types: tuple[str, ...]
+    capacity: ServingCapacity
+    size: Size
+    serves_first: bool  # the others are empty until a rollout fills them
+    targets: str  # the ARN of its target group
+    ready_within: int  # seconds
+    hook: str | None
+
+    @property
+    def alarm(self) -> str:
+        """That stops a refresh."""
+        return f"{self.name}-errors"
+
+
+def group(scope: Construct, id_: str, colour: InstanceGroup, network: NetworkHandle) -> Group:
+    """With its schedules if it is a capacity block's, and its warm pool if it has one."""
+    filled = colour.serves_first and not isinstance(colour.capacity, CapacityBlock)
+    desired = colour.size.desired if filled else 0
+    made = Group(
+        scope,
+        id_,
+        auto_scaling_group_name=colour.name,
+        min_size="0",  # a rollout empties the colour that it has left; it keeps `size.min` itself
+        desired_capacity=str(desired),
+        max_size=str(colour.size.max),
+        vpc_zone_identifier=[subnet.subnet_id for subnet in network.subnets.values()],
+        target_group_arns=[colour.targets],
+        health_check_type="ELB",
+        # The hook lets an instance in when its artifact is there; then the server loads it.
+        health_check_grace_period=colour.ready_within,
+        capacity_rebalance=True if colour.capacity.kind == "spot" else None,
+        lifecycle_hook_specification_list=_hooks(colour),
+        metrics_collection=[Group.MetricsCollectionProperty(granularity="1Minute")],
+        tags=[Group.TagPropertyProperty(key="Name", value=colour.name, propagate_at_launch=True)],
+        **_launched_by(colour),
+    )
+    made.cfn_options.update_policy = _changed(colour)
+    if isinstance(colour.capacity, CapacityBlock):
+        _open_with_the_block(scope, id_, made, colour, colour.capacity)
+    if isinstance(colour.capacity, ServingOnDemand) and colour.capacity.warm_pool:
+        _keep_warm(scope, id_, made, colour.capacity.warm_pool)
+    return made
+
+
+def _hooks(colour: InstanceGroup) -> list[Any] | None:
+    """In the group itself: a hook beside it would come after its first instances."""
+    if colour.hook is None:
+        return None
+    return [
+        Group.LifecycleHookSpecificationProperty(
+            lifecycle_hook_name=colour.hook,
+            lifecycle_transition="autoscaling:EC2_INSTANCE_LAUNCHING",
+            heartbeat_timeout=colour.ready_within,
+            default_result="ABANDON",
+        )
+    ]
+
+
+def _launched_by(colour: InstanceGroup) -> dict[str, Any]:
+    by = Group.LaunchTemplateSpecificationProperty(
+        launch_template_id=colour.template.ref, version=colour.template.attr_latest_version_number
+    )
+    spot = colour.capacity.kind == "spot"
+    if len(colour.types) == 1 and not spot:
+        return {"launch_template": by}
+    distribution = Group.InstancesDistributionProperty(
+        on_demand_allocation_strategy="prioritized",
+        on_demand_base_capacity=colour.capacity.on_demand_base if colour.capacity.kind == "spot" else 0,
+        on_demand_percentage_above_base_capacity=0 if spot else 100,
+        spot_allocation_strategy="capacity-optimized-prioritized",
+    )
+    overrides = [Group.LaunchTemplateOverridesProperty(instance_type=each) for each in colour.types]
+    template = Group.LaunchTemplateProperty(launch_template_specification=by, overrides=overrides)
+    return {
+        "mixed_instances_policy": Group.MixedInstancesPolicyProperty(
+            instances_distribution=distribution, launch_template=template
+        )
+    }
+
+
+def _changed(colour: InstanceGroup) -> CfnUpdatePolicy:
+    """New instances come before old ones go, unless capacity was bought ahead: then there is no room for both. Sizes
+    that a rollout has set stay, as long as the template's own do.
+    """
+    bought = colour.capacity.kind in ("reservation", "capacity-block")
+    preferences = CfnAutoScalingInstanceRefreshPreferences(
+        min_healthy_percentage=50 if bought else 100,
+        max_healthy_percentage=100 if bought else 125,
+        instance_warmup=colour.ready_within,
+        skip_matching=True,
+        alarm_specification=CfnAutoScalingInstanceRefreshAlarmSpecification(alarms=[colour.alarm]),
+    )
+    return CfnUpdatePolicy(
+        auto_scaling_instance_refresh=CfnAutoScalingInstanceRefresh(strategy="Rolling", preferences=preferences),
+        auto_scaling_scheduled_action=CfnAutoScalingScheduledAction(ignore_unmodified_group_size_properties=True),
+    )
+
+
+def _open_with_the_block(scope: Construct, id_: str, made: Group, colour: InstanceGroup, block: CapacityBlock) -> None:
+    def at(name: str, moment: datetime, desired: int, most: int) -> None:
+        aws_autoscaling.CfnScheduledAction(
+            scope,
+            f"{id_}-{name}",
+            auto_scaling_group_name=made.ref,
+            start_time=moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            min_size=0,
+            desired_capacity=desired,
+            max_size=most,
+        )
+
+    if colour.serves_first:
+        at("opens", block.start, colour.size.desired, colour.size.max)
+    at("closes", block.end - DRAINED_BEFORE_THE_END, 0, 0)
+
+
+def _keep_warm(scope: Construct, id_: str, made: Group, pool: WarmPool) -> None:
+    """Each colour has one: the next rollout begins in the other."""
+    aws_autoscaling.CfnWarmPool(
+        scope,
+        f"{id_}-warm",
+        auto_scaling_group_name=made.ref,
+        min_size=pool.min,
+        pool_state="Stopped",
+        instance_reuse_policy=aws_autoscaling.CfnWarmPool.InstanceReusePolicyProperty(reuse_on_scale_in=pool.reuse),
+    )
+
+
+BLUE: Final = "blue"  # serves from the first day on
+GREEN: Final = "green"
+STANDBY: Final = "standby"
+
+
+@dataclass(frozen=True)
+class Software:
+    """What instances start with, each named by what it is and not by where something newer might be."""
+
+    image: str  # an AMI of the lock, or what stands for one
+    agent: str | None  # the SHA-256 of a bundle in the artifact bucket; None: not locked yet
+    folder: Path  # of nxpipe.toml, where relative paths of it start
+
+
+class ServeStack(Stack):
+    """One fleet."""
+
+    handle: ServeHandle
+
+    def __init__(
+        self,
+        scope: Construct,
+        id_: str,
+        *,
+        config: Config,
+        fleet: ServingFleet,
+        software: Software,
+        network: NetworkHandle,
+        store: StoreHandle,
+        prefix: str,
+        cache: CacheHandle | None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(scope, id_, description=f"Fleet {fleet.name} of {config.project.name}", **kwargs)
+        self._config, self._fleet, self._network = config, fleet, network
+        self._name = f"{config.project.name}-{fleet.name}"
+        self._instances = self._security_group("Instances", "Instances")
+        self._balancer = Balancer(
+            self,
+            "Front",
+            fleet=fleet,
+            colours=(BLUE, GREEN, *([STANDBY] if fleet.standby else [])),
+            network=network,
+            store=store,
+            instances=self._instances,
+        )
+        template = self._template(software, store, prefix, cache)
+        groups = {colour: self._group(colour, template) for colour in (BLUE, GREEN)}
+        if fleet.standby:
+            groups[STANDBY] = self._standby(fleet.standby)
+        self.handle = ServeHandle(
+            fleet=fleet.name,
+            load_balancer=self._balancer.load_balancer,
+            listener=self._balancer.listener,
+            rule=self._balancer.rule,
+            target_groups=self._balancer.target_groups,
+            groups=groups,
+        )
+        tag_project(self, config.project.name)
+        name = self._balancer.load_balancer.load_balancer_dns_name
+        CfnOutput(self, "Address", value=name, description=f"Where {fleet.name} answers, from inside of the network")
+
+    @property
+    def hook(self) -> str:
+        """The agent answers it."""
+        return f"{self._name}-ready"
+
+    def _security_group(self, id_: str, what: str) -> aws_ec2.SecurityGroup:
+        """What instances call is AWS alone: by endpoints where the network is closed."""
+        made = aws_ec2.SecurityGroup(
+            self,
+            id_,
+            vpc=self._network.vpc,
+            description=f"{what} of fleet {self._fleet.name}",
+            allow_all_outbound=False,
+        )
+        made.add_egress_rule(aws_ec2.Peer.any_ipv4(), aws_ec2.Port.tcp(443), "AWS")
+        return made
+
+    def _template(
+        self, software: Software, store: StoreHandle, prefix: str, cache: CacheHandle | None
+    ) -> aws_ec2.CfnLaunchTemplate:
+        role = self._role("Role", "Instances")
+        read_artifacts(store, role)
+        self._let_answer_the_hook(role)
+        sdk = self._config.amis.sdk[0]
+        if cache:
+            mount_cache(cache, sdk, role)
+            self._instances.add_egress_rule(aws_ec2.Peer.ipv4(self._network.cidr), aws_ec2.Port.tcp(2049), "the cache")
+        bucket = f"s3://{store.bucket.bucket_name}"
+        agent = software.agent or unlocked_agent(self)
+        serving = Serving(
+            config=self._config,
+            fleet=self._fleet,
+            folder=software.folder,
+            region=self.region,
+            store_url=f"{bucket}/{prefix}".rstrip("/"),
+            hook=self.hook,
+            log=self._log(role).log_group_name,
+            agent=Agent(f"{bucket}/{prefix}agents/{agent}.tar", agent),
+            cache=Cache(cache.file_system.file_system_id, cache.access_points[sdk].access_point_id) if cache else None,
+        )
+        machine = Machine(
+            name=self._name,
+            image=software.image,
+            profile=self._profile("Profile", role),
+            groups=[self._instances],
+            user_data=serving.script(),
+        )
+        types = self._fleet.instance_types
+        return launch_template(self, "Template", machine, instance_type=types[0], capacity=self._fleet.capacity)
+
+    def _role(self, id_: str, what: str) -> aws_iam.Role:
+        return aws_iam.Role(
+            self,
+            id_,
+            description=f"{what} of fleet {self._fleet.name}",
+            path="/nxpipe/",
+            assumed_by=aws_iam.ServicePrincipal("ec2.amazonaws.com"),
+        )
+
+    def _profile(self, id_: str, role: aws_iam.Role) -> aws_iam.CfnInstanceProfile:
+        made = aws_iam.CfnInstanceProfile(self, id_, path="/nxpipe/", roles=[role.role_name])
+        if policy := role.node.try_find_child("DefaultPolicy"):
+            made.node.add_dependency(policy)  # no instance starts without its permissions
+        return made
+
+    def _let_answer_the_hook(self, role: aws_iam.Role) -> None:
+        """By the names of the groups; what stands before a name in the ARN is only known when the group is made."""
+        names = [f"autoScalingGroup:*:autoScalingGroupName/{self._name}-{colour}" for colour in (BLUE, GREEN)]
+        arns = [f"arn:{self.partition}:autoscaling:{self.region}:{self.account}:{name}" for name in names]
+        role.add_to_principal_policy(
+            aws_iam.PolicyStatement(actions=["autoscaling:CompleteLifecycleAction"], resources=arns)
+        )
+
+    def _log(self, role: aws_iam.Role) -> aws_logs.LogGroup:
+        """What the devices do, from which CloudWatch takes the fleet's metrics."""
+        kept = kept_log(self, "Log", f"/nxpipe/{self._config.project.name}/{self._fleet.name}")
+        kept.grant_write(role)
+        return kept
+
+    def _group(self, colour: str, template: aws_ec2.CfnLaunchTemplate) -> Group:
+        fleet = self._fleet
+        described = InstanceGroup(
+            name=f"{self._name}-{colour}",
+            template=template,
+            types=fleet.instance_types,
+            capacity=fleet.capacity,
+            size=fleet.size,
+            serves_first=colour == BLUE,
+            targets=self._balancer.target_groups[colour].target_group_arn,
+            ready_within=int(fleet.ready_within.total_seconds()),
+            hook=self.hook,
+        )
+        return self._made(colour, described)
+
+    def _standby(self, standby: Standby) -> Group:
+        """Its image serves the model when it starts: there is no agent, and nothing to wait for but its health."""
+        machine = Machine(
+            name=f"{self._name}-{STANDBY}",
+            image=standby.image,
+            profile=self._profile("StandbyProfile", self._role("StandbyRole", "Standby instances")),
+            groups=[self._instances],
+            user_data="",
+        )
+        described = InstanceGroup(
+            name=machine.name,
+            template=launch_template(self, "StandbyTemplate", machine, instance_type=standby.instance_type),
+            types=(standby.instance_type,),
+            capacity=ServingOnDemand(kind="on-demand"),
+            size=standby.size,
+            serves_first=True,
+            targets=self._balancer.target_groups[STANDBY].target_group_arn,
+            ready_within=int(self._fleet.ready_within.total_seconds()),
+            hook=None,
+        )
+        return self._made(STANDBY, described)
+
+    def _made(self, colour: str, described: InstanceGroup) -> Group:
+        """Behind its rules, for nobody asks for the health of targets without one; and behind the alarm that a refresh
+        asks for.
+        """
+        made = group(self, colour.capitalize(), described, self._network)
+        made.node.add_dependency(self._balancer.rule, self._balancer.direct[colour])
+        most = self._config.rollout.guards.max_error_rate
+        made.node.add_dependency(self._balancer.errors(colour, described.alarm, most))
+        return made

@@ -1,0 +1,309 @@
+"""Training fleet: a multi-node AWS Batch queue, FSx for Lustre scratch, and a checkpoint bucket for spot."""
+
+from typing import Any, Final
+
+from aws_cdk import CfnOutput, Duration, RemovalPolicy, Stack, aws_batch, aws_ec2, aws_fsx, aws_iam, aws_s3
+from constructs import Construct
+
+from nxpipe.emulator.hardware import INSTANCES
+from nxpipe.pipeline.config import TrainingFleet
+from nxpipe.pipeline.config.fleets import CapacityBlock, Scratch, TrainingSpot
+from nxpipe.stacks.batch import WITH_GRACE, instance_profile, job_role, logs, repeated
+from nxpipe.stacks.capacity_block import drained_at, keep_to_its_time
+from nxpipe.stacks.handles import NetworkHandle, StoreHandle, TrainHandle
+from nxpipe.stacks.iam import read_artifacts
+from nxpipe.stacks.launch import Machine, launch_template
+from nxpipe.stacks.project import PROJECT_TAG, tag_project
+from nxpipe.stacks.user_data.fleet_file import part_text
+
+FOLDER: Final = "/scratch"  # on hosts and in containers
+_BOUNDARY: Final = "=nxpipe="
+
+
+def file_system(
+    scope: Construct, name: str, scratch: Scratch, subnet: aws_ec2.ISubnet, group: aws_ec2.ISecurityGroup
+) -> aws_fsx.CfnFileSystem:
+    """In the group of the nodes, whose members let all traffic of each other through."""
+    made = aws_fsx.CfnFileSystem(
+        scope,
+        "Scratch",
+        file_system_type="LUSTRE",
+        file_system_type_version="2.15",
+        storage_capacity=scratch.size,
+        subnet_ids=[subnet.subnet_id],
+        security_group_ids=[group.security_group_id],
+        lustre_configuration=aws_fsx.CfnFileSystem.LustreConfigurationProperty(
+            deployment_type="SCRATCH_2", data_compression_type="LZ4"
+        ),
+        tags=[{"key": "Name", "value": f"{name}-scratch"}],
+    )
+    made.apply_removal_policy(RemovalPolicy.DESTROY)
+    return made
+
+
+def mounted(made: aws_fsx.CfnFileSystem) -> str:
+    """User data in parts, as Batch wants it, which adds a part of its own."""
+    variables = {"SCRATCH": FOLDER, "FILE_SYSTEM": made.attr_dns_name, "MOUNT_NAME": made.attr_lustre_mount_name}
+    return "\n".join(
+        [
+            "MIME-Version: 1.0",
+            f'Content-Type: multipart/mixed; boundary="{_BOUNDARY}"',
+            "",
+            f"--{_BOUNDARY}",
+            'Content-Type: text/x-shellscript; charset="us-ascii"',
+            "",
+            "#!/usr/bin/env bash",
+            "set -Eeuo pipefail",
+            *(f"{name}={value}" for name, value in variables.items()),
+            part_text("scratch"),
+            f"--{_BOUNDARY}--",
+            "",
+        ]
+    )
+
+
+_KEPT_AFTER_DELETION: Final = Duration.days(7)
+
+
+def checkpoint_bucket(scope: Construct, fleet: str, store: StoreHandle) -> aws_s3.Bucket:
+    return aws_s3.Bucket(
+        scope,
+        "Checkpoints",
+        encryption=aws_s3.BucketEncryption.KMS,
+        encryption_key=store.key,
+        bucket_key_enabled=True,
+        server_access_logs_bucket=store.logs,
+        server_access_logs_prefix=f"checkpoints/{fleet}/",
+        versioned=True,
+        enforce_ssl=True,
+        minimum_tls_version=1.2,
+        block_public_access=aws_s3.BlockPublicAccess.BLOCK_ALL,
+        object_ownership=aws_s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
+        removal_policy=RemovalPolicy.RETAIN,
+        lifecycle_rules=[
+            aws_s3.LifecycleRule(
+                id="replaced-checkpoints",
+                noncurrent_version_expiration=_KEPT_AFTER_DELETION,
+                expired_object_delete_marker=True,
+                abort_incomplete_multipart_upload_after=_KEPT_AFTER_DELETION,
+            )
+        ],
+    )
+
+
+def grant_checkpoints(bucket: aws_s3.IBucket, store: StoreHandle, role: aws_iam.IRole) -> None:
+    """Write, read, and drop old ones, whose last versions stay for a week."""
+    through_s3 = {"StringEquals": {"kms:ViaService": f"s3.{Stack.of(role).region}.amazonaws.com"}}
+    for statement in (
+        aws_iam.PolicyStatement(
+            actions=[
+                "s3:AbortMultipartUpload",
+                "s3:DeleteObject",
+                "s3:GetObject",
+                "s3:ListMultipartUploadParts",
+                "s3:PutObject",
+            ],
+            resources=[bucket.arn_for_objects("*")],
+        ),
+        aws_iam.PolicyStatement(actions=["s3:ListBucket"], resources=[bucket.bucket_arn]),
+        aws_iam.PolicyStatement(
+            actions=["kms:Decrypt", "kms:GenerateDataKey"], resources=[store.key.key_arn], conditions=through_s3
+        ),
+    ):
+        role.add_to_principal_policy(statement)
+
+
+_LONGEST_JOB: Final = 14 * 24 * 3600  # seconds; the most that a capacity block lasts, nearly
+_ATTEMPTS: Final = 10  # the most that Batch makes
+_HOST_SHARE: Final = 0.06  # of memory, for the system and the agent of ECS
+_ROOT_GIB: Final = 500  # a training container, and what it writes beside its checkpoints
+
+_Environment = aws_batch.CfnComputeEnvironment
+_Job = aws_batch.CfnJobDefinition
+
+
+class TrainStack(Stack):
+    """One fleet."""
+
+    handle: TrainHandle
+
+    def __init__(
+        self,
+        scope: Construct,
+        id_: str,
+        *,
+        project: str,
+        fleet: TrainingFleet,
+        image: str,
+        network: NetworkHandle,
+        store: StoreHandle,
+        prefix: str,
+        **kwargs: Any,
+    ) -> None:
+        """`image` is the AMI of the hosts, of those with ECS and the Neuron driver; `prefix` where the store is in its
+        bucket.
+        """
+        super().__init__(scope, id_, description=f"Training fleet {fleet.name} of {project}", **kwargs)
+        self._project, self._fleet, self._network = project, fleet, network
+        self._name = f"{project}-{fleet.name}"
+        self._row = INSTANCES[fleet.instance_types[0]]
+        self._subnet = network.subnets[fleet.zone]
+        self._scratch = (
+            file_system(self, self._name, fleet.scratch, self._subnet, network.efa_group) if fleet.scratch else None
+        )
+        environment = self._environment(image, self._template(image))
+        queue = self._queue(environment)
+        job = self._job(store, prefix)
+        if isinstance(fleet.capacity, CapacityBlock):
+            keep_to_its_time(self, self._name, fleet.capacity, queue, environment)
+        self.handle = TrainHandle(
+            fleet=fleet.name, queue=aws_batch.JobQueue.from_job_queue_arn(self, "Training", queue.ref)
+        )
+        tag_project(self, project)
+        CfnOutput(self, "QueueArn", value=queue.ref, description="Jobs are submitted here")
+        CfnOutput(self, "JobDefinitionArn", value=job.ref, description="What a job is, but for its command")
+
+    def _template(self, image: str) -> aws_ec2.CfnLaunchTemplate:
+        self._profile = instance_profile(self)
+        services = aws_ec2.SecurityGroup(
+            self,
+            "Nodes",
+            vpc=self._network.vpc,
+            description=f"Nodes of fleet {self._fleet.name}",
+            allow_all_outbound=False,
+        )
+        services.add_egress_rule(aws_ec2.Peer.any_ipv4(), aws_ec2.Port.tcp(443), "services of AWS")
+        machine = Machine(
+            name=self._name,
+            image=image,
+            profile=self._profile,
+            groups=[self._network.efa_group, services],
+            user_data=mounted(self._scratch) if self._scratch else "",
+            root_device="/dev/xvda",  # of Amazon Linux, as ECS has it
+            root_gib=_ROOT_GIB,
+            tags={PROJECT_TAG: self._project},
+        )
+        return launch_template(
+            self,
+            "Template",
+            machine,
+            instance_type=self._row.name,
+            capacity=self._fleet.capacity,
+            efa=bool(self._row.efa_interfaces),
+        )
+
+    def _environment(self, image: str, template: aws_ec2.CfnLaunchTemplate) -> aws_batch.CfnComputeEnvironment:
+        spot = isinstance(self._fleet.capacity, TrainingSpot)
+        near = self._placement_group()
+        resources = _Environment.ComputeResourcesProperty(
+            type="SPOT" if spot else "EC2",
+            allocation_strategy="SPOT_CAPACITY_OPTIMIZED" if spot else "BEST_FIT_PROGRESSIVE",
+            minv_cpus=0,
+            maxv_cpus=self._row.vcpus * self._fleet.nodes,
+            instance_types=[self._row.name],
+            instance_role=self._profile.attr_arn,
+            subnets=[self._subnet.subnet_id],
+            placement_group=near.ref if near else None,
+            launch_template=_Environment.LaunchTemplateSpecificationProperty(
+                launch_template_id=template.ref, version=template.attr_latest_version_number
+            ),
+            ec2_configuration=[
+                _Environment.Ec2ConfigurationObjectProperty(image_type="ECS_AL2023", image_id_override=image)
+            ],
+        )
+        return _Environment(
+            self,
+            "Environment",
+            type="MANAGED",
+            state="ENABLED",
+            replace_compute_environment=False,
+            update_policy=WITH_GRACE,
+            compute_resources=resources,
+        )
+
+    def _placement_group(self) -> aws_ec2.CfnPlacementGroup | None:
+        """A block's instances are close together already, and in a group EC2 would find no room for them."""
+        capacity = self._fleet.capacity
+        if isinstance(capacity, CapacityBlock) or capacity.placement == "none" or self._fleet.nodes == 1:
+            return None
+        return aws_ec2.CfnPlacementGroup(self, "Near", strategy="cluster")
+
+    def _queue(self, environment: aws_batch.CfnComputeEnvironment) -> aws_batch.CfnJobQueue:
+        order = aws_batch.CfnJobQueue.ComputeEnvironmentOrderProperty(compute_environment=environment.ref, order=1)
+        return aws_batch.CfnJobQueue(
+            self,
+            "Queue",
+            job_queue_name=self._name,
+            priority=1,
+            state="DISABLED" if isinstance(self._fleet.capacity, CapacityBlock) else "ENABLED",
+            compute_environment_order=[order],
+        )
+
+    def _job(self, store: StoreHandle, prefix: str) -> aws_batch.CfnJobDefinition:
+        """Its command is the image's own, or that of the submission."""
+        role = job_role(self)
+        read_artifacts(store, role, prefix)
+        environment = {"AWS_REGION": self.region, "NXPIPE_STORE_URL": f"s3://{store.bucket.bucket_name}/{prefix}"}
+        if isinstance(self._fleet.capacity, TrainingSpot):
+            bucket = checkpoint_bucket(self, self._fleet.name, store)
+            grant_checkpoints(bucket, store, role)
+            environment["NXPIPE_CHECKPOINTS"] = f"s3://{bucket.bucket_name}"
+        if isinstance(self._fleet.capacity, CapacityBlock):
+            environment["NXPIPE_ENDS_AT"] = f"{drained_at(self._fleet.capacity):%Y-%m-%dT%H:%M:%SZ}"
+        container = self._container(store, role, environment)
+        several = self._fleet.nodes > 1
+        nodes = _Job.NodePropertiesProperty(
+            num_nodes=self._fleet.nodes,
+            main_node=0,
+            node_range_properties=[
+                _Job.NodeRangePropertyProperty(target_nodes=f"0:{self._fleet.nodes - 1}", container=container)
+            ],
+        )
+        return _Job(
+            self,
+            "Job",
+            job_definition_name=self._name,
+            type="multinode" if several else "container",
+            platform_capabilities=["EC2"],
+            propagate_tags=True,
+            retry_strategy=repeated(_ATTEMPTS),
+            timeout=_Job.TimeoutProperty(attempt_duration_seconds=_LONGEST_JOB),
+            node_properties=nodes if several else None,
+            container_properties=None if several else container,
+        )
+
+    def _container(
+        self, store: StoreHandle, role: aws_iam.IRole, environment: dict[str, str]
+    ) -> aws_batch.CfnJobDefinition.ContainerPropertiesProperty:
+        """One on a host, with all that the host has."""
+        devices = [f"/dev/neuron{chip}" for chip in range(self._row.chips)]
+        devices += [f"/dev/infiniband/uverbs{card}" for card in range(self._row.efa_interfaces or 0)]
+        memory = int(self._row.host_memory_gib * 1024 * (1 - _HOST_SHARE))
+        return _Job.ContainerPropertiesProperty(
+            image=self._fleet.image or self._own_image(store),
+            job_role_arn=role.role_arn,
+            instance_type=self._row.name if self._fleet.nodes > 1 else None,
+            environment=[_Job.EnvironmentProperty(name=name, value=value) for name, value in environment.items()],
+            resource_requirements=[
+                _Job.ResourceRequirementProperty(type="VCPU", value=str(self._row.vcpus)),
+                _Job.ResourceRequirementProperty(type="MEMORY", value=str(memory)),
+            ],
+            linux_parameters=_Job.LinuxParametersProperty(
+                devices=[_Job.DeviceProperty(host_path=path, container_path=path) for path in devices],
+                init_process_enabled=True,
+            ),
+            # Registered memory is locked memory, and the adapter registers what it sends from.
+            ulimits=[_Job.UlimitProperty(name="memlock", soft_limit=-1, hard_limit=-1)],
+            volumes=[_Job.VolumesProperty(name="scratch", host=_Job.VolumesHostProperty(source_path=FOLDER))]
+            if self._scratch
+            else None,
+            mount_points=[_Job.MountPointsProperty(source_volume="scratch", container_path=FOLDER)]
+            if self._scratch
+            else None,
+            log_configuration=logs(self, f"/nxpipe/{self._project}/{self._fleet.name}"),
+            privileged=False,
+        )
+
+    def _own_image(self, store: StoreHandle) -> str:
+        registry = f"{self.account}.dkr.ecr.{self.region}.{self.url_suffix}"
+        return f"{registry}/{store.repository.repository_name}:train"
