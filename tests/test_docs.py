@@ -34,6 +34,15 @@ def test_every_command_line_on_a_page_parses(page: Path) -> None:
             assert_parses(shlex.split(line, comments=True)[1:])
 
 
+PROSE = [page for page in PAGES if page.parent.name != "results"]
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_prose_has_at_most_100_columns(page: Path) -> None:
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert [line for line in prose.splitlines() if len(line) > 100 and not line.startswith("|")] == []
+
+
 def assert_parses(words: list[str]) -> None:
     words = words[: words.index(">")] if ">" in words else words
     command, path = resolve(words)
